@@ -90,6 +90,7 @@ def _parsed(
             key, _, value = option[2:].partition("=")
             help = f"; settings take no dashes: {key.replace('-', '_')}={value or '…'}"
         called.error(f"unrecognized arguments: {' '.join(strays or rest)}{help}")
+    parsed.given = tuple(given)
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed

@@ -108,7 +108,7 @@ def headline(
     step: float | None = None,
 ) -> str:
     """`one_f_one_b: 4 ranks, 8 microbatches; step 95.5 ms (microbatches 92.8 ms), bubble 25.9%`."""
-    chunks = f" × {schedule.chunks} chunks" if schedule.chunks > 1 else ""
+    chunks = f" × {schedule.own_chunks} chunks" if schedule.own_chunks > 1 else ""
     whole = number(timeline.makespan)
     if step is not None:
         whole = f"{number(step)} (microbatches {whole})"

@@ -11,12 +11,13 @@ from attrs import fields, frozen
 
 from partita.cli.argument_types import known, number, numbers
 from partita.compiler.instructions import Message
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Spread
 from partita.compiler.schedules.simulator import Costs
 
 Amount = float | tuple[float, ...]
 # What a file must say: with times of its own, no default is right.
 NEEDED = ("F", "B", "W")
+PASSES = ("S", "T")
 
 
 @frozen
@@ -30,11 +31,24 @@ class StageTimes:
     W: Amount = 1.0
     comm: Amount = 0.0
     FB: float | None = None
+    S: Amount | None = None
+    T: Amount | None = None
+
+    def spread(self, ranks: int, chunks: int) -> Spread | None:
+        """The stages of such a pipeline and of the ranks' parts of the vocabulary, if they share it."""
+        return None if self.S is None else Spread(ranks, ranks * chunks, outputs=True)
 
     def problem(self, ranks: int, chunks: int) -> str | None:
         """Why these are not the times of so many stages; None if they are."""
         stages = ranks * chunks
-        for key, count, what in (*((key, stages, "stages") for key in NEEDED), ("comm", stages - 1, "pairs of stages")):
+        counts = [
+            *((key, stages, "stages") for key in NEEDED),
+            ("comm", stages - 1, "pairs of stages"),
+            *((key, ranks, "ranks") for key in PASSES),
+        ]
+        if (self.S is None) != (self.T is None):
+            return "S and T are those of one vocabulary: give both"
+        for key, count, what in counts:
             times = getattr(self, key)
             if isinstance(times, tuple) and len(times) != count:
                 return f"`{key}` has {len(times)} times, but there are {count} {what}"
@@ -51,6 +65,12 @@ class StageTimes:
         stages = ranks * chunks
         forward, backward, weight = (self._by_stage(key, stages, chunks) for key in NEEDED)
         whole = tuple(map(sum, zip(backward, weight, strict=True)))
+        if self.S is not None:
+            # The parts of all ranks, and the loss, whose time is among theirs. T is not divided into B and W.
+            forward = (*forward, *self._of_ranks("S", ranks), 0.0)
+            whole = (*whole, *self._of_ranks("T", ranks), 0.0)
+            backward = (*backward, *self._of_ranks("T", ranks), 0.0)
+            weight = (*weight, *(0.0,) * (ranks + 1))
         seconds = {FORWARD: forward, BACKWARD: backward, WEIGHT: weight, FULL_BACKWARD: whole}
         pair = None if self.FB is None else self.FB / chunks
         return Costs(
@@ -63,10 +83,15 @@ class StageTimes:
         times = getattr(self, key)
         return times if isinstance(times, tuple) else (times / chunks,) * stages
 
+    def _of_ranks(self, key: str, ranks: int) -> tuple[float, ...]:
+        times = getattr(self, key)
+        return times if isinstance(times, tuple) else (times,) * ranks
+
     def _transfer(self, message: Message) -> float:
-        """The times of transfers are by the lower stage."""
+        """The times of transfers are by the lower stage; what the parts of a vocabulary exchange takes the longest."""
         if isinstance(self.comm, tuple):
-            return self.comm[min(message.source, message.destination)]
+            lower = min(message.source, message.destination)
+            return self.comm[lower] if lower < len(self.comm) else max(self.comm, default=0.0)
         return self.comm
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from partita.cli.argument_types import count, number, numbers
 from partita.cli.stage_times import StageTimes, stage_times
 from partita.compiler.schedules.communication import communicate, default_messages
@@ -19,6 +21,7 @@ from partita.compiler.schedules.generator import SCHEDULES, own_arguments, size_
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.simulator import simulate
+from partita.compiler.schedules.spread import part_messages
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load_text
@@ -48,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=TIMES,
         metavar="F=1,B=1,W=1,comm=0",
         help="times of one microbatch on one rank, and of a transfer; FB=: of an overlapped forward and full backward; "
+        "S= and T=: of the passes over its part of a shared vocabulary; "
         "or a JSON file with them, where a list has one for each stage",
     )
     group.add_argument("--memory-limit", type=number, metavar="X", help="memory for microbatches on each rank")
@@ -100,11 +104,18 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
     if own.pop(BOUND.name, None) is not None:
         raise refuse("E0505", "a schedule without a program has no bytes: use --memory-limit", call.span)
     schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
+    spread, held = arguments.times.spread(ranks, chunks), memory
+    if spread is not None:
+        schedule = SCHEDULES[call.name].shared(schedule, spread, costs.action)
+        messages += part_messages(spread)
+        if memory is not None:  # it is that of the stages: S and T leave nothing
+            left = (0.0,) * (spread.total - stages)
+            held = evolve(memory, forward=memory.forward + left, weight=memory.weight + left)
     check_schedule(schedule)
     programs = communicate(schedule, messages, overlap=arguments.times.FB is not None)
     check_program(programs)
-    if memory is not None:
-        _hold(schedule, memory)
+    if held is not None:
+        _hold(schedule, held)
     return schedule, simulate(programs, costs)
 
 

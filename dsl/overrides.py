@@ -293,7 +293,7 @@ def selected_schedule(declarations: Declarations) -> tree.Schedule | None:
 def _named(call: tree.Call) -> dict[str, tree.Argument]:
     """The arguments of a schedule call by parameter."""
     signature = SCHEDULES.get(call.name.text)
-    keys = _parameters(call, signature.names if signature else ())
+    keys = parameters_of_call(call, signature.names if signature else ())
     return {
         key: argument if argument.name is not None else evolve(argument, name=tree.Name(key, argument.span))
         for key, argument in zip(keys, call.arguments, strict=True)
@@ -301,7 +301,7 @@ def _named(call: tree.Call) -> dict[str, tree.Argument]:
     }
 
 
-def _parameters(call: tree.Call, names: Iterable[str]) -> list[str | None]:
+def parameters_of_call(call: tree.Call, names: Iterable[str]) -> list[str | None]:
     """The parameter of each argument: those without a name take the parameters in order; None where there is none."""
     rest = iter(names)
     return [argument.name.text if argument.name is not None else next(rest, None) for argument in call.arguments]
@@ -331,7 +331,7 @@ def _replaced(
         help = suggestion(key.text, signature.names, "it takes")
         raise refuse("E0209", f"`{signature.name}` takes no argument `{key.text}`", key.span, help=help)
     arguments = list(call.arguments)
-    for position, (name, argument) in enumerate(zip(_parameters(call, signature.names), arguments, strict=True)):
+    for position, (name, argument) in enumerate(zip(parameters_of_call(call, signature.names), arguments, strict=True)):
         if name == key.text:
             new = _replaced(argument.value, inner, key, rest, value)
             arguments[position] = evolve(argument, value=new)

@@ -17,7 +17,7 @@ from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
 from partita.runtime.in_process import run_in_process
 from partita.runtime.inference.predicting import Predictor
-from partita.runtime.inference.weights import Weights, read_weights
+from partita.runtime.inference.weights import Weights, load_weights
 from partita.runtime.pace import Slow
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
@@ -72,10 +72,10 @@ class TrainedModel:
 
     def __init__(self, predictor: Predictor, weights: Weights) -> None:
         self._predictor = predictor
-        self.parameters = weights.parameters
+        (rank,) = predictor.outputs.ranks.ranks
+        self.parameters: Mapping[str, torch.Tensor] = dict(rank.memory.masters)
         self.checkpoint = weights.path
         self.step = weights.step
-        predictor.set_parameters(weights.parameters)
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs by name, for any number of rows. Raises ValueError for inputs that are missing or do not fit."""
@@ -93,7 +93,7 @@ def load_model(
     """The model of a file of a folder, with the weights of its run or those in `run`. Raises Refused."""
     predictor = Predictor(given, names, allow_python)
     place = Path(run) if run is not None else None
-    return TrainedModel(predictor, read_weights(given, folder, predictor.parameters, _warn_of, place, weights))
+    return TrainedModel(predictor, load_weights(given, folder, predictor.outputs.ranks, _warn_of, place, weights))
 
 
 def train(
@@ -111,8 +111,8 @@ def train(
     directory = run_directory(given.name, run_dir)
     settings = settings_of(given, directory, folder)
     data = bind(plan.program, plan.train, folder)
-    plan = plan.evaluating(data.rows)
-    for doubt in data.doubts:
+    plan = plan.evaluating(data.rows).writing(folder)
+    for doubt in (*data.doubts, *plan.doubts):
         _warn_of(doubt)
     with ExitStack() as stack:
         told = _Records(None, on_step)
@@ -167,6 +167,11 @@ class _Records:
         """Add the evaluation to its step's record."""
         self.recorder.evaluation(step, loss, metrics)
         self.records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
+
+    def sample(self, step: int, text: str) -> None:
+        """Add the text to its step's record."""
+        self.recorder.sample(step, text)
+        self.records[-1]["sample"] = text
 
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
         """Never called: no rank is slow if all are in one process."""

@@ -91,6 +91,7 @@ SCHEDULES = {
     "v_half": {},
     "v_min": {},
     "dualpipe_v": {},
+    "interlaced": {},
     "auto": {"chunks": (1, 2)},
     "policy": {
         "chunks": (1, 2),

@@ -88,7 +88,7 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
         for action, interval in computed(line):
             shades.setdefault(colour(action, picture.schedule.chunks), []).append(interval)
             fits = interval.duration * points / (LETTER * size)
-            text = next((each for each in labels(action, picture.schedule.chunks) if len(each) + 0.5 < fits), None)
+            text = next((each for each in labels(interval, picture.schedule) if len(each) + 0.5 < fits), None)
             if text is not None:
                 middle = (interval.start + interval.end) / 2 * factor
                 axes.text(middle, rank + sum(ACTIONS) / 2, text, size=size, ha="center", va="center_baseline")

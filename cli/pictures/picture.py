@@ -53,12 +53,16 @@ def colour(action: Action, chunks: int) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def labels(action: Action, chunks: int) -> tuple[str, ...]:
-    """The labels for an action, longest first: `F0.3`, `F3`, `3`."""
+def labels(interval: Interval, schedule: Schedule) -> tuple[str, ...]:
+    """The labels for an action, longest first: `F0.3`, `F3`, `3`, `F`; of a pass over a shared vocabulary `S3`, `S`."""
+    action = interval.work
+    assert isinstance(action, Action)
     if action.kind not in KINDS:
         return (action.kind,)
-    short = (f"{action.kind}{action.microbatch}", str(action.microbatch))
-    return (str(action), *short) if chunks > 1 else short
+    shared = schedule.passes(interval.rank, action)
+    short = (f"{shared or action.kind}{action.microbatch}", *(() if shared else (str(action.microbatch),)))
+    full = (str(action), *short) if schedule.own_chunks > 1 and not shared else short
+    return (*full, (shared or action.kind)[0])
 
 
 def computed(line: Sequence[Interval]) -> Iterator[tuple[Action, Interval]]:

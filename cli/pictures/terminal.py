@@ -17,6 +17,8 @@ from partita.compiler.schedules.timeline import Interval, Timeline
 # What fills an action after its label, so that kinds differ without colors too.
 FILLS = {"F": "─", "B": "-", "W": "~", "BW": "═"}
 IDLE = "·"
+# The passes over a vocabulary that all ranks share.
+SHARED = {"inputs": "E, G lookup", "outputs": "S, T output"}
 
 
 def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
@@ -47,16 +49,17 @@ def legend(schedule: Schedule) -> Text:
     """The legend of the picture."""
     kinds = {action.kind for line in schedule.actions for action in line}
     marks = [f"{kind}{FILLS[kind]} {name}" for kind, name in NAMES.items() if kind in kinds]
-    numbers = "numbers: microbatch" if schedule.chunks == 1 else "numbers: (chunk.)microbatch"
-    return Text("   ".join((*marks, f"{IDLE} idle", numbers)), "dim")
+    numbers = "numbers: microbatch" if schedule.own_chunks == 1 else "numbers: (chunk.)microbatch"
+    shared = [text for parts, text in SHARED.items() if getattr(schedule.spread, parts, False)]
+    return Text("   ".join((*marks, *shared, f"{IDLE} idle", numbers)), "dim")
 
 
 def _label(interval: Interval, schedule: Schedule, room: int) -> str:
     """The longest label of the action that fits, if possible with a column between it and the next action."""
     action = interval.work
     assert isinstance(action, Action)
-    names = (*labels(action, schedule.chunks), action.kind[0])
-    label = next((name for name in names if len(name) < room), action.kind[0])
+    names = labels(interval, schedule)
+    label = next((name for name in names if len(name) < room), names[-1])
     return label.ljust(room, FILLS[action.kind])
 
 

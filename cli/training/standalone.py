@@ -47,7 +47,7 @@ def run_alone(arguments: argparse.Namespace) -> int:
     if spec is None:
         return WRONG_INPUT
     try:
-        _refuse_crowd(spec)
+        refuse_crowd(spec)
         kind = transport_of(arguments, spec)
         if isinstance(kind, InProcess):
             return _in_process(arguments, spec, reader, kind.cluster)
@@ -57,7 +57,7 @@ def run_alone(arguments: argparse.Namespace) -> int:
         return WRONG_INPUT
 
 
-def _refuse_crowd(spec: Spec) -> None:
+def refuse_crowd(spec: Spec) -> None:
     """Refuse (E0613) more ranks than an untrusted file should be able to start on one machine."""
     mesh = spec.mesh
     if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
@@ -72,6 +72,7 @@ def _refuse_crowd(spec: Spec) -> None:
 def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
     """Start the ranks on this machine. What is wrong with the file is reported once, before that."""
     from partita.runtime.data.binding import bind
+    from partita.runtime.inference.sampling import samples_of
 
     require_allowed(spec.model, arguments.allow_python)
     state, evaluation = compile_run(spec, gpu=kind.gpu)
@@ -81,6 +82,9 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     report(data.doubts)
     if data.rows is not None:
         evaluation = compile_evaluation(spec, state, data.rows, kind.gpu)
+    samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
+    if samples is not None:
+        report(samples.doubts)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
@@ -158,8 +162,8 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
         check_compiler(plan)
     report((*plan.training.warnings, *doubts(plan.training)))
     data = bind(plan.program, plan.train, folder_of(arguments))
-    plan = plan.evaluating(data.rows)
-    report(data.doubts)
+    plan = plan.evaluating(data.rows).writing(folder_of(arguments))
+    report((*data.doubts, *plan.doubts))
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:

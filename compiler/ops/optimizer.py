@@ -80,6 +80,7 @@ class Store(Op):
 
     results = ()
     fusible = False
+    overwrites = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
@@ -108,6 +109,7 @@ class Update(Op):
     states: ClassVar[tuple[str, ...]]
     fusible = False
     allocates = False  # it works in place
+    overwrites = True
 
     @property
     def reads_context(self) -> bool:
@@ -163,6 +165,7 @@ class Ema(Op):
     decay: float
     fusible = False
     allocates = False  # it works in place
+    overwrites = True
 
     @property
     def reads_context(self) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, cast
 
 from attrs import frozen
 
-from partita.compiler.schedules.schedule import Schedule, loop_placement
+from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement
+from partita.compiler.schedules.spread import with_spread
 from partita.dsl import builtins
 from partita.dsl.builtins import Signature
 from partita.dsl.registry import Registry
@@ -75,6 +76,10 @@ class Generator(Signature):
     For `auto`: `role` is "compared" (taken as it is) or "varied" (with other warm-ups and lags). `bounded`: it is built
     to fit within the memory of its conditions.
 
+    For pipelines whose ranks share the vocabulary (`partita.compiler.schedules.spread`): by how many microbatches
+    backwards then come later (`slack`); and after how many of its actions each rank runs both passes over a microbatch,
+    for P and M, if the schedule gives them a place (`passes`).
+
     For calls: `written` returns the schedule that a call refers to, if that determines its own sizes; `proxy` is the
     call for the proxy that `verify` runs, and `fewest` the least number of microbatches that it needs. `legal` gives
     values of its own arguments for P and V, for random tests.
@@ -91,10 +96,17 @@ class Generator(Signature):
     planned: Callable[[int, int, int], Iterable[int]] = lambda ranks, layers, microbatches: ()
     role: Literal["varied", "compared"] | None = None
     bounded: bool = False
+    slack: int = 2
+    passes: Callable[[int, int], tuple[tuple[int, ...], ...]] | None = None
     written: Callable[[Call], Schedule] | None = None
     proxy: Callable[[Call, Sizes], Call] = lambda call, sizes: call
     fewest: Callable[[Call], int] = lambda call: 0
     legal: Callable[[int, int], Mapping[str, Iterable[Any]]] = lambda ranks, chunks: {}
+
+    def shared(self, schedule: Schedule, spread: Spread, seconds: Callable[[int, str], float]) -> Schedule:
+        """One of its schedules with the passes over parts that all ranks have."""
+        passes = self.passes(schedule.ranks, schedule.microbatches) if self.passes else None
+        return with_spread(schedule, spread, seconds, self.slack, passes)
 
     @property
     def conditional(self) -> bool:

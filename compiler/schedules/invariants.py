@@ -114,7 +114,7 @@ def _shape(schedule: Schedule) -> Problems:
         yield _problem("E0501", 1, f"schedule `{schedule.name}` has no ranks")
         return
     stages = sorted(stage for line in schedule.placement for stage in line)
-    ragged = any(len(line) != schedule.chunks for line in schedule.placement)
+    ragged = schedule.spread is None and any(len(line) != schedule.chunks for line in schedule.placement)
     if ragged or stages != list(range(schedule.stages)):
         yield _problem("E0501", 1, f"schedule `{schedule.name}` does not place each of its stages once")
         return
@@ -127,7 +127,7 @@ def _shape(schedule: Schedule) -> Problems:
             known = action.kind in PARTS and (schedule.training or action.kind == FORWARD)
             if (
                 not known
-                or not 0 <= action.chunk < schedule.chunks
+                or not 0 <= action.chunk < len(schedule.placement[rank])
                 or not 0 <= action.microbatch < schedule.microbatches
             ):
                 message = f"{_where(schedule, rank)} runs {action}, which is out of range"
@@ -144,12 +144,10 @@ def _once(schedule: Schedule, rank: int) -> Problems:
             message = f"{_where(schedule, rank)} runs {action} {len(positions)} times"
             yield _problem("E0501", 1, message, span=_span(schedule, rank, positions[1]))
     parts = (FORWARD, BACKWARD, WEIGHT) if schedule.training else (FORWARD,)
-    if len(counts) < len(parts) * schedule.chunks * schedule.microbatches:
+    chunks = len(schedule.placement[rank])
+    if len(counts) < len(parts) * chunks * schedule.microbatches:
         wanted = (
-            Action(part, chunk, m)
-            for m in range(schedule.microbatches)
-            for chunk in range(schedule.chunks)
-            for part in parts
+            Action(part, chunk, m) for m in range(schedule.microbatches) for chunk in range(chunks) for part in parts
         )
         missing = next(action for action in wanted if action not in counts)
         last = len(schedule.actions[rank]) - 1
@@ -162,7 +160,7 @@ def _dependent(schedule: Schedule, rank: int) -> Problems:
     receives depends on the earlier stages, possibly through other ranks.
     """
     stages = schedule.placement[rank]
-    forward = sorted(range(len(stages)), key=stages.__getitem__)
+    forward = sorted(range(len(stages)), key=lambda chunk: schedule.depth(stages[chunk]))
     before: dict[tuple[str, int], tuple[str, int]] = {}
     for earlier, chunk in pairwise(forward):
         before[FORWARD, chunk] = FORWARD, earlier

@@ -45,6 +45,52 @@ class Search:
 
 
 @frozen
+class Spread:
+    """The stages of a pipeline of so many `ranks` and `stages` whose ranks share an axis. `inputs` and `outputs`:
+    whether parts come before the first stage, and after the last one.
+
+    The pipeline's stages keep their numbers. Then come the output parts by rank, the loss stage, the input parts.
+    """
+
+    ranks: int
+    stages: int
+    inputs: bool = False
+    outputs: bool = False
+
+    def output(self, rank: int) -> int:
+        """The stage of a rank's output part."""
+        return self.stages + rank
+
+    @property
+    def loss(self) -> int:
+        """The stage after the output parts, on the rank of the last stage."""
+        return self.stages + self.ranks
+
+    def input(self, rank: int) -> int:
+        """The stage of a rank's input part."""
+        return self.stages + (self.ranks + 1 if self.outputs else 0) + rank
+
+    @property
+    def total(self) -> int:
+        """The number of all stages."""
+        return self.stages + (self.ranks + 1) * self.outputs + self.ranks * self.inputs
+
+    @property
+    def first(self) -> frozenset[int]:
+        """The stages that come before stage 0."""
+        return frozenset(map(self.input, range(self.ranks))) if self.inputs else frozenset()
+
+    def placement(self, placement: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """The stages of every rank by chunk, from those of the pipeline alone."""
+        home = ranks_of(placement)[self.stages - 1]
+        lines = []
+        for rank, line in enumerate(placement):
+            more = (self.output(rank),) * self.outputs + (self.input(rank),) * self.inputs
+            lines.append((*line, *more, *((self.loss,) if self.outputs and rank == home else ())))
+        return tuple(lines)
+
+
+@frozen
 class Schedule:
     """The actions of every pipeline rank.
 
@@ -55,7 +101,8 @@ class Schedule:
 
     `pairs` gives, for each rank, the positions of forwards that should overlap with the full backward that follows; it
     is empty if there are none. `search` is the report of the search that found the schedule. `spans` locate the actions
-    of a schedule read from a file.
+    of a schedule read from a file. `spread` says which stages are parts of an axis that all ranks share
+    (`partita.compiler.schedules.spread`).
     """
 
     name: str
@@ -67,6 +114,7 @@ class Schedule:
     pairs: tuple[frozenset[int], ...] = field(default=(), repr=False)
     search: Search | None = field(default=None, eq=False)
     spans: tuple[tuple[Span, ...], ...] = field(default=(), eq=False, repr=False)
+    spread: Spread | None = None
 
     __repr__ = shortened
 
@@ -77,13 +125,30 @@ class Schedule:
 
     @property
     def chunks(self) -> int:
-        """The number of stages on each rank, V."""
-        return len(self.placement[0]) if self.placement else 0
+        """The most stages on a rank, V."""
+        return max(map(len, self.placement), default=0)
+
+    @property
+    def own_chunks(self) -> int:
+        """The number of the pipeline's stages on each rank, without parts that all ranks share."""
+        return self.chunks if self.spread is None else self.spread.stages // self.spread.ranks
+
+    def passes(self, rank: int, action: Action) -> str:
+        """The name of an action of a part that all ranks share, by its kind; "" for those of the pipeline's stages."""
+        stage = self.placement[rank][action.chunk]
+        if self.spread is None or stage < self.spread.stages:
+            return ""
+        names = ("E", "G") if stage in self.spread.first else ("L", "L") if stage == self.spread.loss else ("S", "T")
+        return names[action.kind != FORWARD]
 
     @property
     def stages(self) -> int:
-        """The number of stages, P·V."""
-        return self.ranks * self.chunks
+        """The number of stages."""
+        return sum(map(len, self.placement))
+
+    def depth(self, stage: int) -> int:
+        """The place of a stage in the order of stages of a microbatch: those that depend on it come later."""
+        return stage - self.stages if self.spread is not None and stage in self.spread.first else stage
 
     def position(self, stage: int) -> tuple[int, int]:
         """The (rank, chunk) that runs a stage."""

@@ -96,6 +96,13 @@ class Commit:
     def _path(self, rank: int) -> Path:
         return self.path / commit_name(self.manifest.step) / file_name(rank)
 
+    def files_of(self, wanted: Iterable[tuple[str, Region]]) -> list[int]:
+        """The ranks in whose files regions of tensors are."""
+        found = {
+            rank for name, region in wanted for rank, _, _ in sources(self._tensors[name], self.manifest.mesh, region)
+        }
+        return sorted(found)
+
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Damaged."""
         tensor = self._tensors[name]

@@ -60,6 +60,27 @@ def test_measured_iterations_of_unequal_stages(capsys, tmp_path, row):
     assert given["makespan"] / 1000 == pytest.approx(row["measured_ms"], rel=0.02)
 
 
+SHARED = [row for row in PUBLISHED if not row["method"].startswith("one_f_one_b")]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row if row["vocabulary"] == 128000 else pytest.param(row, marks=pytest.mark.soak) for row in SHARED],
+    ids=lambda row: f"{row['method']}-{row['vocabulary']}",
+)
+def test_measured_iterations_of_shared_vocabularies(capsys, tmp_path, row):
+    """They are within 4% of what was measured, if both passes over the vocabulary take equally long, and a transfer
+    200 µs: their published time is that of both together, and that of transfers is not published.
+    """
+    half = [time / 2 for time in row["vocabulary_pass_us"]]
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"F": row["F_us"], "B": row["B_us"], "W": 0, "S": half, "T": half, "comm": 200}))
+    size = "--stages", str(row["stages"]), "--microbatches", str(row["microbatches"])
+    name = "interlaced" if row["method"] == "interlaced" else "one_f_one_b"
+    given = found(capsys, name, *size, "--times", str(path))
+    assert given["makespan"] / 1000 == pytest.approx(row["measured_ms"], rel=0.04)
+
+
 def test_times_of_stages_and_transfers(capsys, tmp_path):
     path = tmp_path / "times.json"
     path.write_text(json.dumps({"F": [1, 2, 3, 4], "B": 2, "W": [0] * 4, "comm": [0.5, 0.25, 0.125]}))
@@ -74,8 +95,10 @@ def test_times_of_stages_and_transfers(capsys, tmp_path):
     [
         ('{"F": [1, 2, 3], "B": 1, "W": 1}', 1, "`F` has 3 times, but there are 2 stages"),
         ('{"F": 1, "B": 1, "W": 1, "comm": [1, 2]}', 1, "`comm` has 2 times, but there are 1 pairs of stages"),
+        ('{"F": 1, "B": 1, "W": 1, "S": [1, 2, 3], "T": 1}', 1, "`S` has 3 times, but there are 2 ranks"),
+        ('{"F": 1, "B": 1, "W": 1, "T": 1}', 1, "S and T are those of one vocabulary: give both"),
         ('{"F": 1, "B": [1, 1]}', 2, "has no times of W"),
-        ('{"F": 1, "B": 1, "W": 1, "X": 1}', 2, "`X` is not one of F, B, W, comm, FB"),
+        ('{"F": 1, "B": 1, "W": 1, "X": 1}', 2, "`X` is not one of F, B, W, comm, FB, S, T"),
         ('{"F": [1, "a"], "B": 1, "W": 1}', 2, '`F` is "a", not a time'),
         ('{"F": [-1, 1], "B": 1, "W": 1}', 2, "`-1` is not a non-negative number"),
         ('{"F": 1e999, "B": 1, "W": 1}', 2, "`inf` is not a non-negative number"),

@@ -70,6 +70,7 @@ SCHEDULES = {
     "v_half": "two",
     "v_min": "two",
     "dualpipe_v": "two",
+    "interlaced": "",
     "auto": "chunks",
     "policy": "chunks",
 }

@@ -27,9 +27,10 @@ SCHEDULES = {
     "v_half": (2,),
     "v_min": (2,),
     "dualpipe_v": (2,),
+    "interlaced": (1,),
 }
 # Schedules whose number of chunks is their own, and not an argument.
-OWN_CHUNKS = ("gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe_v")
+OWN_CHUNKS = ("gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe_v", "interlaced")
 # What a drawn layout may be refused for: sizes that do not divide, or that a schedule does not go with.
 MISFITS = {"E0402", "E0403", "E0404", "E0406", "E0411", "E0505"}
 # And a model whose loss is no mean over its batch for microbatches.

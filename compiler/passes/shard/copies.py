@@ -90,7 +90,7 @@ class Copies:
         if (found := self._there(known, layout, node, crosses)) is not None:
             return found
         if known.primary.layout.partial:
-            base = self._reduced_layout(known, layout)
+            base = self.reduced_layout(known, layout)
             if base not in known.kept:
                 source = min(known.kept.values(), key=lambda v: self.resharding.cost(v.type, v.layout, base))
                 known.kept[base] = self.reshard(source, base, known.stage, known.phase, known.scope, node)
@@ -121,7 +121,7 @@ class Copies:
         found = tuple(known.copies(node.stage, GROUP[node.phase]))
         if known.stage in (None, node.stage) or known.value in self.portable:
             return found
-        return tuple(each for each in found if not each.partial) or (self._reduced_layout(known, REPLICATED),)
+        return tuple(each for each in found if not each.partial) or (self.reduced_layout(known, REPLICATED),)
 
     def _there(self, known: Materialized, layout: Layout, node: Node, crosses: bool) -> Value | None:
         """The value in a layout, if it exists; not if it is better sent in its wire layout."""
@@ -156,7 +156,7 @@ class Copies:
                 layout, type = cut, part
         return layout
 
-    def _reduced_layout(self, known: Materialized, wanted: Layout) -> Layout:
+    def reduced_layout(self, known: Materialized, wanted: Layout) -> Layout:
         """The layout that a partial value is reduced to: its default, along the mesh axes that are to be reduced."""
         primary = known.primary.layout
         states: dict[str, State] = {}

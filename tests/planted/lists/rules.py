@@ -6,6 +6,7 @@ FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 SPLIT = "verify tests/planted/files/rules.par"
 ASSIGN = "tests/compiler/passes/test_assign.py"
 OPTIMIZERS = "tests/runtime/kernels/test_optimizers.py"
+STACKED = "tests/compiler/passes/test_stacked.py"
 MEANS = "tests/runtime/checkpoint/test_ema.py"
 
 MISTAKES = [
@@ -53,10 +54,66 @@ MISTAKES = [
     ),
     Planted(
         "muon-of-split-matrices",
-        "compiler/optimizers/muon.py",
+        "compiler/ops/stack.py",
         "return tuple(ShardingRule((name,), (name,)) for name in self.stacked)",
         "return tuple(ShardingRule((name,), (name,)) for name in operands[0].names)",
+        "tests/compiler/ops/test_sharding_rules.py::test_every_way_is_sound",
+    ),
+    Planted(
+        "shared-matrices-go-back-to-others",
+        "compiler/passes/stacked.py",
+        "zip(part, starts, strict=False)",
+        "zip(part, starts[-2::-1], strict=True)",
         SPLIT,
+    ),
+    Planted(
+        "matrices-shared-with-other-stages",
+        "compiler/passes/stacked.py",
+        "(*each.key, stages[each.parameter])",
+        "each.key",
+        f"{STACKED}::test_only_what_the_same_stages_update_shares_work",
+    ),
+    Planted(
+        "matrices-cut-before-they-divide",
+        "compiler/passes/stacked.py",
+        "if matrices % ranks == 0:",
+        "if matrices >= 1:",
+        f"{STACKED}::test_one_that_is_left_over_is_gathered",
+    ),
+    Planted(
+        "matrices-left-over-always-gathered",
+        "compiler/passes/stacked.py",
+        "choices = product(*(((over,), ()) for over in first.dealt))",
+        "choices = product(*(((),) for over in first.dealt))",
+        f"{STACKED}::test_every_matrix_is_in_a_share_however_many_there_are",
+    ),
+    Planted(
+        "any-matrix-of-a-stack-is-that-of-the-parameter",
+        "compiler/ops/stack.py",
+        "if start == self.start and order",
+        "if order",
+        f"{STACKED}::test_results_go_back_to_their_own_parameters",
+    ),
+    Planted(
+        "a-stack-forgets-its-zeros",
+        "compiler/ops/stack.py",
+        "return zeros + sum(",
+        "return sum(",
+        f"{STACKED}::test_what_a_stack_takes_is_counted",
+    ),
+    Planted(
+        "experts-leave-their-ranks-for-the-update",
+        "compiler/passes/stacked.py",
+        "kept = {mesh: stored[mesh] for own in first.over[: first.kept] for mesh in own}",
+        "kept = {}",
+        f"{STACKED}::test_each_rank_has_its_share_of_the_matrices",
+    ),
+    Planted(
+        "shared-work-writes-before-the-update",
+        "compiler/verify/updates.py",
+        'require(not writing, "something is overwritten before the updates", *writing)',
+        "pass",
+        f"{STACKED}::test_nothing_is_written_before_the_updates",
     ),
     Planted(
         "muon-of-a-whole-stack-as-one-matrix",
