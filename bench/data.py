@@ -20,7 +20,7 @@ from partita.dsl.spec import Call, Share
 from partita.dsl.types import Axis, Type
 from partita.runtime.data.ahead import Ahead
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.data.packing import packed
+from partita.runtime.data.packed_rows import packed
 from partita.runtime.data.registry import open_dataset
 
 BATCH, SEQ, STEPS, VOCAB = 16, 1024, 200, 16_384

@@ -38,7 +38,7 @@ def test_a_file_in_the_documentation_is_in_canonical_form(fence: Fence, text: st
 
 
 # Pages whose sessions train or search for long; `make docs` runs all of them, too.
-LONG = ("run.md", "plan.md", "checkpoints.md")
+LONG = ("run.md", "plan.md", "checkpoints.md", "finetuning.md")
 
 
 @pytest.mark.parametrize(
