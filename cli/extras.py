@@ -15,6 +15,7 @@ EXTRAS = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "trackio": ("trackio",),
     "editor": ("pygls", "lsprotocol", "pygments"),
+    "completion": ("argcomplete",),
 }
 
 

@@ -26,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     streams.prepare()
     join_supervisor()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if "_ARGCOMPLETE" in os.environ and not missing("completion", "completion"):
+        from partita.cli.completing import complete
+
+        complete(_parser)  # for a shell, and exits
     try:
         try:
             status = _run(given)

@@ -253,15 +253,17 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 def _build(state: Configured) -> Built:
     model = with_larger_batch(state.model, state.batch, state.batches) if state.batches != 1 else state.model
     forward = build(model, state.train.precision, state.training, state.outputs)
-    if state.beside is not None:
-        return extended(Built, state, forward=forward, updates=state.beside.updates if state.reads_means else {})
-    if not state.training and not state.reads_means:
+    if state.training:
+        found = assign(forward, state.train.optimizer)
+        warnings = (*state.warnings, *found.warnings)
+        return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
+    if not state.reads_means and not state.apart:
         return extended(Built, state, forward=forward)
-    found = assign(forward, state.train.optimizer)
-    if not state.training:
-        return extended(Built, state, forward=forward, updates=found.updates)
-    warnings = (*state.warnings, *found.warnings)
-    return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
+    if state.beside is not None:
+        return extended(Built, state, forward=forward, updates=state.beside.updates)
+    # Outputs may read parameters in other ways than the loss does.
+    whole = build(model, state.train.precision, False) if state.outputs else forward
+    return extended(Built, state, forward=forward, updates=assign(whole, state.train.optimizer).updates)
 
 
 def _place(state: Built) -> Placed:
@@ -319,7 +321,17 @@ def _shard(state: Microbatched) -> Sharded:
     gathered = max(gathered_bytes(state.step, defaults, stored), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
     resharding, portable = Resharding(state.mesh), portable_values(state.step)
-    sharded = shard(state.step, defaults, resharding, portable, hoist, state.updates, state.reads_means, state.parts)
+    sharded = shard(
+        state.step,
+        defaults,
+        resharding,
+        portable,
+        hoist,
+        state.updates,
+        means=state.reads_means,
+        apart=state.apart,
+        parts=state.parts,
+    )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
     return extended(Sharded, state, sharded=sharded, warnings=warnings)

@@ -25,7 +25,7 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.reprs import count, outline
+from partita.dsl.reprs import Pictured, count, outline
 
 
 @frozen(eq=False, kw_only=True)
@@ -71,6 +71,11 @@ class Configured:
         return reads and not self.training and (not self.outputs or self.beside is not None)
 
     @property
+    def apart(self) -> bool:
+        """Whether masters are stored as optimizer states are, apart from what computes: in mixed precision."""
+        return self.train.mixed
+
+    @property
     def microbatches(self) -> int:
         """The number of microbatches per batch."""
         return size_of(self.schedule_call.call)[1]
@@ -79,9 +84,9 @@ class Configured:
 @frozen(eq=False, kw_only=True)
 class Built(Configured):
     """Adds the model as a graph, the same for training and evaluation except for what is random and frozen; of each
-    parameter, the rule of the optimizer and, if it is trained, its update. An evaluation has updates if it reads the
-    means of trained parameters, for the layout in which these are stored. `parts` are the axes that it goes through
-    part by part.
+    parameter, the rule of the optimizer and, if it is trained, its update. Programs that make no updates have them for
+    the layout of what they read, if that is stored as states are. `parts` are the axes that it goes through part by
+    part.
     """
 
     forward: Graph
@@ -147,7 +152,7 @@ class Scheduled(Partitioned):
 
 
 @frozen(eq=False, kw_only=True)
-class Compilation(Scheduled):
+class Compilation(Pictured, Scheduled):
     """Adds the program: the last state."""
 
     program: Program

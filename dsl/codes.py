@@ -122,7 +122,7 @@ CODES: dict[str, Code] = {
     "E0506": Code("malformed schedule file", "A schedule file has one line per rank, of actions such as `F0.0 B0.0 W0.0`: kind, chunk, microbatch.", "Check the word that the message names."),
     # ------------------------------------------------------------ runs
     "E0601": Code("data not found", "No file has this name, or matches this pattern.", "Paths are relative to the .par file."),
-    "E0602": Code("data outside the root", "Data files must lie within the directory of the .par file, or have an address such as `s3://bucket/a.bin`.", "Move the data there."),
+    "E0602": Code("data outside the root", "Data files must lie within the directory of the .par file, or have an address such as `s3://bucket/a.bin`. Of addresses, those of `s3://`, `gs://`, `http://` and `https://` are read, and those of the first two written.", "Move the data there."),
     "E0603": Code("data cannot be read", "The content of the file is not what its data source expects.", "`dtype` must be what the file was written with."),
     "E0604": Code("too little data", "One window, or one batch, is longer than the data, or than its held-out fraction.", "A smaller `batch` or `seq`, or more data."),
     "E0605": Code("id out of range", "The data, or a computed value, has ids beyond the size of the axis that they index.", "`axis vocab = 256` for bytes."),
@@ -137,7 +137,7 @@ CODES: dict[str, Code] = {
     "E0614": Code("no C++ compiler for torch", "With `compile = true` on a CPU, torch generates C++ and needs a compiler.", "Install g++ or clang++, or name one in `CXX`; or remove `compile`."),
     "E0615": Code("ranks have different data", "Before the first step the ranks compare their data files: names, sizes, and hashes of their content (of large files, in part). The notes say which differ.", "Copy the same files to all machines."),
     "E0616": Code("bad document", "A line of a `jsonl` file, or a row of a `parquet` file, has no document: it is not JSON, lacks the field or column, or what is there is not text. The message names the file and the line or row.", "`jsonl(\"corpus/*.jsonl\", field = \"content\")`"),
-    "E0617": Code("package missing", "This data needs a package that is not installed. The message says which one.", "`pip install 'partita[data]'`"),
+    "E0617": Code("package missing", "This data, or an address, needs a package that is not installed. The message says which one.", "`pip install 'partita[data]'`, or `'partita[remote]'`"),
     "E0618": Code("data cannot be kept", "Documents are encoded once, and files at addresses copied once, into the cache directory, which cannot be written to.", "`PARTITA_CACHE=/scratch/partita partita run FILE`"),
     "E0619": Code("unusable tokenizer", "`tokenizer` is a `tokenizer.json` of Hugging Face's package tokenizers, and `end` one of its tokens.", "`jsonl(\"a.jsonl\", tokenizer = \"tokenizer.json\", end = \"<|endoftext|>\")`"),
     "E0620": Code("Python code is not allowed", "The file has operations of its own, which are Python code. `run` and `verify` import it only if they are told to, since it runs with your permissions; no other command imports it.", "Read the Python file; then `partita run gpt.par --allow-python`."),
@@ -151,7 +151,7 @@ CODES: dict[str, Code] = {
     "E0705": Code("claim does not hold", "A claim of an `expect` block is not true of the compiled program. The notes show its value and what contributes most to it.", "Change the layout or the schedule as `help` says; or relax the claim."),
     "E0710": Code("operation is not what it declares", "`verify` runs the Python functions of an `op` on random tensors, and a declaration is false: they cannot be computed in parts along an axis of `split`, are not linear, change their operands, are not deterministic, or their gradient differs from finite differences. Layouts rely on these declarations, and would change the results.", "Remove what is false from the `op`, or correct the function."),
     # ------------------------------------------------------------ checkpoints
-    "E0801": Code("checkpoints outside the directory", "The `dir` of a `checkpoint` entry must lie within the directory of the .par file, symbolic links included.", "Omit `dir`: then it is `checkpoints` in the directory of `--run-dir`, which may be anywhere."),
+    "E0801": Code("checkpoints outside the directory", "The `dir` of a `checkpoint` entry must lie within the directory of the .par file, symbolic links included; or be a folder of a bucket, `s3://bucket/runs/gpt`.", "Omit `dir`: then it is `checkpoints` in the directory of `--run-dir`, which may be anywhere."),
     "E0802": Code("checkpoints cannot be written", "The directory of the checkpoints cannot be created or written to, or is a link.", "Check its permissions, and the free space."),
     "E0803": Code("directory in use", "Another run owns this run directory, or its checkpoint directory.", "Wait for the other run to end, or give this one another `--run-dir`."),
     "E0804": Code("checkpoint of another model", "A run resumes from the newest checkpoint in its directory, which must be of the same model: the same tensors, optimizer and operations. The notes show what differs. Layout, mesh, schedule and settings such as the learning rate may differ.", "Another `--run-dir`; or move the directory away to start over."),
@@ -169,6 +169,7 @@ CODES: dict[str, Code] = {
     "E0816": Code("no mean of the weights", "The weights of a mean were asked for (`weights = ema`), but the checkpoint is of a run without `ema`.", "`ema = 0.999` in the train block, from the first step of a run on."),
     "E0817": Code("names of one tensor differ", "A line of `weights` has several names for one tensor. The imported files have it under more than one of them, and with different numbers.", "A parameter of its own, and a line, for each."),
     "E0818": Code("weights depend on the file", "A name in the `weights` that a checkpoint was trained with is computed from a constant, which the command line may have changed.", "`partita checkpoint export runs/m m.par dense=3 --as hf -o out`"),
+    "E0819": Code("checkpoint cannot be read", "The server of an address does not answer, or refuses to. Whatever it has is unchanged.", "Check the address, the network, and that your credentials may read there."),
     # ------------------------------------------------------------ planning
     "E0901": Code("devices cannot all be used", "No mesh with this many devices divides the batch, the axes that can be split and the number of layers. The notes show them.", "Another number of devices, or a batch with more factors."),
     "E0902": Code("nothing fits", "No candidate that was found fits into the memory of the device. The notes show what came closest.", "More devices, a smaller `batch`, or a shorter sequence."),

@@ -128,7 +128,7 @@ class _Override:
     def _found(self) -> str | None:
         """Help for an unknown key: full names that contain or resemble it (`lr` ends `train.optimizer.lr`)."""
         there = self.declarations
-        whole = list(_full_names(there))
+        whole = list(full_names(there))
         ends = {each.rpartition(".")[2] for each in whole}
         written, last = ".".join(name.text for name in self.key), self.key[-1].text
         within = [each for each in whole if each.startswith(f"{written}.")]
@@ -240,7 +240,7 @@ def _axes(mesh: tree.Mesh) -> list[str]:
     return [entry.key.text for entry in mesh.axes]
 
 
-def _full_names(there: Declarations) -> Iterator[str]:
+def full_names(there: Declarations) -> Iterator[str]:
     """The full names of all that can be overridden."""
     yield from (*there.axes, *there.constants)
     yield from CHOICES

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import Place, place_of
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
@@ -26,7 +28,7 @@ from partita.runtime.telemetry import Recorder
 from partita.runtime.training import StepResult
 
 
-class Trained(list[dict[str, Any]]):
+class Trained(Pictured, list[dict[str, Any]]):
     """The records of the steps done, and their results.
 
     `parameters` are the trained model's full tensors, by full name. `checkpoints` is the directory of the run's
@@ -40,7 +42,7 @@ class Trained(list[dict[str, Any]]):
         self,
         records: Iterable[dict[str, Any]],
         parameters: Mapping[str, torch.Tensor],
-        checkpoints: Path | None,
+        checkpoints: Place | None,
         resumed: int | None,
         given: Spec,
         allow_python: bool,
@@ -52,6 +54,11 @@ class Trained(list[dict[str, Any]]):
         self.parameters = parameters
         self.checkpoints = checkpoints
         self.resumed = resumed
+
+    def __repr__(self) -> str:
+        last = self[-1].get("loss") if self else None
+        loss = f"loss {last:.4g}" if isinstance(last, float) else None
+        return outline("Training of", self._given.source.name, (count(len(self), "step"), loss))
 
     def outputs(self, inputs: Mapping[str, torch.Tensor], names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
         """The model's outputs of these `names`, or all, for inputs by name, with any number of rows.
@@ -76,6 +83,10 @@ class TrainedModel:
         self.parameters: Mapping[str, torch.Tensor] = dict(rank.memory.masters)
         self.checkpoint = weights.path
         self.step = weights.step
+        self._name = predictor.outputs.model.name
+
+    def __repr__(self) -> str:
+        return outline("Trained model", self._name, (f"step {self.step}", count(len(self.parameters), "parameter")))
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs by name, for any number of rows. Raises ValueError for inputs that are missing or do not fit."""
@@ -92,7 +103,7 @@ def load_model(
 ) -> TrainedModel:
     """The model of a file of a folder, with the weights of its run or those in `run`. Raises Refused."""
     predictor = Predictor(given, names, allow_python)
-    place = Path(run) if run is not None else None
+    place = place_of(str(run)) if run is not None else None
     return TrainedModel(predictor, load_weights(given, folder, predictor.outputs.ranks, _warn_of, place, weights))
 
 

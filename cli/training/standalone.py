@@ -17,11 +17,13 @@ from partita.dsl import limits
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
+from partita.runtime.addresses import Address, is_address
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.python_files import require_allowed
 from partita.runtime.start import begin
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.identity import DIRECTORY
+from partita.runtime.supervision.isolation import PRIVATE
 from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
@@ -105,7 +107,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
                     program.mesh.ranks,
                     restarts=arguments.restarts,
                     watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
-                    environment={**os.environ, DIRECTORY: directory.text},
+                    environment=_environment(directory, settings, data),
                     inherited=directory.descriptors,
                     saves=settings is not None,
                 )
@@ -115,6 +117,13 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     if trace is not None and status in (0, INTERRUPTED):
         measured.draw(trace, program)
     return status
+
+
+def _environment(directory: RunDirectory, settings: Settings | None, data: Bound) -> dict[str, str]:
+    """The environment of ranks. They stay in the machine's network if they read or write at addresses themselves."""
+    outside = settings is not None and isinstance(settings.path, Address)
+    outside = outside or any(is_address(file.name) for file in data.all_files)
+    return {**os.environ, DIRECTORY: directory.text, **({PRIVATE: "0"} if outside else {})}
 
 
 def _command(arguments: argparse.Namespace, transport: str) -> list[str]:
@@ -149,7 +158,7 @@ def _taken(
         return False
     if warning is not None:
         report([warning])
-    return settings is None or writable(settings.path)
+    return settings is None or isinstance(settings.path, Address) or writable(settings.path)
 
 
 def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, cluster: ClusterOf) -> int:

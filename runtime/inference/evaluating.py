@@ -10,6 +10,7 @@ from attrs import frozen
 from partita.compiler.pipeline import compile_evaluation, compile_spec
 from partita.compiler.verify.proxy import single
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import Place
 from partita.runtime.data.binding import bind
 from partita.runtime.evaluation import EvaluationResult, check_ids, evaluation, order_of
 from partita.runtime.inference.ranks import ForwardRank, Here, all_here, ranks_of
@@ -26,7 +27,7 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     rows: int | None
-    checkpoint: Path
+    checkpoint: Place
 
 
 def evaluated(
@@ -34,7 +35,7 @@ def evaluated(
     folder: Path,
     data: Data,
     report: Report,
-    place: Path | None = None,
+    place: Place | None = None,
     allow_python: bool = False,
     weights: str = "trained",
     here: Here | None = None,

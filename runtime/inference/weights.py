@@ -13,6 +13,8 @@ from partita.compiler.passes.decode import STATE
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
+from partita.runtime.addresses import Place
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.files import Damaged
@@ -21,7 +23,7 @@ from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.settings import DIRECTORY, run_directory, settings_of
-from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.inference.ranks import ForwardRank, Ranks
 
 Report = Callable[[Diagnostic], None]
@@ -31,21 +33,21 @@ Report = Callable[[Diagnostic], None]
 class Weights:
     """The checkpoint, of a `step`, that weights are from."""
 
-    path: Path
+    path: Place
     step: int
 
 
 def load_weights(
-    given: Spec, folder: Path, ranks: Ranks, report: Report, place: Path | None = None, weights: str = "trained"
+    given: Spec, folder: Path, ranks: Ranks, report: Report, place: Place | None = None, weights: str = "trained"
 ) -> Weights:
     """Read the parameters and buffers of ranks from the newest checkpoint of a run that is intact on all of them; each
     reads its own shards alone.
 
-    `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or one checkpoint; by
-    default it is where `partita run` would save. With `weights` "ema", parameters have the values of their means.
-    Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002).
+    `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or a checkpoint,
+    also at an address; by default it is where `partita run` would save. With `weights` "ema", parameters have the
+    values of their means. Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002).
 
-    Raises Refused (E0804 to E0808, E0816).
+    Raises Refused (E0804 to E0808, E0816; E0602, E0617 and E0819 for addresses).
     """
     path, step = located(place) if place is not None else _own(given, folder)
     for each in [step] if step is not None else reversed(steps_in(path)):
@@ -58,7 +60,7 @@ def load_weights(
     raise refuse("E0806", f"all checkpoints in {path} are damaged")
 
 
-def _loaded(given: Spec, path: Path, step: int, ranks: Ranks, report: Report, weights: str) -> str | None:
+def _loaded(given: Spec, path: Place, step: int, ranks: Ranks, report: Report, weights: str) -> str | None:
     """Read one checkpoint; returns what is wrong with it. Raises Refused (E0804, E0816)."""
     programs = [executor.program for executor in ranks.ranks[0].executors]
     needed = {
@@ -105,7 +107,7 @@ def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
             commit.read(stored, region, rank.memory.masters[name])
 
 
-def _own(given: Spec, folder: Path) -> tuple[Path, None]:
+def _own(given: Spec, folder: Path) -> tuple[Place, None]:
     """Where the runs of a file have their checkpoints. Raises Refused (E0807)."""
     directory = run_directory(given.name, None)
     settings = settings_of(given, directory, folder)
@@ -117,7 +119,7 @@ def _own(given: Spec, folder: Path) -> tuple[Path, None]:
     return path, None
 
 
-def _compare(given: Spec, path: Path, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
+def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
     """Refuse (E0804) a checkpoint with other tensors than are needed; report (W1002) other operations."""
     there = {each.name: each.type for each in saved.tensors}
     notes = [difference(name, there.get(name), type) for name, type in needed.items() if there.get(name) != type]

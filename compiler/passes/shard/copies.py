@@ -43,8 +43,8 @@ class Lazy:
 class Materialized:
     """A global value: its default layout, where it was made (`stage` None: on all stages), and its copies by layout.
 
-    `primary`: the value as it was made; `weight`: a parameter; `kept`: `primary` and the copies that belong to the
-    value; `expanded`: those that belong to a stage and pass.
+    `primary`: the value as it was made; `weight`: a parameter, gathered once a step if `hoisted`; `kept`: `primary` and
+    the copies that belong to the value; `expanded`: those that belong to a stage and pass.
     """
 
     value: Value
@@ -52,6 +52,7 @@ class Materialized:
     primary: Value
     deferred: bool = False
     weight: bool = False
+    hoisted: bool = True
     stage: int | None = None
     phase: Phase = Phase.FORWARD
     scope: str = ""
@@ -77,7 +78,6 @@ class Copies:
     build: Builder
     resharding: Resharding
     portable: set[Value]
-    hoist: bool
     declared: dict[Value, Input]
     inputs: list[Input] = field(factory=list)
 
@@ -104,7 +104,7 @@ class Copies:
             if wire not in known.kept:
                 known.kept[wire] = self.reshard(source, wire, known.stage, known.phase, known.scope, node)
             source = known.kept[wire]
-        if known.weight and self.hoist and node.phase is not Phase.UPDATE:
+        if known.weight and known.hoisted and node.phase is not Phase.UPDATE:
             phase, key = Phase.PROLOGUE, (node.stage, "P")
         else:
             phase, key = node.phase, (node.stage, group)

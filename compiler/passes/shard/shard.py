@@ -7,7 +7,8 @@ graph order (`partita.compiler.passes.shard.choice`), with these invariants:
 - a value is made once in each layout (`partita.compiler.passes.shard.copies`), and a partial sum reduced once, to its
   default layout;
 - what a gradient or the loss needs stays partial until the step ends;
-- stored parameters are gathered once a step, or before each use if `hoist` is false.
+- stored parameters are gathered once a step, or before each use if `hoist` is false; masters that are stored as states
+  are, once a step.
 
 An op that cannot split an axis that is split is replaced by primitives that can, if it has any (`Op.split`).
 """
@@ -64,14 +65,16 @@ def shard(
     hoist: bool = True,
     updates: Mapping[str, Update] = MappingProxyType({}),
     means: bool = False,
+    apart: bool = False,
     parts: frozenset[str] = frozenset(),
 ) -> ShardedGraph:
     """Shard a placed graph. `portable` values are computed on every stage that reads them; `updates` are those of the
     trained parameters, which say along which axes their states can be split. With `means`, what is read of these
-    parameters are states, and stored as such. Axes of which the graph has `parts` are split in parameters alone.
+    parameters are states, and stored as such. `apart`: so are masters, where no rule says more of parameters, and what
+    computes is gathered from them once a step. Axes of which the graph has `parts` are split in parameters alone.
     Raises Refused (E0411).
     """
-    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, parts).sharded()
+    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, apart, parts).sharded()
 
 
 def gathered_bytes(graph: Graph, defaults: DefaultLayouts, kind: str = "param") -> list[int]:
@@ -102,9 +105,11 @@ class _Sharder:
         hoist: bool,
         updates: Mapping[str, Update],
         means: bool,
+        apart: bool,
         parts: frozenset[str],
     ) -> None:
         self.source = graph
+        self.hoist, self.apart = hoist, apart
         self.updates = updates
         self.means = means
         self.stored = defaults
@@ -114,7 +119,7 @@ class _Sharder:
         self.sizes = self.mesh.sizes
         self.chooser = Chooser(resharding)
         self.build = Builder(graph.names)
-        self.copies = Copies(self.build, resharding, portable, hoist, {each.value: each for each in graph.inputs})
+        self.copies = Copies(self.build, resharding, portable, {each.value: each for each in graph.inputs})
         self.known: dict[Value, Materialized | Lazy] = {}
         self.layouts: dict[str, ParameterLayouts] = {}
         self.parameters: list[Parameter] = []
@@ -179,15 +184,20 @@ class _Sharder:
         if not parameter.buffer:  # rules for classes are for what is trained
             for kind in stored:
                 stored[kind] = defaults.stored(kind, parameter.name, parameter.master, compute)
+        hoisted = self.hoist
         if parameter.name in self.updates:
             stored["state"] = self._splittable(parameter, stored["state"])
             if self.means:
                 stored = dict.fromkeys(stored, stored["state"])
+            elif self.apart and stored["param"] == compute:
+                stored["param"], hoisted = stored["state"], True
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
         value = evolve(parameter.value, type=type, layout=stored["param"])
         self.parameters.append(evolve(parameter, value=value))
-        self.known[parameter.value] = Materialized(parameter.value, compute, value, weight=True, phase=Phase.PROLOGUE)
+        self.known[parameter.value] = Materialized(
+            parameter.value, compute, value, weight=True, hoisted=hoisted, phase=Phase.PROLOGUE
+        )
 
     def _splittable(self, parameter: Parameter, layout: Layout) -> Layout:
         """The part of a layout that the parameter's update can work in: states may not divide as the parameter does."""
