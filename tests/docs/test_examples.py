@@ -76,7 +76,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_block_is_marked_as_something_known() -> None:
-    kinds = {"par", "console", "pycon", "text", "sh", "bash", "python", "json", "yaml", ""}
+    kinds = {"par", "console", "pycon", "diff", "text", "sh", "bash", "python", "json", "yaml", ""}
     for page in PAGES:
         for fence in fences(page):
             assert fence.language in kinds, f"{fence}: ```{fence.language}"
