@@ -102,6 +102,13 @@ class Op:
     sums: ClassVar[bool] = False
 
     @property
+    def writes(self) -> int:
+        """How many of its operands, the first ones, are tensors that outlive the step and that it writes in place: it
+        takes them where they are stored, not a copy in another layout.
+        """
+        return 0
+
+    @property
     def label(self) -> str:
         """The stem of the names of results that the user has not named."""
         return self.name

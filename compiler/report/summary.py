@@ -18,7 +18,7 @@ from partita.compiler.passes.shard.reasons import undivided
 from partita.compiler.report.shares import MatrixShare, matrix_shares
 from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Compilation
-from partita.dsl.reprs import count, outline, shortened
+from partita.dsl.reprs import Pictured, count, outline, shortened
 
 
 @frozen(eq=False)
@@ -52,7 +52,7 @@ class RuleSummary:
 
 
 @frozen(eq=False)
-class Summary:
+class Summary(Pictured):
     """The program in numbers. `memory` has one report per pipeline rank. `undivided` are the parameters, by mesh axis,
     that a rule would store sharded, but none of whose axes divides. `recomputed` are the calls and iterations that
     `recompute auto` has chosen; `shares` who works on whole matrices in the update.

@@ -85,7 +85,8 @@ def _stage(stage: StageProgram, graph: StageGraph) -> None:
     found = [_part(each) for each in (*stage.inputs, *stage.full_inputs)]
     require(set(found) == wanted and len(found) == len(graph.inputs), "the stage reads other parts of the inputs")
     accumulators = tuple(
-        AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum) for each in graph.accumulators
+        AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum, each.value.layout)
+        for each in graph.accumulators
     )
     require(stage.accumulators == accumulators, "the stage has other accumulators")
 

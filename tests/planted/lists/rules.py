@@ -9,6 +9,7 @@ OPTIMIZERS = "tests/runtime/kernels/test_optimizers.py"
 STACKED = "tests/compiler/passes/test_stacked.py"
 MEANS = "tests/runtime/checkpoint/test_ema.py"
 
+MASTERS = "tests/compiler/passes/shard/test_masters.py"
 MISTAKES = [
     Planted(
         "lion-steps-by-its-new-mean",
@@ -271,5 +272,34 @@ MISTAKES = [
         "commit.read(source.get(tensor.name, tensor.name))",
         "commit.read(tensor.name)",
         f"{MEANS}::test_export_of_the_means_and_import_of_parameters",
+    ),
+    # ------------------------------------------------------------ masters in mixed precision
+    Planted(
+        "masters-gathered-for-each-use",
+        "compiler/passes/shard/shard.py",
+        'stored["param"], hoisted = stored["state"], True',
+        'stored["param"] = stored["state"]',
+        MASTERS,
+    ),
+    Planted(
+        "outputs-choose-other-rules",
+        "compiler/pipeline.py",
+        "whole = build(model, state.train.precision, False) if state.outputs else forward",
+        "whole = forward",
+        MASTERS,
+    ),
+    Planted(
+        "a-proxy-has-one-precision",
+        "compiler/verify/proxy.py",
+        '            precision="f64",\n',
+        '            precision="f64",\n            mixed=False,\n',
+        MASTERS,
+    ),
+    Planted(
+        "masters-stored-as-gradients",
+        "compiler/passes/shard/shard.py",
+        '                stored["param"], hoisted = stored["state"], True',
+        '                stored["param"], hoisted = stored["grad"], True',
+        MASTERS,
     ),
 ]
