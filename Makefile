@@ -1,71 +1,73 @@
 # `make run` trains specs/tiny.par, `make sample` lets it write; `make test` checks everything. Both set up .venv on first use.
 
+# Another interpreter has an environment of its own: `make test PYTHON=python3.12` sets up .venv-python3.12.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
 # Threads are shared by all processes of a run; the runtime divides the cores among its ranks by itself.
 # Tests start processes by the hundred, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run sample test tests lint types soak fuzz planted grammar docs site clean
 
-run: .venv/installed
+run: $(VENV)/installed
 	$(BIN)/partita run specs/tiny.par "train.checkpoint=every(100)"
 
 # Text of the model that `make run` has trained.
-sample: .venv/installed
+sample: $(VENV)/installed
 	$(BIN)/partita sample specs/tiny.par
 
 test: lint
 	$(MAKE) --no-print-directory --jobs 2 types tests
 
 # On two cores: one of three waits for a disk or for processes of its own, more often than not.
-tests: .venv/installed
+tests: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -rs -m "not soak"
 
-lint: .venv/installed
+lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/installed
+types: $(VENV)/installed
 	$(BIN)/mypy
 
 # Long runs: exhaustive and randomised, minutes to hours; and all other tests with examples that nobody has seen.
-soak: .venv/soaked
+soak: $(VENV)/soaked
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak" --hypothesis-profile=new
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout 7200 -s
 
 # Fuzzing alone: `make fuzz FUZZ_SECONDS=600`. Runs add up, in .fuzz; what is found belongs into tests/fuzz/corpus.
 FUZZ_SECONDS ?= 7200
-fuzz: .venv/soaked
+fuzz: $(VENV)/soaked
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 # How much tests and `verify` notice: mistakes planted one at a time, `make planted PLANTED="gradients norm-not-a-root"`.
 PLANTED ?=
-planted: .venv/installed
+planted: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.planted --jobs 2 $(PLANTED)
 
 # The parser's table and the grammar of editors are made from the grammar, and kept; tests hold them there.
-grammar: .venv/installed
+grammar: $(VENV)/installed
 	$(BIN)/python -m partita.dsl.tables
 	$(BIN)/python -m partita.cli.editor.textmate
 
 # The error index from its table, and the outputs that the pages show; tests hold them there.
-docs: .venv/installed
+docs: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.docs
 
 # The documentation as a site, in build/site.
-site: .venv/installed
+site: $(VENV)/installed
 	$(BIN)/mkdocs build --strict
 
-.venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip "setuptools>=77"
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.venv/soaked: .venv/installed
+$(VENV)/soaked: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[soak]"
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

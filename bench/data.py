@@ -20,7 +20,7 @@ from partita.dsl.spec import Call, Share
 from partita.dsl.types import Axis, Type
 from partita.runtime.data.ahead import Ahead
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.data.packing import packed
+from partita.runtime.data.packed_rows import packed
 from partita.runtime.data.registry import open_dataset
 
 BATCH, SEQ, STEPS, VOCAB = 16, 1024, 200, 16_384
@@ -33,7 +33,7 @@ def inputs(packs: bool) -> tuple[Input, ...]:
     return tuple(Input(name, type, "batch", None, None, (-1,)) for name in (NAMES if packs else NAMES[:2]))
 
 
-def corpus(root: Path) -> list[str]:
+def corpus(root: Path, vocab: int = VOCAB) -> list[str]:
     """Write the documents, as lines of JSON, and a tokenizer; returns them."""
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     texts = [part for path in sources for part in path.read_text(errors="replace").split("\n\n\n") if part]
@@ -42,7 +42,7 @@ def corpus(root: Path) -> list[str]:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(texts[::10], trainers.BpeTrainer(vocab_size=VOCAB, initial_alphabet=alphabet))
+    made.train_from_iterator(texts[::10], trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet))
     made.save(str(root / "t.json"))
     return texts
 

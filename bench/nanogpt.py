@@ -110,7 +110,7 @@ def ours(work: Workload) -> tuple[float, Losses]:
     from partita.runtime.training import train
 
     joined()
-    rank = rank_of(work)
+    rank = rank_of(work.plan)
     for name, master in rank.memory.masters.items():
         master.copy_(work.weights[name])
     seen = Seen()

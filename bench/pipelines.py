@@ -91,7 +91,7 @@ def ours(overrides: list[str]) -> list[tuple[float, float]]:
 
     work = workload("gpt.par", overrides)
     joined()
-    rank = rank_of(work)
+    rank = rank_of(work.plan)
     seen = _Seen(work.tokens)
     for _ in train(rank, work.dataset, seen):
         pass

@@ -12,7 +12,7 @@ EXTRAS = {
     "remote": ("fsspec", "s3fs", "gcsfs"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
-    "mlflow": ("mlflow",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "trackio": ("trackio",),
     "editor": ("pygls", "lsprotocol", "pygments"),
     "completion": ("argcomplete",),

@@ -95,6 +95,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
 
     from partita.runtime.inference.ranks import one_here
     from partita.runtime.rank import check_ranks
+    from partita.runtime.training import unheard
 
     if identity.rank == 0:
         report(diagnostics)
@@ -107,6 +108,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     connect(identity, kind.backend, meeting)
     transport = kind.end(device, meeting.secret)
     stack.callback(transport.close)
-    status = act(arguments, given, one_here(transport, device), say)
+    heard = say if identity.local_rank == 0 else unheard  # all ranks find the same
+    status = act(arguments, given, one_here(transport, device), heard)
     transport.meet()
     return status

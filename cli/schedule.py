@@ -114,7 +114,10 @@ def headline(
         whole = f"{number(step)} (microbatches {whole})"
     least = ""
     if schedule.search is not None:
-        least = f"; cost {number(timeline.cost)}, lower bound {number(schedule.search.least)}"
+        what, cost = ("cost", timeline.cost) if schedule.search.minimize == "bubble" else ("whole", timeline.makespan)
+        bound = schedule.search.least
+        above = f" (+{max(0.0, cost / bound - 1):.1%})" if bound else ""
+        least = f"; {what} {number(cost)}, lower bound {number(bound)}{above}"
     return (
         f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
         f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)}; "

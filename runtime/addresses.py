@@ -25,6 +25,7 @@ SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
 WRITABLE = ("s3", "gs")
 # How long a client of S3 waits for a connection and for an answer, before it tries again a few times.
 S3_PATIENCE: dict[str, Any] = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
+NOT_THERE = (404, 410)  # as HTTP says it
 MOST_REASON = 300  # characters
 PIECE = 1 << 24  # bytes that are read at once
 
@@ -109,7 +110,13 @@ def reached() -> Iterator[None]:
     """Raise FileNotFoundError or Unreached for whatever a file system raises."""
     try:
         yield
-    except (FileNotFoundError, Unreached, Refused):
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        # Over HTTP, whatever fails is called a file that is not found; the cause knows better.
+        if type(cause).__module__.startswith("aiohttp") and getattr(cause, "status", None) not in NOT_THERE:
+            raise Unreached(_number(error), reason(cause or error)) from error
+        raise
+    except (Unreached, Refused):
         raise
     except Exception as error:  # each package raises its own
         raise Unreached(_number(error), reason(error)) from error

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -71,9 +70,12 @@ class Installed:
         )
 
 
-def install(folder: Path, wheel: Path, *extras: str) -> Installed:
-    """Install a wheel with its extras in a new environment."""
-    venv.EnvBuilder(symlinks=True).create(folder)
+def install(folder: Path, wheel: Path, *extras: str, python: str = sys.executable) -> Installed:
+    """Install a wheel with its extras in a new environment, of this interpreter or another one.
+
+    What is compiled is that of this one: another one can have what is Python alone.
+    """
+    subprocess.run([python, "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True, timeout=120)
     found = Installed(folder)
     pip = [
         sys.executable,

@@ -161,3 +161,18 @@ def refusing() -> Iterator[str]:
     """The address of a server that forbids everything."""
     with _serving(_Refusing) as address:
         yield address
+
+
+@contextmanager
+def gs(bucket: str) -> Iterator[None]:
+    """A server of Google Cloud Storage, which this process finds. Skips where there is none."""
+    pytest.importorskip("gcsfs")
+    module = pytest.importorskip("gcp_storage_emulator.server")
+    server = module.create_server("127.0.0.1", 0, in_memory=True, default_bucket=bucket)
+    server.start()
+    port = server._api._httpd.server_address[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        patch.setenv("GOOGLE_CLOUD_PROJECT", "test")
+        yield
+    server.stop()

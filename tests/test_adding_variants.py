@@ -402,6 +402,10 @@ ELSE = {
         "cli/verify.py": "an extra of the package",
     },
     "checkpoint": {"cli/evaluate.py": "a key of JSON"},
+    "sample": {
+        "cli/page/history.py": "a key of metrics.jsonl",
+        "cli/training/observer.py": "a key of metrics.jsonl",
+    },
     "arrays": {"runtime/inference/rows.py": "the archive that a user names"},
 }
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from partita.runtime.heap import keep_pages
 from partita.runtime.learning_rates import learning_rate
-from partita.runtime.rank import Rank
+from partita.runtime.rank import Plan, Rank
 from partita.runtime.tracing.flight import TRAINING, Flight
 from partita.runtime.transports.process import ProcessTransport
 from peers.workload import Workload
@@ -33,12 +33,17 @@ class Clock(Flight):
         super().mark()
         self.times.append(thread_time())
 
+    @property
+    def updated(self) -> float:
+        """Seconds of CPU time of the last step's update. After it come two marks: its own, and the end of the step."""
+        return self.times[-2] - self.times[-3]
 
-def rank_of(workload: Workload, flight: Flight | None = None) -> Rank:
-    """One rank of a workload, on the ranks of the current process group, as `partita run` makes it."""
+
+def rank_of(plan: Plan, flight: Flight | None = None) -> Rank:
+    """One rank of a plan, on the ranks of the current process group, as `partita run` makes it."""
     keep_pages()
     device = torch.device("cpu")
-    return Rank(workload.plan, dist.get_rank(), ProcessTransport(device), device, flight=flight)
+    return Rank(plan, dist.get_rank(), ProcessTransport(device), device, flight=flight)
 
 
 class Ours:
@@ -46,7 +51,7 @@ class Ours:
 
     def __init__(self, workload: Workload, clock: Clock | None = None) -> None:
         self.clock = clock
-        self.rank = rank_of(workload, self.clock)
+        self.rank = rank_of(workload.plan, self.clock)
         self.names = [each.name for each in workload.plan.program.inputs]
         self.schedule = workload.optimizer["lr"]
         self.number = 0

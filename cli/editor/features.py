@@ -8,9 +8,11 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams
 
 from partita.cli.editor.hover import described
+from partita.cli.editor.outline import Symbol, folds, symbols
 from partita.cli.editor.positions import place, position, range_of
 from partita.cli.editor.renaming import IN_FULL_NAMES, Everywhere, everywhere, rename, renameable
 from partita.cli.editor.server import Server
+from partita.cli.editor.signatures import signature
 from partita.cli.editor.workspace import Workspace
 from partita.dsl.diagnostic import Refused
 from partita.dsl.format import format_text
@@ -29,6 +31,18 @@ KINDS = {
     "parameter": lsp.CompletionItemKind.Field,
     "buffer": lsp.CompletionItemKind.Field,
 }
+SYMBOLS = {
+    "block": lsp.SymbolKind.Class,
+    "model": lsp.SymbolKind.Class,
+    "op": lsp.SymbolKind.Function,
+    "axis": lsp.SymbolKind.EnumMember,
+    "mesh axis": lsp.SymbolKind.EnumMember,
+    "const": lsp.SymbolKind.Constant,
+    "parameter": lsp.SymbolKind.Field,
+    "buffer": lsp.SymbolKind.Field,
+    "metric": lsp.SymbolKind.Variable,
+    "output": lsp.SymbolKind.Variable,
+}
 # Clients that can tell the server of files that others change.
 WATCHED = lsp.DidChangeWatchedFilesRegistrationOptions([lsp.FileSystemWatcher("**/*.par")])
 
@@ -38,6 +52,7 @@ def server() -> Server:
     found = Server()
     _documents(found)
     _names(found)
+    _shapes(found)
     _texts(found)
     return found
 
@@ -149,6 +164,43 @@ def _ranges(found: Server, files: Workspace, name: Everywhere) -> dict[str, list
             for start in starts
         ]
     return ranges
+
+
+def _shapes(found: Server) -> None:
+    """How a document is made up."""
+
+    @found.feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+    def outline(given: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
+        return [_symbol(each) for each in symbols(found.document(given.text_document.uri).declarations)]
+
+    @found.feature(lsp.TEXT_DOCUMENT_FOLDING_RANGE)
+    def folding(given: lsp.FoldingRangeParams) -> list[lsp.FoldingRange]:
+        lines = folds(found.document(given.text_document.uri).declarations)
+        return [lsp.FoldingRange(first - 1, last - 1) for first, last in lines]
+
+    @found.feature(lsp.TEXT_DOCUMENT_SIGNATURE_HELP, lsp.SignatureHelpOptions(["(", ","]))
+    def called(given: lsp.SignatureHelpParams) -> lsp.SignatureHelp | None:
+        document = found.document(given.text_document.uri)
+        if not document.world.files:
+            return None
+        source = document.world.files[0].file.span.source
+        line, column = place(document, given.position)
+        offset = sum(len(each) + 1 for each in source.text.split("\n")[: line - 1]) + column - 1
+        declarations = [each for file in document.world.files for each in file.file.declarations]
+        call = signature(declarations, source, offset)
+        if call is None:
+            return None
+        parameters = [lsp.ParameterInformation(each) for each in call.parameters]
+        information = lsp.SignatureInformation(call.label, parameters=parameters, active_parameter=call.active)
+        return lsp.SignatureHelp([information], active_signature=0, active_parameter=call.active)
+
+
+def _symbol(each: Symbol) -> lsp.DocumentSymbol:
+    kind = SYMBOLS.get(each.kind, lsp.SymbolKind.Namespace)
+    inside = [_symbol(inner) for inner in each.inside]
+    return lsp.DocumentSymbol(
+        each.name.text, kind, range_of(each.span), range_of(each.name.span), each.kind, children=inside
+    )
 
 
 def _texts(found: Server) -> None:

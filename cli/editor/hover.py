@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from partita.cli.editor.document import Document
+from partita.cli.number_format import bytes_text, seconds_text
+from partita.compiler.analysis.traffic import cost, grouped, traffic
 from partita.compiler.report.explain import Explanation, explain
+from partita.compiler.state import Compilation
+from partita.dsl import tree
 from partita.dsl.occurrences import BOUND, Occurrence
 from partita.dsl.types import Type
 
@@ -14,7 +20,7 @@ def described(document: Document, line: int, column: int) -> str | None:
     """What the name at a place is, as Markdown: kind and declaration; of tensors type and layout."""
     found = document.at(line, column)
     if found is None:
-        return None
+        return _rule(document, line, column)
     span = found.declared.span
     parts = [f"{found.kind} `{found.name.text}`", _code(span.source.line(span.line).strip())]
     if found.kind in BOUND:
@@ -22,6 +28,30 @@ def described(document: Document, line: int, column: int) -> str | None:
         parts += [f"type `{type}`"] if type is not None else []
         parts += [_tensor(each) for each in _tensors(document, found)]
     return "\n\n".join(parts)
+
+
+def _rule(document: Document, line: int, column: int) -> str | None:
+    """What is sent along the mesh axes of the `shard` rule at a place, by all rules together."""
+    rules = [rule for each in document.declarations if isinstance(each, tree.Layout) for rule in each.rules]
+    for rule in rules:
+        span = rule.span
+        if isinstance(rule, tree.Shard) and span.line == line and span.column <= column:
+            state = document.compiled
+            layout = state.spec.layout if state is not None else None
+            if state is None or layout is None or all(each.span.start != span.start for each in layout.rules):
+                return None  # of another layout than is trained with
+            lines = [line for name in rule.mesh_axes for line in _sent(state, name.text)]
+            return "\n\n".join([_code(span.text), "a step sends, from the rank that sends the most:", "\n".join(lines)])
+    return None
+
+
+def _sent(state: Compilation, axis: str) -> Iterator[str]:
+    own = grouped((each for each in traffic(state) if each.axis == axis), lambda each: (each.phase, each.kind))
+    for (phase, kind), records in own.items():
+        sums = cost(records).busiest
+        yield f"- over {axis}, {phase.name.lower()}: {kind} {bytes_text(sums.bytes)} in {seconds_text(sums.seconds)}"
+    if not own:
+        yield f"- over {axis}: nothing"
 
 
 def _type(document: Document, found: Occurrence) -> Type | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from time import perf_counter
 
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
@@ -17,7 +18,9 @@ from partita.cli.editor.workspace import Workspace
 from partita.dsl.diagnostic import Diagnostic
 
 # A document is checked when nothing has been typed for so many seconds; at the latest so long after what is unchecked.
+# For one that takes long to check, these are parts of that time: otherwise typing would be faster than reading it.
 PAUSE, LATEST = 0.01, 0.05
+PAUSE_PART, LATEST_PART = 0.4, 1.0
 SEVERITIES = {"error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSeverity.Warning}
 
 
@@ -30,6 +33,7 @@ class Server(LanguageServer):
         self._documents: dict[str, Document] = {}  # what is known of those
         self._said: dict[str, dict[str, list[lsp.Diagnostic]]] = {}  # document -> file -> what is wrong there
         self._due: dict[str, tuple[float, asyncio.TimerHandle]] = {}  # changed when first, and what checks it
+        self._took: dict[str, float] = {}  # seconds of a document's last check
         self._workspace = Workspace()
 
     # ------------------------------------------------------------ documents
@@ -90,17 +94,20 @@ class Server(LanguageServer):
         first, timer = self._due.get(uri, (loop.time(), None))
         if timer is not None:
             timer.cancel()
-        self._due[uri] = first, loop.call_at(min(loop.time() + PAUSE, first + LATEST), self.check, uri)
+        took = self._took.get(uri, 0.0)
+        pause, latest = max(PAUSE, PAUSE_PART * took), max(LATEST, LATEST_PART * took)
+        self._due[uri] = first, loop.call_at(min(loop.time() + pause, first + latest), self.check, uri)
 
     def check(self, uri: str) -> None:
         """Say what is wrong with a document, also where that is in a file which it imports."""
         self._due.pop(uri, None)
-        document = self.document(uri)
+        document, start = self.document(uri), perf_counter()
         found: dict[str, list[lsp.Diagnostic]] = {uri: []}
         for each in document.diagnostics:
             place = each.span.source.name if each.span is not None else document.name
             where = uri if place == document.name else self.uri(place)
             found.setdefault(where, []).append(_diagnostic(each))
+        self._took[uri] = perf_counter() - start
         self._say(uri, found)
 
     def _say(self, uri: str, found: dict[str, list[lsp.Diagnostic]]) -> None:

@@ -86,9 +86,11 @@ def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     if schedule.search is None:
         return found
     least = schedule.search.least
+    search = {"found": schedule.search.family, "minimize": schedule.search.minimize}
+    if schedule.search.minimize != "bubble":
+        return {**found, **search, "cost": timeline.makespan, "least_cost": least}
     bubble = max(0.0, 1 - max(timeline.busy) / least) if least else 0.0
-    search = {"found": schedule.search.family, "cost": timeline.cost, "least_cost": least, "least_bubble": bubble}
-    return {**found, **search}
+    return {**found, **search, "cost": timeline.cost, "least_cost": least, "least_bubble": bubble}
 
 
 def rank_table(schedule: Schedule, timeline: Timeline, number: Callable[[float], str] = seconds_text) -> Table:

@@ -147,15 +147,21 @@ class Resume(Op):
         return f"({permuted(state.text, state.type.names, first.type.names)} if c.position else {first.text})"
 
 
-@op("shift_on")
-class ShiftOn(Op):
-    """Each position of a part is that `by` positions before it. Operands: a state with the last `by` positions before
-    the part, which becomes that of the next one; the part.
+@op("go_on")
+class GoOn(Op):
+    """A part with what came before it. Operands: a state with the last `by` positions before the part, which becomes
+    that of the next one; the part, whose axis `over` then has as many more. Before the first part is `fill`.
     """
 
     over: str
     by: int
+    fill: float = 0.0
     fusible = False
+
+    @property
+    def reads_context(self) -> bool:
+        """For the position."""
+        return self.fill != 0
 
     @property
     def writes(self) -> int:
@@ -163,16 +169,17 @@ class ShiftOn(Op):
         return 1
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The part's type."""
+        """The part's type, with the longer axis."""
         state, part = types
         assert agree(state.without([self.over]), part.without([self.over])), (self, types)
         assert set(state.names) == set(part.names), (self, types)
         assert state.axis(self.over).size == self.by > 0, (self, types)
-        return (part,)
+        return (part.resized(self.over, part.axis(self.over).size + self.by),)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any other axis; linear."""
-        return (*aligned_rules(operands, results, whole=[self.over]), ShardingRule((SUM, SUM), (SUM,)))
+        """Any other axis; linear if zeros come before the first part."""
+        linear = () if self.fill else (ShardingRule((SUM, SUM), (SUM,)),)
+        return (*aligned_rules(operands, results, whole=[self.over]), *linear)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""
@@ -182,4 +189,5 @@ class ShiftOn(Op):
         """A kernel of the runtime."""
         state, part = arguments
         view = permuted(state.text, state.type.names, part.type.names)
-        return f"kernels.shift_on({view}, {part.text}, {part.type.position(self.over)})"
+        first = f", None if c.position else {self.fill!r}" if self.fill else ""
+        return f"kernels.go_on({view}, {part.text}, {part.type.position(self.over)}{first})"

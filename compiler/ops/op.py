@@ -241,6 +241,10 @@ class Op:
         """
         return False
 
+    def renamed(self, axis: str) -> str:
+        """What its results call an axis along which it is continued."""
+        return axis
+
     def continued(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
     ) -> tuple[Value, ...] | None:

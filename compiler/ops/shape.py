@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.decoding import ShiftOn
+from partita.compiler.ops.decoding import GoOn
 from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, make, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
@@ -327,7 +327,8 @@ class Shift(Op):
         (x,) = operands
         if axis != self.over or self.by < 1:
             return None
-        return (build.apply(ShiftOn(axis, self.by), state(x.type.resized(axis, self.by)), x),)
+        longer = build.apply(GoOn(axis, self.by), state(x.type.resized(axis, self.by)), x)
+        return (build.apply(Slice(axis, x.type.axis(axis), 0), longer),)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Shifts back."""

@@ -9,11 +9,14 @@ part of the image has its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from partita.compiler.layout import SUM
+from partita.compiler.ops.decoding import GoOn
 from partita.compiler.ops.intervals import Interval, union
 from partita.compiler.ops.op import (
     Argument,
@@ -47,6 +50,39 @@ class Sliding(Op):
     def at_positions(self, axis: Axis) -> Op | None:
         """It is applied at one position of a loop after the other."""
         return None
+
+    def renamed(self, axis: str) -> str:
+        """That of the positions."""
+        return dict(zip(names_of(self.axes), names_of(self.into), strict=True)).get(axis, axis)
+
+    def continued(
+        self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
+    ) -> tuple[Value, ...] | None:
+        """The windows of a part begin in what is kept of the positions before it, if none sees later ones."""
+        image, *others = operands
+        if axis not in names_of(self.axes) or any(each.type.has(axis) for each in others):
+            return None
+        i = names_of(self.axes).index(axis)
+        by, part = self.extents[i] - 1, image.type.axis(axis).size
+        if self.stride[i] != 1 or self.padding[i] != (by, 0):
+            return None
+        longer = build.apply(GoOn(axis, by, self.outside), state(image.type.resized(axis, by)), image) if by else image
+        sized = self._sized(i, axes=part + by, into=part)
+        padding = tuple((0, 0) if j == i else each for j, each in enumerate(self.padding))
+        return (build.apply(evolve(sized, padding=padding), longer, *others),)  # type: ignore[misc]
+
+    @property
+    def outside(self) -> float:
+        """What lies outside of the image."""
+        return 0.0
+
+    def _sized(self, i: int, **sizes: int) -> Sliding:
+        """With other sizes of the axis slid along that has an index, and of its positions."""
+        changed = {
+            name: tuple(evolve(each, size=size) if j == i else each for j, each in enumerate(getattr(self, name)))
+            for name, size in sizes.items()
+        }
+        return evolve(self, **changed)  # type: ignore[misc]
 
     @property
     def window(self) -> dict[str, Any]:
@@ -105,6 +141,11 @@ class Patches(Sliding):
     """The windows of an image: their positions in place of the axes slid along, then their elements."""
 
     fill: float = 0.0
+
+    @property
+    def outside(self) -> float:
+        """The fill."""
+        return self.fill
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The positions in place of the axes slid along, then the elements."""

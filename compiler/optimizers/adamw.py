@@ -34,7 +34,12 @@ class AdamW(Update):
         return f"kernels.adamw({texts}, {self.learning_rate}, c.update, {constants})"
 
 
-def _update(given: Mapping[str, Any], parameter: Trained) -> AdamW:
+# What AdamW is told, whatever form its states have.
+SETTINGS = (LR, Setting("betas", ListOf(BETA, 2), (0.9, 0.999)), Setting("eps", POSITIVE, 1e-8), WEIGHT_DECAY)
+
+
+def adamw(given: Mapping[str, Any], parameter: Trained) -> AdamW:
+    """The update of a parameter, from a call's arguments."""
     beta1, beta2 = given["betas"]
     return AdamW(float(beta1), float(beta2), float(given["eps"]), parameter.decay)
 
@@ -42,16 +47,10 @@ def _update(given: Mapping[str, Any], parameter: Trained) -> AdamW:
 register(
     Optimizer(
         "adamw",
-        (
-            LR,
-            Setting("betas", ListOf(BETA, 2), (0.9, 0.999)),
-            Setting("eps", POSITIVE, 1e-8),
-            WEIGHT_DECAY,
-            DECAY,
-        ),
+        (*SETTINGS, DECAY),
         others=("adam",),
         example="adamw(lr = 1e-3)",
-        update=_update,
+        update=adamw,
         proxy=with_larger_eps,
         scaled=True,
     )

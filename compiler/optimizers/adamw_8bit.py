@@ -7,9 +7,9 @@ from typing import Any
 
 from partita.compiler.ops.op import Argument, ShardingRule, agree, op
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.optimizers.adamw import AdamW
+from partita.compiler.optimizers.adamw import SETTINGS, adamw
 from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
-from partita.dsl.builtins import BETA, COUNT, DECAY, INDEX, LR, POSITIVE, WEIGHT_DECAY, ListOf, Setting
+from partita.dsl.builtins import COUNT, DECAY, INDEX, Setting
 from partita.dsl.types import Axis, Type
 
 # Blocks in `verify`'s small tensors.
@@ -86,11 +86,10 @@ class AdamW8bit(Update):
 
 def _update(given: Mapping[str, Any], parameter: Trained) -> Update:
     """Small parameters keep whole states, as they hardly cost any memory."""
-    beta1, beta2 = map(float, given["betas"])
-    eps, decay = float(given["eps"]), parameter.decay
+    whole = adamw(given, parameter)
     if parameter.type.elements < max(1, given["min_size"]) or not parameter.type.axes:
-        return AdamW(beta1, beta2, eps, decay)
-    return AdamW8bit(beta1, beta2, eps, decay, int(given["block_size"]))
+        return whole
+    return AdamW8bit(whole.beta1, whole.beta2, whole.eps, whole.decay, int(given["block_size"]))
 
 
 def _proxy(arguments: Mapping[str, Any], norm: float) -> Mapping[str, Any]:
@@ -102,10 +101,7 @@ register(
     Optimizer(
         "adamw_8bit",
         (
-            LR,
-            Setting("betas", ListOf(BETA, 2), (0.9, 0.999)),
-            Setting("eps", POSITIVE, 1e-8),
-            WEIGHT_DECAY,
+            *SETTINGS,
             Setting("block_size", COUNT, 256),
             Setting("min_size", INDEX, 4096),
             DECAY,

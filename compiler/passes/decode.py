@@ -111,9 +111,10 @@ class _Decoder:
             text = node.span.text if node.span else node.op.label
             what = f"`{node.op.name} {axis}`" if text == axis else f"`{text}`"
             raise NotInParts(f"{what} needs all of `{axis}`", node.span)
+        made = node.op.renamed(axis)
         for value, local in zip(node.outputs, results, strict=True):
-            if local.type.has(axis):
-                self.axis[value], self.local[value] = axis, local
+            if local.type.has(made):
+                self.axis[value], self.local[value] = made, local
 
     def _rule(self, node: Node) -> ShardingRule | None:
         """A rule by which the node can be applied to a part: the first one."""

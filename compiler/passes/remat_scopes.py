@@ -7,11 +7,11 @@ numbers are functions of their coordinates, so a second draw is the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import evolve
 
-from partita.compiler.graph import Graph, Node, Phase, Value, without_iterations
+from partita.compiler.graph import Graph, Node, Phase, Value, within, without_iterations
 from partita.compiler.passes.place import named_scopes
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import RecomputeRule
@@ -83,8 +83,14 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
             if path == ("auto",):
                 continue
             if path == ("all",):
-                # The iterations of the outermost repeats: only their inputs are kept.
-                paths = [scope for scope, repeat in declared.items() if repeat]
+                paths = _largest(declared)
+                if not paths:
+                    raise refuse(
+                        "E0409",
+                        "`recompute all` has nothing to recompute: the model has neither repeats nor blocks",
+                        span,
+                        help="make blocks of its parts: only the inputs of their calls are kept then",
+                    )
             else:
                 paths = named_scopes(graph, path)
             if not paths:
@@ -95,6 +101,19 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
                     help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
                 )
             found.extend((scope, declared[scope]) for scope in paths)
+    return found
+
+
+def _largest(declared: Mapping[str, bool]) -> list[str]:
+    """What `recompute all` recomputes: the iterations of the outermost repeats; without any, the outermost calls of
+    blocks. One that contains all others would have to be recomputed as a whole, which saves nothing: those within it
+    are taken instead.
+    """
+    repeats = [scope for scope, repeat in declared.items() if repeat]
+    found, inner = [], repeats or list(declared)
+    while inner:
+        found = [scope for scope in inner if not any(within(scope, other) for other in inner)]
+        inner = [scope for scope in inner if len(found) == 1 and within(scope, found[0])] if not repeats else []
     return found
 
 

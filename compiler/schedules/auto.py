@@ -1,6 +1,6 @@
 """`auto`: searches for the order of least cost under a memory limit, with the costs of the program.
 
-Four kinds of orders compete, as far as they fit in memory:
+Orders of several kinds are constructed, as far as they fit in memory:
 
 - the classical schedules;
 - static orders with two integers per rank, a warm-up of forwards and a lag of W behind B
@@ -10,9 +10,12 @@ Four kinds of orders compete, as far as they fit in memory:
 - list scheduling and greedy construction (`partita.compiler.schedules.listing`) within several memory bounds. With
   several chunks or little memory they are often better; their warm-ups also serve as starting points of static orders.
 
-Orders are compared by estimate, and the best ones by simulation. The search ends when one meets the lower bound
-(`partita.compiler.schedules.lower_bound`), or after a budget of visited actions, larger for longer orders. The budget
-is not a time, so the result is deterministic.
+The best of different kinds, over all placements of stages, are then improved by local search
+(`partita.compiler.schedules.improvement`). Orders are compared by estimate, and the best ones by simulation, all by
+what the call minimizes: the longest time that any rank is occupied (`bubble`), or the end of the last action
+(`step_time`). The search ends when an order meets the lower bound (`partita.compiler.schedules.lower_bound`), or after
+a budget of visited actions, larger for longer orders up to some seconds. The budget is not a time, so the result is
+deterministic.
 """
 
 from __future__ import annotations
@@ -21,35 +24,54 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, product
 from math import inf
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement, prices
 from partita.compiler.schedules.descent import NEAR, Descent
-from partita.compiler.schedules.estimate import Estimate, Value, codes, decoded
+from partita.compiler.schedules.estimate import Codes, Estimate, Value, codes, decoded
 from partita.compiler.schedules.generator import SCHEDULES, Generator, Sizes, register
+from partita.compiler.schedules.improvement import Candidate, Improvement, plain
 from partita.compiler.schedules.listing import ALTERNATING, list_orders
 from partita.compiler.schedules.lower_bound import fillings, lower_bound
 from partita.compiler.schedules.patterns import Patterns
 from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, Schedule, Search, peak_live, v_placement
+from partita.compiler.schedules.schedule import (
+    BACKWARD,
+    FORWARD,
+    Action,
+    Schedule,
+    Search,
+    peak_live,
+    v_placement,
+)
 from partita.compiler.schedules.simulator import simulate
-from partita.dsl.builtins import BOUND, CHUNKS, MICROBATCHES, OVER
+from partita.dsl.builtins import BOUND, CHUNKS, MICROBATCHES, OVER, Keyword, Setting
 from partita.dsl.spec import Call
 
-# The budget for static orders: a number of visited actions (some seconds), or of orders if these are long.
-STEPS, ORDERS = 6_000_000, 600
+# What is minimized by default.
+BUBBLE = "bubble"
+# The budget: visited actions for each action of an order, and at most so many (some seconds). It is divided between
+# list scheduling, building blocks, static orders, filled gaps, changes of plans, and changes of orders.
+VISITS, STEPS = 8_000, 11_000_000
+LISTED, PATTERNED, STATIC, FILLED, PLANNED, REFINED = 0.15, 0.2, 0.1, 0.1, 0.25, 0.2
+# Listing an action takes as long as this many visits of the estimate.
+LISTING = 30
 # Memory bounds for list scheduling, as (a, b): a·P − b·r microbatches on rank r. Later ranks wait less.
 SHARES = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (2.0, 0.5), (2.0, 1.0))
 # The number of other orders whose warm-ups are starting points.
 OTHERS = 6
+# How many orders of different kinds have their plans changed, and how many of these their orders.
+STARTS, FINALISTS = 3, 2
+# After so many that simulation finds dearer than estimated, only those that users can name are simulated.
+SIMULATED = 8
 # The memory limit of a proxy's schedule.
 _PLENTY = float(1 << 60)
 
 
-def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> Schedule:
-    """The cheapest schedule found, with a report of the search (`Schedule.search`). If several placements are possible
-    (loop, V), the one whose cheapest schedule has the smallest makespan.
+def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions, minimize: str = BUBBLE) -> Schedule:
+    """The cheapest schedule found over all placements (loop, V), with a report of the search (`Schedule.search`).
+    `minimize` is what is compared: `bubble`, or `step_time`.
 
     Raises ValueError if no order fits in memory.
     """
@@ -62,20 +84,63 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> 
         ]
         for role in ("varied", "compared")
     )
-    found: list[tuple[tuple[float, float], Schedule]] = []
-    bounded: list[tuple[Placement, Memory]] = []
+    budget = min(STEPS, VISITS * sum(map(len, families[0].actions)))
+    searches = []
     for family in families:
         placement = family.placement
         memory = conditions.memory(placement) if conditions.memory is not None else None
-        bounded += [] if memory is None else [(placement, memory)]
-        search = _Search(family, conditions, memory, Estimate(placement, prices(conditions, placement)))
-        alike = [each for each in others if each.placement == placement]
-        budget = max(STEPS, ORDERS * sum(map(len, family.actions))) // len(families)
-        found += search.best(budget, [family, *alike])
+        estimate = Estimate(placement, prices(conditions, placement), minimize != BUBBLE)
+        searches.append(_Search(family, conditions, memory, estimate))
+    found: list[_Found] = []
+    for search in searches:
+        alike = [each for each in others if each.placement == search.family.placement]
+        found += search.constructed(budget // len(searches), [search.family, *alike])
     if not found:
-        raise ValueError(_too_little(*bounded[-1]))
-    _, best = min(found, key=lambda pair: pair[0])
-    return best
+        raise ValueError(_too_little(searches[-1].family.placement, searches[-1].within()))
+    found.sort(key=lambda each: each.value)
+    least = min(search.least for search in searches)
+    if found[0].value[0] > least * (1 + NEAR):
+        found = sorted([*found, *_improved(found, budget, least)], key=lambda each: each.value)
+    return _simulated(found, least, minimize)
+
+
+def _improved(found: Iterable[_Found], budget: int, least: float) -> Iterator[_Found]:
+    """The best of different kinds, improved."""
+    kinds: dict[tuple[Placement, str], _Found] = {}
+    for each in found:
+        if plain(each.candidate.orders):
+            kinds.setdefault((each.search.family.placement, each.schedule.name), each)
+    now: list[_Found] = []
+    steps = 0
+    for each in kinds.values():
+        if steps < FILLED * budget:
+            before = each.search.estimate.steps
+            now.append(each.filled(least))
+            steps += each.search.estimate.steps - before
+    for share, count, change in ((PLANNED, STARTS, _Found.planned), (REFINED, FINALISTS, _Found.refined)):
+        now.sort(key=lambda each: each.value)
+        yield from now
+        if not now or now[0].value[0] <= least * (1 + NEAR):
+            return
+        now = [change(each, int(share * budget / count), least) for each in now[:count]]
+    yield from now
+
+
+def _simulated(found: Iterable[_Found], least: float, minimize: str) -> Schedule:
+    """The best by simulation, of those found in ascending order of their estimates."""
+    judged: list[tuple[tuple[float, float], Schedule]] = []
+    for each in found:
+        # An estimate never exceeds the simulated cost.
+        if judged and each.value[0] * (1 + NEAR) >= min(value for (value, _), _ in judged):
+            break
+        if len(judged) >= SIMULATED and each.schedule.name not in SCHEDULES:
+            continue
+        conditions = each.search.conditions
+        timeline = simulate(communicate(each.schedule, conditions.messages), conditions.costs)
+        times = timeline.cost, timeline.makespan
+        judged.append((times if minimize == BUBBLE else times[::-1], each.schedule))
+    (value, _), best = min(judged, key=lambda each: each[0])
+    return evolve(best, name="auto", search=Search(best.name, value, least, minimize))
 
 
 def _too_little(placement: Placement, memory: Memory) -> str:
@@ -86,6 +151,51 @@ def _too_little(placement: Placement, memory: Memory) -> str:
 
 
 @frozen(eq=False)
+class _Found:
+    """A schedule of a search, and its codes."""
+
+    search: _Search
+    schedule: Schedule
+    candidate: Candidate
+
+    @property
+    def value(self) -> Value:
+        """Its estimated value."""
+        return self.candidate.value
+
+    def filled(self, least: float) -> _Found:
+        """With its gaps filled."""
+        return self._with(self.search.improvement(least).filled(self.candidate))
+
+    def planned(self, steps: int, least: float) -> _Found:
+        """With a better plan."""
+        return self._with(self.search.improvement(least).planned(self.candidate, steps))
+
+    def refined(self, steps: int, least: float) -> _Found:
+        """With a better order."""
+        return self._with(self.search.improvement(least).refined(self.candidate, steps))
+
+    def _with(self, candidate: Candidate) -> _Found:
+        if candidate.orders is self.candidate.orders:
+            return evolve(self, candidate=candidate)
+        name = self.schedule.name
+        name = name if name.endswith(", improved") else f"{name}, improved"
+        actions = tuple(map(_in_turn, self.schedule.actions, candidate.orders))
+        bound = tuple(map(peak_live, actions))
+        schedule = evolve(self.schedule, name=name, actions=actions, bound=bound, pairs=())
+        return evolve(self, candidate=candidate, schedule=schedule)
+
+
+def _in_turn(actions: Iterable[Action], order: Codes) -> tuple[Action, ...]:
+    """A rank's actions in the order of their codes; those of a code keep theirs."""
+    by_code: dict[int, list[Action]] = {}
+    for action in actions:
+        by_code.setdefault(codes([action])[0], []).append(action)
+    following = {code: iter(alike) for code, alike in by_code.items()}
+    return tuple(next(following[each]) for each in order)
+
+
+@frozen(eq=False)
 class _Search:
     """The search over one placement of stages, that of `family`."""
 
@@ -93,46 +203,50 @@ class _Search:
     conditions: Conditions
     memory: Memory | None
     estimate: Estimate
+    least: float = field(init=False)
 
-    def best(self, budget: int, classical: Iterable[Schedule]) -> Iterator[tuple[tuple[float, float], Schedule]]:
-        """The cheapest schedule by simulation, with its makespan and cost; nothing if none fits in memory."""
-        placement, microbatches = self.family.placement, self.family.microbatches
-        least = lower_bound(placement, microbatches, self.estimate.prices, self.memory)
+    @least.default
+    def _least(self) -> float:
+        family, estimate = self.family, self.estimate
+        return lower_bound(family.placement, family.microbatches, estimate.prices, self.memory, estimate.whole)
+
+    def improvement(self, least: float) -> Improvement:
+        """A local search down to a bound."""
+        return Improvement(self.estimate, self.within(), least * (1 + NEAR))
+
+    def constructed(self, budget: int, classical: Iterable[Schedule]) -> list[_Found]:
+        """Orders of all kinds that fit in memory."""
         found: list[tuple[Value, Schedule]] = []
-        listed: list[tuple[Value, Schedule]] = []
-        for each in chain(self._estimated(classical), self._estimated(self._listed())):
-            listed.append(each)
-            if each[0][0] <= least * (1 + NEAR):
+        for each in chain(self._estimated(classical), self._estimated(self._listed(LISTED * budget))):
+            found.append(each)
+            if each[0][0] <= self.least * (1 + NEAR):
                 break  # none can cost less
         else:
-            found += self._patterned(budget // 2)
-            found += self._static(budget, least, [schedule for _, schedule in sorted(listed, key=lambda pair: pair[0])])
-        found += listed
-        judged: list[tuple[float, float, Schedule]] = []
-        for (estimated, *_), schedule in sorted(found, key=lambda pair: pair[0]):
-            # An estimate never exceeds the simulated cost.
-            if not judged or estimated * (1 + NEAR) < min(cost for cost, _, _ in judged):
-                timeline = simulate(communicate(schedule, self.conditions.messages), self.conditions.costs)
-                judged.append((timeline.cost, timeline.makespan, schedule))
-        if judged:
-            cost, makespan, chosen = min(judged, key=lambda each: each[:2])
-            yield (makespan, cost), evolve(chosen, name="auto", search=Search(chosen.name, cost, least))
+            best = [schedule for _, schedule in sorted(found, key=lambda pair: pair[0])]
+            found += self._patterned(int(PATTERNED * budget))
+            found += self._static(int(STATIC * budget), best)
+        return [
+            _Found(self, schedule, Candidate(value, [codes(line) for line in schedule.actions]))
+            for value, schedule in found
+        ]
 
     def _estimated(self, schedules: Iterable[Schedule]) -> Iterator[tuple[Value, Schedule]]:
         for schedule in schedules:
             if self.memory is None or self.memory.fits(schedule):
                 yield self.estimate([codes(line) for line in schedule.actions]), schedule
 
-    def _static(self, budget: int, least: float, others: Iterable[Schedule]) -> Iterator[tuple[Value, Schedule]]:
+    def _static(self, budget: int, others: Iterable[Schedule]) -> Iterator[tuple[Value, Schedule]]:
         """The best order with two integers per rank, if any fits in memory; the warm-ups of the first of `others` are
         starting points too.
         """
         family, prices = self.family, self.estimate.prices
         warm_ups = [_warm_ups(each) for each in (family, *islice(others, OTHERS))]
         if family.chunks == 1:
-            for _, counts in fillings(family.placement, family.microbatches, prices, self.memory)[:4]:
+            for _, counts in fillings(family.placement, family.microbatches, prices, self.memory, self.estimate.whole)[
+                :4
+            ]:
                 warm_ups.append([counts[stage] for (stage,) in family.placement])
-        found = Descent(family, self.estimate, self.memory, budget).run(warm_ups, least)
+        found = Descent(family, self.estimate, self.memory, budget).run(warm_ups, self.least)
         if found is not None and found[0][0] < inf:
             yield found
 
@@ -141,27 +255,28 @@ class _Search:
         placement, microbatches = self.family.placement, self.family.microbatches
         if self.family.chunks == 2 and placement == v_placement(len(placement)):
             for value, orders in Patterns(
-                placement, microbatches, self.estimate.prices, self._within(), self.estimate, budget
+                placement, microbatches, self.estimate.prices, self.within(), self.estimate, budget
             ).best():
                 actions = tuple(map(decoded, orders))
                 bound = tuple(map(peak_live, actions))
                 yield value, Schedule("building blocks", microbatches, placement, actions, bound)
 
-    def _within(self) -> Memory:
+    def within(self) -> Memory:
         """The memory; what holds all microbatches if it is not limited."""
         each = (1.0,) * len(self.estimate.prices.forward)
         most = float(self.family.microbatches * len(each))
         return self.memory or Memory((most,) * len(self.family.placement), each, each)
 
-    def _listed(self) -> Iterator[Schedule]:
-        """The results of list scheduling, within parts of the memory and all of it."""
+    def _listed(self, budget: float) -> Iterator[Schedule]:
+        """The results of list scheduling, within all of the memory and parts of it; one at least."""
+        steps, each_takes = 0, LISTING * sum(map(len, self.family.actions))
         placement, microbatches, prices = self.family.placement, self.family.microbatches, self.estimate.prices
-        memory, ranks = self._within(), len(placement)
+        memory, ranks = self.within(), len(placement)
         fewer = [
             [(share * ranks - taper * rank) * memory.one(stages) for rank, stages in enumerate(placement)]
             for share, taper in SHARES
         ]
-        limits = dict.fromkeys((*(tuple(map(min, memory.limit, limit)) for limit in fewer), memory.limit))
+        limits = dict.fromkeys((memory.limit, *(tuple(map(min, memory.limit, limit)) for limit in fewer)))
         for limit in limits:
             within = evolve(memory, limit=limit)
             if all(within.holds(rank, within.one(stages)) for rank, stages in enumerate(placement)):
@@ -169,6 +284,9 @@ class _Search:
                     (True, False) if prices.joint else (True,), (BACKWARD, FORWARD, ALTERNATING)
                 ):
                     for patient in (False, True) if split else (False,):
+                        if steps and steps + each_takes > budget:
+                            return
+                        steps += each_takes
                         orders = list_orders(placement, microbatches, prices, within, prefer, split, patient)
                         name = "greedy construction" if patient or prefer == ALTERNATING else "list scheduling"
                         yield Schedule(name, microbatches, placement, orders, tuple(map(peak_live, orders)))
@@ -188,7 +306,13 @@ def _proxy(call: Call, sizes: Sizes) -> Call:
 register(
     Generator(
         "auto",
-        (MICROBATCHES, evolve(CHUNKS, default=1), BOUND, OVER),
+        (
+            MICROBATCHES,
+            evolve(CHUNKS, default=1),
+            BOUND,
+            Setting("minimize", Keyword((BUBBLE, "step_time")), BUBBLE),
+            OVER,
+        ),
         order=auto,
         chunks=None,
         bounded=True,

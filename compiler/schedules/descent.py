@@ -10,7 +10,7 @@ on one side of a cut. Finally, lags are shortened as far as the cost stays the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import ceil
 
 from attrs import define, evolve, field
@@ -37,8 +37,8 @@ NEAR = 1e-9
 SHARES = (0.0, 0.5, 1.0, 1.5)
 # Warm-ups of starting points, as multiples of those of 1F1B or a similar schedule.
 FACTORS = (1.0, 2.0, 1.5, 1.25, 1.75, 2.25, 2.5, 3.0)
-# The number of starting points to descend from: the BEST ones, then others with different warm-ups, up to STARTS.
-BEST, STARTS = 3, 6
+# The number of starting points to descend from, the best ones of different warm-ups.
+STARTS = 6
 
 
 def better(one: Value, other: Value) -> bool:
@@ -80,13 +80,10 @@ class Descent:
             if starts[-1][0][0] <= least * (1 + NEAR) or self.estimate.steps > half:
                 break
         starts.sort()
-        chosen = starts[:BEST]
-        known = {_warm_ups(numbers) for _, numbers in chosen}
-        for start in starts[BEST:]:
-            if len(chosen) < STARTS and _warm_ups(start[1]) not in known:
-                known.add(_warm_ups(start[1]))
-                chosen.append(start)
-        value, numbers = min(self._down(*start, most, least) for start in chosen)
+        chosen: dict[tuple[int, ...], tuple[Value, Numbers]] = {}
+        for start in starts:
+            chosen.setdefault(_warm_ups(start[1]), start)
+        value, numbers = min(self._down(*start, most, least) for start in islice(chosen.values(), STARTS))
         return value, self.schedule(self._given_back(value, numbers))
 
     def value(self, numbers: Numbers) -> Value:

@@ -23,7 +23,8 @@ VISIT = 4
 
 # A rank's order: 4·chunk + kind for each action. Microbatches are implicit, since they ascend within chunk and kind.
 Codes = tuple[int, ...]
-# The longest time that any rank is occupied, the end of the last action, and the sum of all ranks' occupied times.
+# The longest time that any rank is occupied and the end of the last action, in the order in which they count, and the
+# sum of all ranks' occupied times.
 Value = tuple[float, float, float]
 
 
@@ -50,18 +51,23 @@ def decoded(order: Codes) -> tuple[Action, ...]:
 
 @define
 class Estimate:
-    """Estimates orders for one placement of stages. `steps` counts the actions visited."""
+    """Estimates orders for one placement of stages. With `whole`, the end of the last action comes first in a value.
+
+    `tables` has for each rank, by code, the seconds of an action, the list of ends that it waits for, the seconds from
+    there, and the list in which its own end is (−1 for none). `steps` counts the actions visited.
+    """
 
     placement: Sequence[Sequence[int]]
     prices: StageTimes
+    whole: bool = False
     steps: int = 0
-    _ranks: list[tuple[list[float], list[int], list[float], list[int]]] = field(init=False)
+    tables: list[tuple[list[float], list[int], list[float], list[int]]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # There is a list of ends of actions for each stage and direction: F of stage s in 2s, B in 2s + 1.
         last = sum(map(len, self.placement)) - 1
         prices = self.prices
-        self._ranks = []
+        self.tables = []
         for stages in self.placement:
             seconds, wanted, way, made = [], [], [], []
             for s in stages:
@@ -72,7 +78,7 @@ class Estimate:
                     wanted.append(source)
                     way.append(time)
                 made += [2 * s, 2 * s + 1, -1, 2 * s + 1]
-            self._ranks.append((seconds, wanted, way, made))
+            self.tables.append((seconds, wanted, way, made))
 
     def __call__(self, orders: Sequence[Codes]) -> Value:
         """The value of the ranks' orders; infinite if they deadlock."""
@@ -83,7 +89,7 @@ class Estimate:
         ready = deque(range(count))
         while ready:
             rank = ready.popleft()
-            seconds, wanted, way, made = self._ranks[rank]
+            seconds, wanted, way, made = self.tables[rank]
             order, clock = orders[rank], clocks[rank]
             begin = position = positions[rank]
             length = len(order)
@@ -117,4 +123,5 @@ class Estimate:
         if any(position < len(order) for position, order in zip(positions, orders, strict=True)):
             return inf, inf, inf
         times = [clock - start for clock, start in zip(clocks, starts, strict=True)]
-        return max(times), max(clocks), sum(times)
+        worst = (max(clocks), max(times)) if self.whole else (max(times), max(clocks))
+        return *worst, sum(times)

@@ -15,6 +15,8 @@ chain   Rank 0, if it is not r, waits until the first microbatch has reached r, 
         W that L does not let it defer, and until the last gradient is back; then it still has a W to run.
 
 If ranks have several stages, head counts only how many forwards fit in L, and tail is omitted.
+
+The bound on the end of the step (`whole`) adds the time after which the first microbatch can reach r at all.
 """
 
 from __future__ import annotations
@@ -31,23 +33,33 @@ _MOST = 64
 
 
 def lower_bound(
-    placement: Sequence[Sequence[int]], microbatches: int, prices: StageTimes, memory: Memory | None
+    placement: Sequence[Sequence[int]],
+    microbatches: int,
+    prices: StageTimes,
+    memory: Memory | None,
+    whole: bool = False,
 ) -> float:
-    """The bound, in the unit of `prices`. `placement[rank]` are a rank's stages by chunk."""
+    """The bound, in the unit of `prices`. `placement[rank]` are a rank's stages by chunk. With `whole` it is one on the
+    end of the last action.
+    """
     if all(len(stages) == 1 for stages in placement):
-        return fillings(placement, microbatches, prices, memory)[0][0]
-    pipe = _Bounds(_split(prices), microbatches, memory)
+        return fillings(placement, microbatches, prices, memory, whole)[0][0]
+    pipe = _Bounds(_split(prices), microbatches, memory, whole)
     ranks = [_Rank(rank, tuple(sorted(stages))) for rank, stages in enumerate(placement)]
     return max(pipe.cost(each, max(0.0, pipe.trip(each) - pipe.forwards(each))) for each in ranks)
 
 
 def fillings(
-    placement: Sequence[Sequence[int]], microbatches: int, prices: StageTimes, memory: Memory | None
+    placement: Sequence[Sequence[int]],
+    microbatches: int,
+    prices: StageTimes,
+    memory: Memory | None,
+    whole: bool = False,
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Bounds, and the number of forwards that each stage runs before its first B, in a pipeline of one stage per rank;
     best first.
     """
-    pipe = _Bounds(_split(prices), microbatches, memory)
+    pipe = _Bounds(_split(prices), microbatches, memory, whole)
     ranks = sorted((_Rank(rank, tuple(stages)) for rank, stages in enumerate(placement)), key=lambda each: each.stages)
     # The time from the end of a stage's first F to the start of its first B, the bound, and the later stages' counts.
     starts: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
@@ -94,6 +106,7 @@ class _Bounds:
     prices: StageTimes
     microbatches: int
     memory: Memory | None
+    whole: bool
     from_first: list[float] = field(init=False)
     to_first: list[float] = field(init=False)
 
@@ -112,6 +125,8 @@ class _Bounds:
         busy = weight + idle
         busy += self.microbatches * sum(prices.forward[stage] + prices.backward[stage] for stage in rank.stages)
         found = max(busy + tail, self._holding(rank))
+        if self.whole:
+            found += self.from_first[first]
         if first:
             late = min(weight, self._count(rank, "weight") * max(prices.weight[stage] for stage in rank.stages))
             found = max(found, self.from_first[first] + busy - late + self.to_first[first] + prices.weight[0])

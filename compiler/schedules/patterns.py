@@ -45,8 +45,8 @@ STEPS = (
 ASSUMED = ((4.0, 4.0, 3.0), (1.0, 1.0, 1.0), None)
 PATIENCES = tuple(Patience(*each) for each in product((0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.2, 0.5, 0.8, 1.0)))
 FIRST = tuple(Patience(*each) for each in ((0.0, 0.5), (0.0, 0.8), (0.5, 0.5), (0.5, 0.2), (1.0, 1.0)))
-# Executing an action takes as long as this many visits of the estimate.
-EXECUTION = 6
+# Executing or squeezing an action takes as long as so many visits of the estimate.
+EXECUTION, SQUEEZING = 8, 30
 # How many patterns are changed, and how many of them are tried on all microbatches.
 POOL, FINALISTS = 8, 4
 # How many of the listed steps are tried.
@@ -162,7 +162,7 @@ class Patterns:
                 if fits(plan, self.placement, self.memory):
                     if pattern.whole:
                         better = without_weights(squeezed(block, self.placement, microbatches))
-                        self._steps += EXECUTION * sum(map(len, plan))
+                        self._steps += SQUEEZING * sum(map(len, plan))
                         plan = better if fits(better, self.placement, self.memory) else plan
                     self._plans[key] = plan
         return self._plans[key] or None

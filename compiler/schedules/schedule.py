@@ -35,13 +35,15 @@ class Action:
 
 @frozen
 class Search:
-    """What a search reports of its result: the `family` of orders, the simulated `cost` (the longest time that any rank
-    is occupied), and `least`, a lower bound on the cost of any schedule of these stages within the memory limit.
+    """What a search reports of its result: the `family` of orders, the simulated `cost`, `least`, a lower bound on the
+    cost of any schedule of these stages within the memory limit, and what it minimizes: the longest time that any rank
+    is occupied (`bubble`), or the end of the last action (`step_time`).
     """
 
     family: str
     cost: float
     least: float
+    minimize: str = "bubble"
 
 
 @frozen

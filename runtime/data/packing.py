@@ -5,9 +5,8 @@ document in its row; and `positions`, which count from 0 in each document. The i
 their own, without targets. A document that is longer than a row is cut into pieces of a row's length, each a document
 from then on; the last target of a piece is the first id of the next, so that no id goes untrained. Nothing else is cut.
 
-Documents are packed by best fit in order of falling length (best-fit decreasing; for language models: Ding et al.,
-Fewer Truncations Improve Language Modeling, 2024), once, whatever the seed. Training goes through all rows in a new
-order every epoch, evaluation through those of held-out documents in order.
+Documents are packed once, whatever the seed (`partita.runtime.data.packed_rows`). Training goes through all rows in a
+new order every epoch, evaluation through those of held-out documents in order.
 """
 
 from __future__ import annotations
@@ -22,26 +21,11 @@ from partita.dsl.source import Span
 from partita.runtime.data.dataset import Batch, Input
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.ids import Ids
+from partita.runtime.data.packed_rows import Rows, packed_once
 from partita.runtime.data.registry import Use
 from partita.runtime.data.windows import arranged, check_limit, ignored_target, length_of
 
 MOST_NAMED = 4  # documents of a row
-
-
-@frozen(eq=False)
-class Rows:
-    """Packed rows: row i has the pieces `first[i] : first[i + 1]`, each with its start among the ids, its length,
-    whether the document goes on behind it, and the document's number.
-    """
-
-    first: np.ndarray
-    starts: np.ndarray
-    lengths: np.ndarray
-    goes_on: np.ndarray
-    numbers: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.first) - 1
 
 
 @frozen(eq=False)
@@ -153,7 +137,8 @@ def open_packed(
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
     # A document belongs to the side on which it begins.
     training = int(np.searchsorted(starts, round(len(ids) * (1 - holdout)), "left"))
-    parts = [packed(starts[part], ends[part], length, part.start) for part in _sides(training, len(ends))]
+    sides = _sides(training, len(ends))
+    parts = [packed_once(starts[part], ends[part], length, part.start, span) for part in sides]
     if len(parts[0]) == 0 and use is not Use.EVALUATE:
         raise refuse("E0604", f"{what} has no documents to train on", span)
     if use and len(parts[1]) == 0:
@@ -172,46 +157,3 @@ def open_packed(
 
 def _sides(training: int, count: int) -> tuple[slice, slice]:
     return slice(0, training), slice(training, count)
-
-
-def packed(starts: np.ndarray, ends: np.ndarray, length: int, number: int = 0) -> Rows:
-    """The rows for documents by their starts and ends among the ids; the first has this number."""
-    pieces = -(-(ends - starts) // length)  # of each document
-    owner = np.repeat(np.arange(len(starts)), pieces)
-    index = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    first = starts[owner] + index * length
-    lengths = np.minimum(ends[owner] - first, length)
-    row = _best_fit(lengths, length)
-    order = np.argsort(row, kind="stable")
-    counts = np.bincount(row, minlength=0)
-    return Rows(
-        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]),
-        first[order],
-        lengths[order].astype(np.int32),
-        (first + lengths < ends[owner])[order],
-        owner[order] + number,
-    )
-
-
-def _best_fit(lengths: np.ndarray, length: int) -> np.ndarray:
-    """The row of each piece: the fullest that has room for it, or a new one; the longest pieces choose first."""
-    row = np.empty(len(lengths), np.int64)
-    with_space: list[list[int]] = [[] for _ in range(length + 1)]  # the rows that have so much space
-    spaces = 0  # bit s: some row has space s
-    count = 0
-    order = np.argsort(-lengths, kind="stable")
-    for piece, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        room = spaces >> size
-        if room:
-            space = size + (room & -room).bit_length() - 1
-            own = with_space[space].pop()
-            if not with_space[space]:
-                spaces ^= 1 << space
-        else:
-            own, space = count, length
-            count += 1
-        row[piece] = own
-        if space > size:
-            with_space[space - size].append(own)
-            spaces |= 1 << (space - size)
-    return row

@@ -7,7 +7,7 @@ pieces of at least a mebibyte that end with a line, so that a file may be larger
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use:
     if arguments.get("alphabet", "bytes") == "bytes":
         ids = np.frombuffer(b"".join(read(path, call.span) + end.encode() for _, path in files), np.uint8)
         return open_windows(ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
-    ids, alphabet = numbered("".join(_decoded(path, call.span) + end for _, path in files))
+    ids, alphabet = numbered(_characters(call, files))
     return open_windows(
         ids,
         f"`{pattern}`, with {len(alphabet)} different characters,",
@@ -79,6 +79,17 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use:
         call.span,
         lambda number: f"character {number}, {alphabet[number]!r}",
     )
+
+
+def alphabet_of(call: Call, root: Path) -> str:
+    """The characters of a text with `alphabet = chars`: id i is the i-th. Raises Refused."""
+    return numbered(_characters(call, FILES(call, root)))[1]
+
+
+def _characters(call: Call, files: Sequence[tuple[str, Path]]) -> str:
+    """All files, each with `end` after it."""
+    end = call.arguments.get("end") or ""
+    return "".join(_decoded(path, call.span) + end for _, path in files)
 
 
 def numbered(text: str) -> tuple[np.ndarray, str]:

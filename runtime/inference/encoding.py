@@ -14,8 +14,7 @@ from partita.dsl.language_model import spelling_of
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.encoders import Tokens, encoder_of
-from partita.runtime.data.files import matching, read
-from partita.runtime.data.text import numbered
+from partita.runtime.data.text import alphabet_of
 
 
 class Encoding(Protocol):
@@ -100,9 +99,7 @@ def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
     if arguments.get("tokenizer") is not None:
         return _tokenizer(arguments["tokenizer"], folder, data.span)
     if arguments.get("alphabet") == "chars":
-        paths = matching(arguments["glob"], folder, data.span)
-        _, alphabet = numbered("".join(read(path, data.span).decode("utf-8", "replace") for path in paths))
-        return Characters(alphabet)
+        return Characters(alphabet_of(data, folder))
     return Bytes()
 
 

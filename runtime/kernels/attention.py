@@ -387,8 +387,13 @@ def attend_gradient(
         _summed(_unpadded(dk, k), k, batch, own),
         _summed(_unpadded(dv, v), v, batch, own),
     ]
-    gradients = zip([*first, *found], shapes, strict=True)
-    return tuple(_shaped(tensor, shape).permute(order) for tensor, (shape, order) in gradients)
+    del dq, dk, dv
+    found = [*first, *found]
+    first.clear()
+    for i, (shape, order) in enumerate(shapes):
+        # In the operand's own order in memory too: products that read it as a matrix would copy it, each for itself.
+        found[i] = _shaped(found[i], shape).permute(order).contiguous()
+    return tuple(found)
 
 
 def _summed(gradient: Tensor, like: Tensor, batch: Sequence[int], own: Sequence[int]) -> Tensor:

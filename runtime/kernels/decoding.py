@@ -26,9 +26,13 @@ def carry(states: Sequence[Tensor], new: Sequence[Tensor], values: tuple[Tensor,
 
 
 @kernel
-def shift_on(state: Tensor, part: Tensor, dim: int) -> Tensor:
-    """A part moved on by as many positions as the state has, which come first; the state becomes the last ones."""
+def go_on(state: Tensor, part: Tensor, dim: int, first: float | None = None) -> Tensor:
+    """A part after the positions before it, which the state has, or which are all a number before the `first` part; the
+    state becomes the last ones of both.
+    """
+    if first is not None:
+        state.fill_(first)
     joined = torch.cat((state, part), dim)
-    by, size = state.shape[dim], part.shape[dim]
-    state.copy_(joined.narrow(dim, size, by))
-    return joined.narrow(dim, 0, size)
+    by = state.shape[dim]
+    state.copy_(joined.narrow(dim, part.shape[dim], by))
+    return joined

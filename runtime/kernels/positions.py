@@ -80,7 +80,10 @@ def rope(
     length: int = 0,
 ) -> Tensor:
     """Rotate the halves of the last axis by the position along the second to last, which begins at `start`; of the
-    table, the first `length` positions are made at once.
+    table, the first `length` positions are made at once. `order` permutes the result.
+
+    What attention reads is in its order in memory, of heads before positions; what is turned back, in that of the
+    result, since products read it as a matrix.
     """
     half, end = x.shape[-1] // 2, start + x.shape[-2]
     cos, sin = _angles(max(end, length), half, base, scaling, x.dtype, x.device)
@@ -88,7 +91,13 @@ def rope(
     if inverse:
         sin = -sin
     a, b = widened(x[..., :half]), widened(x[..., half:])
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype).permute(*order)
+    halves = (a * cos - b * sin, b * cos + a * sin)
+    if not inverse:
+        return torch.cat(halves, -1).to(x.dtype).permute(*order)
+    result = halves[0].new_empty([x.shape[i] for i in order])
+    back = sorted(range(len(order)), key=order.__getitem__)
+    torch.cat(halves, -1, out=result.permute(back))
+    return result.to(x.dtype)
 
 
 # Multipliers of MurmurHash3's 64-bit finalizer (Appleby) and of a Weyl sequence, as signed integers.

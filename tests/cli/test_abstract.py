@@ -126,7 +126,10 @@ def test_auto_searches_within_a_limit_and_says_how_good_it_is(capsys):
     assert given["least_cost"] == pytest.approx(given["cost"])
     assert main(["schedule", "auto", *SIZE, *TIMES, *limit]) == 0
     headline = capsys.readouterr().out.splitlines()[0]
-    assert headline == "auto: 8 ranks, 24 microbatches; step 1,236.54, bubble 4.3%; cost 1,152.6, lower bound 1,152.6"
+    assert (
+        headline
+        == "auto: 8 ranks, 24 microbatches; step 1,236.54, bubble 4.3%; cost 1,152.6, lower bound 1,152.6 (+0.0%)"
+    )
 
 
 def test_pairs_that_overlap(capsys):

@@ -50,6 +50,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_numbers_in_the_layout_of_the_file_are_those_of_one_process(trained: Path) -> None:
+    """Rows are split over two ranks, which have neither gradients nor states of the optimizer."""
+    found = []
+    for transport in ((), ("--transport", "virtual")):
+        done = here("evaluate", "m.par", "--from", "runs/m", "--json", *transport, cwd=trained)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout)["numbers"])
+        asked = ("-o", "split.npz", "--outputs", "logits,hidden", "--from", "runs/m", "--data", "inputs.npz")
+        done = here("predict", "m.par", *asked, *transport, cwd=trained)
+        assert done.returncode == 0, done.stderr
+        with np.load(trained / "split.npz") as arrays:
+            found.append({name: arrays[name].sum() for name in arrays.files})
+    assert found[2] == pytest.approx(found[0], rel=1e-6)
+    assert found[3] == pytest.approx(found[1], rel=1e-5)
+
+
 def expected(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """The logits of all rows, and their labels."""
     weights = partita.load_model(trained / "m.par", names=["logits"], run=trained / "runs" / "m").parameters

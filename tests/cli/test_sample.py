@@ -48,6 +48,18 @@ def test_the_prompt_and_what_follows_is_printed(trained: Path) -> None:
     assert before.stdout != done.stdout
 
 
+def test_the_text_in_the_layout_of_the_file_is_that_of_one_process(trained: Path) -> None:
+    """Of a checkpoint that another layout has saved: each rank reads its own shards."""
+    layout = "mesh pair(data = 2, tensor = 2)\nlayout cut on pair { shard vocab -> tensor shard param -> data }\n"
+    (trained / "cut.par").write_text(f"{TEXT}\n{layout}")
+    asked = ("--from", "runs/m", *ASKED, "--temperature", "0")
+    one = here("sample", "cut.par", *asked, cwd=trained)
+    several = here("sample", "cut.par", *asked, "--transport", "virtual", cwd=trained)
+    assert several.returncode == 0, several.stderr
+    assert several.stdout == one.stdout
+    assert several.stdout.startswith("ab")
+
+
 WRONG = {
     "E0807 there is no checkpoint in nowhere": ("m.par", "--from", "nowhere"),
     "E0804 is of another model": ("m.par", "embed=16"),

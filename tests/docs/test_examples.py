@@ -38,7 +38,7 @@ def test_a_file_in_the_documentation_is_in_canonical_form(fence: Fence, text: st
 
 
 # Pages whose sessions train or search for long; `make docs` runs all of them, too.
-LONG = ("run.md", "plan.md", "checkpoints.md")
+LONG = ("run.md", "plan.md", "checkpoints.md", "finetuning.md")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_block_is_marked_as_something_known() -> None:
-    kinds = {"par", "console", "pycon", "text", "sh", "bash", "python", "json", "yaml", ""}
+    kinds = {"par", "console", "pycon", "diff", "text", "sh", "bash", "python", "json", "yaml", ""}
     for page in PAGES:
         for fence in fences(page):
             assert fence.language in kinds, f"{fence}: ```{fence.language}"

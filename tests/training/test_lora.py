@@ -122,7 +122,7 @@ def measured(state: Compilation, plan: Plan) -> tuple[int, int]:
     return peak_memory(state, state.program.ranks[0]), peak
 
 
-@pytest.mark.parametrize("more", ["clip=1", "ema=0.9"])
+@pytest.mark.parametrize("more", ["clip=1", "ema=0.9", "optimizer=adamw(lr=1e-3)"])
 def test_the_bound_of_memory_holds_and_is_near(more: str):
     alone = ("ranks.data=1", "ranks.pipe=1", "batch=16", "seq=32", "layers=2", "train.data=random()")
     plan = prepare(spec_of(*alone, "schedule=one_f_one_b", f"train.{more}"))

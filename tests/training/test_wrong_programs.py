@@ -69,6 +69,21 @@ CASES = [
 ]  # fmt: skip
 
 
+def test_nothing_can_be_recomputed_where_there_are_neither_repeats_nor_blocks():
+    text = """axis batch = 4
+model m(x: [batch]) { param w: [batch] ~ ones()  loss mean(x * w) }
+mesh ranks(data = 1)
+layout cut on ranks { recompute all }
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+"""
+    with pytest.raises(Refused) as refusal:
+        compile_spec(checked(text, "m.par"))
+    (found,) = refusal.value.diagnostics
+    assert found.code == "E0409"
+    assert "the model has neither repeats nor blocks" in found.message
+    assert (found.span.line, found.span.column) == (4, 33)
+
+
 @pytest.mark.parametrize(("code", "text", "changes"), CASES)
 def test_is_refused(code: str, text: str, changes: dict):
     found = refused(**changes)

@@ -118,6 +118,23 @@ async def session(editor: Editor, folder: Path) -> None:
         with pytest.raises(JsonRpcException, match=why):
             await editor.text_document_rename_async(lsp.RenameParams(document, position, name))
 
+    # What a rule sends, what is in the file, what a call takes.
+    assert "over data, " in await hover(place(FILE, "shard batch"))
+    outline = await editor.text_document_document_symbol_async(lsp.DocumentSymbolParams(document))
+    (model,) = [each for each in outline or () if each.name == "m"]
+    assert isinstance(model, lsp.DocumentSymbol)
+    assert [each.name for each in model.children or ()] == ["w"]
+    assert model.selection_range.start == place(FILE, "m(x")
+    folded = await editor.text_document_folding_range_async(lsp.FoldingRangeParams(document))
+    assert [(each.start_line, each.end_line) for each in folded or ()] == [(2, 4), (6, 10), (14, 16), (18, 23)]
+    for word, label, active in (("x)\n", "half(x: [batch, embed])", 0), ("y * w)", "mean(x, over =)", 0)):
+        asked = lsp.SignatureHelpParams(document, place(FILE, word))
+        signature = await editor.text_document_signature_help_async(asked)
+        assert signature is not None
+        assert (signature.signatures[0].label, signature.active_parameter) == (label, active)
+    nowhere = lsp.SignatureHelpParams(document, place(FILE, "train"))
+    assert await editor.text_document_signature_help_async(nowhere) is None
+
     # Canonical form.
     options = lsp.FormattingOptions(tab_size=2, insert_spaces=True)
     loose = FILE.replace("  loss mean(y * w)", " loss   mean( y*w )")

@@ -14,7 +14,7 @@ from partita.compiler.ops.body import body_of
 from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
-from partita.compiler.ops.decoding import Keep, ShiftOn
+from partita.compiler.ops.decoding import GoOn, Keep
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
@@ -202,7 +202,7 @@ CASES: list[Case] = [
     Case("pad", Pad("a", Z, 1), (f(C, A),)),
     Case("shift", Shift("a", 2), (f(A, B, C),)),
     Case("shift-back", Shift("b", -1), (f(A, B),)),
-    Case("shift_on", ShiftOn("s", 6), (f(A, Axis("s", 6), B), f(A, S, B)), differentiable=False),
+    Case("go_on", GoOn("s", 6), (f(A, Axis("s", 6), B), f(A, S, B)), differentiable=False),
     Case("keep", Keep("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
     Case("concat", Concat(("a", "b"), Z), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),

@@ -5,7 +5,23 @@ from tests.planted.planted import Planted
 FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 DATA = "tests/runtime/data/test_data.py"
 
+REMOTE = "tests/runtime/data/test_remote.py"
+
 MISTAKES = [
+    Planted(
+        "alphabet-without-what-ends-files",
+        "runtime/data/text.py",
+        'return "".join(_decoded(path, call.span) + end for _, path in files)',
+        'return "".join(_decoded(path, call.span) for _, path in files)',
+        f"{REMOTE}::test_characters_are_numbered_alike_for_training_and_for_sampling",
+    ),
+    Planted(
+        "a-web-server-that-is-gone-taken-for-an-empty-one",
+        "runtime/addresses.py",
+        'if type(cause).__module__.startswith("aiohttp") and',
+        "if False and",
+        f"{REMOTE}::test_files_of_a_web_server_are_data",
+    ),
     Planted(
         "evaluation-divided-by-one-more",
         "runtime/rank.py",

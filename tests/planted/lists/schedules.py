@@ -52,6 +52,13 @@ MISTAKES = [
         "tests/compiler/schedules/test_search.py::test_a_plan_that_fits_is_executed_within_memory",
     ),
     Planted(
+        "busy-while-there-is-time-to-lose",
+        "compiler/schedules/gap_filling.py",
+        "lost + arrival - clock > idle and",
+        "lost + arrival - clock <= idle and",
+        "tests/compiler/schedules/test_improvement.py::test_gap_filling_by_hand",
+    ),
+    Planted(
         "remainder-as-a-last-group",
         "compiler/schedules/interleaved_1f1b.py",
         "if left >= ranks:",

@@ -7,7 +7,101 @@ ALONG = f"{INFERENCE}/test_keeping.py::test_an_operation_along_the_sequence"
 AHEAD = f"{INFERENCE}/test_keeping.py::test_what_looks_ahead_is_named"
 DRAWN = f"{INFERENCE}/test_sampling.py::test_ids_are_drawn_in_proportion"
 
+LAYOUTS = f"{INFERENCE}/test_layouts.py"
+SAMPLES = f"{INFERENCE}/test_samples.py"
+
 MISTAKES = [
+    Planted(
+        "window-that-sees-ahead-kept",
+        "compiler/ops/windows.py",
+        "self.padding[i] != (by, 0):",
+        "sum(self.padding[i]) != by:",
+        AHEAD,
+    ),
+    Planted(
+        "fill-of-a-window-forgotten",
+        "compiler/ops/windows.py",
+        "GoOn(axis, by, self.outside)",
+        "GoOn(axis, by)",
+        ALONG,
+    ),
+    Planted(
+        "parts-of-an-axis-are-split",
+        "compiler/passes/shard/shard.py",
+        "defaults.without(parts) if parts else defaults",
+        "defaults",
+        f"{LAYOUTS}::test_a_model_writes_in_its_own_layout",
+    ),
+    Planted(
+        "parameters-of-a-part-are-whole",
+        "compiler/passes/shard/shard.py",
+        "self.defaults if parameter.is_state else self.stored",
+        "self.defaults",
+        f"{LAYOUTS}::test_states_are_where_they_are_written",
+    ),
+    Planted(
+        "output-stays-a-partial-sum",
+        "compiler/passes/shard/shard.py",
+        "return self.copies.reduced_layout(known, REPLICATED) if primary.partial else primary",
+        "return primary",
+        f"{LAYOUTS}::test_one_rank_chooses_from_whole_sums",
+    ),
+    Planted(
+        "two-ranks-choose",
+        "runtime/inference/scoring.py",
+        "in (None, model.vocab.name)",
+        "== model.vocab.name",
+        f"{LAYOUTS}::test_one_rank_chooses_from_whole_sums",
+    ),
+    Planted(
+        "logits-of-another-position",
+        "runtime/inference/scoring.py",
+        "first = first and part.start <= wanted < part.stop",
+        "first = first and part.start == 0",
+        f"{LAYOUTS}::test_what_takes_the_whole_window_writes_in_its_own_layout",
+    ),
+    Planted(
+        "two-ranks-give-an-output",
+        "runtime/outputs.py",
+        "if record.layout.state(over) is None",
+        "if record.layout.state(over) is not None",
+        f"{LAYOUTS}::test_outputs_are_whole_on_the_first_rank",
+    ),
+    Planted(
+        "blocks-handed-over-where-they-are-not",
+        "runtime/outputs.py",
+        "for of in (block, region)",
+        "for of in (block, block)",
+        f"{LAYOUTS}::test_outputs_are_whole_on_the_first_rank",
+    ),
+    Planted(
+        "shard-of-another-rank-read",
+        "runtime/inference/weights.py",
+        "commit.read(stored, region, rank.memory.masters[name])",
+        "commit.read(stored, tuple(slice(0, s.stop - s.start) for s in region), rank.memory.masters[name])",
+        "tests/cli/test_sample.py::test_the_text_in_the_layout_of_the_file_is_that_of_one_process",
+    ),
+    Planted(
+        "every-step-draws-alike",
+        "runtime/inference/choice.py",
+        '"" if self.step is None else f"step {self.step}"',
+        '""',
+        f"{INFERENCE}/test_sampling.py::test_each_step_of_training_draws_anew",
+    ),
+    Planted(
+        "trained-weights-write-in-place-of-means",
+        "runtime/rank.py",
+        "held = self.memory if self.plan.evaluation is None else self.read_by(self.plan.evaluation)",
+        "held = self.memory",
+        f"{SAMPLES}::test_the_mean_of_the_weights_writes_where_it_is_evaluated",
+    ),
+    Planted(
+        "what-sees-ahead-may-write-while-training",
+        "runtime/training.py",
+        "yield from rank.scorer(plan.samples).check_causal()",
+        "pass",
+        f"{SAMPLES}::test_a_model_that_sees_what_follows_is_refused_before_the_first_step",
+    ),
     Planted(
         "attention-to-both-sides-kept",
         "compiler/ops/attend.py",
@@ -46,7 +140,7 @@ MISTAKES = [
     Planted(
         "shift-keeps-the-first-positions",
         "runtime/kernels/decoding.py",
-        "joined.narrow(dim, size, by)",
+        "joined.narrow(dim, part.shape[dim], by)",
         "joined.narrow(dim, 0, by)",
         ALONG,
     ),

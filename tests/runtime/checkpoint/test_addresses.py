@@ -31,11 +31,12 @@ from partita.runtime.checkpoint.remote_tensors import RemoteTensors
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import opened
 from partita.runtime.data import packages
+from partita.runtime.data.remote import fetched
 from partita.runtime.training import StepResult
 from tests.marks import soak
 from tests.runtime.checkpoint import runs
 from tests.runtime.checkpoint.runs import ONE_RANK, TEXT, Outcome, plan_of, same, tensors, trained
-from tests.servers import S3, http, refusing, s3
+from tests.servers import S3, gs, http, refusing, s3
 
 PLACE = Address("s3://runs/m")
 # As small as a model can be, on two ranks; and one on more of them, of which all kinds of tensors are saved.
@@ -187,6 +188,28 @@ def test_an_upload_that_fails_is_not_there(server: S3, monkeypatch: pytest.Monke
     addresses.write(PLACE / "large", blocks(False))
     assert addresses.size_of(PLACE / "large") == 8 << 20
     assert not server.client.list_multipart_uploads(Bucket="runs").get("Uploads")
+
+
+@pytest.mark.soak
+def test_google_cloud_storage_is_an_address_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Checkpoints, large files that are sent in parts, and data."""
+    place = Address("gs://runs/m")
+    with gs("runs"):
+        trained(small("train.steps=4", saving(keep=2, place=str(place))), tmp_path)
+        assert steps_in(place) == [2, 4]
+        resumed = trained(small(saving(keep=2, place=str(place))), tmp_path)
+        assert resumed.found is not None
+        assert resumed.found.step == 4
+        same(tensors(resumed.run), tensors(trained(small(), tmp_path / "local").run))
+        assert steps_in(place) == [4, 6]
+        monkeypatch.setattr(addresses, "PIECE", 1 << 10)
+        addresses.write(place / "large", iter([bytes(1 << 20)] * 9))
+        assert addresses.size_of(place / "large") == 9 << 20
+        addresses.remove(place / "large")
+        assert addresses.names_in(place) == ["lock", "step-00000004", "step-00000006"]
+        addresses.put(Address("gs://runs/data/a.txt"), b"abc")
+        ((name, path),) = fetched("gs://runs/data/*.txt", None)
+        assert (name, path.read_bytes()) == ("gs://runs/data/a.txt", b"abc")
 
 
 # ---------------------------------------------------------------- servers that are gone
@@ -512,7 +535,7 @@ def test_a_run_that_is_killed_while_it_saves_leaves_its_last_checkpoint(
 def test_a_run_whose_server_dies_ends_as_one_whose_disk_is_full(server: S3, tmp_path: Path):
     """It trains to its end, says what it could not save, and exits with status 3."""
     (tmp_path / "m.par").write_text(TEXT)
-    options = [saving(2), "train.steps=400", "train.eval=none", *TWO]
+    options = [saving(100), "train.steps=400", "train.eval=none", *TWO]
     run = [sys.executable, "-m", "partita", "run", "m.par", *options, "--transport", "gloo"]
     process = subprocess.Popen(
         run, cwd=tmp_path, env=server.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -15,6 +15,7 @@ import pytest
 from attrs import evolve
 
 from partita.cli.main import main
+from partita.dsl.builtins import DATA
 from partita.runtime.data.binding import bind
 from partita.runtime.rank import prepare
 from tests.commands import partita, records
@@ -62,6 +63,18 @@ SOURCES = {
         'mix([jsonl("*.jsonl", pack = true, holdout = 20%) -> 60%, tokens("*.npy", holdout = 20%) -> 40%])',
         "batches = all",
     ),
+    "mix of packed": (
+        'mix([jsonl("*.jsonl", pack = true, holdout = 9%) -> 2, parquet("*.parquet", pack = true, holdout = 9%) -> 1])',
+        "batches = 3",
+    ),
+    "mix of texts": (
+        'mix([text("*.txt", tokenizer = "t.json", holdout = 20%) -> 1, stdlib(holdout = 1%) -> 1])',
+        "batches = 2",
+    ),
+    "characters": ('text("*.txt", alphabet = chars, holdout = 20%)', "batches = all"),
+    "stdlib": ("stdlib(holdout = 1%)", "batches = 2"),
+    "arrays": ('arrays("items.npz", holdout = 20%)', "batches = all"),
+    "random": ("random()", "batches = 2"),
 }  # fmt: skip
 
 
@@ -72,6 +85,8 @@ def fill(root: Path, source: str) -> str:
         (root / f"{name}.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in part))
         pyarrow.parquet.write_table(pyarrow.table({"text": part}), root / f"{name}.parquet")
         np.save(root / f"{name}.npy", np.frombuffer("\n".join(part).encode(), np.uint8))
+    rows = np.random.default_rng(0).integers(0, 512, (40, 2, 8))
+    np.savez(root / "items.npz", tokens=rows[:, 0], targets=rows[:, 1])
     tokenizer().save(str(root / "t.json"))
     data, eval = SOURCES[source]
     (root / "m.par").write_text(MODEL.replace("DATA", data).replace("EVAL", eval))
@@ -93,6 +108,11 @@ def told(run: Path) -> tuple[dict[int, tuple[float, float]], dict[int, float]]:
     found = records(run)
     steps = {each["step"]: (each["seen"], each["wanted"]) for each in found if "seen" in each}
     return steps, {each["step"]: each["eval_loss"] for each in found if "eval_loss" in each}
+
+
+def test_every_source_is_tried() -> None:
+    tried = " ".join(data for data, _ in SOURCES.values())
+    assert [name for name in DATA if f"{name}(" not in tried] == []
 
 
 # The others take as long, and read what other tests hold to be functions of seed and step.

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.dsl.diagnostic import Refused
+from partita.runtime.data import packed_rows
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.data.packing import Packed, open_packed, packed
+from partita.runtime.data.packed_rows import Rows, packed, packed_once
+from partita.runtime.data.packing import Packed, open_packed
 from partita.runtime.data.registry import Use, open_dataset
 from tests.runtime.data.test_data import SPAN, call, equal, ids, shaped
 
@@ -145,3 +147,34 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path):
     assert (diagnostic.code, diagnostic.span) == (code, SPAN), diagnostic.render()
     assert message in diagnostic.message
     assert help in (diagnostic.help or "")
+
+
+FIELDS = ("first", "starts", "numbers", "lengths", "goes_on")
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"cut off"])
+def test_many_documents_are_packed_once_by_a_machine(
+    damage: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each rank has the same rows as if it had packed them; also if a file was cut off since."""
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
+    monkeypatch.setattr(packed_rows, "FEWEST", 10)
+    ends = np.cumsum(np.random.default_rng(0).integers(0, 40, 200))
+    starts = np.concatenate([[0], ends[:-1]])
+    wanted = packed(starts, ends, 16, 7)
+    calls = []
+    monkeypatch.setattr(packed_rows, "packed", lambda *given: calls.append(1) or packed(*given))
+
+    def same(found: Rows) -> bool:
+        return all(np.array_equal(getattr(found, name), getattr(wanted, name)) for name in FIELDS)
+
+    assert all(same(packed_once(starts, ends, 16, 7, None)) for _ in range(3))
+    assert len(calls) == 1
+    (kept,) = tmp_path.glob("*.rows")
+    if damage is not None:
+        kept.write_bytes(damage)
+        assert same(packed_once(starts, ends, 16, 7, None))
+        assert len(calls) == 2
+    for other in ((starts, ends, 17, 7), (starts, ends, 16, 8), (starts[1:], ends[1:], 16, 7)):
+        packed_once(*other, None)
+    assert len({*tmp_path.glob("*.rows")}) == 4

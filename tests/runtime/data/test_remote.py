@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,46 +16,25 @@ from partita.runtime.data import cache, packages
 from partita.runtime.data.binding import identify
 from partita.runtime.data.registry import open_dataset
 from partita.runtime.data.windows import Windows
+from partita.runtime.inference.encoding import encoding_of
 from tests.runtime.data.test_data import ARRAYS, SPAN, call, ids
-
-boto3 = pytest.importorskip("boto3")
-pytest.importorskip("s3fs")
-pytest.importorskip("flask_cors")
+from tests.servers import S3, http, s3
 
 TOKENS = (ids("tokens", limit=1 << 16),)
 LINES = [{"text": f"document {i} " * 3} for i in range(20)]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from moto.moto_server.threaded_moto_server import ThreadedMotoServer
-    found = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    found.start()
-    host, port = found.get_host_and_port()
-    yield f"http://{host}:{port}"
-    found.stop()
+def server() -> Iterator[S3]:
+    with s3("corpus") as found:
+        yield found
 
 
 @pytest.fixture
-def bucket(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, value in {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "PARTITA_CACHE": str(tmp_path / "kept"),
-    }.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="corpus")
-    for listed in client.list_objects_v2(Bucket="corpus").get("Contents", []):
-        client.delete_object(Bucket="corpus", Key=listed["Key"])
-
-    def put(key: str, content: bytes) -> None:
-        client.put_object(Bucket="corpus", Key=key, Body=content)
-
+def bucket(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "kept"))
+    server.empty()
+    put = server.put
     put("shards/0.bin", np.arange(700, dtype="<u2").tobytes())
     put("shards/1.bin", np.arange(700, 2000, dtype="<u2").tobytes())
     for part in (0, 1):
@@ -140,3 +118,44 @@ def test_what_is_wrong_with_an_address_is_said(bucket: Any, tmp_path: Path, monk
 
     monkeypatch.setattr(packages, "import_module", lacking)
     assert refused("tokens", path="s3://corpus/shards/0.bin") == ("E0617", "`s3://` needs fsspec")
+
+
+# ---------------------------------------------------------------- other servers
+
+
+def test_files_of_a_web_server_are_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "kept"))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    np.arange(900, dtype="<u2").tofile(folder / "a.bin")
+    (folder / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in LINES))
+    with http(folder) as url:
+        assert read("tokens", tmp_path, path=f"{url}/a.bin") == list(range(900))
+        text = "".join(each["text"] for each in LINES)
+        assert bytes(read("jsonl", tmp_path, glob=f"{url}/a.jsonl", field="text")).decode() == text
+        (file,) = identify(call("tokens", path=f"{url}/a.bin"), tmp_path)
+        assert (file.name, file.size) == (f"{url}/a.bin", 1800)
+        # It is copied anew when it changes; not when it is there already.
+        np.arange(5, 700, dtype="<u2").tofile(folder / "a.bin")
+        assert read("tokens", tmp_path, path=f"{url}/a.bin") == list(range(5, 700))
+        with pytest.raises(Refused) as caught:
+            read("tokens", tmp_path, path=f"{url}/none.bin")
+        (found,) = caught.value.diagnostics
+        assert (found.code, found.message) == ("E0601", f"nothing is at `{url}/none.bin`")
+    with pytest.raises(Refused) as caught:
+        read("tokens", tmp_path, path=f"{url}/a.bin")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message.startswith(f"cannot read `{url}/a.bin`: ")) == ("E0603", True)
+
+
+@pytest.mark.parametrize("end", [None, "~"])
+def test_characters_are_numbered_alike_for_training_and_for_sampling(end: str | None, bucket: Any, tmp_path: Path):
+    """Of files at an address as well, and with what ends each of them."""
+    bucket("chars/0.txt", "ab€".encode())
+    bucket("chars/1.txt", b"zy" * 20)
+    text = call("text", glob="s3://corpus/chars/*.txt", alphabet="chars", end=end)
+    encoding = encoding_of(text, tmp_path, None)
+    spelled = f"ab€{end or ''}{'zy' * 20}{end or ''}"
+    arguments = {"alphabet": "chars", "end": end}
+    assert read("text", tmp_path, glob="s3://corpus/chars/*.txt", **arguments) == encoding.ids(spelled)
+    assert "".join(encoding.text(encoding.ids(spelled))) == spelled

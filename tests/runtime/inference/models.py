@@ -28,7 +28,8 @@ def model(statements: str, seq: int = 16) -> Spec:
     """A small model, by what makes `h` of embeddings `x`. `eps` and `z` have the axes of `x` without the sequence."""
     return checked(
         f"""
-        axis batch = 2, seq = {seq}, time = seq, embed = 8, vocab = 13
+        axis batch = 2, seq = {seq}, time = seq, embed = 8, out = embed, embed_out = embed, vocab = 13
+        axis taps = 3, one = 1
         model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {{
           param table: [vocab, embed] ~ normal(1.0)
           let x = embedding(tokens, table, over = vocab)

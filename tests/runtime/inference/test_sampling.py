@@ -42,6 +42,12 @@ def test_random_text_is_a_function_of_the_seed() -> None:
     assert text != list(keeping.written(PROMPT, 30, Choice(seed=8)))
 
 
+def test_each_step_of_training_draws_anew() -> None:
+    choices = (Choice(seed=7), Choice(seed=7, step=1), Choice(seed=7, step=2))
+    texts = [tuple(each.of(torch.zeros(50), index) for index in range(20)) for each in choices]
+    assert len(set(texts)) == 3
+
+
 LOGITS = torch.tensor([0.5, 0.1, 0.25, 0.15]).log()
 
 

@@ -1,0 +1,68 @@
+"""What a call takes, and which argument is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from partita.dsl import tree
+from partita.dsl.arguments import REQUIRED
+from partita.dsl.functions import FUNCTIONS
+from partita.dsl.lexer import Token, tokenize
+from partita.dsl.report import Full, Report
+from partita.dsl.source import Source
+
+
+@frozen
+class Signature:
+    """A function, block or op with what it takes; `active` is the position of the argument that is written."""
+
+    name: str
+    parameters: tuple[str, ...]
+    active: int
+
+    @property
+    def label(self) -> str:
+        """As a call: `dot(x, y, over)`."""
+        return f"{self.name}({', '.join(self.parameters)})"
+
+
+def signature(declarations: Sequence[tree.Declaration], source: Source, offset: int) -> Signature | None:
+    """The innermost call around a character of a source; None if there is none of a known function."""
+    try:
+        tokens = [each for each in tokenize(source, Report()) if each.end <= offset]
+    except Full:
+        return None
+    open: list[tuple[Token | None, int]] = []  # what stands before a bracket, and where the last argument in it begins
+    counts: list[int] = []
+    for i, token in enumerate(tokens):
+        if token.text in ("(", "[", "{"):
+            before = tokens[i - 1] if i and token.text == "(" else None
+            open.append((before, i + 1))
+            counts.append(0)
+        elif token.text in (")", "]", "}") and open:
+            open.pop()
+            counts.pop()
+        elif token.text == "," and open:
+            open[-1] = open[-1][0], i + 1
+            counts[-1] += 1
+    name, first = open[-1] if open else (None, 0)
+    parameters = _parameters(name.text, declarations) if name is not None else None
+    if name is None or parameters is None:
+        return None
+    names = [each.partition(":")[0].partition(" ")[0] for each in parameters]
+    written = tokens[first : first + 2]
+    if len(written) == 2 and written[1].text == "=" and written[0].text in names:
+        return Signature(name.text, parameters, names.index(written[0].text))
+    return Signature(name.text, parameters, counts[-1])
+
+
+def _parameters(name: str, declarations: Sequence[tree.Declaration]) -> tuple[str, ...] | None:
+    for each in declarations:
+        if isinstance(each, tree.Block | tree.Operation) and each.name.text == name:
+            return tuple(f"{given.name.text}: {given.type.span.text}" for given in each.inputs)
+    if name not in FUNCTIONS:
+        return None
+    slots = FUNCTIONS[name].slots
+    return tuple(each.name if each.default is REQUIRED else f"{each.name} =" for each in slots)

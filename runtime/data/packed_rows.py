@@ -1,0 +1,119 @@
+"""Which documents share a row: best fit in order of falling length (best-fit decreasing; for language models: Ding et
+al., Fewer Truncations Improve Language Modeling, 2024).
+
+The rows of many documents are kept as ids are: one process of a machine packs them, and all ranks map them. A file is
+the numbers of rows and pieces, and then the arrays of `Rows`, little-endian, one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+import numpy as np
+from attrs import frozen
+
+from partita.dsl.source import Span
+from partita.runtime.data import cache
+
+VERSION = 1  # of how documents are packed, and of the file
+FEWEST = 100_000  # documents: fewer are packed in less time than a file takes
+HEADER = struct.Struct("<QQ")
+DTYPES = {"first": "<i8", "starts": "<i8", "numbers": "<i8", "lengths": "<i4", "goes_on": "|b1"}
+
+
+@frozen(eq=False)
+class Rows:
+    """Packed rows: row i has the pieces `first[i] : first[i + 1]`, each with its start among the ids, its length,
+    whether the document goes on behind it, and the document's number.
+    """
+
+    first: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    goes_on: np.ndarray
+    numbers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+
+def packed_once(starts: np.ndarray, ends: np.ndarray, length: int, number: int, span: Span | None) -> Rows:
+    """What `packed` returns. Raises Refused (E0618) if it cannot be kept."""
+    if len(starts) < FEWEST:
+        return packed(starts, ends, length, number)
+    digest = hashlib.sha256(f"{VERSION} {length} {number} {len(starts)} ".encode())
+    for each in (starts, ends):
+        digest.update(np.ascontiguousarray(each, "<i8").data)
+
+    def write(name: str) -> None:
+        rows = packed(starts, ends, length, number)
+        with open(name, "wb") as file:
+            file.write(HEADER.pack(len(rows.first), len(rows.starts)))
+            for field, dtype in DTYPES.items():
+                file.write(np.ascontiguousarray(getattr(rows, field), dtype).data)
+
+    path = cache.file(f"{digest.hexdigest()[:40]}.rows", write, span)
+    return _mapped(path) or packed(starts, ends, length, number)
+
+
+def _mapped(path: Path) -> Rows | None:
+    """The rows of a file; None if it has been cut off."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    firsts, pieces = HEADER.unpack(header)
+    found, offset = {}, HEADER.size
+    for field, dtype in DTYPES.items():
+        count = firsts if field == "first" else pieces
+        if offset + count * np.dtype(dtype).itemsize > size:
+            return None
+        found[field] = np.memmap(path, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
+        offset += count * np.dtype(dtype).itemsize
+    return Rows(**found)
+
+
+def packed(starts: np.ndarray, ends: np.ndarray, length: int, number: int = 0) -> Rows:
+    """The rows for documents by their starts and ends among the ids; the first has this number."""
+    pieces = -(-(ends - starts) // length)  # of each document
+    owner = np.repeat(np.arange(len(starts)), pieces)
+    index = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    first = starts[owner] + index * length
+    lengths = np.minimum(ends[owner] - first, length)
+    row = _best_fit(lengths, length)
+    order = np.argsort(row, kind="stable")
+    counts = np.bincount(row, minlength=0)
+    return Rows(
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]),
+        first[order],
+        lengths[order].astype(np.int32),
+        (first + lengths < ends[owner])[order],
+        owner[order] + number,
+    )
+
+
+def _best_fit(lengths: np.ndarray, length: int) -> np.ndarray:
+    """The row of each piece: the fullest that has room for it, or a new one; the longest pieces choose first."""
+    row = np.empty(len(lengths), np.int64)
+    with_space: list[list[int]] = [[] for _ in range(length + 1)]  # the rows that have so much space
+    spaces = 0  # bit s: some row has space s
+    count = 0
+    order = np.argsort(-lengths, kind="stable")
+    for piece, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        room = spaces >> size
+        if room:
+            space = size + (room & -room).bit_length() - 1
+            own = with_space[space].pop()
+            if not with_space[space]:
+                spaces ^= 1 << space
+        else:
+            own, space = count, length
+            count += 1
+        row[piece] = own
+        if space > size:
+            with_space[space - size].append(own)
+            spaces |= 1 << (space - size)
+    return row
