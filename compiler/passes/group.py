@@ -204,7 +204,8 @@ class _Stage:
         layouts = rows, rows, layout_of(())
         endings = ("order", "order.places", "order.ends")
         values = tuple(
-            self._named(ids, ending, type, layout) for ending, type, layout in zip(endings, types, layouts, strict=True)
+            Value(self.build.unique(f"{ids.name}.{ending}"), type, layout)
+            for ending, type, layout in zip(endings, types, layouts, strict=True)
         )
         self._add(key.order, (ids,), values, reader)
         known.append((reader.phase, values))
