@@ -78,7 +78,7 @@ MISTAKES = [
         "runtime/kernels/experts.py",
         "    made[done:] = 0\n",
         "    made[done:] = 1\n",
-        GROUPED,
+        KERNELS,
     ),
     Planted(
         "rows-taken-before-their-ids-are-known",
