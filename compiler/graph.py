@@ -103,6 +103,19 @@ class Node:
         return value
 
 
+@frozen
+class Part:
+    """What a parameter is one of: the parts of a parameter `name` of type `master`, along `axis`, one for each rank of
+    the mesh axis `over`.
+    """
+
+    name: str
+    master: Type
+    axis: str
+    over: str
+    rank: int
+
+
 @frozen(eq=False)
 class Parameter:
     """A trained tensor or a buffer. `value` is what the model computes with; the master copy has type `master`.
@@ -110,7 +123,8 @@ class Parameter:
     `initial` is its initializer, `fans` its (fan-in, fan-out) as its `dot` reads it. `decays` is whether weight decay
     applies: whether a `dot` or an `embedding` reads it. A `buffer` and what is `frozen` have no gradient. `kept` are
     stages that keep it even if no operation of a microbatch reads it there: those that compute updates of buffers from
-    it, and those where another program of the run reads it.
+    it, and those where another program of the run reads it. A `part` of a parameter is one of its own; `initial` and
+    `fans` are those of the whole.
     """
 
     value: Value
@@ -122,6 +136,7 @@ class Parameter:
     buffer: bool = False
     kept: tuple[int, ...] = ()
     frozen: bool = False
+    part: Part | None = None
 
     __repr__ = shortened
 

@@ -13,7 +13,7 @@ defaults here, which an operation overrides in its own class, so no pass lists o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
@@ -211,6 +211,16 @@ class Op:
         """
         return None
 
+    def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """What one part of `axis` contributes to its results, where parts are exchanged only once; None if that is not
+        enough. `node` is the operation on the part; `of_parts` makes the results of the contributions.
+        """
+        return None
+
+    def of_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
+        """The results of the whole `node` from what its parts contribute, in order."""
+        raise NotImplementedError
+
     def looks_back(self, axis: str) -> bool:
         """Whether, split along an axis, its results at a position depend on the operands that it needs whole only at
         positions up to there.
@@ -260,8 +270,8 @@ class Op:
             return self
         return evolve(self, dtype=accumulation(dtype))  # type: ignore[misc]
 
-    def unsharded(self, keep: str) -> Op:
-        """The operation without its position on the mesh, except along mesh axis `keep`."""
+    def unsharded(self, keep: Collection[str | None]) -> Op:
+        """The operation without its position on the mesh, except along the mesh axes `keep`."""
         return self
 
     # ------------------------------------------------------------ costs
