@@ -279,8 +279,13 @@ class _Divided:
         self.build.stage = stage(rank)
         found = []
         for value, state in zip(node.inputs, states, strict=True):
+            late = self.local.get(value) in self.late or (
+                self.state[value] is not None and self.kind.get(value) == OUTPUTS
+            )
             if state is not None:
                 found.append(self.parts[value][rank])
+            elif late and node.phase is Phase.FORWARD:
+                raise self._at_once(node)
             elif self.local.get(value) in self.late and node.phase is not Phase.FORWARD:
                 found.append(self._passed_on(value))
             else:
@@ -312,14 +317,17 @@ class _Divided:
                 self.build.nodes[i] = evolve(new, op=op)
             contributions.append(found)
         if not contributions:
-            wanted = next(each for v in (*node.inputs, *node.outputs) for each in v.type.names if each in self.axes)
-            what = f"`{node.span.text}`" if node.span else f"`{node.op.label}`"
-            raise self._refused(wanted, f"{what} needs all of it at once", node.span)
+            raise self._at_once(node)
         self.build.stage = self.stages.loss
         results = node.op.of_parts(self.build, node, contributions)
         for value, result in zip(node.outputs, results, strict=True):
             self.state[value], self.local[value], self.stage_of[result] = None, result, self.stages.loss
             self.late.add(result)
+
+    def _at_once(self, node: Node) -> Refused:
+        axis = next(each for v in (*node.inputs, *node.outputs) for each in v.type.names if each in self.axes)
+        what = f"`{node.span.text}`" if node.span else f"`{node.op.label}`"
+        return self._refused(axis, f"{what} needs all of it at once", node.span)
 
     def _refused(self, axis: str | None, because: str, span: Span | None) -> Refused:
         name = axis or next(iter(self.axes))
