@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli import importing
@@ -18,16 +17,18 @@ from partita.cli.foreign import add_foreign_arguments, export_as
 from partita.cli.number_format import bytes_text, count_text
 from partita.cli.source import add_source_arguments, report
 from partita.dsl.diagnostic import Refused, refuse, shown
+from partita.runtime.addresses import Address, Place, check_writable, names_in, place_of
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import MOST_STEPS
-from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.checkpoint.store import commit_name
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.manifest import Manifest
 
-DIRECTORY_HELP = "a directory of checkpoints, a single checkpoint, or a run directory"
+DIRECTORY_HELP = "a directory of checkpoints, a single checkpoint, or a run directory; or its address"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name, help=help, description=help, aliases=aliases, allow_abbrev=False
         )
         subparser.set_defaults(action=name, needs=None if name in ("ls", "show") else "run")
-        what = "the directory to import into" if name == "import" else DIRECTORY_HELP
-        subparser.add_argument("directory", metavar="DIR", type=Path, help=what)
+        what = "the directory or address to import into" if name == "import" else DIRECTORY_HELP
+        subparser.add_argument("directory", metavar="DIR", type=place_of, help=what)
         if name != "ls":
             which = {
                 "import": "the step after which training resumes (default: 0)",
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("verify", "read checkpoints completely and check them for damage")
     export = add("export", "write full tensors to safetensors files, under their .par names or another program's")
     what = "the file to write; with --as, the directory"
-    export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=what)
+    export.add_argument("-o", "--output", metavar="OUT", type=place_of, required=True, help=what)
     which = export.add_mutually_exclusive_group()
     which.add_argument("--states", action="store_true", help="include optimizer state")
     which.add_argument(
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_arguments(export, what)
     importing = add("import", "make a checkpoint of a file's model from the full tensors of safetensors files")
     what = "a safetensors file, an index of several, or a directory with either"
-    importing.add_argument("tensors", metavar="TENSORS", type=Path, help=what)
+    importing.add_argument("tensors", metavar="TENSORS", type=place_of, help=what)
     add_foreign_arguments(importing, export=False)
     what = "without --as: reject unused tensors, and orders of axes that sizes leave ambiguous"
     importing.add_argument("--strict", action="store_true", help=what)
@@ -128,7 +129,7 @@ def _name(step: int) -> str:
     return commit_name(step)
 
 
-def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
+def _chosen(arguments: argparse.Namespace) -> tuple[Place, int]:
     """The single checkpoint to use. Raises Refused (E0807)."""
     path, step = located(arguments.directory)
     steps = steps_in(path)
@@ -138,7 +139,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
     return path, wanted
 
 
-def _manifest(path: Path, step: int) -> Manifest:
+def _manifest(path: Place, step: int) -> Manifest:
     """The manifest of a checkpoint. Raises Refused (E0808)."""
     try:
         return read_manifest(path, step)
@@ -247,7 +248,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 1 if any(row["problems"] for row in rows) else 0
 
 
-def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
+def _problems(path: Place, step: int) -> tuple[Manifest | None, list[str]]:
     """Everything that is wrong with a commit, and its manifest unless that is damaged."""
     from partita.runtime.checkpoint.loading import Commit
 
@@ -271,7 +272,7 @@ def _export(arguments: argparse.Namespace) -> int:
     try:  # before everything is read
         if arguments.program is None:
             check_place(arguments.output)
-        elif arguments.output.exists() and any(arguments.output.iterdir()):
+        elif not _is_empty(arguments.output):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
     except OSError as error:
         return _cannot_write(arguments.output, error)
@@ -289,7 +290,15 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _cannot_write(path: Path, error: OSError) -> int:
+def _is_empty(path: Place) -> bool:
+    """Whether nothing is there, or an empty directory. Raises OSError; Refused (E0602) if it cannot be written to."""
+    if isinstance(path, Address):
+        check_writable(path)
+        return not names_in(path)
+    return not path.exists() or not any(path.iterdir())
+
+
+def _cannot_write(path: Place, error: OSError) -> int:
     print(f"partita: cannot write {path}: {error.strerror}", file=sys.stderr)
     return 2
 

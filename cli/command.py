@@ -44,6 +44,7 @@ SUMMARIES = {
     "report": "write a run as one page for a browser: metrics, timeline, memory, collectives, and the file",
     "watch": "serve a run's page live, on this machine",
     "lsp": "the language server, for editors: diagnostics, types and layouts, names, formatting",
+    "completion": "the script with which bash, zsh or fish complete commands, options, files and names in them",
     "profile": "measure this machine's device and links, as a profile for the cost model",
     "checkpoint": "list, show and verify checkpoints; import and export trained models",
 }

@@ -149,6 +149,9 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         print_text(console, f"recompute auto: {_recomputed(summary.recomputed)}")
     if len(summary.rules) > 1:
         print_table(console, _optimizer(summary, console.width))
+    for share in summary.shares:
+        print_text(console, str(share))
+    if len(summary.rules) > 1 or summary.shares:
         console.print()
     print_table(console, _memory(summary, console.width))
     most, there = max(summary.peak_memory), state.device.memory

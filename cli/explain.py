@@ -186,6 +186,8 @@ def show_tensor(found: Explanation, console: Console) -> None:
     print_table(console, Table(columns, stored, console.width))
     if found.rule is not None:
         print_text(console, f"optimizer: {_rule(found.rule)}")
+    for share in found.shares:
+        print_text(console, str(share))
     if found.instead:
         print_text(console, f"`{found.operation}` cannot be split so; it is replaced by {', '.join(found.instead)}")
     if found.alternatives:

@@ -15,6 +15,7 @@ EXTRAS = {
     "mlflow": ("mlflow",),
     "trackio": ("trackio",),
     "editor": ("pygls", "lsprotocol", "pygments"),
+    "completion": ("argcomplete",),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.cli.number_format import bytes_text
@@ -19,7 +18,9 @@ from partita.dsl.spec import Spec
 from partita.dsl.units import BYTES, Quantity
 from partita.dsl.units import read as read_quantity
 from partita.dsl.weights import Checker, parameters_in, parameters_of
+from partita.runtime.addresses import Address, Place, exists, place_of, put
 from partita.runtime.checkpoint.files import directory, read
+from partita.runtime.checkpoint.folders import RemoteFolder
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.proposals import template
 
@@ -43,7 +44,7 @@ def add_foreign_arguments(parser: argparse.ArgumentParser, export: bool) -> None
         what = f"the most bytes of a file (default: {SHARD})"
         parser.add_argument("--shard-size", type=_size, default=_size(SHARD), metavar="SIZE", help=what)
         what = f"the {CONFIG} to put beside the tensors (default: the one that was imported with them)"
-        parser.add_argument("--config", type=Path, metavar="FILE", help=what)
+        parser.add_argument("--config", type=place_of, metavar="FILE", help=what)
 
 
 def _size(text: str) -> int:
@@ -84,7 +85,7 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
         weights = declared(spec, arguments.program)
     config = arguments.config or commit.path / CONFIG
     more = {}
-    if arguments.config is not None or config.is_file():
+    if arguments.config is not None or is_file(config):
         floats = {each.type.dtype for each in manifest.tensors if each.type.is_float}
         dtype = arguments.dtype or (floats.pop() if len(floats) == 1 else None)
         more[CONFIG] = with_dtype(config_of(config), dtype)
@@ -128,16 +129,34 @@ def _remembered(manifest: Manifest, name: str) -> Weights:
 # ---------------------------------------------------------------- the config beside the tensors
 
 
-def config_of(path: Path) -> bytes:
+def is_file(place: Place) -> bool:
+    """Whether there is a file. Raises OSError."""
+    return exists(place) if isinstance(place, Address) else place.is_file()
+
+
+def config_of(path: Place) -> bytes:
     """The content of a config. Raises Refused (E0809) if it is no JSON object, and OSError."""
-    with directory(path.parent) as handle:
-        content = read(path.resolve().name, handle, MOST_CONFIG) if not path.is_symlink() else path.read_bytes()
+    if isinstance(path, Address):
+        content = RemoteFolder(path.parent).read(path.name, MOST_CONFIG)
+    elif path.is_symlink():
+        content = path.read_bytes()
+    else:
+        with directory(path.parent) as handle:
+            content = read(path.resolve().name, handle, MOST_CONFIG)
     try:
         if not isinstance(json.loads(content), dict):
             raise ValueError
     except (ValueError, RecursionError):
         raise refuse("E0809", f"{path} is not a JSON object, as a {CONFIG} is") from None
     return content
+
+
+def write_config(folder: Place, content: bytes) -> None:
+    """Put a config into a folder. Raises OSError."""
+    if isinstance(folder, Address):
+        put(folder / CONFIG, content)
+    else:
+        (folder / CONFIG).write_bytes(content)
 
 
 def with_dtype(content: bytes, dtype: str | None) -> bytes:

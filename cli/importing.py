@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.compiled import compile_or_report
-from partita.cli.foreign import CONFIG, config_of, declared
+from partita.cli.foreign import CONFIG, config_of, declared, is_file, write_config
 from partita.cli.source import report
 from partita.dsl.diagnostic import shown
+from partita.runtime.addresses import Address, resolved
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.settings import DIRECTORY
@@ -29,6 +30,7 @@ INTERVAL = 100  # of the `checkpoint` entry that is proposed
 
 def import_checkpoint(arguments: argparse.Namespace) -> int:
     """Make a checkpoint of a file's model. Returns 0; 1 with diagnostics; 2 if nothing can be written."""
+    from partita.runtime.checkpoint.foreign_files import found
     from partita.runtime.checkpoint.importing import import_tensors
 
     state = compile_or_report(arguments)
@@ -39,9 +41,9 @@ def import_checkpoint(arguments: argparse.Namespace) -> int:
     wanted, step = manifest_of(given, state.program), 0 if arguments.step is None else arguments.step
     try:
         made = import_tensors(directory, step, wanted, state.program, source, weights, arguments.only, arguments.strict)
-        config = (source if source.is_dir() else source.parent) / CONFIG
-        if weights is not None and config.is_file():
-            (directory / CONFIG).write_bytes(config_of(config))
+        config = found(source).parent / CONFIG
+        if weights is not None and is_file(config):
+            write_config(directory, config_of(config))
     except OSError as error:
         print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
         return 2
@@ -124,12 +126,15 @@ def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
     """How to start a run from what was imported into `arguments.directory`."""
     _, train = given.trained
     directory, call = arguments.directory, train.checkpoint
-    folder, here = Path(arguments.file).resolve().parent, directory.resolve()
     written = call.arguments["dir"] if call is not None else None
     interval = call.arguments["interval"] if call is not None else INTERVAL
     keep = f", keep = {call.arguments['keep']}" if call is not None else ""
     run, entry, move = None, None, None
-    if written is not None and (folder / str(written)).resolve() == here:
+    folder, here = Path(arguments.file).resolve().parent, Path(resolved(directory))
+    if isinstance(directory, Address):
+        if str(written).rstrip("/") != str(directory):
+            entry = f'checkpoint = every({interval}, dir = "{directory}"{keep})'
+    elif written is not None and (folder / str(written)).resolve() == here:
         pass
     elif here.name == DIRECTORY:
         run = directory.parent if directory.name == DIRECTORY else here.parent

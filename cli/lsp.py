@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the editor ends it. Returns 0."""
-    from partita.cli.editor.server import server
+    from partita.cli.editor.features import server
 
     server().start_io()
     return 0

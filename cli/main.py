@@ -26,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     streams.prepare()
     join_supervisor()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if "_ARGCOMPLETE" in os.environ and not missing("completion", "completion"):
+        from partita.cli.completing import complete
+
+        complete(_parser)  # for a shell, and exits
     try:
         try:
             status = _run(given)
@@ -90,6 +94,7 @@ def _parsed(
             key, _, value = option[2:].partition("=")
             help = f"; settings take no dashes: {key.replace('-', '_')}={value or '…'}"
         called.error(f"unrecognized arguments: {' '.join(strays or rest)}{help}")
+    parsed.given = tuple(given)
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed

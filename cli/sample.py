@@ -6,13 +6,20 @@ import argparse
 import sys
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partita.cli.argument_types import count, number
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import load_or_report, printable, report, say
+from partita.cli.inference import add_transport_argument, use
+from partita.cli.source import printable
 from partita.cli.trained import add_trained_arguments, folder_of
-from partita.dsl.diagnostic import Refused
+from partita.dsl.language_model import USUAL
 from partita.dsl.limits import DIGITS
+from partita.dsl.spec import Spec
+
+if TYPE_CHECKING:
+    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.weights import Report
 
 LENGTH = 200
 
@@ -20,6 +27,7 @@ LENGTH = 200
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None may be a prefix of one of torchrun's, which would consume it."""
     add_trained_arguments(parser)
+    add_transport_argument(parser)
     parser.add_argument("--prompt", default="\n", metavar="TEXT", help="the text to go on from (default: a line break)")
     parser.add_argument(
         "--length", type=count, default=LENGTH, metavar="N", help=f"tokens to write (default: {LENGTH})"
@@ -35,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json (default: what the file's data says)"
     )
-    parser.add_argument("--output", metavar="NAME", help="the output with the logits (default: logits)")
+    parser.add_argument(
+        "--output", default=USUAL, metavar="NAME", help=f"the output with the logits (default: {USUAL})"
+    )
 
 
 def _share(text: str) -> float:
@@ -52,32 +62,35 @@ def _seed(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write text to stdout, as it is chosen. Returns 0; 1 with diagnostics."""
-    given = load_or_report(arguments)
-    if given is None:
-        return 1
+    """Write text to stdout, as it is chosen. Returns 0; 1 with diagnostics; 2 for wrong usage; 3 if a rank failed."""
+    return use(arguments, _write)
+
+
+def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> int:
     from partita.runtime.inference.choice import Choice
     from partita.runtime.inference.encoding import encoding_of
-    from partita.runtime.inference.language_model import USUAL
-    from partita.runtime.inference.sampling import written
-    from partita.runtime.inference.scoring import check_prompt, scorer_of
+    from partita.runtime.inference.sampling import writer_of
+    from partita.runtime.inference.scoring import check_prompt
+    from partita.runtime.inference.weights import load_weights
 
     folder = folder_of(arguments)
     choice = Choice(arguments.seed, arguments.temperature, arguments.top_k, arguments.top_p)
-    try:
-        _, train = given.trained
-        encoding = encoding_of(train.data, folder, arguments.tokenizer)
-        prompt = encoding.ids(arguments.prompt)
-        python, weights = arguments.allow_python, arguments.weights
-        scorer = scorer_of(given, folder, say, arguments.place, arguments.output or USUAL, python, weights)
-        check_prompt(scorer.model, prompt)
-        for piece in chain([arguments.prompt], encoding.text(written(scorer, prompt, arguments.length, choice))):
+    _, train = given.trained
+    encoding = encoding_of(train.data, folder, arguments.tokenizer)
+    prompt = encoding.ids(arguments.prompt)
+    writer = writer_of(given, arguments.output, arguments.allow_python, here)
+    check_prompt(writer.model, prompt)
+    first = here is None or here.first
+    if writer.scoring.warning is not None and first:
+        say(writer.scoring.warning)
+    load_weights(given, folder, writer.ranks, say, arguments.place, arguments.weights)
+    writer.check_causal()
+    for piece in chain([arguments.prompt], encoding.text(writer.written(prompt, arguments.length, choice))):
+        if first:
             sys.stdout.write(printable(piece))
             sys.stdout.flush()
-    except Refused as refused:
-        report(refused.diagnostics)
-        return 1
-    print()
+    if first:
+        print()
     return 0
 
 

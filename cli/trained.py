@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from partita.cli.source import add_python_argument, add_source_arguments
+from partita.runtime.addresses import place_of
 
 
 def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,9 +17,10 @@ def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="place",
-        type=Path,
+        type=place_of,
         metavar="RUN",
-        help="a run directory, a directory of checkpoints or a single one (default: where `partita run FILE` saves)",
+        help="a run directory, a directory of checkpoints or a single one, or its address (default: where `partita run "
+        "FILE` saves)",
     )
     parser.add_argument(
         "--weights",

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -65,6 +66,7 @@ from partita.dsl import spec as language
 from partita.dsl.builtins import ALL, DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span, shared_axes
+from partita.dsl.language_model import no_output
 from partita.dsl.report import listed
 
 # Errors of models whose batch cannot be split, or have more rows.
@@ -104,11 +106,16 @@ def compile_spec(
 
 
 def compile_outputs(
-    given: language.Spec, names: Sequence[str] = (), part: tuple[str, int] | None = None
+    given: language.Spec,
+    names: Sequence[str] = (),
+    part: tuple[str, int] | None = None,
+    beside: Compilation | None = None,
+    gpu: bool = False,
 ) -> Compilation:
     """The program that computes outputs of the model, those of some `names` or all: forward only, as in evaluation, and
     a whole batch at once. Accumulators `output NAME` hold them. With a `part` of an axis, so many positions of it, from
-    the context's position on; states, which are buffers, hold what it needs of those before.
+    the context's position on; states, which are buffers, hold what it needs of those before. It may run along with the
+    training program of the file, `beside` it.
 
     Raises Refused: also if there are no such outputs (E0302); NotInParts.
     """
@@ -116,16 +123,22 @@ def compile_outputs(
     known = [name for name, _ in model.outputs]
     for name in names or () if known else ("any",):
         if name not in known:
-            message = f"model `{model.name}` has no output `{name}`" if known else f"model `{model.name}` has no output"
-            help = f"it has: {', '.join(known)}" if known else "`output logits = dot(x, head, over = embed)`"
-            raise refuse("E0302", message, model.span, help=help)
+            raise no_output(model, name)
     with _collector_paused():
-        state = _configured(evolve(given, schedule=None), training=False, placement=None, gpu=False)
-        built = _timed("build", _build, evolve(state, outputs=tuple(names or known), compiled=False))
+        placement = beside.schedule.placement if beside is not None else None
+        state = _in_one_piece(_configured(given, training=False, placement=placement, gpu=gpu))
+        state = evolve(state, outputs=tuple(names or known), beside=beside, compiled=False)
+        built = _timed("build", _build, state)
         if part is not None:
-            forward = decoded(of_mode(built.forward, False, state.batch), *part)
-            built = evolve(built, forward=forward)
+            forward, parts = decoded(of_mode(built.forward, False, state.batch), *part, masters=beside is not None)
+            built = evolve(built, forward=forward, parts=parts)
         return _timed("assemble", assembled, _rest(_differentiated(built)))
+
+
+def _in_one_piece(state: Configured) -> Configured:
+    """With the whole batch as one microbatch, on the same stages."""
+    call = language.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": state.batch})
+    return evolve(state, schedule_call=language.Schedule(DEFAULT_SCHEDULE, call))
 
 
 def schedule_spec(given: language.Spec) -> Scheduled:
@@ -244,20 +257,26 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 def _build(state: Configured) -> Built:
     model = with_larger_batch(state.model, state.batch, state.batches) if state.batches != 1 else state.model
     forward = build(model, state.train.precision, state.training, state.outputs)
-    if not state.training and not state.reads_means:
+    if state.training:
+        found = assign(forward, state.train.optimizer)
+        warnings = (*state.warnings, *found.warnings)
+        return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
+    if not state.reads_means and not state.apart:
         return extended(Built, state, forward=forward)
-    found = assign(forward, state.train.optimizer)
-    if not state.training:
-        return extended(Built, state, forward=forward, updates=found.updates)
-    warnings = (*state.warnings, *found.warnings)
-    return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
+    if state.beside is not None:
+        return extended(Built, state, forward=forward, updates=state.beside.updates)
+    # Outputs may read parameters in other ways than the loss does.
+    whole = build(model, state.train.precision, False) if state.outputs else forward
+    return extended(Built, state, forward=forward, updates=assign(whole, state.train.optimizer).updates)
 
 
 def _place(state: Built) -> Placed:
-    # Evaluation must have the same stages as training, despite more rows and no dropout.
+    # Evaluation must have the same stages as training, despite more rows and no dropout; and so must outputs.
     one = state.forward
     if state.batches != 1:
         one = build(state.model, state.train.precision, state.training)
+    if state.beside is not None:
+        one = build(state.beside.model, state.train.precision, False)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     shared = shared_axes(state.spec)
@@ -269,7 +288,8 @@ def _place(state: Built) -> Placed:
         op = node.op.evaluated
         return 0.0 if op is None else seconds(evolve(node, op=op), state.device)
 
-    placed = place(state.forward, state.pipeline, state.spec.layout, cost)
+    like = one if state.beside is not None else None
+    placed = place(state.forward, state.pipeline, state.spec.layout, cost, like)
     return extended(Placed, state, placed=guarded(of_mode(placed, state.training, state.batch)))
 
 
@@ -331,7 +351,17 @@ def _shard(state: Microbatched) -> Sharded:
     gathered = max(gathered_bytes(state.step, defaults, stored), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
     resharding, portable = Resharding(state.mesh), portable_values(state.step)
-    sharded = shard(state.step, defaults, resharding, portable, hoist, state.updates, state.reads_means)
+    sharded = shard(
+        state.step,
+        defaults,
+        resharding,
+        portable,
+        hoist,
+        state.updates,
+        means=state.reads_means,
+        apart=state.apart,
+        parts=state.parts,
+    )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
     return extended(Sharded, state, sharded=sharded, warnings=warnings)
@@ -352,7 +382,9 @@ def _cut(state: Sharded) -> Cut:
 
 def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
-    update = update_graph(state.partitioned, layouts, Resharding(state.mesh), updates, train.clip, train.ema)
+    resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
+    timed = partial(seconds, device=state.device)
+    update = update_graph(state.partitioned, layouts, resharding, updates, train.clip, timed, train.ema, spans)
     return extended(Partitioned, state, update=update)
 
 

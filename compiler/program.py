@@ -35,7 +35,7 @@ from attrs import field, frozen
 
 from partita.compiler.graph import Guard
 from partita.compiler.instructions import Channel, Instruction, Message, Traffic, Transfer
-from partita.compiler.layout import Layout, within_axes
+from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.reprs import count, outline, shortened
@@ -107,12 +107,15 @@ class ParameterRecord:
 
 @frozen
 class AccumulatorRecord:
-    """An accumulator of a stage. `parameter` names the parameter whose gradient it sums."""
+    """An accumulator of a stage. `parameter` names the parameter whose gradient it sums; `type` is that of a rank's
+    part in the `layout`.
+    """
 
     name: str
     type: Type
     parameter: str | None
     maximum: bool
+    layout: Layout = REPLICATED
 
     __repr__ = shortened
 

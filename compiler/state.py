@@ -25,7 +25,7 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.reprs import count, outline
+from partita.dsl.reprs import Pictured, count, outline
 
 
 @frozen(eq=False, kw_only=True)
@@ -34,8 +34,9 @@ class Configured:
 
     `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
     processes `batches` as if they were one, the last of which may lack rows; or it computes `outputs` instead of the
-    loss. With `compiled`, torch compiles the program's functions. `again` are the calls and iterations that `recompute
-    auto` has chosen. `times` are seconds by pass.
+    loss. A program of outputs may run along with a training program, `beside` it: its stages are the same, and it reads
+    parameters where that one stores them. With `compiled`, torch compiles the program's functions. `again` are the
+    calls and iterations that `recompute auto` has chosen. `times` are seconds by pass.
     """
 
     spec: language.Spec
@@ -49,6 +50,7 @@ class Configured:
     placement: Placement | None = None
     batches: Fraction = Fraction(1)
     outputs: tuple[str, ...] = ()
+    beside: Compilation | None = None
     compiled: bool = False
     again: frozenset[str] = frozenset()
     warnings: tuple[Diagnostic, ...] = ()
@@ -61,10 +63,17 @@ class Configured:
 
     @property
     def reads_means(self) -> bool:
-        """Whether it is the program of an evaluation that reads the means of trained parameters (`weights = ema`)."""
+        """Whether it is the program of an evaluation that reads the means of trained parameters (`weights = ema`), or
+        runs along with that.
+        """
         evaluation = self.train.eval
         reads = evaluation is not None and evaluation.arguments["weights"] == "ema"
-        return reads and not self.training and not self.outputs
+        return reads and not self.training and (not self.outputs or self.beside is not None)
+
+    @property
+    def apart(self) -> bool:
+        """Whether masters are stored as optimizer states are, apart from what computes: in mixed precision."""
+        return self.train.mixed
 
     @property
     def microbatches(self) -> int:
@@ -75,11 +84,13 @@ class Configured:
 @frozen(eq=False, kw_only=True)
 class Built(Configured):
     """Adds the model as a graph, the same for training and evaluation except for what is random and frozen; of each
-    parameter, the rule of the optimizer and, if it is trained, its update. An evaluation has updates if it reads the
-    means of trained parameters, for the layout in which these are stored.
+    parameter, the rule of the optimizer and, if it is trained, its update. Programs that make no updates have them for
+    the layout of what they read, if that is stored as states are. `parts` are the axes that it goes through part by
+    part.
     """
 
     forward: Graph
+    parts: frozenset[str] = frozenset()
     rules: Mapping[str, language.OptimizerRule] = field(factory=dict)
     updates: Mapping[str, Update] = field(factory=dict)
 
@@ -149,7 +160,7 @@ class Scheduled(Partitioned):
 
 
 @frozen(eq=False, kw_only=True)
-class Compilation(Scheduled):
+class Compilation(Pictured, Scheduled):
     """Adds the program: the last state."""
 
     program: Program

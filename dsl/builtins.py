@@ -134,6 +134,13 @@ class Signature:
         return frozenset(setting.name for setting in self.settings if setting.default is REQUIRED)
 
 
+@frozen(kw_only=True, eq=False)
+class DataSignature(Signature):
+    """A source of data. `textual`: its ids are those of text, bytes unless a call says otherwise."""
+
+    textual: bool = False
+
+
 def _table(*signatures: Signature) -> dict[str, Signature]:
     return {signature.name: signature for signature in signatures}
 
@@ -201,7 +208,7 @@ OPTIMIZERS: Registry[Signature] = Registry(
 # Of data sources that can hold out a fraction.
 HOLDOUT = Setting("holdout", SHARE, 0.0)
 
-DATA: Registry[Signature] = Registry(
+DATA: Registry[DataSignature] = Registry(
     "source of data",
     "partita.runtime.data",
     ("text", "jsonl", "parquet", "tokens", "mix", "stdlib", "arrays", "random"),
@@ -212,7 +219,9 @@ WEIGHTS = Setting("weights", Keyword(("trained", "ema")), "trained")
 # All batches of an evaluation set.
 ALL = "all"
 BATCHES, OWN_DATA = Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", OneOf(DATA), None)
-EVALUATION = _table(Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA)))
+# The prompt of a text that is written after each evaluation.
+SAMPLE = Setting("sample", Text(), None)
+EVALUATION = _table(Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA, SAMPLE)))
 CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )

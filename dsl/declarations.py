@@ -109,8 +109,8 @@ class _Gathering:
             self.report.error("E0010", f"`{written}` cannot be imported here", span)
             return None
         target = os.path.join(os.path.dirname(path), written)
-        real = os.path.realpath(target)
-        if os.path.commonpath([real, self.root]) != self.root:
+        real = imported_path(target, self.root)
+        if real is None:
             help = "move it there, or pass a directory that contains both as --root"
             notes = [f"the root directory is `{self.root}`"]
             self.report.error("E0010", f"`{written}` is outside the root directory", span, notes, help)
@@ -194,6 +194,12 @@ class _Gathering:
                         notes,
                         "rename one of them",
                     )
+
+
+def imported_path(target: str, root: str) -> str | None:
+    """The real path of an imported file; None if that is outside the root directory."""
+    real = os.path.realpath(target)
+    return real if os.path.commonpath([real, root]) == root else None
 
 
 def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:

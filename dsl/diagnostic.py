@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from partita.dsl.reprs import Pictured
 from partita.dsl.source import Span
 
 # Longer lines (such as those of a schedule file) are cropped to this many characters.
@@ -14,7 +15,7 @@ LINE = 160
 
 
 @frozen
-class Diagnostic:
+class Diagnostic(Pictured):
     """One error or warning.
 
     `code` is a key of `partita.dsl.codes.CODES` ("E0203"; the letter gives the severity, E or W); `message`

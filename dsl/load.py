@@ -58,6 +58,7 @@ def load_text(
     path: str | Path | None = None,
     fitting: bool = True,
     types: dict[int, Type] | None = None,
+    reader: Reader | None = None,
 ) -> Loaded:
     """Like `load`, for a text as the content of the file `path`; without one it cannot name other files.
 
@@ -65,7 +66,7 @@ def load_text(
     a block's first call, or of the block by itself.
     """
     place = os.fspath(path) if path is not None else None
-    return _loaded(lambda: source_of(text, name), place, overrides, None, Reader(), fitting, types)
+    return _loaded(lambda: source_of(text, name), place, overrides, None, reader or Reader(), fitting, types)
 
 
 def _loaded(

@@ -1,7 +1,8 @@
-"""Where the names of one file stand, and what each refers to: for editors, which find definitions and rename.
+"""Where the names of files stand, and what each refers to: for editors, which find definitions and rename.
 
-Resolved from the syntax tree alone, so that it works in files with errors: names of bodies by the order of statements
-and the nesting of repeats and scans, others by kind. A name that nothing in the file declares has no occurrence.
+Resolved from syntax trees alone, so that it works in files with errors: names of bodies by the order of statements and
+the nesting of repeats and scans, others by kind, parts of paths by the members of bodies. A name that nothing in the
+files declares has no occurrence. One that a path has for several things occurs there several times.
 """
 
 from __future__ import annotations
@@ -12,109 +13,125 @@ from typing import TypeAlias
 from attrs import define, field, frozen
 
 from partita.dsl import tree
+from partita.dsl.layouts import CLASSES as STORED
+from partita.dsl.members import Body, Member, Members
+from partita.dsl.optimizers import CLASSES as TARGETS
+from partita.dsl.parser import parse_expression
+from partita.dsl.report import Full, Report
+from partita.dsl.source import Span
+from partita.dsl.walk import subexpressions
 
 # Kinds of which every name is declared once in a file, and those in which an expression looks a name up.
 IN_EXPRESSIONS = ("const", "axis")
-CALLED = ("block", "op")
+CALLED = ("op", "block")
 CHOSEN = {"model": "model", "layout": "layout", "schedule": "schedule", "optimizer": "optimizer"}
+# Kinds of names that a body binds.
+BOUND = ("tensor", "parameter", "buffer")
 
-Scope: TypeAlias = dict[str, tree.Name]
+Scope: TypeAlias = dict[str, tuple[tree.Name, str]]  # name -> where it is bound first, and its kind
 
 
 @frozen
 class Occurrence:
-    """A name where it stands, its `kind` (`axis`, `block`, `tensor`, …), and the name that declares it."""
+    """A name where it stands, its `kind` (`axis`, `block`, `tensor`, …), and the name that declares it.
+
+    In a path, `mlp_2` is an occurrence of `mlp`, without the number.
+    """
 
     name: tree.Name
     kind: str
     declared: tree.Name
 
 
-def occurrences(file: tree.File) -> list[Occurrence]:
-    """All of a file, in the order of the text."""
-    found = _Names(file)
-    found.run()
-    return sorted(found.found, key=lambda each: each.name.span.start)
+@frozen
+class Names:
+    """The occurrences in files, in the order of the files and their texts; and the `members` of all bodies."""
+
+    occurrences: tuple[Occurrence, ...]
+    members: Members
 
 
-def declared(file: tree.File) -> dict[str, dict[str, tree.Name]]:
-    """The declarations of a file that are no tensors: names by kind."""
-    found: dict[str, dict[str, tree.Name]] = {}
-    for each in file.declarations:
-        for kind, name in _declared(each):
-            found.setdefault(kind, {})[name.text] = name
-    return found
+def names(files: Sequence[tree.File]) -> Names:
+    """All names of a file and of those that it imports, which follow it: a file's own axes and constants come first."""
+    finding = _Names(tuple(each for file in files for each in file.declarations))
+    finding.run()
+    order = {id(file.span.source): i for i, file in enumerate(files)}
+
+    def place(each: Occurrence) -> tuple[int, int]:
+        return order[id(each.name.span.source)], each.name.span.start
+
+    return Names(tuple(sorted(finding.found, key=place)), finding.members)
 
 
-def paths(file: tree.File) -> Iterator[tree.Path]:
-    """The paths of rules and of `weights`: names of calls, repeats and parameters, from the model inwards."""
-    for declaration in file.declarations:
-        for line in declaration.lines if isinstance(declaration, tree.Weights) else ():
-            yield from line.ours if isinstance(line, tree.Correspondence) else ()
-        for rule in declaration.rules if isinstance(declaration, tree.Layout | tree.Optimizer) else ():
-            match rule:
-                case tree.Shard(targets=targets):
-                    yield from (each.path for each in targets if each.path is not None)
-                case tree.Place(paths=own) | tree.Recompute(paths=own):
-                    yield from own
-                case tree.FreezeRule(targets=own) | tree.UpdateRule(targets=own):
-                    yield from own
-
-
-def _declared(declaration: tree.Declaration) -> Iterator[tuple[str, tree.Name]]:
-    match declaration:
-        case tree.Axes(entries=entries):
-            yield from (("axis", entry.key) for entry in entries)
-        case tree.Constants(entries=entries):
-            yield from (("const", entry.key) for entry in entries)
-        case tree.Mesh(name=name, axes=axes):
-            yield "mesh", name
-            yield from (("mesh axis", entry.key) for entry in axes)
-        case (
-            tree.Block(name=name)
-            | tree.Operation(name=name)
-            | tree.Model(name=name)
-            | tree.Layout(name=name)
-            | tree.Schedule(name=name)
-            | tree.Optimizer(name=name)
-            | tree.Weights(name=name)
-        ):
-            kind = "op" if isinstance(declaration, tree.Operation) else type(declaration).__name__.lower()
-            yield kind, name
+def declared_in(declarations: Iterable[tree.Declaration]) -> Iterator[tuple[str, tree.Name]]:
+    """The names that are declared, but for those in bodies, each with its kind."""
+    for declaration in declarations:
+        match declaration:
+            case tree.Axes(entries=entries):
+                yield from (("axis", entry.key) for entry in entries)
+            case tree.Constants(entries=entries):
+                yield from (("const", entry.key) for entry in entries)
+            case tree.Mesh(name=name, axes=axes):
+                yield "mesh", name
+                yield from (("mesh axis", entry.key) for entry in axes)
+            case tree.Operation(name=name):
+                yield "op", name
+            case tree.Import() | tree.Train() | tree.Expect():
+                pass
+            case _:
+                yield type(declaration).__name__.lower(), declaration.name
 
 
 @define(eq=False)
 class _Names:
-    file: tree.File
+    declarations: Sequence[tree.Declaration]
     found: list[Occurrence] = field(factory=list)
-    known: Mapping[str, Mapping[str, tree.Name]] = field(init=False)
+    members: Members = field(factory=Members)
+    known: dict[str, dict[str, tree.Name]] = field(factory=dict)
+    blocks: dict[str, tree.Block] = field(factory=dict)
     inputs: dict[str, dict[str, tree.Name]] = field(factory=dict)  # of blocks and operations
     called: Sequence[str] = ()  # what calls refer to, here
-
-    def __attrs_post_init__(self) -> None:
-        self.known = declared(self.file)
-        for each in self.file.declarations:
-            if isinstance(each, tree.Block | tree.Operation):
-                self.inputs[each.name.text] = {item.name.text: item.name for item in each.inputs}
+    body: Body | None = None  # the one whose members are entered, here
 
     def run(self) -> None:
-        """Find all."""
-        for declaration in self.file.declarations:
-            for kind, name in _declared(declaration):
-                # Mesh axes of equal names in two meshes are told apart where a layout names its mesh.
-                self.found.append(Occurrence(name, kind, name))
-            self.called = CALLED if isinstance(declaration, tree.Block | tree.Model) else ()
+        """Find all: bodies first, since paths name what is in them."""
+        for kind, name in declared_in(self.declarations):
+            self.known.setdefault(kind, {}).setdefault(name.text, name)
+        for each in self.declarations:
+            if isinstance(each, tree.Block | tree.Operation):
+                self.inputs.setdefault(each.name.text, {item.name.text: item.name for item in each.inputs})
+            if isinstance(each, tree.Block):
+                self.blocks.setdefault(each.name.text, each)
+        for kind, name in declared_in(self.declarations):
+            # Mesh axes of equal names in two meshes are told apart where a layout names its mesh.
+            self.found.append(Occurrence(name, kind, name if kind == "mesh axis" else self._first(kind, name)))
+        bodies = [each for each in self.declarations if isinstance(each, tree.Block | tree.Model)]
+        for body in bodies:
+            self._block(body)
+        for declaration in self.declarations:
             self._declaration(declaration)
+
+    def _first(self, kind: str, name: tree.Name) -> tree.Name:
+        """The declaration that counts: of axes and constants, which share names, that of the first file."""
+        kinds = IN_EXPRESSIONS if kind in IN_EXPRESSIONS else (kind,)
+        there = [self.known[each][name.text] for each in kinds if name.text in self.known.get(each, {})]
+        order = {id(each): i for i, (_, each) in enumerate(declared_in(self.declarations))} if len(there) > 1 else {}
+        return min(there, key=lambda each: order.get(id(each), 0))
+
+    def _block(self, declaration: tree.Block | tree.Model) -> None:
+        self.called, self.body = CALLED, declaration
+        self.members.body(declaration)
+        self.members.reserve(declaration, declaration.body)
+        scope = self._inputs(declaration.inputs)
+        self._body(declaration.body, declaration, scope)
+        if isinstance(declaration, tree.Block):
+            self._expressions(declaration.results.values, scope)
+        self.called, self.body = (), None
 
     def _declaration(self, declaration: tree.Declaration) -> None:
         match declaration:
             case tree.Axes(entries=entries) | tree.Constants(entries=entries):
                 self._expressions((entry.value for entry in entries), {})
-            case tree.Block() | tree.Model():
-                scope = self._inputs(declaration.inputs)
-                self._body(declaration.body, scope)
-                if isinstance(declaration, tree.Block):
-                    self._expressions(declaration.results.values, scope)
             case tree.Operation(inputs=inputs, results=results, table=table):
                 scope = self._inputs(inputs)
                 for result in results:
@@ -122,24 +139,29 @@ class _Names:
                 self._table(table, scope)
             case tree.Mesh(axes=axes, table=table):
                 self._expressions((entry.value for entry in axes), {})
-                self._table(table, {entry.key.text: entry.key for entry in axes}, "mesh axis")
+                self._table(table, {entry.key.text: (entry.key, "mesh axis") for entry in axes})
             case tree.Layout():
                 self._layout(declaration)
             case tree.Schedule(call=call):
                 self._expression(call, {})
             case tree.Optimizer(rules=rules):
+                for rule in rules:
+                    self._paths(each for each in rule.targets if str(each) not in TARGETS)
                 self._expressions((rule.call for rule in rules if isinstance(rule, tree.UpdateRule)), {})
             case tree.Train(table=table):
                 self._table(table, {})
             case tree.Weights(lines=lines):
                 for line in lines:
-                    own = line.axes if isinstance(line, tree.Correspondence) else ()
-                    self._expressions((axis.value for axis in own), {})
+                    if isinstance(line, tree.Correspondence):
+                        self._correspondence(line)
             case tree.Expect(claims=claims):
+                axes_of_mesh = self._trained_mesh()
                 for claim in claims:
                     if isinstance(claim.measure, tree.Call):
-                        self._expression(claim.measure, {}, kinds=("mesh axis", *IN_EXPRESSIONS))
+                        self._expression(claim.measure, axes_of_mesh)
                     self._expression(claim.limit, {})
+            case _:
+                pass
 
     def _inputs(self, inputs: Iterable[tree.Input]) -> Scope:
         """The scope that inputs begin."""
@@ -149,30 +171,78 @@ class _Names:
             self._type(each.type)
         return scope
 
+    # ------------------------------------------------------------ layouts, weights
+
     def _layout(self, layout: tree.Layout) -> None:
         self._refer(layout.mesh, ("mesh",))
-        mesh = next(
-            (each for each in self.file.declarations if isinstance(each, tree.Mesh) and each.name == layout.mesh), None
-        )
-        axes = {entry.key.text: entry.key for entry in mesh.axes} if mesh is not None else {}
-
-        def mesh_axis(name: tree.Name) -> None:
-            if name.text in axes:
-                self.found.append(Occurrence(name, "mesh axis", axes[name.text]))
-
+        axes = self._mesh(layout)
         for rule in layout.rules:
             match rule:
-                case tree.Shard(targets=targets, mesh_axes=names):
+                case tree.Shard(targets=targets, mesh_axes=own):
                     for target in targets:
-                        self._refer(target.name, ("axis",))
-                    for name in names:
-                        mesh_axis(name)
-                case tree.Stage(mesh_axis=name) | tree.Place(mesh_axis=name):
-                    mesh_axis(name)
-                case _:
-                    pass
+                        self._paths([target.path] if target.path is not None else [])
+                        if target.name.text not in STORED:
+                            self._refer(target.name, ("axis",))
+                case tree.Stage(repeats=repeats, mesh_axis=axis):
+                    own = (axis,)
+                    for name in repeats:
+                        self._part(name, [each for each in self.members if each.kind == "repeat"])
+                case tree.Place(paths=paths, mesh_axis=axis):
+                    own = (axis,)
+                    self._paths(paths)
+                    self._expressions((each for each in (rule.first, rule.last) if each is not None), {})
+                case tree.Recompute(paths=paths):
+                    own = ()
+                    self._paths(each for each in paths if str(each) not in ("all", "auto"))
+            for name in own:
+                self._refer(name, (), axes)
 
-    def _body(self, statements: Sequence[tree.Statement], scope: Scope) -> None:
+    def _mesh(self, layout: tree.Layout) -> Scope:
+        """The axes of a layout's mesh."""
+        meshes = [each for each in self.declarations if isinstance(each, tree.Mesh) and each.name == layout.mesh]
+        return {entry.key.text: (entry.key, "mesh axis") for mesh in meshes[:1] for entry in mesh.axes}
+
+    def _trained_mesh(self) -> Scope:
+        """The mesh axes of the layout that `train` chooses, or of the only one."""
+        layouts = {each.name.text: each for each in self.declarations if isinstance(each, tree.Layout)}
+        trains = [each for each in self.declarations if isinstance(each, tree.Train)]
+        chosen = [
+            tree.single(each.value) for train in trains for each in train.table.entries if each.key.text == "layout"
+        ]
+        for name in chosen:
+            if name is not None and name.text in layouts:
+                return self._mesh(layouts[name.text])
+        return self._mesh(next(iter(layouts.values()))) if layouts else {}
+
+    def _correspondence(self, line: tree.Correspondence) -> None:
+        self._paths(line.ours)
+        self._expressions((axis.value for axis in line.axes), {})
+        repeats = self.members.repeats_around(self.members.named([part.text for part in line.ours[0].parts]))
+        for pattern in line.theirs:
+            for each in subexpressions(list(_formulas(pattern))):
+                name = tree.single(each) if isinstance(each, tree.Path) else None
+                if name is not None:
+                    around = [member for member in repeats if member.is_called(name.text)]
+                    if around:
+                        self._part(name, around)
+                    else:
+                        self._refer(name, ("axis", "const"))
+
+    def _paths(self, paths: Iterable[tree.Path]) -> None:
+        for path in paths:
+            for part, meant in zip(path.parts, self.members.named([part.text for part in path.parts]), strict=True):
+                self._part(part, meant)
+
+    def _part(self, name: tree.Name, members: Sequence[Member]) -> None:
+        """A part of a path, which may mean these members."""
+        for member in {id(each.declared): each for each in members if each.is_called(name.text)}.values():
+            text, span = member.declared.text, name.span
+            short = tree.Name(text, Span(span.source, span.start, span.start + len(text)))
+            self.found.append(Occurrence(short, member.kind, member.declared))
+
+    # ------------------------------------------------------------ bodies
+
+    def _body(self, statements: Sequence[tree.Statement], within: Body, scope: Scope) -> None:
         for statement in statements:
             match statement:
                 case tree.Let(names=names, value=value):
@@ -186,83 +256,106 @@ class _Names:
                     self._type(type)
                     self._expression(value, scope)
                     for name in names:
-                        self._bind(name, scope)
+                        self._bind(name, scope, "parameter" if isinstance(statement, tree.Param) else "buffer")
                 case tree.Sample(name=name, type=type, distribution=value):
                     self._type(type)
                     self._expression(value, scope)
                     self._bind(name, scope)
-                case tree.Repeat(count=count, body=body):
-                    self._expression(count, scope)
-                    self._nested(body, scope)
+                case tree.Repeat():
+                    self._repeat(statement, within, scope)
                 case tree.Scan(axis=axis, body=body):
                     self._refer(axis, ("axis",))
-                    self._nested(body, scope)
+                    self.members.reserve(within, body)
+                    self._body(body, within, dict(scope))
                 case tree.Update(name=name, value=value):
                     self._refer(name, (), scope)
                     self._expression(value, scope)
                 case tree.Loss(value=value) | tree.Metric(value=value) | tree.Output(value=value):
                     self._expression(value, scope)
 
-    def _nested(self, body: Sequence[tree.Statement], scope: Scope) -> None:
-        """The body of a repeat or scan: what it binds again is carried, so the same; other names stay there."""
-        self._body(body, dict(scope))
+    def _repeat(self, repeat: tree.Repeat, outer: Body, scope: Scope) -> None:
+        """What the body of a repeat or scan binds again is carried, so the same; other names stay there.
 
-    def _bind(self, name: tree.Name, scope: Scope) -> None:
+        Repeats of one name in a body are the same to a layout, which cuts all of them.
+        """
+        self._expression(repeat.count, scope)
+        same = [each.declared for each in self.members.of(outer) if each.kind == "repeat"]
+        first = next((each for each in same if each.text == repeat.name.text), repeat.name)
+        self.found.append(Occurrence(repeat.name, "repeat", first))
+        self.members.body(repeat)
+        self.members.reserve(repeat, repeat.body)
+        self.body = repeat
+        self._body(repeat.body, repeat, dict(scope))
+        self.body = outer
+        self.members.enter(outer, first, "repeat", repeat)
+
+    def _bind(self, name: tree.Name, scope: Scope, kind: str = "tensor") -> None:
         """A name that a body binds. Bound again, in an iteration or after it, it is the same to a reader."""
-        first = scope.setdefault(name.text, name)
-        self.found.append(Occurrence(name, "tensor", first))
+        first, kind = scope.setdefault(name.text, (name, kind))
+        self.found.append(Occurrence(name, kind, first))
+        if self.body is not None:
+            self.members.enter(self.body, first, kind)
 
     def _type(self, type: tree.TensorType) -> None:
         for axis in type.axes:
             self._refer(axis, ("axis",))
 
-    def _table(self, table: tree.Table | None, scope: Scope, kind: str = "tensor") -> None:
+    def _table(self, table: tree.Table | None, scope: Scope) -> None:
         for entry in table.entries if table is not None else ():
             name = tree.single(entry.value)
             if name is not None and entry.key.text in CHOSEN and name.text in self.known.get(entry.key.text, {}):
                 self._refer(name, (CHOSEN[entry.key.text],))
             else:
-                self._expression(entry.value, scope, kind)
+                self._expression(entry.value, scope)
 
     def _expressions(self, expressions: Iterable[tree.Expression], scope: Scope) -> None:
         for expression in expressions:
             self._expression(expression, scope)
 
-    def _expression(
-        self,
-        expression: tree.Expression,
-        scope: Scope,
-        local: str = "tensor",
-        kinds: Sequence[str] = IN_EXPRESSIONS,
-    ) -> None:
+    def _expression(self, expression: tree.Expression, scope: Scope) -> None:
         match expression:
             case tree.Path(parts=(name,)):
-                self._refer(name, kinds, scope, local)
+                self._refer(name, IN_EXPRESSIONS, scope)
             case tree.Binary(left=left, right=right) | tree.Arrow(left=left, right=right):
-                self._expression(left, scope, local, kinds)
-                self._expression(right, scope, local, kinds)
+                self._expressions((left, right), scope)
             case tree.Negative(operand=inner) | tree.Not(operand=inner) | tree.Group(inner=inner):
-                self._expression(inner, scope, local, kinds)
+                self._expression(inner, scope)
             case tree.List(items=items):
-                for item in items:
-                    self._expression(item, scope, local, kinds)
+                self._expressions(items, scope)
             case tree.Call(name=name, arguments=arguments):
                 self._refer(name, self.called)
-                named = self.inputs.get(name.text, {})
+                named = self.inputs.get(name.text, {}) if self.called else {}
                 for argument in arguments:
                     if argument.name is not None and argument.name.text in named:
                         self.found.append(Occurrence(argument.name, "tensor", named[argument.name.text]))
-                    self._expression(argument.value, scope, local, kinds)
+                    self._expression(argument.value, scope)
+                if self.body is not None and name.text in self.blocks and name.text not in self.known.get("op", {}):
+                    block = self.blocks[name.text]
+                    self.members.enter(self.body, block.name, "block", block)
             case _:
                 pass
 
-    def _refer(self, name: tree.Name, kinds: Sequence[str], scope: Scope | None = None, local: str = "tensor") -> None:
+    def _refer(self, name: tree.Name, kinds: Sequence[str], scope: Mapping[str, tuple[tree.Name, str]] = {}) -> None:
         """A reference: to a name of the body, or the first declaration of these kinds."""
-        if scope is not None and name.text in scope:
-            self.found.append(Occurrence(name, local, scope[name.text]))
+        if name.text in scope:
+            first, kind = scope[name.text]
+            self.found.append(Occurrence(name, kind, first))
             return
         for kind in kinds:
-            own = self.known.get(kind, {}).get(name.text)
-            if own is not None:
-                self.found.append(Occurrence(name, kind, own))
+            if name.text in self.known.get(kind, {}):
+                self.found.append(Occurrence(name, kind, self._first(kind, name)))
                 return
+
+
+def _formulas(pattern: tree.String) -> Iterator[tree.Expression]:
+    """The formulas in the braces of a name of theirs."""
+    text, first = pattern.text, pattern.span.start
+    start = text.find("{")
+    while start >= 0 and (end := text.find("}", start)) >= 0:
+        try:
+            formula = parse_expression(pattern.span.source, Report(), first + start + 1, first + end)
+        except Full:
+            return
+        if formula is not None:
+            yield formula
+        start = text.find("{", end)

@@ -128,7 +128,7 @@ class _Override:
     def _found(self) -> str | None:
         """Help for an unknown key: full names that contain or resemble it (`lr` ends `train.optimizer.lr`)."""
         there = self.declarations
-        whole = list(_full_names(there))
+        whole = list(full_names(there))
         ends = {each.rpartition(".")[2] for each in whole}
         written, last = ".".join(name.text for name in self.key), self.key[-1].text
         within = [each for each in whole if each.startswith(f"{written}.")]
@@ -240,7 +240,7 @@ def _axes(mesh: tree.Mesh) -> list[str]:
     return [entry.key.text for entry in mesh.axes]
 
 
-def _full_names(there: Declarations) -> Iterator[str]:
+def full_names(there: Declarations) -> Iterator[str]:
     """The full names of all that can be overridden."""
     yield from (*there.axes, *there.constants)
     yield from CHOICES
@@ -293,7 +293,7 @@ def selected_schedule(declarations: Declarations) -> tree.Schedule | None:
 def _named(call: tree.Call) -> dict[str, tree.Argument]:
     """The arguments of a schedule call by parameter."""
     signature = SCHEDULES.get(call.name.text)
-    keys = _parameters(call, signature.names if signature else ())
+    keys = parameters_of_call(call, signature.names if signature else ())
     return {
         key: argument if argument.name is not None else evolve(argument, name=tree.Name(key, argument.span))
         for key, argument in zip(keys, call.arguments, strict=True)
@@ -301,7 +301,7 @@ def _named(call: tree.Call) -> dict[str, tree.Argument]:
     }
 
 
-def _parameters(call: tree.Call, names: Iterable[str]) -> list[str | None]:
+def parameters_of_call(call: tree.Call, names: Iterable[str]) -> list[str | None]:
     """The parameter of each argument: those without a name take the parameters in order; None where there is none."""
     rest = iter(names)
     return [argument.name.text if argument.name is not None else next(rest, None) for argument in call.arguments]
@@ -331,7 +331,7 @@ def _replaced(
         help = suggestion(key.text, signature.names, "it takes")
         raise refuse("E0209", f"`{signature.name}` takes no argument `{key.text}`", key.span, help=help)
     arguments = list(call.arguments)
-    for position, (name, argument) in enumerate(zip(_parameters(call, signature.names), arguments, strict=True)):
+    for position, (name, argument) in enumerate(zip(parameters_of_call(call, signature.names), arguments, strict=True)):
         if name == key.text:
             new = _replaced(argument.value, inner, key, rest, value)
             arguments[position] = evolve(argument, value=new)

@@ -10,13 +10,25 @@ from partita.dsl import constants, limits, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
-from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, OPTIMIZERS, SCHEDULES, TRAIN, OneOf
+from partita.dsl.builtins import (
+    CHOICES,
+    DEVICES,
+    EVALUATION,
+    LINKS,
+    MEASURES,
+    OPTIMIZERS,
+    SAMPLE,
+    SCHEDULES,
+    TRAIN,
+    OneOf,
+)
 from partita.dsl.correspondence import Weights
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused
+from partita.dsl.language_model import language_model, spelling_of
 from partita.dsl.layouts import CLASSES, Layouts
 from partita.dsl.optimizers import Optimizers
-from partita.dsl.overrides import Chosen, selected_schedule
+from partita.dsl.overrides import Chosen, parameters_of_call, selected_schedule
 from partita.dsl.paths import known_paths
 from partita.dsl.report import Report, listed, suggestion
 from partita.dsl.settings import Settings
@@ -63,7 +75,7 @@ class Plans:
             name: rules.optimizer(written, known_paths(model) if model else None)
             for name, written in self.declarations.optimizers.items()
         }
-        train = self.train(optimizers)
+        train = self.train(optimizers, model, schedule)
         weights = {name: self.weights(written, model) for name, written in self.declarations.weights.items()}
         # If the layout is wrong, which was reported, the mesh axes are unknown.
         known = mesh is not None or not self.report.errors
@@ -248,7 +260,9 @@ class Plans:
             self.report.error("E0302", f"unknown optimizer `{name.text}`", name.span, help=help)
         return name.text, [each for each in self.train_entries if each is not entry]
 
-    def train(self, optimizers: Mapping[str, spec.Optimizer | None]) -> spec.Train | None:
+    def train(
+        self, optimizers: Mapping[str, spec.Optimizer | None], model: spec.Model | None, schedule: spec.Schedule | None
+    ) -> spec.Train | None:
         """The train block with defaults filled in; None if there is none, or after reporting errors."""
         if not self.declarations.train:
             return None
@@ -287,7 +301,32 @@ class Plans:
                 help="add `ema = 0.999`, or leave out `weights`",
             )
             return None
+        if values["eval"] is not None and values["eval"].arguments["sample"] is not None:
+            written["sample"] = self.sample_span(written["eval"])
+            if not self.writes(values["data"], model, schedule, written["sample"]):
+                return None
         return spec.Train(**values, spans=written, span=train.span)
+
+    def sample_span(self, otherwise: Span) -> Span:
+        """The place of the prompt of `eval`."""
+        entry = self.entry("eval")
+        call = tree.bare(entry.value) if entry is not None else None
+        if not isinstance(call, tree.Call):
+            return otherwise
+        named = zip(parameters_of_call(call, EVALUATION[call.name.text].names), call.arguments, strict=True)
+        return next((each.value.span for name, each in named if name == SAMPLE.name), otherwise)
+
+    def writes(self, data: spec.Call, model: spec.Model | None, schedule: spec.Schedule | None, prompt: Span) -> bool:
+        """Whether the model writes text (`sample`), and the data say how text becomes ids; reports why not."""
+        batch = schedule.batch if schedule is not None else spec.BATCH
+        try:
+            if model is not None:
+                language_model(model, batch, span=prompt)
+            spelling_of(data, prompt, '`tokenizer = "tokenizer.json"` of the data, that of its ids')
+        except Refused as refused:
+            self.report.refused(refused)
+            return False
+        return True
 
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:
         """The claims of all expect blocks; if `mesh_axes` is None (unknown), any mesh axis is accepted."""

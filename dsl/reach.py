@@ -47,6 +47,15 @@ def report_unreached(model: spec.Model, optimizers: Iterable[tree.Optimizer], re
         report.error("E0408", message, step.span, notes, help)
 
 
+def inputs_of_output(model: spec.Model, output: str) -> tuple[str, ...]:
+    """The inputs of a model that an output depends on, outside of training."""
+    body = model.answering
+    found = _Reach(stops=False, training=False, floats=False).body(
+        body, frozenset([dict(model.outputs)[output]]), model.name
+    )
+    return tuple(name for number, name in enumerate(body.inputs) if number in found)
+
+
 def _may_name(target: tree.Path, name: str, path: str) -> bool:
     """Whether a target may be a parameter with a name, at a path of blocks and repeats, some of them numbered calls."""
     last = target.parts[-1].text
@@ -57,11 +66,14 @@ def _may_name(target: tree.Path, name: str, path: str) -> bool:
 class _Reach:
     """Walks bodies backward, once for each set of values needed from them.
 
-    `stopping` collects the operations without a gradient; unless `stops`, the walk passes through them.
+    `stopping` collects the operations without a gradient; unless `stops`, the walk passes through them. It follows what
+    a value is computed from in training or not, by its `floats` or by all.
     """
 
-    def __init__(self, stops: bool = True) -> None:
+    def __init__(self, stops: bool = True, training: bool = True, floats: bool = True) -> None:
         self.stops = stops
+        self.training = training
+        self.floats = floats
         self.stopping: dict[int, spec.Apply] = {}
         self.met: dict[int, tuple[spec.Parameter, str]] = {}
         self.reached: set[int] = set()
@@ -81,18 +93,18 @@ class _Reach:
                 if isinstance(step, spec.Apply) and step.function == "where" and step.operands[0] in self.modes(body):
                     chosen = step.operands[1 if self.modes(body)[step.operands[0]] else 2]
                     found = [v for v in found if v == chosen]
-                live.update(v for v in found if body.types[v].is_float)
+                live.update(v for v in found if body.types[v].is_float or not self.floats)
             self.known[key] = frozenset(v for v in live if v < len(body.inputs))
         return self.known[key]
 
     def modes(self, body: spec.Body) -> dict[spec.Operand, bool]:
-        """The values of a body that are `training()` or not that, as they are in training."""
+        """The values of a body that are `training()` or not that, as they are in this walk."""
         if id(body) not in self.known_modes:
             found: dict[spec.Operand, bool] = {}
             number = len(body.inputs)
             for step in body.steps:
                 if isinstance(step, spec.Apply) and step.function == "training":
-                    found[number] = True
+                    found[number] = self.training
                 elif isinstance(step, spec.Apply) and step.function == "logical_not" and step.operands[0] in found:
                     found[number] = not found[step.operands[0]]
                 number += _result_count(step)

@@ -16,18 +16,21 @@ from partita.dsl.source import Source, Span
 
 @define(eq=False)
 class Reader:
-    """Reads files from disk or, if `kept` texts by path are given, only from those.
+    """Reads files from disk or, if `kept` texts by path are given, only from those; `edited` texts come before both.
 
     `texts` records what was read, by real path.
     """
 
     kept: Mapping[str, str] | None = None
+    edited: Mapping[str, str] = field(factory=dict)
     texts: dict[str, str] = field(factory=dict, init=False)
 
     def source(self, path: str, name: str, span: Span | None = None) -> Source:
         """The text of a file under the name that the user knows. Raises Refused (E0001 to E0004)."""
         real = os.path.realpath(path) if "\0" not in path else path
-        if self.kept is None:
+        if real in self.edited:
+            found = source_of(self.edited[real], name, span)
+        elif self.kept is None:
             found = read_source(path, name, span)
         elif real in self.kept:
             found = source_of(self.kept[real], name, span)

@@ -1,8 +1,9 @@
-"""Short representations of records that hold whole programs."""
+"""Short representations of records that hold whole programs; and, in notebooks, pictures of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from reprlib import Repr
 
 import attrs
@@ -45,3 +46,13 @@ def _cut(text: str, end: str) -> str:
 def count(number: int, thing: str) -> str:
     """`1 rank`, `1,024 ranks`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+class Pictured:
+    """A result of the Python API that notebooks show as HTML; what they show is imported when one asks."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        found: str = import_module("partita.cli.notebook").html(self)
+        return found

@@ -17,7 +17,7 @@ from attrs import Factory, field, frozen
 from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import refuse
 from partita.dsl.formulas import Formula, Size, value_of
-from partita.dsl.reprs import count, outline, shortened
+from partita.dsl.reprs import Pictured, count, outline, shortened
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
 
@@ -468,7 +468,9 @@ class Share:
 
 @frozen
 class Train:
-    """The train block, with defaults filled in. `spans` has the place of each entry that was written."""
+    """The train block, with defaults filled in. `spans` has the place of each entry that was written. `mixed`: what
+    computes has a narrower dtype than masters, which a proxy keeps in mind.
+    """
 
     data: Call
     optimizer: Optimizer
@@ -478,9 +480,10 @@ class Train:
     ema: float | None = None  # the decay of a mean of the weights
     seed: int = 0
     compile: bool | None = None  # with Inductor; None: only on a GPU
-    eval: Call | None = None  # every(interval, batches = 10, weights = trained)
+    eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
+    mixed: bool = field(default=Factory(lambda self: self.precision == "bf16", takes_self=True), eq=False)
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
 
@@ -501,7 +504,7 @@ class Claim:
 
 
 @frozen(eq=False)
-class Spec:
+class Spec(Pictured):
     """A checked file, with its overrides applied.
 
     `model`, `layout`, `schedule` are those that `train` names, or the only ones declared; None if the file leaves them

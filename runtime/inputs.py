@@ -8,9 +8,18 @@ from typing import TypeAlias
 import torch
 
 from partita.compiler.program import InputPart, Program, StageProgram
+from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region, region_of
 
 Batch: TypeAlias = Mapping[str, torch.Tensor]
+
+
+def tensors_of(program: Program, batch: Mapping[str, object]) -> Batch:
+    """A full batch of a dataset as tensors on the host, floats in the dtype of the computation."""
+    types = {each.name: each.type for each in program.inputs}
+    return {
+        name: torch.as_tensor(array).to(DTYPES[types[name].dtype]) for name, array in batch.items() if name in types
+    }
 
 
 class Inputs:

@@ -1,23 +1,28 @@
-"""The outputs of a model, computed with given parameters batch by batch, on one device."""
+"""The outputs of a model, computed with given parameters batch by batch: on one device, or in the file's own layout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from itertools import product
 
 import torch
 
+from partita.compiler.layout import global_type
 from partita.compiler.passes.microbatch import OUTPUT
 from partita.compiler.pipeline import compile_outputs
-from partita.compiler.program import InputRecord, Program
+from partita.compiler.program import AccumulatorRecord, InputRecord, Program
 from partita.compiler.verify.proxy import single
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
+from partita.runtime.evaluation import check_ids, outside
+from partita.runtime.inference.ranks import ForwardRank, Here, all_here, ranks_of
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_functions import functions_of
-from partita.runtime.rank import Plan, check_ids
-from partita.runtime.training import VirtualRun
+from partita.runtime.regions import region_of
 
 Tensors = Mapping[str, torch.Tensor]
+# Bytes of an output that ranks exchange at once.
+MOST_AT_ONCE = 1 << 22
 
 
 def outputs(given: Spec, parameters: Tensors, inputs: Tensors, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
@@ -27,31 +32,49 @@ def outputs(given: Spec, parameters: Tensors, inputs: Tensors, names: Sequence[s
     return found(inputs)
 
 
+def output_of(program: Program, name: str) -> tuple[int, AccumulatorRecord]:
+    """The stage of an output and the accumulator that holds it."""
+    return next(
+        (stage.index, record)
+        for stage in program.stages
+        for record in stage.accumulators
+        if record.name == f"{OUTPUT}{name}"
+    )
+
+
+def inputs_read(program: Program) -> tuple[InputRecord, ...]:
+    """The inputs that the stages of a program read."""
+    read = {part.name for stage in program.stages for part in (*stage.inputs, *stage.full_inputs)}
+    return tuple(each for each in program.inputs if each.name in read)
+
+
 class Outputs:
-    """A compiled program for outputs of these `names`, or all, with axes in the order of their types.
+    """A compiled program for outputs of these `names`, or all, with axes in the order of their types: on one device or,
+    with the ranks that are `here`, in the file's layout.
 
     Random numbers are those of an evaluation. Raises Refused if there are no such outputs, or if Python code of the
     file is not allowed.
     """
 
-    def __init__(self, given: Spec, names: Sequence[str] = (), allow_python: bool = False) -> None:
+    def __init__(
+        self, given: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
+    ) -> None:
         self.model, _ = given.trained
         functions = functions_of(self.model, allow_python)
-        plan = Plan(given, compile_outputs(single(given), names), None, functions)
-        self.program: Program = plan.program
-        (self._stage,) = self.program.stages
-        self._run = VirtualRun(plan, strict=False)
+        gpu = here is not None and here.device.type == "cuda"
+        self.program = compile_outputs(single(given) if here is None else given, names, gpu=gpu).program
+        self.ranks = ranks_of(all_here(1) if here is None else here, [self.program], given, functions)
+        self._names = [name for name, _ in self.model.outputs if not names or name in names]
 
     @property
     def parameters(self) -> dict[str, Type]:
         """The types of the parameters and buffers that the outputs need, by full name."""
-        return {name: self.program.parameter(name).type for name in self._stage.parameters}
+        return {each.name: each.type for each in self.program.parameters}
 
     @property
     def inputs(self) -> tuple[InputRecord, ...]:
         """The inputs that the outputs need."""
-        read = {part.name for part in (*self._stage.inputs, *self._stage.full_inputs)}
-        return tuple(each for each in self.program.inputs if each.name in read)
+        return inputs_read(self.program)
 
     def set_parameters(self, parameters: Tensors) -> None:
         """Take parameters by full name; others than are needed may be given. Raises ValueError if one is missing or has
@@ -60,24 +83,76 @@ class Outputs:
         needed = self.parameters
         for name, type in needed.items():
             _check("parameter", name, type.shape, parameters)
-        self._run.set_parameters({name: parameters[name] for name in needed})
+        self.ranks.set_parameters({name: parameters[name] for name in needed})
 
     def __call__(self, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """The outputs for one batch of inputs by name. Raises ValueError if one is missing, has another shape, or ids
-        out of range.
+        """The outputs for one batch of inputs by name; none in a process that does not have the first rank. Raises
+        ValueError if one is missing, has another shape, or ids out of range.
         """
         batch = {record.name: _fitting(record, inputs) for record in self.inputs}
-        (rank,) = self._run.ranks
-        self._run.cluster.run([rank.step(0, batch, ())])
-        check_ids(rank.outside(rank.training), "in the outputs")
-        found = {}
-        for name, number in self.model.outputs:
-            total = rank.training.totals.get((self._stage.index, f"{OUTPUT}{name}"))
-            if total is not None:
-                record = next(each for each in self._stage.accumulators if each.name == f"{OUTPUT}{name}")
-                order = [record.type.position(axis) for axis in self.model.answering.types[number].names]
-                found[name] = total.permute(order).contiguous().clone()
-        return found
+
+        def part(rank: ForwardRank) -> Generator[None, None, dict[str, torch.Tensor]]:
+            (executor,) = rank.executors
+            yield from executor.step(0, batch)
+            check_ids(outside(executor), "in the outputs")
+            found = {}
+            for name in self._names:
+                whole = yield from self._whole(rank, name)
+                if whole is not None:
+                    found[name] = whole
+            return found
+
+        return self.ranks.run(part)
+
+    def _whole(self, rank: ForwardRank, name: str) -> Generator[None, None, torch.Tensor | None]:
+        """An output as a whole, on the first rank."""
+        (executor,) = rank.executors
+        stage, record = output_of(self.program, name)
+        total = executor.totals.get((stage, record.name))
+        mesh = self.program.mesh
+        type = global_type(record.type, record.layout, mesh.sizes)
+        order = [type.position(axis) for axis in self.model.answering.types[dict(self.model.outputs)[name]].names]
+        if mesh.ranks == 1 and total is not None:
+            return total.permute(order).contiguous().clone()
+        # Parts go from rank to rank by sums: of each element all ranks but its owner give zero.
+        dtype = DTYPES[type.dtype] if type.dtype != "bool" else torch.int32
+        whole = torch.zeros(type.shape, dtype=DTYPES[type.dtype]) if rank.rank == 0 else None
+        region = region_of(type, record.layout, mesh.sizes, rank.coordinates)
+        owner = total is not None and all(
+            rank.coordinates[over] == 0 for over in mesh.sharding if record.layout.state(over) is None
+        )
+        for block in blocks(type.shape, MOST_AT_ONCE // dtype.itemsize):
+            part = torch.zeros([each.stop - each.start for each in block], dtype=dtype)
+            if owner and total is not None:
+                _copy(part, block, total, region)
+            part = yield from rank.sum(part)
+            if whole is not None:
+                whole[block] = part
+        return None if whole is None else whole.permute(order).contiguous()
+
+
+def blocks(shape: Sequence[int], most: int) -> list[tuple[slice, ...]]:
+    """Blocks of at most so many elements that cover a tensor, in order: as long as they can be along the last axes."""
+    sizes, left = list(shape), most
+    for dim in reversed(range(len(shape))):
+        sizes[dim] = max(1, min(shape[dim], left))
+        left //= sizes[dim]
+    starts = [range(0, whole, size) for whole, size in zip(shape, sizes, strict=True)]
+    return [
+        tuple(slice(at, min(at + size, whole)) for at, size, whole in zip(start, sizes, shape, strict=True))
+        for start in product(*starts)
+    ]
+
+
+def _copy(into: torch.Tensor, block: Sequence[slice], part: torch.Tensor, region: Sequence[slice]) -> None:
+    """Copy what a block of a tensor has of a region of it."""
+    both = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(block, region, strict=True)]
+    if all(start < stop for start, stop in both):
+        inner, outer = (
+            tuple(slice(start - each.start, stop - each.start) for (start, stop), each in zip(both, of, strict=True))
+            for of in (block, region)
+        )
+        into[inner] = part[outer].cpu()
 
 
 def _fitting(record: InputRecord, inputs: Tensors) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
@@ -85,6 +86,11 @@ class Display:
             if name.startswith("eval_") and name != "eval_loss"
         ]
         self._say("  ".join([f"step {record['step']}/{self.steps}  eval loss {_number(record['eval_loss'])}", *others]))
+
+    def sample(self, record: Mapping[str, Any]) -> None:
+        """Show a text that the model has written."""
+        self._say(f"step {record['step']}/{self.steps}  sample")
+        self._say(indent(record["sample"], "  ", lambda _: True))
 
     def close(self) -> None:
         """Restore the terminal."""

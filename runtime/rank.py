@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import cached_property, partial
-from math import isfinite, sqrt
+from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from attrs import evolve, field, frozen
 
 from partita.compiler.analysis.time import end_seconds, stage_seconds
-from partita.compiler.graph import Guard
 from partita.compiler.instructions import Channel, Compute, Traffic
 from partita.compiler.layout import Layout
 from partita.compiler.ops.optimizer import EMA
-from partita.compiler.passes.update import SQUARE
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
-from partita.dsl.builtins import ALL
-from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.bad_steps import BadStepPolicy
+from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
+from partita.runtime.inference.ranks import ForwardRank, joined
+from partita.runtime.inference.sampling import Samples, samples_of
+from partita.runtime.inference.scoring import Scorer
 from partita.runtime.initial import initial
-from partita.runtime.inputs import Batch
+from partita.runtime.inputs import Batch, tensors_of
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.pace import Sums
 from partita.runtime.python_functions import Functions, functions_of
@@ -35,15 +34,12 @@ from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport
 
-# Number of ids out of range of the axis they index, by guard; and loss, metrics and `Outside` of an evaluation.
-Outside: TypeAlias = Mapping[Guard, float]
-EvaluationResult: TypeAlias = tuple[float, dict[str, float], Outside]
-
 
 @frozen(eq=False)
 class Plan:
     """A compiled file, ready to run: the programs for training and evaluation, the settings, and the `functions` of the
-    operations that it defines; `rows` are those of the evaluation set, if all of it is evaluated.
+    operations that it defines; `rows` are those of the evaluation set, if all of it is evaluated; `samples` is what is
+    written after each evaluation, if anything.
     """
 
     spec: Spec
@@ -51,6 +47,7 @@ class Plan:
     evaluation: Compilation | None
     functions: Functions = field(factory=dict)
     rows: int | None = None
+    samples: Samples | None = None
 
     def evaluating(self, rows: int | None, gpu: bool = False) -> Plan:
         """The same, but evaluating a whole set with that many rows. Raises Refused (E0623) if that cannot be."""
@@ -60,19 +57,8 @@ class Plan:
 
     @property
     def evaluated(self) -> list[int]:
-        """The indices of the batches of an evaluation, in order. Before a set whose last batch is not full comes one of
-        the row alone with which it is filled up: the batch after the last. Empty if the file does not evaluate.
-        """
-        if self.train.eval is None or self.evaluation is None:
-            return []
-        count = self.train.eval.arguments["batches"]
-        if self.rows is not None:
-            rows = max(
-                e.type.axis(self.program.batch).size for e in self.program.inputs if e.type.has(self.program.batch)
-            )
-            count = -(-self.rows // rows)
-        first = [count] if self.evaluation.program.padding else []
-        return [*first, *range(1 if count == ALL else count)]
+        """The indices of the batches of an evaluation, in order; empty if the file does not evaluate."""
+        return order_of(self.train, self.evaluation.program, self.program, self.rows) if self.evaluation else []
 
     @property
     def train(self) -> Train:
@@ -86,13 +72,26 @@ class Plan:
         return self.training.program
 
     @property
+    def programs(self) -> list[Program | None]:
+        """All programs, in an order that tells what each is for."""
+        evaluation = self.evaluation.program if self.evaluation is not None else None
+        return [self.program, evaluation, *(self.samples.scoring.programs if self.samples is not None else ())]
+
+    @property
     def channels(self) -> Mapping[Channel, Traffic]:
-        """The channels of both programs, each with the larger traffic of the two."""
-        found = dict(self.program.channels)
-        evaluation = self.evaluation.program if self.evaluation else None
-        for channel, traffic in evaluation.channels.items() if evaluation else ():
-            found[channel] = traffic.or_more(found.get(channel, traffic))
-        return found
+        """The channels of all programs, each with the largest traffic of any."""
+        return joined([program for program in self.programs if program is not None])
+
+    @property
+    def doubts(self) -> tuple[Diagnostic, ...]:
+        """Warnings about what is written after evaluations."""
+        return self.samples.doubts if self.samples is not None else ()
+
+    def writing(self, folder: Path, gpu: bool = False) -> Plan:
+        """The same, but writing after each evaluation if the file, which is in a folder, asks for that. Raises Refused
+        (E06xx, E1001 to E1003).
+        """
+        return evolve(self, samples=samples_of(self.spec, self.training, folder, gpu))
 
     @cached_property
     def predicted(self) -> tuple[float, ...]:
@@ -128,14 +127,15 @@ def prepare(spec: Spec, gpu: bool = False, allow_python: bool = False) -> Plan:
     return Plan(spec, *compiled, functions_of(spec.model, allow_python))
 
 
-def check_ranks(plan: Plan, ranks: int) -> None:
-    """Refuse (E0610) a launcher that started a different number of ranks than the mesh has."""
-    if ranks != plan.ranks:
+def check_ranks(given: Spec, ranks: int) -> None:
+    """Refuse (E0610) a launcher that started a different number of ranks than the file's mesh has."""
+    needed = given.mesh.ranks if given.mesh is not None else 1
+    if ranks != needed:
         raise refuse(
             "E0610",
-            f"the mesh has {plan.ranks} ranks, but {ranks} were started",
-            plan.spec.mesh.span if plan.spec.mesh else None,
-            help=f"start {plan.ranks} processes, or change the mesh",
+            f"the mesh has {needed} ranks, but {ranks} were started",
+            given.mesh.span if given.mesh else None,
+            help=f"start {needed} processes, or change the mesh",
         )
 
 
@@ -166,6 +166,7 @@ class Rank:
         self.memory = Memory()
         self.failed = False  # whether a bad step has ended the run
         self.unsound = False  # whether the loss of an evaluation was not finite
+        self.unsound_from: int | None = None
         self.judge = BadStepPolicy(plan.train.on_bad_step)
         self.ended = False  # before the last step, because some rank was asked to
         self.flight = flight or Flight(None)
@@ -242,6 +243,16 @@ class Rank:
                 masters[name] = mean
         return Memory(masters)
 
+    def scorer(self, samples: Samples) -> Scorer:
+        """What computes the logits of samples: from the rank's own parameters, or from their means. What it keeps of a
+        text lives as long as it does.
+        """
+        scoring = samples.scoring
+        held = self.memory if self.plan.evaluation is None else self.read_by(self.plan.evaluation)
+        functions, seed = self.plan.functions, self.plan.train.seed
+        own = self.rank, self.transport, self.device
+        return Scorer(scoring, ForwardRank(scoring.programs, *own, seed, functions, held.masters, self.flight))
+
     def restart(self) -> None:
         """Reset parameters and optimizer states to their values before the first step."""
         program = self.plan.program
@@ -252,12 +263,9 @@ class Rank:
                 tensor = self.memory.states[state.name, name]
                 tensor.copy_(self._initial(name, record.stored(state))) if state.copy else tensor.zero_()
 
-    def tensors(self, batch: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    def tensors(self, batch: Mapping[str, object]) -> Batch:
         """A full batch of the dataset as tensors on the host, floats in the dtype of the computation."""
-        types = {each.name: each.type for each in self.plan.program.inputs}
-        return {
-            name: torch.as_tensor(array).to(DTYPES[types[name].dtype]) for name, array in batch.items() if name in types
-        }
+        return tensors_of(self.plan.program, batch)
 
     def step(
         self, number: int, batch: Mapping[str, torch.Tensor], rates: Rates, judge: BadStepPolicy | None = None
@@ -266,61 +274,20 @@ class Rank:
         return self.training.step(number, batch, rates, judge)
 
     def evaluate(self, count: int, batches: Callable[[int], Batch]) -> Generator[None, None, EvaluationResult]:
-        """Evaluate `count` batches. Returns loss and metrics, of all batches as if they were one or, if they need full
-        batches, their mean; and the number of ids out of range.
-
-        Random numbers are those of steps before the first: the same every time, and no training step's. Afterwards
-        `unsound_from` is the first batch of the first round whose loss is not finite, or None.
+        """Evaluate `count` batches (`evaluation`). Afterwards `unsound_from` is the first batch of the first round
+        whose loss is not finite, or None.
         """
         assert self.evaluation is not None
-        rounds = self.evaluation.program.rounds
-        loss, metrics, outside = 0.0, dict[str, float](), dict[Guard, float]()
-        share = rounds / count
-        self.unsound_from: int | None = None
-        for first in range(0, count, rounds):
-            yield from self.evaluation.run(-first, partial(shifted, batches, first))
-            one, named, _ = self.results(self.evaluation)
-            if not isfinite(one) and self.unsound_from is None:
-                self.unsound_from = first
-            for guard, number in self.outside(self.evaluation).items():
-                outside[guard] = outside.get(guard, 0.0) + number
-            loss += one * share
-            for name, value in named.items():
-                metrics[name] = metrics.get(name, 0.0) + value * share
-        return loss, metrics, outside
+        found = yield from evaluation(self.evaluation, count, batches)
+        self.unsound_from = found.unsound_from
+        return found.result
 
-    def results(self, executor: Executor) -> tuple[float, dict[str, float], float]:
+    @staticmethod
+    def results(executor: Executor) -> tuple[float, dict[str, float], float]:
         """Loss, metrics and gradient norm of an executor's last step."""
-        named = executor.named_statistics()
-        squares = sum(value for name, value in named.items() if name.startswith(SQUARE))
-        loss = named.pop("loss")
-        guards = {guard.name for guard in executor.program.guards}
-        metrics = {name: value for name, value in named.items() if not name.startswith(SQUARE) and name not in guards}
-        return loss, metrics, sqrt(squares) if squares >= 0 else float("nan")
+        return results(executor)
 
     @staticmethod
     def outside(executor: Executor) -> Outside:
         """Number of ids out of range that an executor's last step computed, by guard."""
-        named = executor.named_statistics()
-        return {guard: named[guard.name] for guard in executor.program.guards}
-
-
-def check_ids(outside: Outside, when: str) -> None:
-    """Refuse (E0605) computed ids out of range of the axis they index."""
-    wrong = [(guard, count) for guard, count in outside.items() if count]
-    if wrong:
-        raise Refused(
-            Diagnostic(
-                "E0605",
-                f"{count:,.0f} of the ids computed here are out of range for `{guard.axis.name}`, {when}",
-                guard.span,
-                (f"`{guard.axis.name}` has size {guard.axis.size}: ids go from 0 to {guard.axis.size - 1}",),
-                f"keep them there: `minimum(maximum(ids, 0), size({guard.axis.name}) - 1)`",
-            )
-            for guard, count in wrong
-        )
-
-
-def shifted(batches: Callable[[int], Batch], first: int, index: int) -> Batch:
-    """The batch at `index` after `first`: a later round's."""
-    return batches(first + index)
+        return outside(executor)

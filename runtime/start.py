@@ -9,6 +9,7 @@ from partita.compiler.program import Program
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reader import Reader
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import resolved
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.settings import Settings, check_newest, refuse_unused
 from partita.runtime.data_files import DataFile
@@ -51,5 +52,5 @@ def record(
     before = directory.record()
     span = given.train.span if given.train is not None else None
     refuse_unused(directory.path, before.checkpoints if before is not None else None, settings, span)
-    where = str(settings.path.resolve()) if settings is not None else None
+    where = resolved(settings.path) if settings is not None else None
     directory.keep(Record(run, files, where, origin))

@@ -115,6 +115,10 @@ class Recorder:
         named = {f"eval_{name}": value for name, value in metrics.items()}
         return self._recorded({"step": step, "eval_loss": loss, **named, "unix_time": self._clock()})
 
+    def sample(self, step: int, text: str) -> Mapping[str, Any]:
+        """Record a text that the model has written; returns the record, written or not."""
+        return self._recorded({"step": step, "sample": text, "unix_time": self._clock()})
+
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
         """Record which ranks held up the others."""
         self._recorded({"step": step, "slow_ranks": [each.as_json() for each in ranks]})

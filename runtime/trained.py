@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import Place, place_of
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
 from partita.runtime.in_process import run_in_process
 from partita.runtime.inference.predicting import Predictor
-from partita.runtime.inference.weights import Weights, read_weights
+from partita.runtime.inference.weights import Weights, load_weights
 from partita.runtime.pace import Slow
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
@@ -26,7 +28,7 @@ from partita.runtime.telemetry import Recorder
 from partita.runtime.training import StepResult
 
 
-class Trained(list[dict[str, Any]]):
+class Trained(Pictured, list[dict[str, Any]]):
     """The records of the steps done, and their results.
 
     `parameters` are the trained model's full tensors, by full name. `checkpoints` is the directory of the run's
@@ -40,7 +42,7 @@ class Trained(list[dict[str, Any]]):
         self,
         records: Iterable[dict[str, Any]],
         parameters: Mapping[str, torch.Tensor],
-        checkpoints: Path | None,
+        checkpoints: Place | None,
         resumed: int | None,
         given: Spec,
         allow_python: bool,
@@ -52,6 +54,11 @@ class Trained(list[dict[str, Any]]):
         self.parameters = parameters
         self.checkpoints = checkpoints
         self.resumed = resumed
+
+    def __repr__(self) -> str:
+        last = self[-1].get("loss") if self else None
+        loss = f"loss {last:.4g}" if isinstance(last, float) else None
+        return outline("Training of", self._given.source.name, (count(len(self), "step"), loss))
 
     def outputs(self, inputs: Mapping[str, torch.Tensor], names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
         """The model's outputs of these `names`, or all, for inputs by name, with any number of rows.
@@ -72,10 +79,14 @@ class TrainedModel:
 
     def __init__(self, predictor: Predictor, weights: Weights) -> None:
         self._predictor = predictor
-        self.parameters = weights.parameters
+        (rank,) = predictor.outputs.ranks.ranks
+        self.parameters: Mapping[str, torch.Tensor] = dict(rank.memory.masters)
         self.checkpoint = weights.path
         self.step = weights.step
-        predictor.set_parameters(weights.parameters)
+        self._name = predictor.outputs.model.name
+
+    def __repr__(self) -> str:
+        return outline("Trained model", self._name, (f"step {self.step}", count(len(self.parameters), "parameter")))
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs by name, for any number of rows. Raises ValueError for inputs that are missing or do not fit."""
@@ -92,8 +103,8 @@ def load_model(
 ) -> TrainedModel:
     """The model of a file of a folder, with the weights of its run or those in `run`. Raises Refused."""
     predictor = Predictor(given, names, allow_python)
-    place = Path(run) if run is not None else None
-    return TrainedModel(predictor, read_weights(given, folder, predictor.parameters, _warn_of, place, weights))
+    place = place_of(str(run)) if run is not None else None
+    return TrainedModel(predictor, load_weights(given, folder, predictor.outputs.ranks, _warn_of, place, weights))
 
 
 def train(
@@ -111,8 +122,8 @@ def train(
     directory = run_directory(given.name, run_dir)
     settings = settings_of(given, directory, folder)
     data = bind(plan.program, plan.train, folder)
-    plan = plan.evaluating(data.rows)
-    for doubt in data.doubts:
+    plan = plan.evaluating(data.rows).writing(folder)
+    for doubt in (*data.doubts, *plan.doubts):
         _warn_of(doubt)
     with ExitStack() as stack:
         told = _Records(None, on_step)
@@ -167,6 +178,11 @@ class _Records:
         """Add the evaluation to its step's record."""
         self.recorder.evaluation(step, loss, metrics)
         self.records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
+
+    def sample(self, step: int, text: str) -> None:
+        """Add the text to its step's record."""
+        self.recorder.sample(step, text)
+        self.records[-1]["sample"] = text
 
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
         """Never called: no rank is slow if all are in one process."""

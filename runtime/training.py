@@ -21,12 +21,14 @@ from partita.dsl.spec import Train
 from partita.runtime.bad_steps import BadStep, History, NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.data.dataset import Dataset
+from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, shifted
 from partita.runtime.executor import Rates, never
 from partita.runtime.faults import MOST_ROWS, Trial, origin, wrong_inputs
+from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
 from partita.runtime.learning_rates import learning_rates
 from partita.runtime.pace import Pace, Slow
-from partita.runtime.rank import EvaluationResult, Outside, Plan, Rank, check_ids, shifted
+from partita.runtime.rank import Plan, Rank
 from partita.runtime.regions import assemble, region_of
 from partita.runtime.tracing.flight import BETWEEN, ENDED
 from partita.runtime.transports.transport import Cluster
@@ -93,6 +95,9 @@ class Observer(Protocol):
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """An evaluation after `step` is done."""
 
+    def sample(self, step: int, text: str) -> None:
+        """The model has written a text after `step`, which begins with the prompt."""
+
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
         """These ranks held up the others in the steps up to this one."""
 
@@ -122,6 +127,8 @@ def train(
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
     if resumed is not None and observer is not None:
         observer.resumed(resumed)
+    if plan.samples is not None:
+        yield from rank.scorer(plan.samples).check_causal()
     for number in range(resumed.step + 1 if resumed is not None else 1, settings.steps + 1):
         start = perf_counter()
         if stopwatch is not None:
@@ -161,6 +168,7 @@ def train(
             yield from _compare_paces(rank, pace, number, observer, report)
         if _due(settings, number):
             yield from evaluate(rank, dataset, number, observer, report)
+            yield from sample(rank, plan.samples, number, observer)
         rank.ended = rank.training.ends and number < settings.steps
         # Last, so that everything written about a saved step is written before the save.
         if checkpoints is not None and (rank.ended or saving):
@@ -279,6 +287,16 @@ def evaluate(
         observer.evaluation(step, loss, metrics)
 
 
+def sample(rank: Rank, samples: Samples | None, step: int, observer: Observer | None) -> Iterator[None]:
+    """Write, if the file asks for it, with the parameters after a step."""
+    if samples is None:
+        return
+    text = yield from samples.of(rank.scorer(samples), step)
+    rank.flight.begin(BETWEEN, step)
+    if observer is not None:
+        observer.sample(step, text)
+
+
 # ---------------------------------------------------------------- all ranks in one process
 
 
@@ -304,14 +322,10 @@ class VirtualRun:
 
     def evaluate(self, *batches: Batch) -> EvaluationResult:
         """Loss, metrics and out-of-range ids of an evaluation, by the forward-only program."""
-        return self.evaluate_each(len(batches), batches.__getitem__)
-
-    def evaluate_each(self, count: int, batches: Callable[[int], Batch]) -> EvaluationResult:
-        """The same for batches that are read one after the other."""
         found: list[EvaluationResult] = []
 
         def evaluation(rank: Rank) -> Iterator[None]:
-            found.append((yield from rank.evaluate(count, batches)))
+            found.append((yield from rank.evaluate(len(batches), batches.__getitem__)))
 
         self.cluster.run([evaluation(rank) for rank in self.ranks])
         return found[0]

@@ -44,7 +44,7 @@ class Series:
 
 @frozen
 class Event:
-    """Something that happened in a run, in words."""
+    """Something that happened in a run in words, or a text that it has written."""
 
     step: int
     text: str
@@ -52,10 +52,11 @@ class Event:
 
 @define(eq=False)
 class History:
-    """All numbers of a run by name, its evaluations, and what happened."""
+    """All numbers of a run by name, its evaluations, what it has written, and what happened."""
 
     series: dict[str, Series] = field(factory=dict)
     evaluations: list[MetricsRecord] = field(factory=list)
+    samples: list[Event] = field(factory=list)
     events: list[Event] = field(factory=list)
     peaks: list[int] = field(factory=list)  # bytes by rank
     step: int = 0
@@ -80,6 +81,8 @@ class History:
                 self.series.setdefault(name, Series()).add(step, value)
         if f"{EVAL}loss" in record:
             self.evaluations.append(record)
+        if isinstance(record.get("sample"), str):
+            self.samples.append(Event(step, record["sample"]))
         peaks = record.get(BY_RANK)
         if isinstance(peaks, list) and all(isinstance(each, int) and 0 <= each < 1 << 60 for each in peaks):
             self.peaks = peaks

@@ -19,6 +19,7 @@ from partita.runtime.metrics import number_of
 
 MOST_ROWS = 256
 MOST_EVALUATIONS = 500
+MOST_SAMPLES = 20
 PROCESS = "measured is the whole process, including Python and its libraries: on CPUs torch does not count tensors"
 
 
@@ -242,6 +243,20 @@ def evaluations(run: Run) -> Markup | None:
     return _section("Evaluations", _table(headings, rows, right=set(range(len(headings)))), *_notes(notes))
 
 
+def samples(run: Run) -> Markup | None:
+    """What the model has written after evaluations, the last first."""
+    found = run.history.samples
+    if not found:
+        return None
+    shown = list(reversed(found[-MOST_SAMPLES:]))
+    parts = [
+        tag("details", tag("summary", f"step {each.step:,}"), tag("pre", each.text), open=None if i else "")
+        for i, each in enumerate(shown)
+    ]
+    more = len(found) - len(shown)
+    return _section("Samples", *parts, *_notes([f"{more:,} earlier ones are left out."] if more else []))
+
+
 def _cell(value: object) -> str:
     number = number_of(value)
     return "" if number is None else _short(number) if isfinite(number) else "not finite"
@@ -290,7 +305,7 @@ def _plain(name: str) -> str:
 
 
 SECTIONS: tuple[Callable[[Run], Markup | None], ...] = (
-    head, tiles, charts, evaluations, timelines, memory, collectives, events, files,
+    head, tiles, charts, evaluations, samples, timelines, memory, collectives, events, files,
 )  # fmt: skip
 
 

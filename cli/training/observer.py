@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from partita.cli.source import printable
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.pace import Slow
 from partita.runtime.progress import Display
@@ -49,6 +50,11 @@ class Recording:
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Record and show an evaluation."""
         self.display.evaluation(self._recorder.evaluation(step, loss, metrics))
+
+    def sample(self, step: int, text: str) -> None:
+        """Record and show a text that the model has written."""
+        record = self._recorder.sample(step, text)
+        self.display.sample({**record, "sample": printable(text)})
 
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
         """Record which ranks slowed the others down."""

@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import sleep
@@ -64,12 +64,18 @@ PATIENCE_SECONDS = 3.0
 
 
 def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
-    """Train as a rank; returns the exit status, which tells the supervisor why this rank ended."""
+    """Train as a rank; returns the exit status."""
+    kind = _Supervised if identity.launcher == "partita" else _Launched
+    return status_of_rank(identity, lambda stack: kind(arguments, identity, stack).run())
+
+
+def status_of_rank(identity: Identity, act: Callable[[ExitStack], int]) -> int:
+    """Do what a rank does; returns the exit status, which tells the supervisor why this rank ended."""
     ours = identity.launcher == "partita"
     try:
         with ExitStack() as stack:
             try:
-                return (_Supervised if ours else _Launched)(arguments, identity, stack).run()
+                return act(stack)
             except OperationFailed as failed:
                 # Before the connections are closed: the others would seem to be the cause. What fails in Python code
                 # may fail on one rank alone; if it does on all, the first ends the others before they say so too.
@@ -121,9 +127,9 @@ class _Rank:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         data = bind(plan.program, plan.train, folder_of(arguments))
-        plan = plan.evaluating(data.rows, device.type == "cuda")
+        plan = plan.evaluating(data.rows, device.type == "cuda").writing(folder_of(arguments), device.type == "cuda")
         if speaks:
-            report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts))
+            report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts, *plan.doubts))
         return _Planned(plan, kind, device, data)
 
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Rendezvous) -> int:
@@ -209,7 +215,8 @@ class _Supervised(_Rank):
             return PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
-        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data.all_files)
+        plan = planned.plan
+        agree(meeting.store, self.identity.rank, self.identity.ranks, plan.spec, plan.programs, planned.data.all_files)
         return self.train(planned, directory, recorder, meeting)
 
 
@@ -232,8 +239,8 @@ class _Launched(_Rank):
         reader = Reader(record.files if record is not None and begun else None)
         planned = self.planned(reader, speaks=identity.rank == 0)
         plan = planned.plan
-        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data.all_files)
-        check_ranks(plan, identity.ranks)
+        agree(meeting.store, identity.rank, identity.ranks, plan.spec, plan.programs, planned.data.all_files)
+        check_ranks(plan.spec, identity.ranks)
         if not begun:
 
             def begin() -> None:

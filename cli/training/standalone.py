@@ -17,11 +17,13 @@ from partita.dsl import limits
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
+from partita.runtime.addresses import Address, is_address
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.python_files import require_allowed
 from partita.runtime.start import begin
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.identity import DIRECTORY
+from partita.runtime.supervision.isolation import PRIVATE
 from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
@@ -47,7 +49,7 @@ def run_alone(arguments: argparse.Namespace) -> int:
     if spec is None:
         return WRONG_INPUT
     try:
-        _refuse_crowd(spec)
+        refuse_crowd(spec)
         kind = transport_of(arguments, spec)
         if isinstance(kind, InProcess):
             return _in_process(arguments, spec, reader, kind.cluster)
@@ -57,7 +59,7 @@ def run_alone(arguments: argparse.Namespace) -> int:
         return WRONG_INPUT
 
 
-def _refuse_crowd(spec: Spec) -> None:
+def refuse_crowd(spec: Spec) -> None:
     """Refuse (E0613) more ranks than an untrusted file should be able to start on one machine."""
     mesh = spec.mesh
     if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
@@ -72,6 +74,7 @@ def _refuse_crowd(spec: Spec) -> None:
 def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
     """Start the ranks on this machine. What is wrong with the file is reported once, before that."""
     from partita.runtime.data.binding import bind
+    from partita.runtime.inference.sampling import samples_of
 
     require_allowed(spec.model, arguments.allow_python)
     state, evaluation = compile_run(spec, gpu=kind.gpu)
@@ -81,6 +84,9 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     report(data.doubts)
     if data.rows is not None:
         evaluation = compile_evaluation(spec, state, data.rows, kind.gpu)
+    samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
+    if samples is not None:
+        report(samples.doubts)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
@@ -101,7 +107,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
                     program.mesh.ranks,
                     restarts=arguments.restarts,
                     watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
-                    environment={**os.environ, DIRECTORY: directory.text},
+                    environment=_environment(directory, settings, data),
                     inherited=directory.descriptors,
                     saves=settings is not None,
                 )
@@ -111,6 +117,13 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     if trace is not None and status in (0, INTERRUPTED):
         measured.draw(trace, program)
     return status
+
+
+def _environment(directory: RunDirectory, settings: Settings | None, data: Bound) -> dict[str, str]:
+    """The environment of ranks. They stay in the machine's network if they read or write at addresses themselves."""
+    outside = settings is not None and isinstance(settings.path, Address)
+    outside = outside or any(is_address(file.name) for file in data.all_files)
+    return {**os.environ, DIRECTORY: directory.text, **({PRIVATE: "0"} if outside else {})}
 
 
 def _command(arguments: argparse.Namespace, transport: str) -> list[str]:
@@ -145,7 +158,7 @@ def _taken(
         return False
     if warning is not None:
         report([warning])
-    return settings is None or writable(settings.path)
+    return settings is None or isinstance(settings.path, Address) or writable(settings.path)
 
 
 def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, cluster: ClusterOf) -> int:
@@ -158,8 +171,8 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
         check_compiler(plan)
     report((*plan.training.warnings, *doubts(plan.training)))
     data = bind(plan.program, plan.train, folder_of(arguments))
-    plan = plan.evaluating(data.rows)
-    report(data.doubts)
+    plan = plan.evaluating(data.rows).writing(folder_of(arguments))
+    report((*data.doubts, *plan.doubts))
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:

@@ -19,7 +19,6 @@ from attrs import define, field, frozen
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import Layout
 from partita.compiler.ops.collective import Collective
-from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
 from partita.compiler.state import Partitioned, Scheduled
@@ -138,9 +137,8 @@ def traffic(state: Scheduled) -> tuple[Traffic, ...]:
 
 def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
     """The nodes of a rank's update, bucketed as they are emitted."""
-    own = set(rank.parameters)
-    nodes = [node for each in state.update.parameters if each.name in own for node in (*each.finish, *each.update)]
-    return [*state.update.buffer_updates(own), *bucketed(by_depth(nodes), BUCKET_BYTES)]
+    update = state.update
+    return [*update.buffer_updates(rank.parameters), *update.parameter_updates(rank.parameters)]
 
 
 def launch_seconds(resharding: Resharding, node: Node, op: Collective) -> tuple[float, float]:

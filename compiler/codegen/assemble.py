@@ -11,10 +11,9 @@ from partita.compiler.codegen.functions import read_by, receives, sends
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.codegen.statements import Return
 from partita.compiler.codegen.writer import Module, Probe, Writer
-from partita.compiler.graph import Node, Parameter
+from partita.compiler.graph import Parameter
 from partita.compiler.instructions import Message
 from partita.compiler.ops.op import TORCH_DTYPES, Argument
-from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import LocalTransfer, Program, RankPlan, RankProgram, StagePlan, StageProgram, StepPlan
@@ -141,7 +140,6 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
         writer.names.texts[value] = Argument(f"s[{first + i}]", value.type)
     writer.block(update.clip, {node.output for node in update.clip})
     states = 0
-    nodes: list[Node] = []
     order = {name: i for i, name in enumerate(rank.parameters)}
     masters = [(each.parameter, each.value) for each in update.masters]
     for name, value in (*masters, *((each.name, each.master) for each in update.buffers)):
@@ -153,8 +151,7 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
         for value in each.states:
             writer.names.texts[value] = Argument(f"v[{states}]", value.type)
             states += 1
-        nodes += [*each.finish, *each.update]
-    writer.block(bucketed(by_depth(nodes), BUCKET_BYTES), set())
+    writer.block(update.parameter_updates(rank.parameters), set())
     name = f"rank{rank.rank}_update"
     module.add(name, UPDATE, writer.body() or ["pass"], f"The optimizer of rank {rank.rank}, in place.")
     return name

@@ -152,7 +152,8 @@ def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
             InputPart(each.name, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
         ),
         accumulators=tuple(
-            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum) for each in stage.accumulators
+            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum, each.value.layout)
+            for each in stage.accumulators
         ),
         saved=held(saved, forward),
         kept=held(kept, (*forward, *backward)),

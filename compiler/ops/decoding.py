@@ -28,6 +28,11 @@ class Keep(Positioned):
     fusible = False
 
     @property
+    def writes(self) -> int:
+        """The state."""
+        return 1
+
+    @property
     def begins(self) -> tuple[str, ...]:
         """The axis."""
         return (self.axis,)
@@ -68,6 +73,11 @@ class Carry(Op):
     count: int
     values: int = 1
     fusible = False
+
+    @property
+    def writes(self) -> int:
+        """The states."""
+        return self.count
 
     @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -146,6 +156,11 @@ class ShiftOn(Op):
     over: str
     by: int
     fusible = False
+
+    @property
+    def writes(self) -> int:
+        """The state."""
+        return 1
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The part's type."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
@@ -52,6 +52,13 @@ class Argument:
         return self.views.get(how) or self.text + how
 
 
+class Known(Protocol):
+    """Numbered values: the type of each, and the operation (or a name) and operands that it is made of."""
+
+    types: list[Type]
+    made: list[tuple[object, tuple[int, ...]]]
+
+
 class Op:
     """Base of all operations. Subclasses are frozen attrs classes whose fields are their attributes.
 
@@ -71,6 +78,10 @@ class Op:
     transparent: ClassVar[bool] = False
     # Its result has only elements of its operands, rearranged.
     rearranges: ClassVar[bool] = False
+    # Works on each matrix of a stack by itself: it is one of `partita.compiler.ops.stack.OfMatrices`.
+    by_matrix: ClassVar[bool] = False
+    # Writes to its operands.
+    overwrites: ClassVar[bool] = False
     # Gradients flow through it.
     differentiable: ClassVar[bool] = True
     # Draws random numbers, or applies a random mask.
@@ -89,6 +100,13 @@ class Op:
     repeats: ClassVar[bool] = False
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
+
+    @property
+    def writes(self) -> int:
+        """How many of its operands, the first ones, are tensors that outlive the step and that it writes in place: it
+        takes them where they are stored, not a copy in another layout.
+        """
+        return 0
 
     @property
     def label(self) -> str:
@@ -220,6 +238,12 @@ class Op:
     def of_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
         """The results of the whole `node` from what its parts contribute, in order."""
         raise NotImplementedError
+
+    def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
+        """Another operation, with its operands, whose result is always the same; without an operation, the operand that
+        is; None if there is none. `operands` are numbers of `known` values.
+        """
+        return None
 
     def looks_back(self, axis: str) -> bool:
         """Whether, split along an axis, its results at a position depend on the operands that it needs whole only at

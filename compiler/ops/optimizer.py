@@ -80,6 +80,7 @@ class Store(Op):
 
     results = ()
     fusible = False
+    overwrites = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
@@ -109,6 +110,7 @@ class Update(Op):
     whole: ClassVar[bool] = False  # whether all parts of a parameter must be updated together
     fusible = False
     allocates = False  # it works in place
+    overwrites = True
 
     @property
     def reads_context(self) -> bool:
@@ -164,6 +166,7 @@ class Ema(Op):
     decay: float
     fusible = False
     allocates = False  # it works in place
+    overwrites = True
 
     @property
     def reads_context(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, aligned_rules, op
 from partita.compiler.ops.optimizer import Update
+from partita.compiler.ops.stack import OfMatrices
 from partita.compiler.optimizers.registry import Matrix, Optimizer, Trained, register, with_larger_eps
 from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, Flag, Keyword, Number, Setting
 from partita.dsl.types import Type
@@ -47,25 +48,14 @@ class Momentum(Op):
 
 
 @op("orthogonalize")
-class Orthogonalize(Op):
+class Orthogonalize(OfMatrices):
     """About the nearest matrix with orthogonal rows or columns, by Newton and Schulz's iteration with the coefficients
-    of Jordan et al. (https://kellerjordan.github.io/posts/muon/, 2024). The matrix has rows along the axes `inner` and
-    columns along the rest; along `stacked`, each is a matrix of its own.
+    of Jordan et al. (https://kellerjordan.github.io/posts/muon/, 2024).
     """
 
-    inner: tuple[str, ...]
-    stacked: tuple[str, ...]
     steps: int
     eps: float
     fusible = False
-
-    def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The same type."""
-        return types
-
-    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Whole matrices."""
-        return tuple(ShardingRule((name,), (name,)) for name in self.stacked)
 
     def _sizes(self, x: Type) -> tuple[int, int, int]:
         """The number of matrices, and the shorter and the longer of their sides."""
@@ -127,9 +117,10 @@ class Muon(Update):
     def operands(
         self, build: Builder, parameter: Type, part: Value, gradient: Value, states: Sequence[Value]
     ) -> tuple[Value, ...]:
-        """The orthogonalized direction. Where the momentum is stored split, whole matrices are gathered."""
+        """The orthogonalized direction."""
         direction = build.apply(Momentum(self.beta, self.nesterov), gradient, *states)
-        return (build.apply(Orthogonalize(self.inner, self.stacked, self.steps, self.eps), direction),)
+        whole = Orthogonalize(self.inner, self.stacked, self.steps, self.eps).normal(direction.type)
+        return (build.apply(whole, direction),)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """About 6 operations for each element."""

@@ -6,7 +6,8 @@ That is right where the operation looks back only, as causal attention does at k
 rule, and continue from the state that they ended with (`Op.continued`). What does not depend on the sequence's input is
 the same for all parts, and each computes it for its own positions where it can.
 
-Values are tracked by the axis that is in parts: the sequence, or what it has been renamed to.
+Values are tracked by the axis that is in parts: the sequence, or what it has been renamed to. No layout splits such an
+axis, but that of a parameter: a part may have a single position, and a state must have all.
 """
 
 from __future__ import annotations
@@ -34,17 +35,20 @@ class NotInParts(Exception):
     span: Span | None
 
 
-def decoded(graph: Graph, sequence: str, size: int) -> Graph:
-    """The graph for `size` positions of an axis, in which some inputs have this axis. States are buffers.
+def decoded(graph: Graph, sequence: str, size: int, masters: bool = False) -> tuple[Graph, frozenset[str]]:
+    """The graph for `size` positions of an axis, in which some inputs have this axis; and the axes that are in parts.
+    States are buffers.
 
-    Parameters are stored in the dtype in which they are read. Raises NotInParts.
+    Parameters are stored in the dtype in which they are read, unless there are `masters`. Raises NotInParts.
     """
-    return _Decoder(without_dead(graph), sequence, size).graph()
+    decoder = _Decoder(without_dead(graph), sequence, size, masters)
+    return decoder.graph(), frozenset((sequence, *decoder.axis.values()))
 
 
 class _Decoder:
-    def __init__(self, graph: Graph, sequence: str, size: int) -> None:
+    def __init__(self, graph: Graph, sequence: str, size: int, masters: bool) -> None:
         self.source = graph
+        self.masters = masters
         self.sequence = sequence
         self.size = size
         self.build = Builder(graph.names)
@@ -61,7 +65,9 @@ class _Decoder:
         for node in self.source.nodes:
             self._node(node)
         asked = tuple((name, self.local[value]) for name, value in self.source.asked if self._whole(name, value))
-        parameters = (evolve(each, master=each.value.type) for each in self.source.parameters)
+        parameters = self.source.parameters
+        if not self.masters:
+            parameters = tuple(evolve(each, master=each.value.type) for each in parameters)
         return without_dead(
             evolve(
                 self.source,
@@ -207,5 +213,5 @@ class _Decoder:
     def _state(self, value: Value, type: Type) -> Value:
         """A new state, named after a value."""
         state = Value(self.build.unique(f"{STATE}{value.name}"), type)
-        self.states.append(Parameter(state, type, Call("zeros", {}), (1, 1), decays=False, buffer=True))
+        self.states.append(Parameter(state, type, Call("zeros", {}), (1, 1), decays=False, buffer=True, is_state=True))
         return state

@@ -62,18 +62,23 @@ def place(
     pipeline: Pipeline,
     layout: Layout | None,
     cost: Callable[[Node], float],
+    like: Graph | None = None,
 ) -> Graph:
-    """The graph with every node's stage set. Raises Refused: E0403, E0404, E0409."""
+    """The graph with every node's stage set; iterations are balanced by the costs of another graph of the model, if it
+    shall be `like` that. Raises Refused: E0403, E0404, E0409.
+    """
     if pipeline.stages == 1:
         return evolve(graph, nodes=tuple(evolve(node, stage=0) for node in graph.nodes))
     rules = layout.rules if layout else ()
     stage_rules = [rule for rule in rules if isinstance(rule, StageRule)]
     place_rules = [rule for rule in rules if isinstance(rule, PlaceRule)]
-    explicit_stage = _explicit_stages(graph, place_rules, pipeline, cost)
-    explicit = [explicit_stage(node) for node in graph.nodes]
+    balanced = graph if like is None else like
+    explicit_stage = _explicit_stages(balanced, place_rules, pipeline, cost)
     iterations: dict[str, int] = {}
     if stage_rules:
-        iterations = _balanced_iterations(graph, stage_rules, pipeline, cost, explicit)
+        known = [explicit_stage(node) for node in balanced.nodes]
+        iterations = _balanced_iterations(balanced, stage_rules, pipeline, cost, known)
+    explicit = [explicit_stage(node) for node in graph.nodes]
     stages = _spread(graph, iterations, explicit)
     nodes = tuple(evolve(node, stage=stage) for node, stage in zip(graph.nodes, stages, strict=True))
     placed = evolve(graph, nodes=nodes)
@@ -252,7 +257,7 @@ def _explicit_stages(
     """The stage that `place` rules ask for, for each node."""
     by_scope: dict[str, int] = {}
     by_iteration: dict[str, int] = {}
-    by_node: dict[Node, int] = {}
+    by_value: dict[str, int] = {}
     for rule in rules:
         if not 0 <= rule.first <= rule.last < pipeline.stages:
             raise refuse(
@@ -275,7 +280,7 @@ def _explicit_stages(
                 )
             if rule.first == rule.last:
                 by_scope |= dict.fromkeys(scopes, rule.first)
-                by_node |= dict.fromkeys(values, rule.first)
+                by_value |= dict.fromkeys((node.outputs[0].name for node in values), rule.first)
                 continue
             for scope in scopes:
                 by_iteration |= _over_range(graph, scope, rule, span, cost)
@@ -287,8 +292,8 @@ def _explicit_stages(
                 )
 
     def explicit(node: Node) -> int | None:
-        if node in by_node:
-            return by_node[node]
+        if node.outputs and node.outputs[0].name in by_value:
+            return by_value[node.outputs[0].name]
         parts = node.scope.split(".")
         for i in range(len(parts), 0, -1):
             prefix = ".".join(parts[:i])

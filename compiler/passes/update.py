@@ -6,12 +6,14 @@ norm, metrics that are functions of sums. Their results for all ranks (loss, met
 partial sums, in which a replicated value counts only on the first rank of each mesh axis, and every gradient's square
 once. It is summed over all ranks. UPDATE nodes then run on every rank: they compute the new values of the buffers that
 it keeps, from masters as they were during the step, and then update the shard of each parameter whose optimizer state
-it stores, and gather parameters stored replicated. What several stages keep is updated identically on all of them.
+it stores, and gather parameters stored replicated. What several stages keep is updated identically on all of them. Work
+on whole matrices, parts of which are stored on several ranks, is shared (`partita.compiler.passes.stacked`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from attrs import define, evolve, field, frozen
 
@@ -25,8 +27,9 @@ from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import ParameterLayouts
-from partita.compiler.passes.sharded_builder import ShardedBuilder
+from partita.compiler.passes.stacked import Stacked, StackingBuilder
 from partita.dsl.reprs import count, shortened
+from partita.dsl.source import Span
 
 # As in torch.nn.utils.clip_grad_norm_.
 CLIP_EPSILON = 1e-6
@@ -40,7 +43,7 @@ class ParameterUpdate:
 
     `stages` are those that read it; `totals` the reduced totals to sum, each with the stage that makes it; `states` the
     optimizer's tensors, which it calls `state_names`, and the mean that `ema` keeps, if any. `finish` and `update` are
-    the nodes of these phases.
+    the nodes of these phases; `prepare` those of the update that come before what several parameters share.
     """
 
     name: str
@@ -54,6 +57,7 @@ class ParameterUpdate:
     update: tuple[Node, ...]
     decays: bool
     state_names: tuple[str, ...] = ()
+    prepare: tuple[Node, ...] = ()
 
     __repr__ = shortened
 
@@ -89,7 +93,7 @@ class UpdateGraph:
     nodes that compute statistics from them. `finish` has the nodes that compute a stage's share of the squared norm, by
     stage. `norms` are these shares summed over all ranks, the last entries of the vector, and `clip` the nodes that
     compute the coefficient from them (empty without clipping). `buffers` are updated before the parameters, by
-    `buffer_nodes`, which read `masters` of both.
+    `buffer_nodes`, which read `masters` of both. `stacked` are nodes that several parameters' updates share.
     """
 
     parameters: tuple[ParameterUpdate, ...]
@@ -104,6 +108,7 @@ class UpdateGraph:
     buffers: tuple[BufferUpdate, ...] = ()
     masters: tuple[Master, ...] = ()
     buffer_nodes: tuple[Node, ...] = ()
+    stacked: tuple[Stacked, ...] = ()
 
     def __repr__(self) -> str:
         return f"<UpdateGraph: {count(len(self.parameters), 'parameter')}>"
@@ -125,6 +130,15 @@ class UpdateGraph:
         buffers = [each for each in self.buffers if each.name in names]
         return [*bucketed(by_depth(self.nodes_of(buffers)), BUCKET_BYTES), *(each.store for each in buffers)]
 
+    def parameter_updates(self, names: Sequence[str]) -> list[Node]:
+        """What updates the parameters `names`, in this order, which are all that some stages update."""
+        order = {name: i for i, name in enumerate(names)}
+        own = sorted((each for each in self.parameters if each.name in order), key=lambda each: order[each.name])
+        nodes = [node for each in own for node in (*each.finish, *each.prepare)]
+        nodes += [node for each in self.stacked if each.parameters[0] in order for node in each.nodes]
+        nodes += [node for each in own for node in each.update]
+        return bucketed(by_depth(nodes), BUCKET_BYTES)
+
     def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
         """The nodes that compute the statistics of these stages, in order."""
         nodes = [node for node in self.metrics if node.stage in stages]
@@ -143,12 +157,15 @@ def update_graph(
     resharding: Resharding,
     updates: Mapping[str, Update],
     clip: float | None,
+    seconds: Callable[[Node], float],
     ema: float | None = None,
+    spans: Mapping[str, Span | None] = MappingProxyType({}),
 ) -> UpdateGraph:
-    """The end of a step for a partitioned graph; `updates` are those of the trained parameters. Without any, only loss
-    and metrics. With `ema`, it keeps means of the parameters that decay so.
+    """The end of a step for a partitioned graph; `updates` are those of the trained parameters, and `spans` the places
+    of the rules that say so. Without any, only loss and metrics. With `ema`, it keeps means of the parameters that
+    decay so. `seconds` is the time of a node on the device.
     """
-    return _UpdateBuilder(partitioned, layouts, resharding, updates, clip, ema).graph()
+    return _UpdateBuilder(partitioned, layouts, resharding, updates, clip, seconds, ema, spans).graph()
 
 
 @define(eq=False)
@@ -158,11 +175,14 @@ class _UpdateBuilder:
     resharding: Resharding
     updates: Mapping[str, Update]
     clip: float | None
+    seconds: Callable[[Node], float]
     ema: float | None
-    build: ShardedBuilder = field(init=False)
+    spans: Mapping[str, Span | None]
+    build: StackingBuilder = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.build = ShardedBuilder(self.resharding, (p.name for p in self.partitioned.graph.parameters))
+        taken = [each.name for each in self.partitioned.graph.parameters]
+        self.build = StackingBuilder(self.resharding, taken, self.seconds)
 
     def graph(self) -> UpdateGraph:
         """Reductions, then statistics, then updates."""
@@ -201,8 +221,9 @@ class _UpdateBuilder:
         whole = [Value(f"norm of stage {stage}", norms[stage].type) for stage in ordered]
         coefficient = self._coefficient(whole) if norms else None
         clip_nodes = tuple(self.build.nodes)
+        updated = tuple(self._updated(each, self.updates[each.name], coefficient) for each in parameters)
         return UpdateGraph(
-            tuple(self._updated(each, self.updates[each.name], coefficient) for each in parameters),
+            updated,
             reduce,
             totals,
             tuple(statistics),
@@ -214,6 +235,7 @@ class _UpdateBuilder:
             tuple(self._buffer(each, stage_sets[each.buffer]) for each in graph.updates),
             graph.masters,
             tuple(node for node in graph.nodes if node.phase is Phase.UPDATE),
+            self.build.stacked({each.name: each.stages for each in updated}, self.spans),
         )
 
     def _stand(self, scope: str, phase: Phase, stage: int | None) -> None:
@@ -359,6 +381,9 @@ class _UpdateBuilder:
             gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=layout)
         part = self._moved(each.master, layout)
         others = op.operands(self.build, whole, part, gradient, states)
+        prepare: tuple[Node, ...] = ()
+        if self.build.deferred(self.build.nodes):
+            prepare, self.build.nodes = tuple(self.build.nodes), []
         inputs = (part, gradient, *states, *(self._moved(other, within_axes(layout, other.type)) for other in others))
         layouts = (layout, *(state.layout for state in states))
         new = self.build.laid_out(op, inputs, layouts, f"new({each.name})")[0]
@@ -370,7 +395,8 @@ class _UpdateBuilder:
             # The update wrote this rank's shard of the parameter; now the shards are gathered.
             gathered = self._moved(new, each.layouts.param)
             self.build.nodes.append(Node(Store(), (each.master, gathered), (), each.name, None, Phase.UPDATE))
-        return evolve(each, states=tuple(states), state_names=tuple(names), update=tuple(self.build.nodes))
+        update = tuple(self.build.nodes)
+        return evolve(each, states=tuple(states), state_names=tuple(names), prepare=prepare, update=update)
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""

@@ -284,7 +284,9 @@ class Search:
         """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
         ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
         data = candidate.data
-        parameter, gradient, state = (data if candidate.zero >= stage else 1 for stage in (3, 2, 1))
+        # In mixed precision masters are stored as states are.
+        masters = 1 if self.space.given.trained[1].mixed else 3
+        parameter, gradient, state = (data if candidate.zero >= stage else 1 for stage in (masters, 2, 1))
         return (4 * self._parameters / parameter + 4 * self._trained / gradient + self._states / state) / ranks
 
     # ------------------------------------------------------------ outlooks

@@ -22,6 +22,7 @@ from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.reasons import Late, Split, late, splits, storing, undivided
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.report.causes import TensorTraffic, traffic_of
+from partita.compiler.report.shares import MatrixShare, matrix_shares
 from partita.compiler.state import Compilation
 from partita.dsl.source import Span
 from partita.dsl.types import Type
@@ -71,8 +72,8 @@ class Explanation:
 
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
     in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
-    that of an optimizer with several, for a parameter. `moved` is the communication of it, or of a parameter's gradient
-    and updates, in all iterations.
+    that of an optimizer with several, for a parameter, and `shares` is who works on it as a whole matrix. `moved` is
+    the communication of it, or of a parameter's gradient and updates, in all iterations.
     """
 
     names: tuple[str, ...]
@@ -86,6 +87,7 @@ class Explanation:
     stages: tuple[int, ...]
     stored: tuple[Stored, ...] = ()
     rule: Span | None = None
+    shares: tuple[MatrixShare, ...] = ()
     operation: str | None = None
     made: Layout | None = None
     instead: tuple[str, ...] = ()
@@ -145,6 +147,9 @@ class _Tensors:
     def explained(self, names: tuple[str, ...]) -> Explanation:
         """The first of the tensors, which differ only in their iteration, with the communication of all."""
         own = set(names)
+        for stacked in self.state.update.stacked:
+            if not own.isdisjoint(stacked.parameters):
+                own |= {value.name for node in stacked.nodes for value in node.outputs}
         moved = traffic_of(each for each in self.records if (each.parameter or each.tensor) in own)
         return evolve(self._first(names), moved=moved)
 
@@ -214,6 +219,7 @@ class _Tensors:
         rule = self.state.rules.get(parameter.name)
         return evolve(
             found,
+            shares=matrix_shares(self.state, names),
             rule=rule.span if rule and len(self.state.train.optimizer.rules) > 1 else None,
             local=found.local.with_dtype(parameter.value.type.dtype),
             stored=tuple(self._stored(parameter, layouts, kind) for kind in kinds),

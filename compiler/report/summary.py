@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from partita.compiler.analysis.memory import PARTS, MemoryReport, memory_report
 from partita.compiler.analysis.time import Prediction, predict
@@ -15,9 +15,10 @@ from partita.compiler.instructions import Message
 from partita.compiler.mesh import Mesh
 from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.reasons import undivided
+from partita.compiler.report.shares import MatrixShare, matrix_shares
 from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Compilation
-from partita.dsl.reprs import count, outline, shortened
+from partita.dsl.reprs import Pictured, count, outline, shortened
 
 
 @frozen(eq=False)
@@ -51,10 +52,10 @@ class RuleSummary:
 
 
 @frozen(eq=False)
-class Summary:
+class Summary(Pictured):
     """The program in numbers. `memory` has one report per pipeline rank. `undivided` are the parameters, by mesh axis,
     that a rule would store sharded, but none of whose axes divides. `recomputed` are the calls and iterations that
-    `recompute auto` has chosen.
+    `recompute auto` has chosen; `shares` who works on whole matrices in the update.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Summary:
     undivided: tuple[tuple[str, tuple[str, ...]], ...]
     recomputed: tuple[str, ...]
     rules: tuple[RuleSummary, ...]
+    shares: tuple[MatrixShare, ...]
     prediction: Prediction
     times: tuple[tuple[str, float], ...]
 
@@ -127,6 +129,7 @@ class Summary:
                 }
                 for each in self.rules
             ],
+            "matrices": [asdict(each) for each in self.shares],
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
             "step_time": found.step_time,
@@ -191,6 +194,7 @@ def summarize(state: Compilation) -> Summary:
         _undivided(state),
         tuple(sorted(state.again, key=lambda path: [(len(part), part) for part in path.split(".")])),
         _rules(state),
+        matrix_shares(state),
         prediction,
         state.times,
     )

@@ -8,7 +8,7 @@ from attrs import field, frozen
 
 from partita.compiler.instructions import Channel, Transfer
 from partita.compiler.schedules.schedule import Action, peak_live
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Pictured, shortened
 
 
 @frozen
@@ -29,7 +29,7 @@ class Interval:
 
 
 @frozen
-class Timeline:
+class Timeline(Pictured):
     """The actions of every rank and the transfers of every channel, in execution order.
 
     `critical_path` is a chain of actions and transfers from the start of the step to its last action, each starting

@@ -30,7 +30,7 @@ accumulator, a master, an optimizer state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ from partita.compiler.instructions import Direction, Message
 from partita.compiler.ops.op import Op
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
+from partita.compiler.passes.stacked import Stacked
 from partita.compiler.passes.update import BufferUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.text.graph import GraphReader, GraphWriter, matched, parse_layout, read_lines
 from partita.compiler.text.sharded import LAYOUTS, layouts_text
@@ -176,6 +177,11 @@ class _UpdateWriter(GraphWriter):
         if update.clip:
             self.part("clip", update.clip)
         for each in update.parameters:
+            if each.prepare:
+                self.part(f"prepare {each.name}", each.prepare)
+        for stacked in update.stacked:
+            self.part(f"stacked {', '.join(map(str, stacked.stages))} of {' '.join(stacked.parameters)}", stacked.nodes)
+        for each in update.parameters:
             self.part(f"update {each.name}", each.update)
         if update.buffers:
             self.lines += [f"read {each.parameter} {self.value(each.value)}" for each in update.masters]
@@ -217,6 +223,9 @@ class _UpdateWriter(GraphWriter):
         self.lines += [f"given {self.value(value)}" for value in dict.fromkeys(values) if not self.knows(value)]
 
 
+PARTS = ("reduce", "squares", "metrics", "clip", "prepare", "stacked", "update", "buffers")
+
+
 def parse_update(text: str) -> UpdateGraph:
     """Parses the end of a step. Raises ValueError with the offending line."""
     reader = _UpdateReader()
@@ -233,7 +242,7 @@ def parse_update(text: str) -> UpdateGraph:
         "read": reader.read,
         "buffer": reader.buffer,
         "of": reader.buffer_total,
-        **{word: partial(reader.part, word) for word in ("reduce", "squares", "metrics", "clip", "update", "buffers")},
+        **{word: partial(reader.part, word) for word in PARTS},
     }
     read_lines(text, words, lambda line: reader.nodes.append(reader.node(line)))
     return reader.update()
@@ -255,7 +264,12 @@ class _UpdateReader(GraphReader):
     def update(self) -> UpdateGraph:
         """The graph that was read."""
         parameters = (
-            ParameterUpdate(finish=self.of("parameter", each["name"]), update=self.of("update", each["name"]), **each)
+            ParameterUpdate(
+                finish=self.of("parameter", each["name"]),
+                prepare=self.of("prepare", each["name"]),
+                update=self.of("update", each["name"]),
+                **each,
+            )
             for each in self.parameters
         )
         return UpdateGraph(
@@ -271,6 +285,7 @@ class _UpdateReader(GraphReader):
             tuple(self.buffers),
             tuple(self.masters),
             self.of("buffers", ""),
+            tuple(self.stacked()),
         )
 
     def part(self, kind: str, of: str) -> None:
@@ -284,6 +299,13 @@ class _UpdateReader(GraphReader):
     def by_stage(self, kind: str) -> tuple[tuple[int, tuple[Node, ...]], ...]:
         """The parts of a kind, by stage."""
         return tuple((int(of), tuple(nodes)) for (each, of), nodes in self.parts.items() if each == kind)
+
+    def stacked(self) -> Iterator[Stacked]:
+        """What several parameters' updates share."""
+        for (kind, of), nodes in self.parts.items():
+            if kind == "stacked":
+                stages, _, parameters = of.partition(" of ")
+                yield Stacked(tuple(parameters.split()), tuple(map(int, stages.split(", "))), tuple(nodes))
 
     def sum(self, text: str) -> None:
         """Reads an accumulator that is not a gradient."""

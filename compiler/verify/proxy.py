@@ -105,7 +105,7 @@ def proxy_of(
             train,
             precision="f64",
             steps=2,
-            eval=spec.Call("every", {"interval": 1, "batches": 2, "weights": weights}),
+            eval=spec.Call("every", {"interval": 1, "batches": 2, "weights": weights, "sample": None}),
             checkpoint=None,
         ),
         expect=(),

@@ -134,7 +134,11 @@ class Records:
         require(set(found) == wanted and len(found) == len(graph.inputs), "the stage reads other parts of the inputs")
         accumulators = tuple(
             AccumulatorRecord(
-                self._name(each.name), each.value.type, each.parameter and self._name(each.parameter), each.maximum
+                self._name(each.name),
+                each.value.type,
+                each.parameter and self._name(each.parameter),
+                each.maximum,
+                each.value.layout,
             )
             for each in graph.accumulators
         )

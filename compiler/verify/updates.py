@@ -17,6 +17,7 @@ from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
+from partita.compiler.passes.stacked import Stacked
 from partita.compiler.passes.update import CLIP_EPSILON, STATISTIC, ParameterUpdate
 from partita.compiler.verify.ending import Ending, Values, sums_up
 from partita.compiler.verify.rules import require
@@ -47,9 +48,16 @@ class Updates:
         values: Values = {}
         with check.at(where="clipping"):
             self._clipping(values)
+        own: dict[str, Values] = {}
         for each in ending.update.parameters:
             with check.at(ending.declared(each.name).span, f"the update of `{each.name}`"):
-                self._update(each, self.declared[each.name], values)
+                own[each.name] = self._prepared(each, self.declared[each.name], values)
+        for stacked in ending.update.stacked:
+            with check.at(stacked.nodes[0].span, f"what the updates of {', '.join(stacked.parameters)} share"):
+                self._stacked(stacked, own)
+        for each in ending.update.parameters:
+            with check.at(ending.declared(each.name).span, f"the update of `{each.name}`"):
+                self._update(each, self.declared[each.name], own[each.name])
 
     def _of(self, op: Op, *operands: int) -> int:
         """The value number of an operation's result; UNKNOWN if an operand is."""
@@ -96,21 +104,47 @@ class Updates:
 
     # ------------------------------------------------------------ one parameter
 
-    def _update(self, each: ParameterUpdate, op: Update, clipping: Values) -> None:
+    def _prepared(self, each: ParameterUpdate, op: Update, clipping: Values) -> Values:
+        """What the update reads: the clipping, what is stored, and what is made before parameters share work."""
         ending = self.ending
         declared = ending.declared(each.name)
         require(each.decays == declared.decays, f"weight decay of `{each.name}` is not as declared")
         values = dict(clipping)
-        own = {each.gradient: ending.gradients.get(each.name, UNKNOWN)}
-        own[each.master] = self._given("master", each.name, each.master, declared.master, each.layouts.param)
+        values[each.gradient] = ending.gradients.get(each.name, UNKNOWN)
+        values[each.master] = self._given("master", each.name, each.master, declared.master, each.layouts.param)
         names, types = op.states, op.state_types(declared.master)
         if self.ema is not None:
             names, types = (*names, EMA), (*types, declared.master)
         require(len(each.states) == len(names), f"`{each.name}` has states {', '.join(names)}")
         for name, state, type in zip(names, each.states, types, strict=True):
             require(state.name == f"{name}({each.name})", f"`{state.name}` is no `{name}` of `{each.name}`", state)
-            own[state] = self._given(name, each.name, state, type, within_axes(each.layouts.state, type))
-        values |= own
+            values[state] = self._given(name, each.name, state, type, within_axes(each.layouts.state, type))
+        self._pure(each.prepare, values, f"the update of `{each.name}`")
+        return values
+
+    def _stacked(self, stacked: Stacked, own: Mapping[str, Values]) -> None:
+        """Nodes that several updates share read what these have prepared, and each update can read their results."""
+        sharing = [each for each in self.ending.update.parameters if each.name in stacked.parameters]
+        names = [each.name for each in sharing]
+        require(sorted(names) == sorted(stacked.parameters), "other parameters share nodes than are updated")
+        for each in sharing:
+            alike = each.stages == stacked.stages
+            require(alike, f"`{each.name}` is not updated on the same stages as what it shares nodes with")
+        values = {value: own[each.name][value] for each in sharing for node in each.prepare for value in node.outputs}
+        self._pure(stacked.nodes, values, "shared nodes")
+        for name in names:
+            own[name].update(values)
+
+    def _pure(self, nodes: tuple[Node, ...], values: Values, where: str) -> None:
+        """Add the results of nodes that write to nothing."""
+        writing = [value for node in nodes if node.op.overwrites for value in node.inputs]
+        require(not writing, "something is overwritten before the updates", *writing)
+        self.ending.nodes(nodes, values, Phase.UPDATE, where, new=True)
+
+    def _update(self, each: ParameterUpdate, op: Update, values: Values) -> None:
+        ending = self.ending
+        declared = ending.declared(each.name)
+        own = {value: values[value] for value in (each.gradient, each.master, *each.states)}
         ending.nodes(each.update, values, Phase.UPDATE, f"the update of `{each.name}`", new=True)
         updates = [node for node in each.update if isinstance(node.op, Update)]
         require(len(updates) == 1, f"`{each.name}` is updated {len(updates)} times")

@@ -5,7 +5,7 @@ Duplicated work on inputs, recomputed values, and a value's shards in any layout
 
 An operation with a decomposition along some axis (`Op.split`) is numbered by it: the results of both share numbers. One
 whose decomposition depends on the number of parts (`Op.blockwise`) is numbered by itself, and the results of all its
-decompositions share its numbers.
+decompositions share its numbers. One that is another by a law (`Op.simplified`) has the numbers of that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ValueNumbering:
         found = self._numbers.get((op, operands))
         if found is None:
             types = op.infer(*(self.types[number] for number in operands))
-            found = self._replaced(op, operands, types)
+            found = self._simplified(op, operands) or self._replaced(op, operands, types)
             if found is None:
                 found = self._numbered((op, operands), types)
                 self._divided(op, operands, found)
@@ -61,6 +61,14 @@ class ValueNumbering:
             self.types.extend(types)
             self.made.extend(key for _ in types)
         return found
+
+    def _simplified(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The numbers of the results of what always makes the same."""
+        found = op.simplified(self, operands)
+        if found is None:
+            return None
+        other, own = found
+        return own if other is None else self.of(other, own)
 
     def _replaced(self, op: Op, operands: tuple[int, ...], types: tuple[Type, ...]) -> tuple[int, ...] | None:
         """The numbers of an operation's decomposed results. They must not depend on which axis is split."""

@@ -9,6 +9,8 @@
     DIR/step-00000005.removed/          a commit beyond `keep`, being removed
     DIR/step-00000008.damaged/          a commit that could not be read and was skipped
 
+At an address, where nothing can be renamed, the manifest is what makes a commit (`address_store`).
+
 A tensor is sharded over the mesh axes that its layout names. Along all other axes every rank holds the same values, and
 one of them saves these, at the coordinates given in the manifest (`parts`). Nothing else is needed to read any region
 of any tensor. Everything a step draws from (data, samples, dropout) is a function of the seed and the step, so the step

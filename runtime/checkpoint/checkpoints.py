@@ -11,16 +11,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from attrs import define, evolve, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.runtime.addresses import Place, Unreached
 from partita.runtime.bad_steps import History
+from partita.runtime.checkpoint.address_store import steps_in, store_at
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
@@ -28,7 +30,7 @@ from partita.runtime.checkpoint.parts import state_name
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
-from partita.runtime.checkpoint.store import Store, commit_name, steps_in
+from partita.runtime.checkpoint.store import Saves, commit_name
 from partita.runtime.data_files import DataFile
 from partita.runtime.naming import named
 from partita.runtime.regions import region_of
@@ -67,7 +69,7 @@ class Checkpoints:
     unsaved: bool = field(default=False, init=False)
     _keep: int = field(init=False)  # lower than configured if there is not enough space
     _manifest: Manifest = field(init=False)
-    _store: Store = field(init=False)
+    _store: Saves = field(init=False)
     _shard: Shard = field(init=False)
     _save: Save | None = field(default=None, init=False)
     _has_waited: bool = field(default=False, init=False)
@@ -76,7 +78,7 @@ class Checkpoints:
         plan, memory = self.rank.plan, self.rank.memory
         self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._keep = self.settings.keep
-        self._store = Store(self.settings.path)
+        self._store = store_at(self.settings.path)
         tensors = {
             **memory.masters,
             **{state_name(state, name): tensor for (state, name), tensor in memory.states.items()},
@@ -145,7 +147,8 @@ class Checkpoints:
         self.unsaved = error is not None or (self.rank.rank == 0 and not save.committed and not failed)
         step = save.manifest.step
         if failed:
-            self._say("W0802", f"step {step} was not saved: {_causes(failed)}", *self._remaining())
+            own = {self.rank.rank: str(error.strerror)} if isinstance(error, Unreached) else {}
+            self._say("W0802", f"step {step} was not saved: {_causes(failed, own)}", *self._remaining())
         elif save.trouble is not None and not save.committed:
             self._say("W0802", f"step {step} was not saved: {save.trouble}", *self._remaining())
         elif save.trouble is not None:
@@ -161,7 +164,7 @@ class Checkpoints:
         try:
             gone = self._store.remove_damaged()
             if not gone:
-                steps = steps_in(path)
+                steps = self._store.steps()
                 whole = next((each for each in reversed(steps) if _seems_whole(path, each)), steps[0] if steps else 0)
                 if not steps or steps[0] >= whole:
                     return False
@@ -176,7 +179,10 @@ class Checkpoints:
         return True
 
     def _remaining(self) -> list[str]:
-        steps = steps_in(self.settings.path)
+        try:
+            steps = self._store.steps()
+        except OSError:
+            steps = []
         return [
             f"training continues; the last checkpoint is that of step {steps[-1]}" if steps else "training continues"
         ]
@@ -207,7 +213,7 @@ class Checkpoints:
             except Refused as error:
                 refused = error
             except OSError as error:
-                refused = refuse("E0802", f"cannot write to {self.settings.path}: {error.strerror}")
+                refused = unwritable(self.settings.path, error)
         self._store.attempt = yield from self._told(secrets.randbits(48))
         found = yield from self._newest(candidates, refused)
         if found is None:
@@ -222,9 +228,13 @@ class Checkpoints:
         If there is no commit, returns step 0 and None and changes nothing. Raises Refused, as `resume`.
         """
         yield from self._settle()
+        candidates, refused = list[int](), None
         with self.rank.flight.within(LOADING):
-            candidates = steps_in(self.settings.path) if self.rank.rank == 0 else []
-            found = yield from self._newest(candidates, None)
+            try:
+                candidates = steps_in(self.settings.path) if self.rank.rank == 0 else []
+            except Refused as error:
+                refused = error
+            found = yield from self._newest(candidates, refused)
         return (0, None) if found is None else (found[0].step, found[0].history)
 
     def _newest(
@@ -248,11 +258,17 @@ class Checkpoints:
                 except Refused as error:
                     refused = error
             if (yield from self._any(refused is not None)):
-                raise refused or refuse("E0806", f"another rank cannot use the checkpoints in {self.settings.path}")
+                raise refused or self._refused_elsewhere()
             # Damaged commits are not even opened: files are memory-mapped, and a truncated one would crash the process.
             if not (yield from self._any(saved is None)):
                 assert saved is not None
-                loaded = self._loaded(saved)
+                loaded = False
+                try:
+                    loaded = self._loaded(saved)
+                except Refused as error:
+                    refused = error
+                if (yield from self._any(refused is not None)):
+                    raise refused or self._refused_elsewhere()
                 if not (yield from self._any(not loaded)):
                     return saved, passed_over
             passed_over.append(step)
@@ -278,7 +294,7 @@ class Checkpoints:
         return None if problems else saved
 
     def _loaded(self, saved: Manifest) -> bool:
-        """Load this rank's parts; returns whether that succeeded."""
+        """Load this rank's parts; returns whether that succeeded. Raises Refused (E0819)."""
         try:
             with Commit(self.settings.path, saved, self.rank.flight.mark) as commit:
                 self._fill(commit)
@@ -313,6 +329,9 @@ class Checkpoints:
                 self.report(Diagnostic("W0804", message, notes=tuple(changed)))
         words = "" if saved.mesh_text == self._manifest.mesh_text else f", saved on {saved.mesh_text}"
         return Resumed(saved.step, f"resumed from {self.settings.path / commit_name(saved.step)}{words}")
+
+    def _refused_elsewhere(self) -> Refused:
+        return refuse("E0806", f"another rank cannot use the checkpoints in {self.settings.path}")
 
     def _none_whole(self, count: int) -> Refused:
         what = "the only checkpoint" if count == 1 else f"each of the {count} checkpoints"
@@ -352,15 +371,15 @@ class Checkpoints:
         self.report(Diagnostic("W0801", f"{place} is damaged and was skipped: {problem}"))
 
 
-def _causes(failed: Mapping[int, int]) -> str:
-    """`rank 1: No space left on device`: which ranks had which error."""
-    ranks_of: dict[int, list[int]] = {}
+def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:
+    """`rank 1: No space left on device`: which ranks had which error; those that are known in words of their own."""
+    ranks_of: dict[str, list[int]] = {}
     for rank, number in failed.items():
-        ranks_of.setdefault(number, []).append(rank)
-    return ", ".join(f"{named(ranks)}: {os.strerror(number)}" for number, ranks in ranks_of.items())
+        ranks_of.setdefault(own.get(rank, os.strerror(number)), []).append(rank)
+    return ", ".join(f"{named(ranks)}: {cause}" for cause, ranks in ranks_of.items())
 
 
-def _seems_whole(path: Path, step: int) -> bool:
+def _seems_whole(path: Place, step: int) -> bool:
     """Whether a commit looks intact without reading its tensors."""
     try:
         return quick_problem(path, read_manifest(path, step)) is None

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.checksummed import MOST_BYTES
-from partita.runtime.checkpoint.files import Damaged, directory, links, read, regular_file
+from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.folders import Folder, opened_folder
 from partita.runtime.checkpoint.manifest import NAME, Manifest, parse
 from partita.runtime.checkpoint.store import commit_name
 
 
-def file_name(rank: int) -> str:
-    """The name of a rank's file."""
-    return f"rank-{rank}.safetensors"
-
-
-def read_manifest(path: Path, step: int) -> Manifest:
-    """The manifest of a step's commit in the directory `path`. Raises Damaged; Refused (E0805)."""
+def read_manifest(place: Place, step: int) -> Manifest:
+    """The manifest of a step's commit in the directory `place`. Raises Damaged; Refused (E0805, E0819)."""
     name = commit_name(step)
-    with open_commit(path, step) as handle:
+    with open_commit(place, step) as folder:
         try:
-            manifest = parse(read(NAME, handle, MOST_BYTES), f"{path / name}")
+            manifest = parse(folder.read(NAME, MOST_BYTES), f"{place / name}")
         except Damaged as damage:
             text = str(damage)
             raise Damaged(text if text.startswith(NAME) else f"{NAME}: {text}") from damage
@@ -34,35 +30,36 @@ def read_manifest(path: Path, step: int) -> Manifest:
     return manifest
 
 
-def quick_problem(path: Path, manifest: Manifest) -> str | None:
+def quick_problem(place: Place, manifest: Manifest) -> str | None:
     """What is wrong with a commit's directory or file sizes, or None. File contents are not read."""
     try:
-        refuse_links(path, manifest.step)
-        with open_commit(path, manifest.step) as handle:
+        refuse_links(place, manifest.step)
+        with open_commit(place, manifest.step) as folder:
             for rank, file in enumerate(manifest.files):
-                with regular_file(file_name(rank), handle) as (_, size):
-                    if size != file.size:
-                        return f"{file_name(rank)} has {size:,} bytes instead of {file.size:,}"
+                name = manifest.file_name(rank)
+                size = folder.size(name)
+                if size != file.size:
+                    return f"{name} has {size:,} bytes instead of {file.size:,}"
     except Damaged as damage:
         return str(damage)
     return None
 
 
 @contextmanager
-def open_commit(path: Path, step: int) -> Iterator[int]:
+def open_commit(place: Place, step: int) -> Iterator[Folder]:
     """Open the directory of a commit. Raises Damaged."""
     try:
-        with directory(path) as outer, directory(commit_name(step), outer) as handle:
-            yield handle
+        with opened_folder(place, commit_name(step)) as folder:
+            yield folder
     except NotADirectoryError as error:
         raise Damaged(f"{commit_name(step)} is a link, or not a directory") from error
     except OSError as error:
         raise Damaged(f"{commit_name(step)} cannot be read: {error.strerror}") from error
 
 
-def refuse_links(path: Path, step: int) -> None:
+def refuse_links(place: Place, step: int) -> None:
     """Raise Damaged if the directory of a commit contains a link."""
-    with open_commit(path, step) as handle:
-        found = links(handle)
+    with open_commit(place, step) as folder:
+        found = folder.links()
     if found:
         raise Damaged(f"{found[0]} is a link")

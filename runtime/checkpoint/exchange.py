@@ -11,8 +11,6 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 from attrs import evolve
@@ -20,15 +18,16 @@ from attrs import evolve
 from partita.compiler.layout import REPLICATED
 from partita.compiler.mesh import ONE_RANK
 from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.runtime.addresses import Address, Place, check_writable
+from partita.runtime.checkpoint.address_store import store_at
 from partita.runtime.checkpoint.checksummed import with_checksum
-from partita.runtime.checkpoint.commits import file_name
-from partita.runtime.checkpoint.files import KINDS, directory, put
+from partita.runtime.checkpoint.files import KINDS, directory
+from partita.runtime.checkpoint.folders import LocalFolder, RemoteFolder
 from partita.runtime.checkpoint.foreign_files import refuse_names
 from partita.runtime.checkpoint.loading import Commit, by_width
-from partita.runtime.checkpoint.manifest import NAME, Manifest, Tensor
+from partita.runtime.checkpoint.manifest import Manifest, Tensor, file_name
 from partita.runtime.checkpoint.parts import mean_name
 from partita.runtime.checkpoint.shards import Entry, bytes_of, header, write_file
-from partita.runtime.checkpoint.store import Store, steps_in
 
 MOST_SHOWN = 8
 
@@ -41,7 +40,7 @@ def is_state(tensor: Tensor) -> bool:
 # ---------------------------------------------------------------- export
 
 
-def export(commit: Commit, path: Path, states: bool = False, weights: str = "trained") -> int:
+def export(commit: Commit, path: Place, states: bool = False, weights: str = "trained") -> int:
     """Write the full parameters (and states) of a commit to a safetensors file; returns its size.
 
     With `weights` "ema", each parameter that was trained has the value of its mean. The file is written atomically.
@@ -58,14 +57,15 @@ def export(commit: Commit, path: Path, states: bool = False, weights: str = "tra
         for tensor in tensors:
             yield bytes_of(commit.read(source.get(tensor.name, tensor.name)))
 
+    if isinstance(path, Address):
+        return write_file(path.name, RemoteFolder(path.parent), blocks()).size
     with directory(path.parent) as parent:
-        aside = f".{path.name}.{secrets.token_hex(4)}"
+        aside, folder = f".{path.name}.{secrets.token_hex(4)}", LocalFolder(parent)
         try:
-            file = write_file(aside, parent, blocks())
+            file = write_file(aside, folder, blocks())
             os.rename(aside, path.name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(aside, dir_fd=parent)
+            folder.remove(aside)
             raise
     return file.size
 
@@ -86,8 +86,14 @@ def weights_of(manifest: Manifest, weights: str) -> Mapping[str, str]:
     return {name: means.get(name, name) for name in names}
 
 
-def check_place(path: Path) -> None:
-    """Raise OSError if a path exists and is not a regular file; a link would be replaced and not followed."""
+def check_place(path: Place) -> None:
+    """Raise OSError if a path exists and is not a regular file; a link would be replaced and not followed.
+
+    Refuses (E0602) an address that cannot be written to.
+    """
+    if isinstance(path, Address):
+        check_writable(path)
+        return
     try:
         kind = stat.S_IFMT(path.lstat().st_mode)
     except FileNotFoundError:
@@ -110,7 +116,7 @@ def on_one_rank(wanted: Manifest, step: int) -> Manifest:
     )
 
 
-def commit_tensors(path: Path, manifest: Manifest, read: Callable[[Tensor], torch.Tensor]) -> tuple[Diagnostic, ...]:
+def commit_tensors(path: Place, manifest: Manifest, read: Callable[[Tensor], torch.Tensor]) -> tuple[Diagnostic, ...]:
     """Write and commit tensors, of which one at a time is read; returns warnings."""
     tensors = by_width(manifest.tensors)
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
@@ -120,17 +126,16 @@ def commit_tensors(path: Path, manifest: Manifest, read: Callable[[Tensor], torc
         for tensor in tensors:
             yield bytes_of(read(tensor))
 
-    store = Store(path, secrets.randbits(48))
+    store = store_at(path, secrets.randbits(48))
     unlocked = store.lock()
     try:
-        if steps_in(path):
+        if store.steps():
             raise refuse("E0802", f"{path} already has checkpoints", help="import into a new directory")
         try:
-            store.begin(manifest.step)
-            with directory(path) as outer, directory(store.partial(manifest.step), outer) as handle:
-                written = write_file(file_name(0), handle, blocks())
-                put(NAME, handle, with_checksum(evolve(manifest, files=(written,), time=int(time.time())).as_json()))
-            store.commit(manifest.step)
+            with store.save(manifest.step) as folder:
+                written = write_file(file_name(0, store.suffix), folder, blocks())
+            made = evolve(manifest, files=(written,), suffix=store.suffix, time=int(time.time()))
+            store.commit(manifest.step, with_checksum(made.as_json()), [])
         except BaseException:
             store.abandon(manifest.step)
             raise

@@ -7,7 +7,6 @@ one of ours has a counterpart, or is left out by name.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from attrs import evolve
@@ -17,6 +16,7 @@ from partita.dsl.correspondence import Part, Theirs, Weights
 from partita.dsl.diagnostic import refuse
 from partita.dsl.report import suggestion
 from partita.dsl.types import Type
+from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import few, is_state, weights_of
 from partita.runtime.checkpoint.foreign_files import shards, write_files
 from partita.runtime.checkpoint.loading import Commit
@@ -108,7 +108,7 @@ def named_by(parameters: Collection[str], only: Sequence[str]) -> dict[str, None
 
 def export_foreign(
     commit: Commit,
-    path: Path,
+    path: Place,
     weights: Weights,
     which: str = "trained",
     only: Sequence[str] = (),

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from attrs import define, field
 from safetensors import SafetensorError
 
 from partita.dsl.diagnostic import refuse, shown
+from partita.runtime.addresses import Address, Place, exists, names_in
 from partita.runtime.checkpoint.files import Damaged, directory
+from partita.runtime.checkpoint.folders import Folder, LocalFolder, RemoteFolder, unreadable
 from partita.runtime.checkpoint.shards import MOST_HEADER, WIDTHS, Entry, bytes_of, header, opened, write_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -35,7 +37,7 @@ MOST_INDEX = 1 << 27  # bytes
 class ForeignFiles:
     """The tensors of a file or directory; a context manager. Raises Damaged, and Refused (E0808) if there are none."""
 
-    path: Path
+    path: Place
     _files: dict[str, Any] = field(factory=dict, init=False)  # by the name of a tensor
     _stack: ExitStack = field(factory=ExitStack, init=False)
 
@@ -52,7 +54,7 @@ class ForeignFiles:
 
     def _open(self) -> None:
         path = found(self.path)
-        if path.suffix != ".json":
+        if not path.name.endswith(".json"):
             file = self._stack.enter_context(opened(path))
             self._files = dict.fromkeys(file.keys(), file)
             return
@@ -96,33 +98,54 @@ class ForeignFiles:
         return read
 
 
-def found(path: Path) -> Path:
-    """The file of tensors, or the index, that a path means. Raises Refused (E0808)."""
-    if not path.is_dir():
-        if path.suffix in (".bin", ".pt", ".pth"):
+def found(path: Place) -> Place:
+    """The file of tensors, or the index, that a place means. Raises Refused (E0808, E0819)."""
+    names = _names(path)
+    if names is None:
+        if path.name.endswith((".bin", ".pt", ".pth")):
             help = "`save_pretrained` of transformers writes safetensors; pickles, which can run code, are not read"
             raise refuse("E0808", f"{path} is not a safetensors file", help=help)
         return path
     for name in (SINGLE, INDEX):
-        if (path / name).exists():
+        if name in names:
             return path / name
-    others = sorted(each for each in path.iterdir() if each.name.endswith((".safetensors", ".safetensors.index.json")))
+    others = [each for each in names if each.endswith((".safetensors", ".safetensors.index.json"))]
     if len(others) == 1:
-        return others[0]
+        return path / others[0]
     message = f"{path} has neither {SINGLE} nor {INDEX}"
-    names = ", ".join(shown(each.name) for each in others[:8])
-    raise refuse("E0808", message, help=f"name one of its files: {names}" if others else None)
+    few = ", ".join(map(shown, others[:8]))
+    raise refuse("E0808", message, help=f"name one of its files: {few}" if others else None)
 
 
-def read_index(path: Path) -> dict[str, str]:
-    """Which file each tensor is in. Raises Damaged."""
+def _names(path: Place) -> list[str] | None:
+    """What is in a folder; None if it is a file, or nothing. Of an address, only its name tells. Raises Refused."""
+    if isinstance(path, Path):
+        return sorted(each.name for each in path.iterdir()) if path.is_dir() else None
+    if path.name.endswith((".safetensors", ".json", ".bin", ".pt", ".pth")):
+        return None
+    try:  # where nothing can be listed, names can be tried
+        return names_in(path) or [name for name in (SINGLE, INDEX) if exists(path / name)]
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def content_of(path: Place, most: int) -> bytes:
+    """The content of a file. Raises Damaged; Refused (E0819)."""
+    if isinstance(path, Address):
+        return RemoteFolder(path.parent).read(path.name, most)
     try:
-        if path.stat().st_size > MOST_INDEX:
-            raise Damaged(f"{path.name} has more than {MOST_INDEX:,} bytes")
-        content = json.loads(path.read_bytes())
-        names = content["weight_map"]
+        if path.stat().st_size > most:
+            raise Damaged(f"{path.name} has more than {most:,} bytes")
+        return path.read_bytes()
     except OSError as error:
         raise Damaged(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def read_index(path: Place) -> dict[str, str]:
+    """Which file each tensor is in. Raises Damaged; Refused (E0819)."""
+    try:
+        content = json.loads(content_of(path, MOST_INDEX))
+        names = content["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{path.name} is not an index of tensors: it has no `weight_map`") from error
     if not isinstance(names, dict) or not all(isinstance(each, str) for each in names.values()):
@@ -133,8 +156,8 @@ def read_index(path: Path) -> dict[str, str]:
     return names
 
 
-def _member(index: Path, name: str) -> Any:
-    if not (index.parent / name).exists():
+def _member(index: Place, name: str) -> Any:
+    if isinstance(index, Path) and not (index.parent / name).exists():
         raise Damaged(f"{name} is missing, which {index.name} names")
     return opened(index.parent / name)
 
@@ -165,12 +188,12 @@ def refuse_names(entries: Sequence[Entry]) -> None:
 
 
 def write_files(
-    path: Path, files: Sequence[Sequence[Entry]], read: Callable[[Entry], torch.Tensor], more: Mapping[str, bytes]
+    path: Place, files: Sequence[Sequence[Entry]], read: Callable[[Entry], torch.Tensor], more: Mapping[str, bytes]
 ) -> int:
     """Write a new directory of files of tensors, with an index if they are several, and `more`; returns its size.
 
-    It has its name only when it is complete. Raises Refused (E0810), and OSError, also if there is something that is
-    not empty.
+    It has its name only when it is complete; at an address, what others read first comes last. Raises Refused (E0810),
+    and OSError, also if there is something that is not empty.
     """
     for entries in files:
         refuse_names(entries)
@@ -184,24 +207,37 @@ def write_files(
         names = [SINGLE]
     else:
         names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
+    written = {name: blocks(entries) for name, entries in zip(names, files, strict=True)}
+    written |= {name: iter([content]) for name, content in more.items()}
+    if len(files) > 1:
+        where = {entry.name: name for name, entries in zip(names, files, strict=True) for entry in entries}
+        total = sum(entry.bytes for entries in files for entry in entries)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        written[INDEX] = iter([json.dumps(index, indent=2).encode() + b"\n"])
+    with _new_folder(path) as folder:
+        return sum(write_file(name, folder, content).size for name, content in written.items())
+
+
+@contextmanager
+def _new_folder(path: Place) -> Iterator[Folder]:
+    """A folder that has its name when it is complete, or at an address its files. If it fails, nothing is left."""
+    if isinstance(path, Address):
+        folder = RemoteFolder(path)
+        try:
+            yield folder
+        except BaseException:
+            with suppress(OSError):
+                for name in names_in(path):
+                    folder.remove(name)
+            raise
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     aside.mkdir()
     try:
-        written = dict(more)
-        if len(files) > 1:
-            where = {entry.name: name for name, entries in zip(names, files, strict=True) for entry in entries}
-            total = sum(entry.bytes for entries in files for entry in entries)
-            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-            written[INDEX] = json.dumps(index, indent=2).encode() + b"\n"
-        size = 0
         with directory(aside) as handle:
-            for name, entries in zip(names, files, strict=True):
-                size += write_file(name, handle, blocks(entries)).size
-            for name, content in written.items():
-                size += write_file(name, handle, [content]).size
+            yield LocalFolder(handle)
         os.rename(aside, path)  # which an empty directory does not hinder
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    return size

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from partita.dsl.correspondence import Part, Theirs, Weights
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.report import nearest
 from partita.dsl.types import Type
+from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.foreign import chosen_tensors, named_by, seen_as_ours, seen_as_theirs
@@ -59,7 +59,7 @@ class Imported:
     of theirs that were not used, what the files' names lack or have before ours, and warnings.
     """
 
-    path: Path
+    path: Place
     found: tuple[Found, ...]
     begun: tuple[str, ...]
     unused: tuple[str, ...]
@@ -68,11 +68,11 @@ class Imported:
 
 
 def import_tensors(
-    path: Path,
+    path: Place,
     step: int,
     wanted: Manifest,
     program: Program,
-    source: Path,
+    source: Place,
     weights: Weights | None = None,
     only: Sequence[str] = (),
     strict: bool = False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from attrs import define, field
 
 from partita.compiler.layout import REPLICATED
 from partita.dsl.types import BYTES
-from partita.runtime.checkpoint.commits import file_name, open_commit
-from partita.runtime.checkpoint.files import Damaged, sha256
+from partita.runtime.addresses import Place
+from partita.runtime.checkpoint.commits import open_commit
+from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
 from partita.runtime.checkpoint.parts import saves, sources
 from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read_region
@@ -57,7 +57,7 @@ class Commit:
     `moved` is called repeatedly while files are read, which may take long.
     """
 
-    path: Path
+    path: Place
     manifest: Manifest
     moved: Callable[[], None] = _nothing
     _open: dict[int, tuple[Any, ExitStack]] = field(factory=dict, init=False)
@@ -86,15 +86,22 @@ class Commit:
                 yield str(damage)
 
     def _check(self, rank: int) -> None:
-        name, wanted = file_name(rank), self.manifest.files[rank]
-        with open_commit(self.path, self.manifest.step) as handle:
-            if sha256(name, handle, wanted.size, self.moved) != wanted.sha256:
+        name, wanted = self.manifest.file_name(rank), self.manifest.files[rank]
+        with open_commit(self.path, self.manifest.step) as folder:
+            if folder.sha256(name, wanted.size, self.moved) != wanted.sha256:
                 raise Damaged(f"{name}: its SHA-256 is not the manifest's")
         with opened(self._path(rank)) as file:
             check_entries(file, name, entries_of(self.manifest, rank))
 
-    def _path(self, rank: int) -> Path:
-        return self.path / commit_name(self.manifest.step) / file_name(rank)
+    def _path(self, rank: int) -> Place:
+        return self.path / commit_name(self.manifest.step) / self.manifest.file_name(rank)
+
+    def files_of(self, wanted: Iterable[tuple[str, Region]]) -> list[int]:
+        """The ranks in whose files regions of tensors are."""
+        found = {
+            rank for name, region in wanted for rank, _, _ in sources(self._tensors[name], self.manifest.mesh, region)
+        }
+        return sorted(found)
 
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Damaged."""

@@ -1,20 +1,26 @@
-"""What directory of checkpoints, and which of them, a path that a user names stands for. Does not need torch."""
+"""What directory of checkpoints, and which of them, a path or address that a user names stands for. Needs no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from partita.dsl.diagnostic import refuse
+from partita.runtime.addresses import Address, Place, exists, place_of
+from partita.runtime.checkpoint.address_store import steps_in
+from partita.runtime.checkpoint.folders import unreadable
+from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.settings import DIRECTORY
-from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.checkpoint.store import commit_name, steps_of
 from partita.runtime.run_directory import RunDirectory
 
 
-def located(given: Path) -> tuple[Path, int | None]:
+def located(given: Place) -> tuple[Place, int | None]:
     """The directory of checkpoints that a path stands for, and the step if it is one of them.
 
-    Raises Refused (E0807).
+    Raises Refused (E0807; E0602, E0617 and E0819 for addresses).
     """
+    if isinstance(given, Address):
+        return _at(given)
     for path in (given, given / DIRECTORY):
         if steps_in(path):
             return path, None
@@ -28,10 +34,24 @@ def located(given: Path) -> tuple[Path, int | None]:
     raise refuse("E0807", f"there is no checkpoint in {given}")
 
 
-def _recorded(directory: Path) -> Path | None:
+def _at(given: Address) -> tuple[Address, int | None]:
+    steps = steps_of([given.name])
+    if steps:  # where nothing can be listed, it can be named
+        try:
+            if exists(given / NAME):
+                return given.parent, steps[0]
+        except OSError as error:
+            raise unreadable(given, error) from error
+    for place in (given, given / DIRECTORY):
+        if steps_in(place):
+            return place, None
+    raise refuse("E0807", f"there is no checkpoint in {given}")
+
+
+def _recorded(directory: Path) -> Place | None:
     """Where the run in a directory has its checkpoints, as it has recorded itself."""
     if not directory.is_dir():
         return None
     with RunDirectory.open(directory) as opened:
         record = opened.record()
-    return Path(record.checkpoints) if record is not None and record.checkpoints is not None else None
+    return place_of(record.checkpoints) if record is not None and record.checkpoints is not None else None

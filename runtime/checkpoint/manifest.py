@@ -2,7 +2,7 @@
 
 Converts records to checksummed JSON and back. Reading fails closed: an unknown key, a wrong type, a size beyond its
 limit, or a tensor that does not divide over the mesh as stated raises Damaged. File names are never read: rank N's file
-is `rank-N.safetensors`.
+is `rank-N.safetensors`, or `rank-N-81f3….safetensors` if it was saved at an address.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from partita.runtime.checkpoint.checksummed import Reader, checked
 from partita.runtime.data_files import MOST_FILES, DataFile
 
 NAME = "manifest.json"
-FORMAT, VERSION = "partita checkpoint", 2
+FORMAT, VERSION = "partita checkpoint", 3
 MOST_STEPS = 1 << 53  # steps are sent to all ranks as float64
 MOST_TENSORS = 1 << 20
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 PATH = rf"{WORD}(\.[A-Za-z0-9_]+)*"
 TENSOR = rf"({WORD}/)?{PATH}"
 DIGEST = r"[0-9a-f]{64}"
+SUFFIX = r"(-[0-9a-f]{1,16})?"
 ANY = r".*"
 MOST_WINDOW = 10_000  # steps in a history
 MOST_PATH = 4096
@@ -63,7 +64,8 @@ class Manifest:
 
     `steps_digest` identifies the model's steps (`identity`), `settings` everything else that results depend on;
     `sources` are the texts of the `.par` files by name, the main one first. `history` is what is known of earlier
-    steps, by which later ones are judged, and `data` the files trained on. `files` are by rank.
+    steps, by which later ones are judged, and `data` the files trained on. `files` are by rank; `suffix` is in their
+    names.
     """
 
     step: int
@@ -82,6 +84,7 @@ class Manifest:
     data: tuple[DataFile, ...] = field(default=(), repr=False)
     time: int = 0  # Unix time, in seconds
     written_by: str = ""
+    suffix: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The content of the file, without its checksum."""
@@ -106,8 +109,13 @@ class Manifest:
             "layout": self.layout,
             "schedule": self.schedule,
             "tensors": [_tensor_json(each) for each in self.tensors],
+            "suffix": self.suffix,
             "files": [{"size": each.size, "sha256": each.sha256} for each in self.files],
         }
+
+    def file_name(self, rank: int) -> str:
+        """The name of a rank's file."""
+        return file_name(rank, self.suffix)
 
     @property
     def bytes(self) -> int:
@@ -118,6 +126,11 @@ class Manifest:
     def mesh_text(self) -> str:
         """`data 2 × pipe 2`, `one rank`."""
         return " × ".join(f"{name} {size}" for name, size in self.mesh.axes if size > 1) or "one rank"
+
+
+def file_name(rank: int, suffix: str) -> str:
+    """The name of a rank's file in a commit with this suffix."""
+    return f"rank-{rank}{suffix}.safetensors"
 
 
 def parse(data: bytes, where: str) -> Manifest:
@@ -148,22 +161,24 @@ def _data_json(file: DataFile) -> dict[str, Any]:
 
 
 def _upgraded(reader: Reader) -> Reader:
-    """Upgrades version 1, which had no history and did not record the data files."""
+    """Upgrades version 1, which had no history and did not record the data files, and 2, whose files had no suffix."""
     value, version = reader.value, reader.value.get("version")
-    if type(version) is not int or version != 1 or "history" in value:
-        return reader
-    (step,) = Reader(value.get("data"), "data").record("step")
-    history = {"skipped": 0, "rewinds": 0, "losses": [], "norms": []}
-    return Reader({**value, "version": VERSION, "history": history, "data": {"step": step.value, "files": []}}, "")
+    if type(version) is int and version == 1 and "history" not in value:
+        (step,) = Reader(value.get("data"), "data").record("step")
+        history = {"skipped": 0, "rewinds": 0, "losses": [], "norms": []}
+        value, version = {**value, "history": history, "data": {"step": step.value, "files": []}}, 2
+    if type(version) is int and version == 2 and "suffix" not in value:
+        value = {**value, "version": VERSION, "suffix": ""}
+    return Reader(value, "")
 
 
 def _manifest(reader: Reader) -> Manifest:
     (
         form, version, written_by, time, step, data, history, random, model, settings, sources, mesh, layout, schedule,
-        tensors, files,
+        tensors, suffix, files,
     ) = _upgraded(reader).record(
         "format", "version", "written_by", "time", "step", "data", "history", "random", "model", "settings", "sources",
-        "mesh", "layout", "schedule", "tensors", "files",
+        "mesh", "layout", "schedule", "tensors", "suffix", "files",
     )  # fmt: skip
     form.text(FORMAT)
     version.integer(VERSION, VERSION)
@@ -205,6 +220,7 @@ def _manifest(reader: Reader) -> Manifest:
         tuple(_data_file(each) for each in read_from.each(MOST_FILES)),
         time.integer(0, 1 << 40),
         written_by.text(ANY),
+        suffix.text(SUFFIX),
     )
 
 

@@ -1,6 +1,6 @@
 """Saving in the background: a rank writes its file while training continues, and rank 0 makes the commit.
 
-Ranks communicate through the directory, which all must see: a rank whose file is on disk puts a marker next to it,
+Ranks communicate through the directory, which all must see: a rank whose file is written puts a marker next to it,
 `rank-3.json`, with its size and hash. Rank 0 waits for the markers of all, writes the manifest from them, and commits.
 If a rank cannot write, because the disk is full for example, there is no commit: the space is freed, earlier commits
 stay, and training continues.
@@ -9,7 +9,6 @@ stay, and training continues.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,24 +16,24 @@ from threading import Event, Thread
 
 from attrs import define, evolve, field
 
+from partita.dsl.diagnostic import Refused
 from partita.runtime.checkpoint.checksummed import MOST_BYTES, checked, with_checksum
-from partita.runtime.checkpoint.commits import file_name
-from partita.runtime.checkpoint.files import Damaged, directory, put, read
-from partita.runtime.checkpoint.manifest import DIGEST, NAME, File, Manifest
+from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.folders import Folder
+from partita.runtime.checkpoint.manifest import DIGEST, File, Manifest, file_name
 from partita.runtime.checkpoint.shards import Shard, write_file
-from partita.runtime.checkpoint.store import Store
+from partita.runtime.checkpoint.store import Saves
 
-POLL_SECONDS = 0.02
-POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0  # between reports of progress
 # How long a file written by another machine may take to become visible here after that machine has reported it.
 VISIBLE_SECONDS = 60.0
 MOST_MARKER = 1 << 12
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-def marker_name(rank: int) -> str:
+def marker_name(rank: int, suffix: str) -> str:
     """The name of a rank's marker."""
-    return f"rank-{rank}.json"
+    return f"rank-{rank}{suffix}.json"
 
 
 @define(eq=False)
@@ -46,7 +45,7 @@ class Save:
     wrong after it, and `full` is whether that was for lack of space.
     """
 
-    store: Store
+    store: Saves
     manifest: Manifest
     rank: int
     shard: Shard
@@ -71,11 +70,12 @@ class Save:
     def written(self, moved: Callable[[], None]) -> OSError | None:
         """Wait until this rank's part is on disk or has failed; `moved` is called as long as it makes progress.
 
-        Once the operating system has all the data, waiting for the disk counts as progress, however long it takes.
+        Once the operating system has all the data, waiting for the disk counts as progress, however long it takes. So
+        does waiting for a server, since every call of a client ends.
         """
         before = 0
         while not self._written.wait(POLL_SECONDS):
-            if self._blocks > before or self._handed_over:
+            if self._blocks > before or self._handed_over or self.store.bounded:
                 before = self._blocks
                 moved()
         self._raise_bug()
@@ -122,16 +122,16 @@ class Save:
             self._written.set()
 
     def _write(self) -> None:
-        name, step = file_name(self.rank), self.manifest.step
+        name, suffix = file_name(self.rank, self.store.suffix), self.store.suffix
         try:
-            self.store.begin(step)
-            with directory(self.store.path) as outer, directory(self.store.partial(step), outer) as handle:
+            with self.store.save(self.manifest.step) as folder:
                 try:
-                    file = write_file(name, handle, self._counted())
-                    put(marker_name(self.rank), handle, with_checksum({"size": file.size, "sha256": file.sha256}))
+                    file = write_file(name, folder, self._counted())
+                    marker = with_checksum({"size": file.size, "sha256": file.sha256})
+                    folder.put(marker_name(self.rank, suffix), marker)
                 except OSError:
-                    with suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=handle)  # other ranks may need the space
+                    with suppress(OSError):
+                        folder.remove(name)  # other ranks may need the space
                     raise
         except OSError as error:
             self.error = error
@@ -143,19 +143,15 @@ class Save:
         self._handed_over = True
 
     def _commit(self) -> None:
-        step = self.manifest.step
+        step, suffix = self.manifest.step, self.store.suffix
         try:
             files = self._files()
             if files is None:
                 return
-            with directory(self.store.path) as outer, directory(self.store.partial(step), outer) as handle:
-                text = with_checksum(evolve(self.manifest, files=files, time=int(time.time())).as_json())
-                if len(text) > MOST_BYTES:
-                    raise Damaged(f"the manifest has {len(text):,} bytes; at most {MOST_BYTES:,} are read again")
-                put(NAME, handle, text)
-                for rank in range(len(files)):
-                    os.unlink(marker_name(rank), dir_fd=handle)
-            self.store.commit(step)
+            text = with_checksum(evolve(self.manifest, files=files, suffix=suffix, time=int(time.time())).as_json())
+            if len(text) > MOST_BYTES:
+                raise Damaged(f"the manifest has {len(text):,} bytes; at most {MOST_BYTES:,} are read again")
+            self.store.commit(step, text, [marker_name(rank, suffix) for rank in range(len(files))])
             self.committed = True
             self.store.prune(self.keep)
         except OSError as error:
@@ -163,38 +159,30 @@ class Save:
                 self.trouble = f"older ones could not be removed: {error.strerror}"
             else:
                 self.trouble, self.full = f"rank 0: {error.strerror}", error.errno in NO_ROOM
-        except Damaged as damage:
-            self.trouble = str(damage)
+        except (Damaged, Refused) as problem:
+            self.trouble = str(problem)
 
     def _files(self) -> tuple[File, ...] | None:
         """Wait for the markers of all ranks; returns their contents, or None if abandoned. Raises Damaged."""
         found: list[File] = []
         ranks = self.manifest.mesh.ranks
-        with directory(self.store.path) as outer, directory(self.store.partial(self.manifest.step), outer) as handle:
+        with self.store.save(self.manifest.step) as folder:
             while True:
                 ended = self._abandoned  # read before the markers, so that none is missed
-                while len(found) < ranks and _exists(marker_name(len(found)), handle):
-                    found.append(_marker(marker_name(len(found)), handle))
+                while len(found) < ranks and folder.has(name := marker_name(len(found), self.store.suffix)):
+                    found.append(_marker(name, folder))
                 if len(found) == ranks:
                     return tuple(found)
                 if ended:
                     return None
                 if self._all_written is not None and time.monotonic() > self._all_written + VISIBLE_SECONDS:
                     raise Damaged(f"the file of rank {len(found)} is missing: all machines must share the directory")
-                time.sleep(POLL_SECONDS)
+                time.sleep(self.store.poll_seconds)
 
 
-def _exists(name: str, parent: int) -> bool:
+def _marker(name: str, folder: Folder) -> File:
     try:
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _marker(name: str, parent: int) -> File:
-    try:
-        size, sha256 = checked(read(name, parent, MOST_MARKER)).record("size", "sha256")
+        size, sha256 = checked(folder.read(name, MOST_MARKER)).record("size", "sha256")
         return File(size.integer(0, 1 << 62), sha256.text(DIGEST))
     except Damaged as damage:
         text = str(damage)

@@ -9,11 +9,13 @@ from attrs import frozen
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import Address, Place, check_writable, is_address, place_of, resolved
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.identity import changed_data, differences
 from partita.runtime.checkpoint.manifest import Manifest
-from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.checkpoint.store import commit_name
 
 DIRECTORY = "checkpoints"
 
@@ -25,7 +27,7 @@ class Settings:
     `changed_data`: the run may resume from a checkpoint even if the data has changed.
     """
 
-    path: Path
+    path: Place
     interval: int
     keep: int
     changed_data: bool = False
@@ -37,17 +39,21 @@ def run_directory(file: str, named: str | Path | None) -> Path:
 
 
 def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | None:
-    """The checkpoints that a file asks for; None if it asks for none. Raises Refused (E0801, E0802).
+    """The checkpoints that a file asks for; None if it asks for none. Raises Refused (E0602, E0801, E0802).
 
-    `dir` is relative to the directory of the file and may not lead out of it, not even by a link. The default is
-    `checkpoints` in the run's directory, which the user names and not the file.
+    `dir` is an address; or relative to the directory of the file, and may not lead out of it, not even by a link. The
+    default is `checkpoints` in the run's directory, which the user names and not the file.
     """
     _, train = given.trained
     call = train.checkpoint
     if call is None:
         return None
     name = call.arguments["dir"]
-    path = _beside(run_directory) if name is None else _under(folder, str(name), given)
+    path: Place
+    if name is not None and is_address(str(name)):
+        path = _at(str(name), train.spans.get("checkpoint"))
+    else:
+        path = _beside(run_directory) if name is None else _under(folder, str(name), given)
     return Settings(path, int(call.arguments["interval"]), int(call.arguments["keep"]))
 
 
@@ -57,11 +63,11 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
     Looks at the default place of a run's checkpoints, in the run's directory itself, and where those of the last run
     were `recorded` to be. Otherwise imported weights would be ignored, or a run would start over on top of old metrics.
     """
-    own = settings.path.resolve() if settings is not None else None
-    places = [run_directory / DIRECTORY, run_directory, *([Path(recorded)] if recorded is not None else [])]
-    for place in places:
-        steps = steps_in(place)
-        if not steps or place.resolve() == own:
+    own = resolved(settings.path) if settings is not None else None
+    places: list[Place] = [run_directory / DIRECTORY, run_directory]
+    for place in (*places, *([place_of(recorded)] if recorded is not None else [])):
+        steps = steps_in(place) if resolved(place) != own else []
+        if not steps:
             continue
         there = f"the checkpoint{'s' if len(steps) > 1 else ''} in {place}, the last of step {steps[-1]:,}"
         if own is None:
@@ -69,7 +75,7 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
             how = "`checkpoint = every(100)`"
             if place == run_directory:
                 how += f", with them moved to {place / DIRECTORY},"
-            elif place.resolve() != (run_directory / DIRECTORY).resolve():
+            elif resolved(place) != resolved(run_directory / DIRECTORY):
                 how = "the `checkpoint` entry of the run before, with its `dir`,"
             fix = f"{how} in the train block resumes from there"
         else:
@@ -89,6 +95,17 @@ def _beside(run_directory: Path) -> Path:
             help="put the directory itself there; or name its location with --run-dir, or with `dir` in the file",
         )
     return path
+
+
+def _at(address: str, span: Span | None) -> Address:
+    """An address that the file names."""
+    check_writable(Address(address), span)
+    place = Address(address.rstrip("/"))
+    bucket, _, folder = address.partition("://")[2].strip("/").partition("/")
+    if not bucket or not folder:
+        help = f"name a folder in it: `{Address(address).scheme}://{bucket or 'bucket'}/runs/gpt`"
+        raise refuse("E0801", f"`{address}` is not a folder of a bucket", span, help=help)
+    return place
 
 
 def _under(folder: Path, name: str, given: Spec) -> Path:

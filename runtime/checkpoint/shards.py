@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +20,11 @@ from attrs import define, field, frozen
 from safetensors import SafetensorError, safe_open
 
 from partita.dsl.types import BYTES
-from partita.runtime.checkpoint.files import BLOCK, Damaged, create, write
+from partita.runtime.addresses import Address, Place
+from partita.runtime.checkpoint.files import BLOCK, Damaged
+from partita.runtime.checkpoint.folders import Folder
 from partita.runtime.checkpoint.manifest import File
+from partita.runtime.checkpoint.remote_tensors import RemoteTensors
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region
 
@@ -59,18 +61,18 @@ def header(entries: Sequence[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_file(name: str, parent: int, blocks: Iterable[bytes | memoryview]) -> File:
-    """Write and sync a new file in an open directory; returns its size and hash."""
+def write_file(name: str, folder: Folder, blocks: Iterable[bytes | memoryview]) -> File:
+    """Write a new file in a folder; returns its size and hash."""
     digest, size = hashlib.sha256(), 0
-    handle = create(name, parent)
-    try:
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        nonlocal size
         for block in blocks:
             digest.update(block)
-            write(handle, block)
             size += len(block)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            yield block
+
+    folder.write(name, hashed())
     return File(size, digest.hexdigest())
 
 
@@ -120,8 +122,11 @@ class Shard:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a file of tensors with the safetensors package. Raises Damaged if it is not one."""
+def opened(path: Place) -> Iterator[Any]:
+    """Open a file of tensors: with the safetensors package, or at an address. Raises Damaged if it is not one."""
+    if isinstance(path, Address):
+        yield RemoteTensors.of(path)
+        return
     if path.exists() and not path.is_file():
         raise Damaged(f"{path.name} is not a regular file")  # opening a FIFO would block forever
     try:

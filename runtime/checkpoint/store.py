@@ -2,6 +2,7 @@
 
 A commit gets its name by one rename, after all of its contents are on disk. So whatever has the name of a commit is
 complete, and a run that dies at any moment leaves the earlier commits intact, and at most a save that nobody reads.
+At an address, where nothing can be renamed, `address_store` gives the same guarantees.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import os
 import re
 import shutil
 import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 from attrs import define, field
 
-from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.diagnostic import Diagnostic
 from partita.runtime import locks
-from partita.runtime.checkpoint.files import directory
+from partita.runtime.checkpoint.files import directory, put
+from partita.runtime.checkpoint.folders import Folder, LocalFolder, unwritable
+from partita.runtime.checkpoint.manifest import NAME
 
 COMMIT = re.compile(r"step-(\d{8,16})")
 LEFTOVER = re.compile(r"step-\d{8,16}\.(partial-[0-9a-f]+|removed)")
@@ -29,24 +36,86 @@ def commit_name(step: int) -> str:
     return f"step-{step:08}"
 
 
-def steps_in(path: Path) -> list[int]:
-    """The steps of the commits in a directory, ascending; none if there is no directory."""
-    try:
-        names = os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def steps_of(names: Iterable[str]) -> list[int]:
+    """The steps of the commits that have some of these names, ascending."""
     found = (COMMIT.fullmatch(name) for name in names)
     return sorted(step for match in found if match and commit_name(step := int(match[1])) == match[0])
 
 
-@define(eq=False)
-class Store:
-    """The directory, for writing. Only rank 0 locks, cleans, commits and removes.
+class Saves(ABC):
+    """A directory of checkpoints, for writing. Only rank 0 locks, cleans, commits and removes.
 
-    `attempt` is part of the names of this run's saves, so that a surviving rank of an earlier run writes elsewhere.
-    Methods raise OSError.
+    `attempt` distinguishes this run's saves, so that a surviving rank of an earlier run writes elsewhere. Methods raise
+    OSError.
     """
 
+    attempt: int
+    poll_seconds: ClassVar[float]  # how long rank 0 waits before it looks for the markers of others again
+    bounded: ClassVar[bool]  # whether each operation gives up by itself
+
+    @abstractmethod
+    def lock(self) -> Diagnostic | None:
+        """Create the directory and hold it until `close`. Raises Refused (E0802, E0803).
+
+        Returns a warning (W0806) if nothing can be held.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the directory."""
+
+    @abstractmethod
+    def clean(self) -> None:
+        """Remove leftovers of runs that died."""
+
+    @property
+    @abstractmethod
+    def suffix(self) -> str:
+        """What the names of a save's files have in front of their extension."""
+
+    @abstractmethod
+    def save(self, step: int) -> AbstractContextManager[Folder]:
+        """Open the folder of a save in progress, created by whichever rank comes first."""
+
+    @abstractmethod
+    def commit(self, step: int, manifest: bytes, markers: Sequence[str]) -> None:
+        """Turn a save, whose files are written, into a commit with this manifest, and without the markers."""
+
+    @abstractmethod
+    def abandon(self, step: int) -> None:
+        """Remove a save that will not become a commit."""
+
+    @abstractmethod
+    def steps(self) -> list[int]:
+        """The steps of the commits, ascending."""
+
+    @abstractmethod
+    def remove(self, step: int) -> None:
+        """Remove a commit."""
+
+    @abstractmethod
+    def set_aside(self, step: int) -> None:
+        """Take a commit that was skipped as damaged out of the way, so that the run can save this step again."""
+
+    @abstractmethod
+    def remove_damaged(self, before: int | None = None) -> list[str]:
+        """Remove commits that were set aside, all or those of steps before `before`; returns their names."""
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` commits, and damaged ones that would be gone by now if they were intact."""
+        steps = self.steps()
+        for step in steps[:-keep]:
+            self.remove(step)
+        if len(steps) >= keep:
+            self.remove_damaged(before=steps[-keep])
+
+
+@define(eq=False)
+class Store(Saves):
+    """A directory of this machine. Its files are those of a run alone, since its saves have names of their own."""
+
+    poll_seconds = 0.02
+    bounded = False
     path: Path
     attempt: int = 0
     _lock: int | None = field(default=None, init=False)
@@ -63,7 +132,7 @@ class Store:
         except locks.Held as error:
             raise locks.refused(self.path) from error
         except OSError as error:
-            raise refuse("E0802", f"cannot write to {self.path}: {error.strerror}") from error
+            raise unwritable(self.path, error) from error
         return None if unlocked is None else locks.missing(self.path, unlocked)
 
     def hold(self) -> None:
@@ -103,17 +172,26 @@ class Store:
         """The directory name of a save in progress."""
         return f"{commit_name(step)}.partial-{self.attempt:x}"
 
-    def begin(self, step: int) -> Path:
-        """The directory of a save, created by whichever rank comes first."""
-        path = self.path / self.partial(step)
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+    @property
+    def suffix(self) -> str:
+        """Nothing: saves have directories of their own."""
+        return ""
 
-    def commit(self, step: int) -> None:
-        """Turn a save, whose files are on disk, into a commit."""
-        self.hold()
+    @contextmanager
+    def save(self, step: int) -> Iterator[Folder]:
+        """Open the directory of a save, created by whichever rank comes first."""
+        (self.path / self.partial(step)).mkdir(parents=True, exist_ok=True)
+        with directory(self.path) as outer, directory(self.partial(step), outer) as handle:
+            yield LocalFolder(handle)
+
+    def commit(self, step: int, manifest: bytes, markers: Sequence[str]) -> None:
+        """Turn a save, whose files are on disk, into a commit: by one rename."""
         with directory(self.path) as handle:
             with directory(self.partial(step), handle) as inner:
+                put(NAME, inner, manifest)
+                for name in markers:
+                    os.unlink(name, dir_fd=inner)
+                self.hold()
                 os.fsync(inner)
             os.rename(self.partial(step), commit_name(step), src_dir_fd=handle, dst_dir_fd=handle)
             os.fsync(handle)
@@ -125,13 +203,12 @@ class Store:
 
     # ------------------------------------------------------------ commits
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` commits, and damaged ones that would be gone by now if they were intact."""
-        steps = steps_in(self.path)
-        for step in steps[:-keep]:
-            self.remove(step)
-        if len(steps) >= keep:
-            self.remove_damaged(before=steps[-keep])
+    def steps(self) -> list[int]:
+        """The steps of the commits; none if there is no directory."""
+        try:
+            return steps_of(os.listdir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def remove(self, step: int) -> None:
         """Remove a commit."""

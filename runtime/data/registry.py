@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from attrs import frozen
 
 from partita.dsl import builtins
-from partita.dsl.builtins import Signature
+from partita.dsl.builtins import DataSignature
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
@@ -31,19 +31,17 @@ class Use(IntEnum):
 
 
 @frozen(kw_only=True, eq=False)
-class Source(Signature):
+class Source(DataSignature):
     """A data source: how files call it, what it reads, and how it is opened.
 
     `files` are those that a call reads, each with the name by which it is compared with others; `open` makes the
     dataset for a call, the model's inputs, a seed, the directory that paths are relative to, and what the
-    run does with it; `doubts` is what looks wrong in data that can be opened. All raise Refused (E06xx). `textual`: its
-    ids are those of text, bytes unless a call says otherwise.
+    run does with it; `doubts` is what looks wrong in data that can be opened. All raise Refused (E06xx).
     """
 
     open: Callable[[Call, tuple[Input, ...], int, Path, Use], Dataset]
     files: Files = lambda call, root: []
     doubts: Callable[[Call, Path], list[Diagnostic]] = lambda call, root: []
-    textual: bool = False
 
 
 # All entries are of type Source.

@@ -13,11 +13,9 @@ from typing import Any
 
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.dsl.source import Span
+from partita.runtime.addresses import reached, reason, system_of
 from partita.runtime.data import cache
-from partita.runtime.data.packages import package
 
-# The schemes of addresses, and the packages that read them beside fsspec.
-SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
 VERSIONS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "mtime")
 
 
@@ -26,26 +24,19 @@ def fetched(pattern: str, span: Span | None) -> list[tuple[str, Path]]:
 
     Raises Refused (E0601, E0602, E0603, E0617, E0618).
     """
-    scheme = pattern.partition("://")[0]
-    if scheme not in SCHEMES:
-        known = ", ".join(f"`{each}://`" for each in SCHEMES)
-        raise refuse("E0602", f"`{scheme}://` is not among the addresses that data may have", span, help=known)
-    package("fsspec", "remote", f"`{scheme}://`", span)
-    package(SCHEMES[scheme], "remote", f"`{scheme}://`", span)
-    files = package("fsspec.core", "remote", f"`{scheme}://`", span)
     try:
-        system, path = files.url_to_fs(pattern)
-        system.invalidate_cache()
-        found = sorted(system.glob(path) if any(each in path for each in "*?[") else [path])
-        infos = [(name, system.info(name)) for name in found]
+        system, path = system_of(pattern, span)
+        with reached():
+            found = sorted(system.glob(path) if any(each in path for each in "*?[") else [path])
+            infos = [(name, system.info(name)) for name in found]
         infos = [(name, info) for name, info in infos if info.get("type") != "directory"]
     except FileNotFoundError:
         infos = []
-    except Exception as error:  # each package raises its own
+    except OSError as error:
         raise _unreadable(pattern, error, span) from error
     if not infos:
         raise refuse("E0601", f"nothing is at `{shown(pattern)}`", span)
-    return [_copy(system, name, info, scheme, span) for name, info in infos]
+    return [_copy(system, name, info, pattern.partition("://")[0], span) for name, info in infos]
 
 
 def _copy(system: Any, name: str, info: dict[str, Any], scheme: str, span: Span | None) -> tuple[str, Path]:
@@ -56,8 +47,9 @@ def _copy(system: Any, name: str, info: dict[str, Any], scheme: str, span: Span 
 
     def fetch(path: str) -> None:
         try:
-            system.get_file(name, path)
-        except Exception as error:
+            with reached():
+                system.get_file(name, path)
+        except OSError as error:
             raise _unreadable(address, error, span) from error
         there = Path(path).stat().st_size
         if size is not None and there != size:
@@ -67,6 +59,5 @@ def _copy(system: Any, name: str, info: dict[str, Any], scheme: str, span: Span 
     return address, cache.file(f"{key}{Path(name.partition('?')[0]).suffix}", fetch, span)
 
 
-def _unreadable(address: str, error: Exception, span: Span | None) -> Refused:
-    reason = shown(str(error).split("\n")[0]) or type(error).__name__
-    return refuse("E0603", f"cannot read `{shown(address)}`: {reason}", span)
+def _unreadable(address: str, error: OSError, span: Span | None) -> Refused:
+    return refuse("E0603", f"cannot read `{shown(address)}`: {error.strerror or reason(error)}", span)

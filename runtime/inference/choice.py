@@ -13,12 +13,15 @@ class Choice:
     """How an id is chosen of logits. With `temperature` zero it is the most likely one, the first of them. Otherwise
     logits are divided by the temperature, then all but the `top_k` largest are left out, then all but the most likely
     that together have probability `top_p` (the nucleus of Holtzman et al., arXiv 1904.09751), and one is drawn.
+
+    What a run writes after a `step` of training is drawn anew for each.
     """
 
     seed: int = 0
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+    step: int | None = None
 
     def of(self, logits: Tensor, index: int) -> int:
         """The id at `index` of the text, from logits [vocabulary]."""
@@ -31,5 +34,8 @@ class Choice:
         reached = scores.softmax(0).cumsum(0)
         kept = int((reached < self.top_p).sum()) + 1  # up to the first with which they have the probability
         reached = reached[:kept]
-        drawn = (int(words(stream(self.seed, "sample", index), 0, 1)[0]) >> 11) * 2.0**-53
+        drawn = (
+            int(words(stream(self.seed, "sample", index, "" if self.step is None else f"step {self.step}"), 0, 1)[0])
+            >> 11
+        ) * 2.0**-53
         return int(ids[min(int((reached <= drawn * reached[-1]).sum()), len(reached) - 1)])

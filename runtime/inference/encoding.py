@@ -10,19 +10,19 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
+from partita.dsl.language_model import spelling_of
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.files import matching, read
-from partita.runtime.data.registry import SOURCES
 from partita.runtime.data.text import numbered
 
 
 class Encoding(Protocol):
     """A text as ids."""
 
-    def ids(self, text: str) -> list[int]:
-        """The ids of a text. Raises Refused (E1002) if it has none for a part of it."""
+    def ids(self, text: str, place: Span | None = None) -> list[int]:
+        """The ids of a text, which stands at a place. Raises Refused (E1002) if it has none for a part of it."""
 
     def text(self, ids: Iterable[int]) -> Iterator[str]:
         """The text of ids, in pieces, each as soon as it is certain."""
@@ -31,7 +31,7 @@ class Encoding(Protocol):
 class Bytes:
     """UTF-8: an id is a byte. What is not UTF-8 becomes U+FFFD."""
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, place: Span | None = None) -> list[int]:
         """The bytes."""
         return list(text.encode("utf-8", "surrogateescape"))
 
@@ -49,12 +49,13 @@ class Characters:
 
     alphabet: str
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, place: Span | None = None) -> list[int]:
         """The characters' numbers."""
         numbers = {character: number for number, character in enumerate(self.alphabet)}
         for character in text:
             if character not in numbers:
-                raise refuse("E1002", f"the prompt has {character!r}, which is not in the text that the model learns")
+                what = f"the prompt has {character!r}, which is not in the text that the model learns"
+                raise refuse("E1002", what, place)
         return [numbers[character] for character in text]
 
     def text(self, ids: Iterable[int]) -> Iterator[str]:
@@ -69,7 +70,7 @@ class Tokenizer:
 
     loaded: Any
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, place: Span | None = None) -> list[int]:
         """Its ids, with the special ones that it puts around a text."""
         return list(self.loaded.encode(text).ids)
 
@@ -94,23 +95,15 @@ def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
     """
     if tokenizer is not None:
         return _tokenizer(tokenizer.name, tokenizer.parent, None)
+    data = spelling_of(data, help="name a tokenizer: `--tokenizer tokenizer.json`")
     arguments = data.arguments
-    if "sources" in arguments:  # a mixture, of one encoding
-        return encoding_of(arguments["sources"][0].call, folder, None)
     if arguments.get("tokenizer") is not None:
         return _tokenizer(arguments["tokenizer"], folder, data.span)
     if arguments.get("alphabet") == "chars":
         paths = matching(arguments["glob"], folder, data.span)
         _, alphabet = numbered("".join(read(path, data.span).decode("utf-8", "replace") for path in paths))
         return Characters(alphabet)
-    if SOURCES[data.name].textual:
-        return Bytes()
-    raise refuse(
-        "E1003",
-        f"`{data.name}` has ids, and does not say how text becomes ids",
-        data.span,
-        help="name a tokenizer: `--tokenizer tokenizer.json`",
-    )
+    return Bytes()
 
 
 def _tokenizer(name: str, folder: Path, span: Span | None) -> Encoding:

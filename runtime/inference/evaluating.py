@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 from attrs import frozen
 
+from partita.compiler.pipeline import compile_evaluation, compile_spec
 from partita.compiler.verify.proxy import single
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import Place
 from partita.runtime.data.binding import bind
+from partita.runtime.evaluation import EvaluationResult, check_ids, evaluation, order_of
+from partita.runtime.inference.ranks import ForwardRank, Here, all_here, ranks_of
 from partita.runtime.inference.rows import Data
-from partita.runtime.inference.weights import Report, read_weights
-from partita.runtime.inputs import Batch
-from partita.runtime.rank import check_ids, prepare
-from partita.runtime.training import VirtualRun
+from partita.runtime.inference.weights import Report, load_weights
+from partita.runtime.inputs import Batch, tensors_of
+from partita.runtime.python_functions import functions_of
 
 
 @frozen
@@ -23,7 +27,7 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     rows: int | None
-    checkpoint: Path
+    checkpoint: Place
 
 
 def evaluated(
@@ -31,29 +35,38 @@ def evaluated(
     folder: Path,
     data: Data,
     report: Report,
-    place: Path | None = None,
+    place: Place | None = None,
     allow_python: bool = False,
     weights: str = "trained",
+    here: Here | None = None,
 ) -> Evaluation:
-    """Evaluate a file, which is in a folder, with the weights of its run or those at a `place`.
+    """Evaluate a file, which is in a folder, with the weights of its run or those at a `place`: on one device or, with
+    the ranks that are `here`, in the file's layout.
 
     Raises Refused (E06xx, E0804 to E0808).
     """
-    plan = prepare(single(data.evaluated_by(given)), allow_python=allow_python)
-    bound = bind(plan.program, plan.train, data.root)
+    asked = data.evaluated_by(single(given) if here is None else given)
+    model, train = asked.trained
+    gpu = here is not None and here.device.type == "cuda"
+    functions = functions_of(model, allow_python)
+    compiled = compile_spec(asked, training=False, gpu=gpu)
+    bound = bind(compiled.program, train, data.root)
     for doubt in bound.doubts:
         report(doubt)
-    plan = plan.evaluating(bound.rows)
-    needed = {each.name: each.type for each in plan.program.parameters}
-    read = read_weights(given, folder, needed, report, place, weights)
-    run = VirtualRun(plan, strict=False)
-    run.set_parameters(read.parameters)
-    (rank,) = run.ranks
-    dataset, order = bound.dataset, plan.evaluated
+    one = compiled.program
+    if bound.rows is not None:
+        compiled = compile_evaluation(asked, compiled, bound.rows, gpu)
+    ranks = ranks_of(all_here(1) if here is None else here, [compiled.program], asked, functions)
+    read = load_weights(given, folder, ranks, report, place, weights)
+    dataset, order = bound.dataset, order_of(train, compiled.program, one, bound.rows)
 
     def batches(index: int) -> Batch:
-        return rank.tensors(dataset.holdout_batch(order[index])) if dataset is not None else {}
+        return tensors_of(compiled.program, dataset.holdout_batch(order[index])) if dataset is not None else {}
 
-    loss, metrics, outside = run.evaluate_each(len(order), batches)
+    def part(rank: ForwardRank) -> Generator[None, None, EvaluationResult]:
+        (executor,) = rank.executors
+        return (yield from evaluation(executor, len(order), batches)).result
+
+    loss, metrics, outside = ranks.run(part)
     check_ids(outside, "in the evaluation")
     return Evaluation(loss, metrics, bound.rows, read.path)

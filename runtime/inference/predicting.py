@@ -12,18 +12,22 @@ from partita.dsl.spec import Spec
 from partita.dsl.types import Type
 from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.dataset import Dataset, Input
+from partita.runtime.inference.ranks import Here
 from partita.runtime.outputs import Outputs, Tensors
 
 
 class Predictor:
-    """The outputs of these `names`, or all, for any number of rows: each has the batch axis.
+    """The outputs of these `names`, or all, for any number of rows: each has the batch axis. They are computed on one
+    device or, with the ranks that are `here`, in the file's layout; a process without the first rank has none of them.
 
     Rows go through the model in batches of the file's size. The last batch is filled up with its last row, and cut.
     Raises Refused (E0302, E1004).
     """
 
-    def __init__(self, given: Spec, names: Sequence[str] = (), allow_python: bool = False) -> None:
-        self.outputs = Outputs(given, names, allow_python)
+    def __init__(
+        self, given: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
+    ) -> None:
+        self.outputs = Outputs(given, names, allow_python, here)
         model, batch = self.outputs.model, self.outputs.program.batch
         self._types: dict[str, Type] = {
             name: model.answering.types[number] for name, number in model.outputs if not names or name in names

@@ -35,7 +35,7 @@ class Data:
     def evaluated_by(self, given: Spec) -> Spec:
         """The file with an evaluation of all of this data."""
         _, train = given.trained
-        arguments = {"interval": 1, "batches": ALL, "data": self.call, "weights": "trained"}
+        arguments = {"interval": 1, "batches": ALL, "data": self.call, "weights": "trained", "sample": None}
         span = train.eval.span if train.eval is not None else train.data.span
         # What is trained on is not read; it lies where the rest does.
         data = train.data if self.call is None else self.call

@@ -1,22 +1,132 @@
-"""Writing text: ids one after the other, each chosen by the logits that the model gives for what is there so far.
-
-The model sees at most as many ids as its sequence is long, the window. Once they fill it, it goes on with the last half
-of them, at the first positions: what the logits are computed by (`Scorer`) makes no difference to the text.
-"""
+"""Text that a model writes, id by id: on the ranks of this process, or by one rank of a run that trains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 
+from attrs import frozen
+from torch import Tensor
+
+from partita.compiler.passes.decode import STATE
+from partita.compiler.program import Program
+from partita.compiler.state import Compilation
+from partita.compiler.verify.proxy import single
+from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.language_model import USUAL, LanguageModel, language_model
+from partita.dsl.source import Span
+from partita.dsl.spec import Spec
 from partita.runtime.inference.choice import Choice
-from partita.runtime.inference.scoring import Scorer
+from partita.runtime.inference.encoding import Encoding, encoding_of
+from partita.runtime.inference.ranks import Here, Ranks, all_here, ranks_of
+from partita.runtime.inference.scoring import Scorer, Scoring, check_prompt, scoring_of
+from partita.runtime.python_functions import functions_of
+
+# Tokens that are written after each evaluation.
+LENGTH = 100
 
 
-def written(scorer: Scorer, prompt: Sequence[int], length: int, choice: Choice) -> Iterator[int]:
-    """`length` ids that follow a prompt of from one to `window` ids, as they are chosen."""
-    ids = list(prompt)
+def written(scorer: Scorer, prompt: Sequence[int], length: int, choice: Choice) -> Generator[None, None, list[int]]:
+    """`length` ids that follow a prompt of from one to `window` ids: one rank's part."""
+    text = list(prompt)
     for index in range(length):
-        if len(ids) > scorer.model.window:
-            ids = ids[-max(1, scorer.model.window // 2) :]
-        ids.append(choice.of(scorer.logits(ids), index))
-        yield ids[-1]
+        text.append((yield from scorer.choose(text, index, choice)))
+    return text[len(prompt) :]
+
+
+@frozen(eq=False)
+class Writer:
+    """Writes with a model, on the ranks that are in this process."""
+
+    scoring: Scoring
+    ranks: Ranks
+    scorers: Mapping[int, Scorer]
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model."""
+        return self.scoring.model
+
+    def logits(self, ids: Sequence[int]) -> Tensor | None:
+        """The logits after `ids`, if the first rank that is here has them."""
+        return self.ranks.run(lambda rank: self.scorers[rank.rank].logits(ids))
+
+    def check_causal(self) -> None:
+        """Refuse (E1001) a model that sees what follows."""
+        self.ranks.run(lambda rank: self.scorers[rank.rank].check_causal())
+
+    def written(self, prompt: Sequence[int], length: int, choice: Choice) -> Iterator[int]:
+        """`length` ids that follow a prompt of from one to `window` ids, as they are chosen."""
+        text = list(prompt)
+        for index in range(length):
+            text.append(self._next(text, index, choice))
+            yield text[-1]
+
+    def _next(self, text: Sequence[int], index: int, choice: Choice) -> int:
+        return self.ranks.run(lambda rank: self.scorers[rank.rank].choose(text, index, choice))
+
+
+def writer_of(
+    given: Spec, output: str = USUAL, allow_python: bool = False, here: Here | None = None, kept: bool = True
+) -> Writer:
+    """What writes with the model of a file, whose weights are zero at first: on one device or, with the ranks that are
+    `here`, in the file's layout. Unless `kept`, each id takes the whole window. Raises Refused (E0302, E1001).
+    """
+    functions = functions_of(given.trained[0], allow_python)
+    gpu = here is not None and here.device.type == "cuda"
+    scoring = scoring_of(single(given) if here is None else given, output, gpu=gpu, kept=kept)
+    ranks = ranks_of(all_here(1) if here is None else here, scoring.programs, given, functions)
+    return Writer(scoring, ranks, {rank.rank: Scorer(scoring, rank) for rank in ranks.ranks})
+
+
+@frozen(eq=False)
+class Samples:
+    """What a run writes after each evaluation: the programs, the prompt and its ids, and how ids become text."""
+
+    scoring: Scoring
+    prompt: str
+    ids: Sequence[int]
+    encoding: Encoding
+    seed: int
+
+    @property
+    def doubts(self) -> tuple[Diagnostic, ...]:
+        """W1001, if each token takes the whole window."""
+        return (self.scoring.warning,) if self.scoring.warning is not None else ()
+
+    def of(self, scorer: Scorer, step: int) -> Generator[None, None, str]:
+        """The text after a step, with the prompt: a pure function of the parameters, the seed and the step."""
+        ids = yield from written(scorer, self.ids, LENGTH, Choice(self.seed, step=step))
+        return self.prompt + "".join(self.encoding.text(ids))
+
+
+def samples_of(given: Spec, training: Compilation, folder: Path, gpu: bool = False) -> Samples | None:
+    """What the run of a training program of a file, which is in a folder, writes; None if the file asks for nothing.
+
+    Raises Refused (E0302, E06xx, E1001 to E1003), at the prompt or the data.
+    """
+    model, train = given.trained
+    prompt = train.eval.arguments["sample"] if train.eval is not None else None
+    if prompt is None:
+        return None
+    span = train.spans.get("sample")
+    encoding = encoding_of(train.data, folder, None)
+    ids = encoding.ids(prompt, span)
+    check_prompt(language_model(model, given.batch, span=span), ids, span)
+    scoring = scoring_of(given, beside=training, gpu=gpu)
+    for program in scoring.programs:
+        _check_stored(program, training.program, span)
+    return Samples(scoring, prompt, ids, encoding, train.seed)
+
+
+def _check_stored(program: Program, training: Program, span: Span | None) -> None:
+    """Refuse (E1001) logits that need a parameter where training does not store it."""
+    for rank, other in zip(program.ranks, training.ranks, strict=True):
+        for name in rank.parameters:
+            if not name.startswith(STATE) and name not in other.parameters:
+                raise refuse(
+                    "E1001",
+                    f"`{USUAL}` needs `{name}` on pipeline rank {rank.rank}, where training does not read it",
+                    span,
+                    help="compute the output from what the loss is computed from; or sample after training",
+                )

@@ -1,29 +1,36 @@
-"""Logits of the next id: what computes them, with the weights of a run."""
+"""Logits of the next id: what computes them, and one rank of it.
+
+Where each operation along the sequence allows it, there are two programs: for one position, and for several of a
+prompt at once; both keep what later positions need (`partita.compiler.passes.decode`). Otherwise one program computes
+the whole window for each id.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from math import prod
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
+from partita.compiler.layout import global_type
 from partita.compiler.passes.decode import STATE, NotInParts
 from partita.compiler.passes.larger_batch import with_rows
-from partita.compiler.passes.microbatch import OUTPUT
 from partita.compiler.pipeline import compile_outputs
-from partita.compiler.verify.proxy import single
+from partita.compiler.program import Program
+from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.spec import Spec
+from partita.dsl.language_model import USUAL, LanguageModel, language_model
+from partita.dsl.source import Span
+from partita.dsl.spec import ShardRule, Spec
 from partita.runtime.executor import Executor
-from partita.runtime.inference.language_model import USUAL, LanguageModel, language_model
-from partita.runtime.inference.weights import Report, read_weights
-from partita.runtime.outputs import Outputs, Tensors
-from partita.runtime.python_functions import functions_of
-from partita.runtime.rank import Plan
-from partita.runtime.training import VirtualRun
+from partita.runtime.inference.choice import Choice
+from partita.runtime.inference.language_model import check_ids_of, inputs_at
+from partita.runtime.inference.ranks import ForwardRank
+from partita.runtime.outputs import output_of
+from partita.runtime.regions import region_of
+from partita.runtime.transports.collectives import ALL_GATHER
 
 # How much the logits at a position may change with ids after it, relative to the largest.
 UNCHANGED = 1e-4
@@ -31,156 +38,178 @@ UNCHANGED = 1e-4
 AT_ONCE = 32
 
 
-class Scorer(Protocol):
-    """Computes the logits of the id that follows some ids."""
+@frozen(eq=False)
+class Scoring:
+    """The programs that compute the logits of a language model. `anew` is why each id takes the whole window; None if
+    it takes one position.
+    """
 
     model: LanguageModel
+    programs: tuple[Program, ...]
+    anew: NotInParts | None = None
 
-    def set_parameters(self, parameters: Tensors) -> None:
-        """Take parameters by full name."""
-
-    def logits(self, ids: Sequence[int]) -> Tensor:
-        """The logits after `ids`, of which there are from one to as many as the sequence is long: [vocab]."""
-
-
-class Recomputing:
-    """Computes the whole window for each id. Positions after the ids hold the id 0."""
-
-    def __init__(self, given: Spec, output: str = USUAL, allow_python: bool = False) -> None:
-        self.outputs = Outputs(given, (output,), allow_python)
-        self.model = language_model(given, self.outputs.inputs, output)
-
-    def set_parameters(self, parameters: Tensors) -> None:
-        """Take parameters by full name."""
-        self.outputs.set_parameters(parameters)
-
-    def logits(self, ids: Sequence[int]) -> Tensor:
-        """The logits after `ids`."""
-        return self._logits(ids, 0)
-
-    def check_causal(self, ids: Sequence[int]) -> None:
-        """Refuse (E1001) a model whose logits at the last of `ids` change with what is after it."""
-        ids = ids[: max(1, self.model.window - 1)]
-        one, other = (self._logits(ids, id) for id in (0, self.model.vocab.size - 1))
-        if len(ids) < self.model.window and float((one - other).abs().max()) > UNCHANGED * float(one.abs().max()):
-            what = f"`{self.model.output}` at a position depend on later `{self.model.tokens}`"
-            raise refuse(
-                "E1001",
-                f"the model sees what follows: {what}",
-                self.outputs.model.span,
-                help="attention that looks back only: `causal = true`",
-            )
-
-    def _logits(self, ids: Sequence[int], padding: int) -> Tensor:
-        model = self.model
-        padded = torch.tensor([*ids, *[padding] * (model.window - len(ids))])
-        inputs = {
-            each.name: model.in_rows(model.values(each.name, padded, 0), each.type) for each in self.outputs.inputs
-        }
-        return model.scores(self.outputs(inputs)[model.output], len(ids) - 1)
+    @property
+    def warning(self) -> Diagnostic | None:
+        """W1001: each token computes the whole window."""
+        if self.anew is None:
+            return None
+        what = f"each token computes all of `{self.model.sequence.name}` anew: {self.anew.what}"
+        return Diagnostic("W1001", what, self.anew.span)
 
 
-class Keeping:
-    """Computes each position once, and keeps what later ones need of it (`partita.compiler.passes.decode`).
-
-    Raises NotInParts for a model that needs all positions at once.
+def scoring_of(
+    given: Spec, output: str = USUAL, beside: Compilation | None = None, gpu: bool = False, kept: bool = True
+) -> Scoring:
+    """What computes the logits of a file in its own layout: along with the run of a training program, if it is `beside`
+    one. Unless `kept`, each id takes the whole window. Raises Refused (E0302, E1001).
     """
+    one_row = of_fewest_rows(given)
+    model = language_model(one_row.trained[0], given.batch, output)
 
-    def __init__(self, given: Spec, model: LanguageModel, allow_python: bool = False) -> None:
-        self.model = model
-        sequence = model.sequence.name
-        one, several = (
-            compile_outputs(single(given), (model.output,), (sequence, min(size, model.window)))
-            for size in (1, AT_ONCE)
-        )
-        plan = Plan(given, one, several, functions_of(given.model, allow_python))
-        self._inputs = one.program.inputs
-        self._run = VirtualRun(plan, strict=False)
-        (self._rank,) = self._run.ranks
-        masters = self._rank.memory.masters
-        self._states = [tensor for name, tensor in masters.items() if name.startswith(STATE)]
-        (stage,) = one.program.stages
-        (record,) = (each for each in stage.accumulators if each.name.startswith(OUTPUT))
-        self._logits = stage.index, record.name
-        self._order = [record.type.position(name) for name in model.logits.names]
-        self._seen: list[int] = []
+    def compiled(*parts: tuple[str, int] | None) -> tuple[Program, ...]:
+        found = tuple(compile_outputs(one_row, (output,), part, beside, gpu).program for part in parts)
+        check_ids_of(model, found[0], one_row.trained[0])
+        return found
 
-    def set_parameters(self, parameters: Tensors) -> None:
-        """Take parameters by full name."""
-        self._run.set_parameters(parameters)
-
-    def logits(self, ids: Sequence[int]) -> Tensor:
-        """The logits after `ids`: computes those that do not go on from the ids of the call before."""
-        seen = len(self._seen)
-        if seen >= len(ids) or self._seen != list(ids[:seen]):
-            for state in self._states:
-                state.zero_()
-            seen = 0
-        rank = self._rank
-        several = rank.evaluation
-        while several is not None and len(ids) - seen > AT_ONCE:
-            self._step(several, ids[seen : seen + AT_ONCE], seen)
-            seen += AT_ONCE
-        for position in range(seen, len(ids)):
-            self._step(rank.training, ids[position : position + 1], position)
-        self._seen = list(ids)
-        return self.model.scores(rank.training.totals[self._logits].permute(self._order), 0)
-
-    def _step(self, executor: Executor, ids: Sequence[int], position: int) -> None:
-        """Compute the positions of some ids, from a position on."""
-        model = self.model
-        executor.context.position = position
-        tokens = torch.tensor(ids)
-        types = {each.name: each.type for each in executor.program.inputs}
-        batch = {name: model.in_rows(model.values(name, tokens, position), types[name]) for name in model.names}
-        self._run.cluster.run([executor.step(0, batch)])
+    reason = NotInParts("that was asked for", None)
+    if kept:
+        try:
+            return Scoring(model, compiled(*((model.sequence.name, min(size, model.window)) for size in (1, AT_ONCE))))
+        except NotInParts as found:
+            reason = found
+    return Scoring(model, compiled(None), reason)
 
 
-def scorer_of(
-    given: Spec,
-    folder: Path,
-    report: Report,
-    place: Path | None = None,
-    output: str = USUAL,
-    allow_python: bool = False,
-    weights: str = "trained",
-) -> Scorer:
-    """What computes the logits of a file, which is in a folder, with the weights of its run or those at a `place`.
-
-    Reports (W1001) why a model has to compute the whole window for each id. Raises Refused (E0302, E0804 to E0808,
-    E1001).
+def of_fewest_rows(given: Spec) -> Spec:
+    """The file with one row in its batch, or one for each rank over which its layout splits rows; the file itself if
+    other sizes depend on the rows.
     """
-    given = of_one_row(given)
-    anew = Recomputing(given, output, allow_python)
-    read = read_weights(given, folder, anew.outputs.parameters, report, place, weights)
-    scorer: Scorer = anew
-    try:
-        scorer = Keeping(given, anew.model, allow_python)
-    except NotInParts as reason:
-        message = f"each token computes all of `{anew.model.sequence.name}` anew: {reason.what}"
-        report(Diagnostic("W1001", message, reason.span))
-    scorer.set_parameters(read.parameters)
-    if scorer is anew:
-        anew.check_causal([0])
-    return scorer
-
-
-def of_one_row(given: Spec) -> Spec:
-    """The file with one row in its batch; the file itself if other sizes depend on the rows."""
     model, _ = given.trained
+    mesh, batch = given.mesh, given.batch
+    rules = given.layout.rules if given.layout is not None else ()
+    over = {
+        axis
+        for rule in rules
+        if isinstance(rule, ShardRule) and any(target.name == batch and not target.is_class for target in rule.targets)
+        for axis in rule.mesh_axes
+    }
     try:
-        return evolve(given, model=with_rows(model, given.batch, 1))
+        return evolve(given, model=with_rows(model, batch, prod(mesh.size(axis) for axis in over) if mesh else 1))
     except Refused:
         return given
 
 
-def check_prompt(model: LanguageModel, ids: Sequence[int]) -> None:
-    """Refuse (E1002) a prompt that the model cannot take."""
+class Scorer:
+    """One rank that computes the logits of the id that follows some ids, of which there are from one to as many as the
+    sequence is long. A longer text is seen from later on, by half a window each time that it grows beyond it.
+    """
+
+    def __init__(self, scoring: Scoring, rank: ForwardRank) -> None:
+        self.scoring = scoring
+        self.rank = rank
+        self._seen: list[int] = []
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model."""
+        return self.scoring.model
+
+    def choose(self, text: Sequence[int], index: int, choice: Choice) -> Generator[None, None, int]:
+        """The id that follows a text of at least one, the choice at an `index`: the same on all ranks."""
+        logits = yield from self.logits(seen(text, self.model.window))
+        chosen = choice.of(logits, index) if logits is not None else 0
+        found = yield from self.rank.sum(torch.tensor([chosen], dtype=torch.float64))  # exact: below 2^53
+        return int(found)
+
+    def logits(self, ids: Sequence[int]) -> Generator[None, None, Tensor | None]:
+        """The logits after `ids`, on the CPU of one rank: [vocab]. None on all others."""
+        if self.scoring.anew is not None:
+            return (yield from self._anew(ids, 0))
+        one, several = self.rank.executors
+        seen = len(self._seen)
+        if seen >= len(ids) or self._seen != list(ids[:seen]):
+            for name, tensor in self.rank.memory.masters.items():
+                if name.startswith(STATE):
+                    tensor.zero_()
+            seen = 0
+        while len(ids) - seen > AT_ONCE:
+            yield from self._step(several, ids[seen : seen + AT_ONCE], seen)
+            seen += AT_ONCE
+        for position in range(seen, len(ids)):
+            yield from self._step(one, ids[position : position + 1], position)
+        self._seen = list(ids)
+        return (yield from self._scores(one, 0))
+
+    def check_causal(self) -> Generator[None, None, None]:
+        """Refuse (E1001), on all ranks, a model whose logits at the first position change with what is after it."""
+        if self.scoring.anew is None or self.model.window == 1:
+            return
+        one = yield from self._anew([0], 0)
+        other = yield from self._anew([0], self.model.vocab.size - 1)
+        changed = one is not None and other is not None
+        if one is not None and other is not None:
+            changed = float((one - other).abs().max()) > UNCHANGED * float(one.abs().max())
+        wrong = yield from self.rank.sum(torch.tensor([float(changed)]))
+        if wrong:
+            what = f"`{self.model.output}` at a position depend on later `{self.model.tokens}`"
+            raise refuse(
+                "E1001",
+                f"the model sees what follows: {what}",
+                self.scoring.anew.span,
+                help="attention that looks back only: `causal = true`",
+            )
+
+    def _anew(self, ids: Sequence[int], padding: int) -> Generator[None, None, Tensor | None]:
+        """The logits after `ids`, from the whole window; positions after them hold the id `padding`."""
+        (whole,) = self.rank.executors
+        yield from self._step(whole, [*ids, *[padding] * (self.model.window - len(ids))], 0)
+        return (yield from self._scores(whole, len(ids) - 1))
+
+    def _step(self, executor: Executor, ids: Sequence[int], position: int) -> Generator[None, None, None]:
+        """Compute the positions of some ids, from a position on."""
+        executor.context.position = position
+        types = {each.name: each.type for each in executor.program.inputs}
+        batch = inputs_at(self.model, types, torch.tensor(ids), position)
+        yield from executor.step(0, batch)
+
+    def _scores(self, executor: Executor, position: int) -> Generator[None, None, Tensor | None]:
+        """The logits at a position of what an executor has computed, of the first row, on the first rank with them."""
+        model, program, own = self.model, executor.program, self.rank.coordinates
+        stage, record = output_of(program, model.output)
+        total = executor.totals.get((stage, record.name))
+        if total is None:
+            return None
+        sizes = program.mesh.sizes
+        region = region_of(global_type(record.type, record.layout, sizes), record.layout, sizes, own)
+        first = all(
+            own[over] == 0 for over in program.mesh.sharding if record.layout.state(over) in (None, model.vocab.name)
+        )
+        for dim, (axis, part) in reversed(list(enumerate(zip(record.type.axes, region, strict=True)))):
+            if axis.name != model.vocab.name:
+                wanted = position if axis.name == model.sequence.name else 0
+                first = first and part.start <= wanted < part.stop
+                total = total.select(dim, min(max(wanted - part.start, 0), axis.size - 1))
+        for over in reversed(record.layout.over(model.vocab.name)):  # the innermost split first
+            handle = self.rank.transport.collective(ALL_GATHER, over, (total,), ((0,),))
+            while not handle.done():
+                yield
+            (total,) = handle.result()
+        return total.cpu().clone() if first else None  # the next step overwrites it
+
+
+def seen(text: Sequence[int], window: int) -> Sequence[int]:
+    """The part of a text that a model with a window sees."""
+    beyond, least = len(text) - window - 1, max(1, window // 2)
+    return text if beyond < 0 else text[-least - beyond % (window + 1 - least) :]
+
+
+def check_prompt(model: LanguageModel, ids: Sequence[int], span: Span | None = None) -> None:
+    """Refuse (E1002) a prompt that the model cannot take, at its place in the file if it has one."""
     if not ids:
-        raise refuse("E1002", "the prompt is empty", help="give at least one character, or leave out --prompt")
+        raise refuse("E1002", "the prompt is empty", span, help="give at least one character, or leave out the prompt")
     if len(ids) > model.window:
         what = f"the prompt has {len(ids):,} tokens, and `{model.sequence.name}` has {model.window:,}"
-        raise refuse("E1002", what, help="shorten the prompt")
+        raise refuse("E1002", what, span, help="shorten the prompt")
     if max(ids) >= model.vocab.size:
         what = f"the prompt has the id {max(ids)}, and `{model.vocab.name}` has size {model.vocab.size}"
-        raise refuse("E1002", what, help="the tokenizer must be that with which the model was trained: --tokenizer")
+        raise refuse("E1002", what, span, help="the tokenizer must be that with which the model was trained")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from attrs import frozen
 
+from partita.compiler.ops.op import accumulation
+from partita.compiler.passes.decode import STATE
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
+from partita.runtime.addresses import Place
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.files import Damaged
@@ -19,51 +23,91 @@ from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.settings import DIRECTORY, run_directory, settings_of
-from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.checkpoint.store import commit_name
+from partita.runtime.inference.ranks import ForwardRank, Ranks
 
 Report = Callable[[Diagnostic], None]
 
 
-@frozen(eq=False)
+@frozen
 class Weights:
-    """Parameters and buffers by full name, from the checkpoint `path` of a `step`."""
+    """The checkpoint, of a `step`, that weights are from."""
 
-    path: Path
+    path: Place
     step: int
-    parameters: Mapping[str, torch.Tensor]
 
 
-def read_weights(
-    given: Spec,
-    folder: Path,
-    needed: Mapping[str, Type],
-    report: Report,
-    place: Path | None = None,
-    weights: str = "trained",
+def load_weights(
+    given: Spec, folder: Path, ranks: Ranks, report: Report, place: Place | None = None, weights: str = "trained"
 ) -> Weights:
-    """The tensors that are `needed`, by name and type, from the newest intact checkpoint of a run.
+    """Read the parameters and buffers of ranks from the newest checkpoint of a run that is intact on all of them; each
+    reads its own shards alone.
 
-    `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or one checkpoint; by
-    default it is where `partita run` would save. With `weights` "ema", parameters have the values of their means.
-    Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002).
+    `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or a checkpoint,
+    also at an address; by default it is where `partita run` would save. With `weights` "ema", parameters have the
+    values of their means. Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002).
 
-    Raises Refused (E0804 to E0808, E0816).
+    Raises Refused (E0804 to E0808, E0816; E0602, E0617 and E0819 for addresses).
     """
     path, step = located(place) if place is not None else _own(given, folder)
-    if step is not None:
-        try:
-            return _read(given, path, step, needed, weights, report)
-        except Damaged as damage:
-            raise refuse("E0808", f"{path / commit_name(step)} is damaged: {damage}") from damage
-    for each in reversed(steps_in(path)):
-        try:
-            return _read(given, path, each, needed, weights, report)
-        except Damaged as damage:
-            report(Diagnostic("W0801", f"{path / commit_name(each)} is skipped: {damage}"))
+    for each in [step] if step is not None else reversed(steps_in(path)):
+        damage = _loaded(given, path, each, ranks, report, weights)
+        if damage is None:
+            return Weights(path / commit_name(each), each)
+        if step is not None:
+            raise refuse("E0808", f"{path / commit_name(step)} is damaged: {damage}")
+        report(Diagnostic("W0801", f"{path / commit_name(each)} is skipped: {damage}"))
     raise refuse("E0806", f"all checkpoints in {path} are damaged")
 
 
-def _own(given: Spec, folder: Path) -> tuple[Path, None]:
+def _loaded(given: Spec, path: Place, step: int, ranks: Ranks, report: Report, weights: str) -> str | None:
+    """Read one checkpoint; returns what is wrong with it. Raises Refused (E0804, E0816)."""
+    programs = [executor.program for executor in ranks.ranks[0].executors]
+    needed = {
+        each.name: each.type.with_dtype(accumulation(each.type.dtype))
+        for program in programs
+        for each in program.parameters
+        if not each.name.startswith(STATE)
+    }
+    problems: list[str] = []
+    manifest: Manifest | None = None
+    source: Mapping[str, str] = {}
+    try:
+        manifest = read_manifest(path, step)
+        refuse_links(path, step)
+        _compare(given, path / commit_name(step), manifest, needed, report)
+        source = weights_of(manifest, weights)
+    except Damaged as damage:
+        problems.append(str(damage))
+
+    def part(rank: ForwardRank) -> Generator[None, None, bool]:
+        if manifest is not None and not problems:
+            try:
+                _read(Commit(path, manifest), rank, source)
+            except Damaged as damage:
+                problems.append(str(damage))
+        bad = yield from rank.sum(torch.tensor([float(bool(problems))]))
+        return bool(bad)
+
+    if not ranks.run(part):
+        return None
+    return problems[0] if problems else "another rank cannot read it"
+
+
+def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
+    """Read what a rank holds, in whose tensors it is stored. Raises Damaged."""
+    wanted = {
+        name: (source[name], rank.region(record)) for name, record in rank.records.items() if not name.startswith(STATE)
+    }
+    with opened as commit:
+        problem = next(commit.problems(commit.files_of(wanted.values())), None)
+        if problem is not None:
+            raise Damaged(problem)
+        for name, (stored, region) in wanted.items():
+            commit.read(stored, region, rank.memory.masters[name])
+
+
+def _own(given: Spec, folder: Path) -> tuple[Place, None]:
     """Where the runs of a file have their checkpoints. Raises Refused (E0807)."""
     directory = run_directory(given.name, None)
     settings = settings_of(given, directory, folder)
@@ -75,20 +119,7 @@ def _own(given: Spec, folder: Path) -> tuple[Path, None]:
     return path, None
 
 
-def _read(given: Spec, path: Path, step: int, needed: Mapping[str, Type], weights: str, report: Report) -> Weights:
-    """The tensors of one checkpoint. Raises Damaged, and Refused (E0804, E0816)."""
-    manifest = read_manifest(path, step)
-    refuse_links(path, step)
-    _compare(given, path / commit_name(step), manifest, needed, report)
-    with Commit(path, manifest) as commit:
-        problem = next(commit.problems(range(len(manifest.files))), None)
-        if problem is not None:
-            raise Damaged(problem)
-        source = weights_of(manifest, weights)
-        return Weights(path / commit_name(step), step, {name: commit.read(source[name]) for name in needed})
-
-
-def _compare(given: Spec, path: Path, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
+def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
     """Refuse (E0804) a checkpoint with other tensors than are needed; report (W1002) other operations."""
     there = {each.name: each.type for each in saved.tensors}
     notes = [difference(name, there.get(name), type) for name, type in needed.items() if there.get(name) != type]

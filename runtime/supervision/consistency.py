@@ -20,7 +20,7 @@ from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import attrs
 from attrs import evolve, frozen
@@ -36,23 +36,26 @@ from partita.runtime.supervision.identity import Identity
 from partita.runtime.supervision.store import Store
 from partita.runtime.transports.failures import post
 
-if TYPE_CHECKING:
-    from partita.runtime.rank import Plan
-
 KEY = "partita/agreement"
 MOST_SHOWN = 8  # lines
 DIGITS = 12  # digits of a hash in messages
 LEAVE_SECONDS = 10.0  # for the others to read rank 0's result: rank 0 may host the store
 
 
-def agree(store: Store, rank: int, ranks: int, plan: Plan, data: Sequence[DataFile] = ()) -> None:
-    """Compare what all ranks are about to run, and their data files.
+def agree(
+    store: Store,
+    rank: int,
+    ranks: int,
+    given: Spec,
+    programs: Sequence[Program | None],
+    data: Sequence[DataFile] = (),
+) -> None:
+    """Compare what all ranks are about to run: the file, the programs that are compiled already, and data files.
 
     Raises Refused on all ranks if programs (E0612) or data (E0615) differ, and ConnectionLost.
     """
-    programs = [plan.program, plan.evaluation.program if plan.evaluation else None]
     files = [[each.name, each.size, each.sha256] for each in data]
-    own = Statement(digest(plan.spec), digest(programs), digest(files) if files else "")
+    own = Statement(digest(given), digest(programs), digest(files) if files else "")
     said = post("comparing what the ranks run", _said, store, rank, ranks, own)
     difference = compared(said) or post("comparing the data", _compared_data, store, rank, said, data)
     if difference is None:

@@ -24,7 +24,7 @@ from partita.compiler.report.summary import Summary, summarize
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import Validation, validate
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.reprs import count, outline
+from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
 from partita.runtime.python_files import OperationFailed, require_allowed
 from partita.runtime.python_functions import functions_of
@@ -42,7 +42,7 @@ class Outcome(StrEnum):
 
 
 @frozen(eq=False)
-class Verification:
+class Verification(Pictured):
     """The results of verifying a file. `peak_memory` is the bound of each rank in bytes, `memory` what its device has,
     if the mesh declares one. `operations` are the file's own.
 

@@ -1,17 +1,13 @@
-"""Names of a file and what they refer to: whatever is renamed by them, the file stays as it was."""
+"""Names of a file and what they refer to."""
 
 from __future__ import annotations
 
 import pytest
 
-from partita.cli.editor.document import Document, replaced
-from partita.dsl.load import load_text
-from partita.dsl.occurrences import occurrences
+from partita.dsl.occurrences import names
 from partita.dsl.parser import parse_file
 from partita.dsl.report import Report
 from partita.dsl.source import Source
-from tests.files import SPECS
-from tests.marks import soak
 
 FILE = """axis batch = 4, embed = 8, ffn = 2 * embed
 const scale = 0.5
@@ -49,9 +45,9 @@ train {
 
 def lines_of(name: str, line: int) -> list[int]:
     """The lines of all places of the name that stands first on a line."""
-    names = occurrences(parse_file(Source("m.par", FILE), Report()))
-    (first, *_) = [each for each in names if each.name.text == name and each.name.span.line == line]
-    return [each.name.span.line for each in names if each.declared is first.declared]
+    found = names([parse_file(Source("m.par", FILE), Report())]).occurrences
+    (first, *_) = [each for each in found if each.name.text == name and each.name.span.line == line]
+    return [each.name.span.line for each in found if each.declared is first.declared]
 
 
 @pytest.mark.parametrize(
@@ -73,25 +69,3 @@ def lines_of(name: str, line: int) -> list[int]:
 )
 def test_a_name_and_all_its_places(name: str, line: int, expected: list[int]) -> None:
     assert lines_of(name, line) == expected
-
-
-OTHERS = sorted(set(SPECS.rglob("*.par")) - {SPECS / "tiny.par"})
-
-
-@pytest.mark.parametrize("path", [SPECS / "tiny.par", *soak(*OTHERS)], ids=lambda path: path.name)
-def test_a_file_with_other_names_is_as_good(path) -> None:  # type: ignore[no-untyped-def]
-    """Each name at once: renamed together, they are all found, or something would be missing."""
-    text = path.read_text()
-    document = Document(text, str(path), str(path))
-    before = [each.code for each in document.diagnostics]
-    renamed = set()
-    for each in document.names:
-        place = each.declared.span
-        if each.name is not each.declared or document._in_paths(each) or place.start in renamed:
-            continue
-        renamed.add(place.start)
-        line, column = place.line, place.column
-        text = replaced(text, document.references(line, column), f"{each.name.text}_")
-        document = Document(text, str(path), str(path))
-    assert renamed
-    assert [each.code for each in load_text(text, str(path), path=path)[1]] == before

@@ -77,7 +77,8 @@ def test_everything_is_complete_and_plain():
     assert train.optimizer.calls[0].arguments["lr"] == spec.Call("constant", {"value": 3e-4})
     assert train.optimizer.calls[0].arguments["decay"] == "dot"
     assert (train.steps, train.precision, train.clip, train.seed) == (1000, "bf16", None, 0)
-    assert train.eval == spec.Call("every", {"interval": 50, "batches": 10, "weights": "trained", "data": None})
+    evaluated = {"interval": 50, "batches": 10, "weights": "trained", "data": None, "sample": None}
+    assert train.eval == spec.Call("every", evaluated)
     assert train.checkpoint == spec.Call("every", {"interval": 10, "dir": "runs/a b", "keep": 2})
     assert train.spans["steps"].line == 27
     claims = [(c.measure, c.argument, c.comparison, c.limit) for c in found.expect]

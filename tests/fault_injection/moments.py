@@ -9,8 +9,8 @@ from functools import cache
 
 from partita.compiler.instructions import Compute, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.program import Program
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.manifest import NAME
-from partita.runtime.checkpoint.store import steps_in
 from partita.runtime.supervision.diagnosis import ENDINGS
 from partita.runtime.tracing.flight import ACTIVITIES, CONNECTING, ENDED, EVALUATING, STARTING, TRAINING, Position
 from tests.fault_injection.processes import PATIENCE

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import NAME
-from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.rank import Plan
 from partita.runtime.supervision.watchdog import REPORT
 from partita.runtime.tracing.flight import Position, read

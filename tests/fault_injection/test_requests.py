@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from partita.runtime.checkpoint.store import steps_in
+from partita.runtime.checkpoint.address_store import steps_in
 from tests.fault_injection.moments import await_moment
 from tests.fault_injection.processes import PROC, wait_until
 from tests.fault_injection.runs import RUN_DIRECTORY, STEPS, TORCHRUN, Run

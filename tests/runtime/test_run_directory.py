@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import partita
 from partita.dsl.diagnostic import Refused
 from partita.runtime import locks
-from partita.runtime.checkpoint.store import steps_in
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.run_directory import Record, RunDirectory
 from tests.commands import here, records
 from tests.commands import partita as command

@@ -16,9 +16,9 @@ from partita import train as train_file
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
 from partita.runtime.bad_steps import FEWEST, BadStep, BadStepPolicy, NotFinite
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
-from partita.runtime.checkpoint.store import steps_in
 from partita.runtime.data.binding import open_data
 from partita.runtime.learning_rates import learning_rates
 from partita.runtime.training import StepResult, VirtualRun

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from partita.cli.main import main
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit
-from partita.runtime.checkpoint.store import steps_in
 from partita.runtime.outputs import outputs
 from tests.marks import soak
 from tests.zoo.against import ZOO, Against, check, draw, loaded

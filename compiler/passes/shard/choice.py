@@ -31,7 +31,8 @@ class Operand:
     """An operand: its global type, the layouts in which it exists, and its default layout.
 
     `free`: available in any layout at no cost (inputs, positions, random numbers); `stays`: a parameter, or what a
-    replacement was made for, which is resharded only if nothing else is possible.
+    replacement was made for, which is resharded only if nothing else is possible; `written`: what the operation writes
+    in place, which is never resharded.
     """
 
     type: Type
@@ -39,6 +40,7 @@ class Operand:
     default: Layout
     free: bool = False
     stays: bool = False
+    written: bool = False
 
 
 @frozen(cache_hash=True)
@@ -163,6 +165,8 @@ class Chooser:
         return x.stays and self._operand(x, over, state) > WEIGHT_PENALTY * LOCAL_SECONDS
 
     def _operand(self, x: Operand, over: str, wanted: State) -> float:
+        if x.written:
+            return 0.0 if wanted == x.default.state(over) else IMPOSSIBLE
         if x.free:
             return 0.0 if wanted not in (SUM, MAX) else IMPOSSIBLE
         factor = WEIGHT_PENALTY if x.stays else 1.0

@@ -43,8 +43,8 @@ class Lazy:
 class Materialized:
     """A global value: its default layout, where it was made (`stage` None: on all stages), and its copies by layout.
 
-    `primary`: the value as it was made; `weight`: a parameter; `kept`: `primary` and the copies that belong to the
-    value; `expanded`: those that belong to a stage and pass.
+    `primary`: the value as it was made; `weight`: a parameter, gathered once a step if `hoisted`; `kept`: `primary` and
+    the copies that belong to the value; `expanded`: those that belong to a stage and pass.
     """
 
     value: Value
@@ -52,6 +52,7 @@ class Materialized:
     primary: Value
     deferred: bool = False
     weight: bool = False
+    hoisted: bool = True
     stage: int | None = None
     phase: Phase = Phase.FORWARD
     scope: str = ""
@@ -77,7 +78,6 @@ class Copies:
     build: Builder
     resharding: Resharding
     portable: set[Value]
-    hoist: bool
     declared: dict[Value, Input]
     inputs: list[Input] = field(factory=list)
 
@@ -90,7 +90,7 @@ class Copies:
         if (found := self._there(known, layout, node, crosses)) is not None:
             return found
         if known.primary.layout.partial:
-            base = self._reduced_layout(known, layout)
+            base = self.reduced_layout(known, layout)
             if base not in known.kept:
                 source = min(known.kept.values(), key=lambda v: self.resharding.cost(v.type, v.layout, base))
                 known.kept[base] = self.reshard(source, base, known.stage, known.phase, known.scope, node)
@@ -104,7 +104,7 @@ class Copies:
             if wire not in known.kept:
                 known.kept[wire] = self.reshard(source, wire, known.stage, known.phase, known.scope, node)
             source = known.kept[wire]
-        if known.weight and self.hoist and node.phase is not Phase.UPDATE:
+        if known.weight and known.hoisted and node.phase is not Phase.UPDATE:
             phase, key = Phase.PROLOGUE, (node.stage, "P")
         else:
             phase, key = node.phase, (node.stage, group)
@@ -121,7 +121,7 @@ class Copies:
         found = tuple(known.copies(node.stage, GROUP[node.phase]))
         if known.stage in (None, node.stage) or known.value in self.portable:
             return found
-        return tuple(each for each in found if not each.partial) or (self._reduced_layout(known, REPLICATED),)
+        return tuple(each for each in found if not each.partial) or (self.reduced_layout(known, REPLICATED),)
 
     def _there(self, known: Materialized, layout: Layout, node: Node, crosses: bool) -> Value | None:
         """The value in a layout, if it exists; not if it is better sent in its wire layout."""
@@ -156,7 +156,7 @@ class Copies:
                 layout, type = cut, part
         return layout
 
-    def _reduced_layout(self, known: Materialized, wanted: Layout) -> Layout:
+    def reduced_layout(self, known: Materialized, wanted: Layout) -> Layout:
         """The layout that a partial value is reduced to: its default, along the mesh axes that are to be reduced."""
         primary = known.primary.layout
         states: dict[str, State] = {}

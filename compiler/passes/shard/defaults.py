@@ -9,7 +9,7 @@ all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import prod
 
 from attrs import define, field, frozen
@@ -74,6 +74,14 @@ class DefaultLayouts:
     undivided: dict[LayoutRule, dict[str, Type]] = field(factory=dict)
     _taken: dict[tuple[str, ...], tuple[Split, ...]] = field(factory=dict)
     _layouts: dict[tuple[tuple[str, ...], str | None], Layout] = field(factory=dict)
+
+    def without(self, axes: Collection[str]) -> DefaultLayouts:
+        """The layouts without the rules that split some axes."""
+        axis, tensor = (
+            tuple(each for each in rules if each.target.name not in axes)
+            for rules in (self.axis_rules, self.tensor_rules)
+        )
+        return DefaultLayouts(self.mesh, axis, tensor)
 
     # ------------------------------------------------------------ default layouts
 

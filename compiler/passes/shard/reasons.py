@@ -56,9 +56,12 @@ def late(defaults: DefaultLayouts, name: str, type: Type) -> tuple[Late, ...]:
 
 
 def storing(defaults: DefaultLayouts, kind: str, name: str, compute: Layout, stored: Layout) -> tuple[Span, ...]:
-    """The rules for a class by which the `kind` of a parameter is stored in another layout than it is computed with."""
+    """The rules for a class by which the `kind` of a parameter is stored in another layout than it is computed with:
+    rules for states also where masters are part of them.
+    """
     moved = [mesh_axis for mesh_axis, state in stored.states if compute.state(mesh_axis) != state]
-    return tuple(dict.fromkeys(_storing(defaults, kind, name, mesh_axis)[0].span for mesh_axis in moved))
+    rules = [_storing(defaults, kind, name, each) or _storing(defaults, "state", name, each) for each in moved]
+    return tuple(dict.fromkeys(found[0].span for found in rules))
 
 
 def undivided(defaults: DefaultLayouts, kind: str, name: str, stored: Layout) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ graph order (`partita.compiler.passes.shard.choice`), with these invariants:
 - a value is made once in each layout (`partita.compiler.passes.shard.copies`), and a partial sum reduced once, to its
   default layout;
 - what a gradient or the loss needs stays partial until the step ends;
-- stored parameters are gathered once a step, or before each use if `hoist` is false.
+- stored parameters are gathered once a step, or before each use if `hoist` is false; masters that are stored as states
+  are, once a step.
 
 An op that cannot split an axis that is split is replaced by primitives that can, if it has any (`Op.split`).
 """
@@ -24,6 +25,7 @@ from partita.compiler.graph import LAST, Accumulator, Builder, Graph, Master, Ne
 from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import Accumulate, Store, Update
+from partita.compiler.passes.microbatch import OUTPUT
 from partita.compiler.passes.shard.choice import Choice, Chooser, Operand, Result, local_op
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
 from partita.compiler.passes.shard.defaults import DefaultLayouts
@@ -63,12 +65,16 @@ def shard(
     hoist: bool = True,
     updates: Mapping[str, Update] = MappingProxyType({}),
     means: bool = False,
+    apart: bool = False,
+    parts: frozenset[str] = frozenset(),
 ) -> ShardedGraph:
     """Shard a placed graph. `portable` values are computed on every stage that reads them; `updates` are those of the
     trained parameters, which say along which axes their states can be split. With `means`, what is read of these
-    parameters are states, and stored as such. Raises Refused (E0411).
+    parameters are states, and stored as such. `apart`: so are masters, where no rule says more of parameters, and what
+    computes is gathered from them once a step. Axes of which the graph has `parts` are split in parameters alone.
+    Raises Refused (E0411).
     """
-    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means).sharded()
+    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, apart, parts).sharded()
 
 
 def gathered_bytes(graph: Graph, defaults: DefaultLayouts, kind: str = "param") -> list[int]:
@@ -99,17 +105,21 @@ class _Sharder:
         hoist: bool,
         updates: Mapping[str, Update],
         means: bool,
+        apart: bool,
+        parts: frozenset[str],
     ) -> None:
         self.source = graph
+        self.hoist, self.apart = hoist, apart
         self.updates = updates
         self.means = means
-        self.defaults = defaults
+        self.stored = defaults
+        self.defaults = defaults.without(parts) if parts else defaults
         self.resharding = resharding
         self.mesh: Mesh = resharding.mesh
         self.sizes = self.mesh.sizes
         self.chooser = Chooser(resharding)
         self.build = Builder(graph.names)
-        self.copies = Copies(self.build, resharding, portable, hoist, {each.value: each for each in graph.inputs})
+        self.copies = Copies(self.build, resharding, portable, {each.value: each for each in graph.inputs})
         self.known: dict[Value, Materialized | Lazy] = {}
         self.layouts: dict[str, ParameterLayouts] = {}
         self.parameters: list[Parameter] = []
@@ -168,20 +178,26 @@ class _Sharder:
     # ------------------------------------------------------------ parameters
 
     def _parameter(self, parameter: Parameter) -> None:
-        compute = self.defaults.default(parameter.name, parameter.master, parameter.span)
+        defaults = self.defaults if parameter.is_state else self.stored
+        compute = defaults.default(parameter.name, parameter.master, parameter.span)
         stored = dict.fromkeys(("param", "grad", "state"), compute)
         if not parameter.buffer:  # rules for classes are for what is trained
             for kind in stored:
-                stored[kind] = self.defaults.stored(kind, parameter.name, parameter.master, compute)
+                stored[kind] = defaults.stored(kind, parameter.name, parameter.master, compute)
+        hoisted = self.hoist
         if parameter.name in self.updates:
             stored["state"] = self._splittable(parameter, stored["state"])
             if self.means:
                 stored = dict.fromkeys(stored, stored["state"])
+            elif self.apart and stored["param"] == compute:
+                stored["param"], hoisted = stored["state"], True
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
         value = evolve(parameter.value, type=type, layout=stored["param"])
         self.parameters.append(evolve(parameter, value=value))
-        self.known[parameter.value] = Materialized(parameter.value, compute, value, weight=True, phase=Phase.PROLOGUE)
+        self.known[parameter.value] = Materialized(
+            parameter.value, compute, value, weight=True, hoisted=hoisted, phase=Phase.PROLOGUE
+        )
 
     def _splittable(self, parameter: Parameter, layout: Layout) -> Layout:
         """The part of a layout that the parameter's update can work in: states may not divide as the parameter does."""
@@ -218,7 +234,7 @@ class _Sharder:
             default = self.defaults.default(node.output.tensor, node.output.type)
             self.known[node.output] = Lazy(node.output, default, node)
             return
-        operands = tuple(self._operand(value, node) for value in node.inputs)
+        operands = tuple(self._operand(value, node, i < node.op.writes) for i, value in enumerate(node.inputs))
         axis = self._unsupported_axis(node, operands)
         if axis is not None and self._replace(node, axis):
             return
@@ -250,10 +266,12 @@ class _Sharder:
             value, default, output, result.deferred, stage=node.stage, phase=node.phase, scope=node.scope
         )
 
-    def _operand(self, value: Value, node: Node) -> Operand:
+    def _operand(self, value: Value, node: Node, written: bool) -> Operand:
         known = self.known[value]
         if isinstance(known, Lazy):
             return Operand(value.type, (), known.default, free=True)
+        if written:
+            return Operand(value.type, (known.default,), known.default, written=True)
         if known.weight:
             return Operand(value.type, (known.default, *self.moved.get(value, ())), known.default, stays=True)
         available = self.copies.available(known, node)
@@ -340,6 +358,8 @@ class _Sharder:
         if isinstance(known, Lazy):
             return REPLICATED
         primary = known.primary.layout
+        if target.startswith(OUTPUT):
+            return self.copies.reduced_layout(known, REPLICATED) if primary.partial else primary
         if target not in self.layouts:
             return primary
         compute, stored = self.layouts[target].compute, self.layouts[target].grad

@@ -11,6 +11,8 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 
 from partita.cli.editor.document import Document
+from partita.cli.editor.hover import described
+from partita.cli.editor.renaming import rename
 from tests.cli.editor.client import Editor, edited, place, talk
 from tests.commands import here
 
@@ -42,7 +44,11 @@ train {
 
 
 def test_an_editor(tmp_path: Path) -> None:
-    talk(lambda editor: session(editor, tmp_path))
+    async def both(editor: Editor) -> None:
+        await session(editor, tmp_path)
+        await of_several_files(editor, tmp_path)
+
+    talk(both)
 
 
 async def session(editor: Editor, folder: Path) -> None:
@@ -83,8 +89,8 @@ async def session(editor: Editor, folder: Path) -> None:
 
     # Where it is declared, and used.
     found = await editor.text_document_definition_async(lsp.DefinitionParams(document, place(FILE, "half(x)\n")))
-    assert isinstance(found, lsp.Location)
-    assert found.range == lsp.Range(lsp.Position(2, 6), lsp.Position(2, 10))
+    assert isinstance(found, list)
+    assert found[0].range == lsp.Range(lsp.Position(2, 6), lsp.Position(2, 10))
     context = lsp.ReferenceContext(include_declaration=True)
     places = await editor.text_document_references_async(lsp.ReferenceParams(context, document, place(FILE, "batch")))
     assert [each.range.start.line for each in places or ()] == [0, 2, 6, 15]
@@ -105,11 +111,9 @@ async def session(editor: Editor, folder: Path) -> None:
     assert edit.changes is not None
     assert edited(FILE, list(edit.changes[path.as_uri()])) == FILE.replace("embed", "wide")
     for position, name, why in (
-        (place(FILE, "embed"), "batch", "`batch` would mean something else in this file"),
+        (place(FILE, "embed"), "batch", "`batch` is the axis of the batch"),
         (place(FILE, "embed"), "two words", "`two words` is not a name"),
-        (place(FILE, "half"), "other", "`half` cannot be renamed: it is a name in paths"),
-        (place(FILE, "w: "), "other", "`w` cannot be renamed: it is a name in paths"),
-        (place(FILE, "train"), "other", "there is no name of this file here"),
+        (place(FILE, "train"), "other", "there is no name here that a file declares"),
     ):
         with pytest.raises(JsonRpcException, match=why):
             await editor.text_document_rename_async(lsp.RenameParams(document, position, name))
@@ -132,6 +136,51 @@ async def session(editor: Editor, folder: Path) -> None:
     other.write_text("axis a = 1\n")
     await editor.write(path, 'import "other.par"\n\n', 7)
     assert await editor.heard_of(other, lambda told: not told) == []
+    editor.close(path)
+    await editor.answered()
+
+
+async def of_several_files(editor: Editor, folder: Path) -> None:
+    """A block in a file of its own, which is open, and not saved as it is."""
+    main, parts = folder / "main.par", folder / "parts" / "half.par"
+    at = FILE.index("block half")
+    block = FILE[at : FILE.index("model m")]
+    text = 'import "parts/half.par"\n' + FILE.replace(block, "")
+    parts.parent.mkdir()
+    parts.write_text("axis a = 1\n")
+    main.write_text(text)
+    assert [each.code for each in await editor.write(main, text, 1)] == ["E0206"]
+    # What is typed there is what counts here.
+    await editor.write(parts, "\n" + block, 1)
+    assert await editor.heard_of(main, lambda told: not told) == []
+    document = lsp.TextDocumentIdentifier(main.as_uri())
+    for word in ("half(x)", '"parts/half.par"'):
+        found = await editor.text_document_definition_async(lsp.DefinitionParams(document, place(text, word)))
+        assert isinstance(found, list)
+        assert found[0].uri == parts.as_uri()
+        assert found[0].range.start.line == (1 if word == "half(x)" else 0)
+    context = lsp.ReferenceContext(include_declaration=False)
+    references = await editor.text_document_references_async(
+        lsp.ReferenceParams(context, lsp.TextDocumentIdentifier(parts.as_uri()), lsp.Position(1, 7))
+    )
+    assert [each.uri for each in references or ()] == [main.as_uri()]
+    there = lsp.PrepareRenameParams(document, place(text, "half(x)"))
+    assert await editor.text_document_prepare_rename_async(there)
+    with pytest.raises(JsonRpcException, match="there is no name here"):
+        await editor.text_document_prepare_rename_async(lsp.PrepareRenameParams(document, place(text, "train")))
+    edit = await editor.text_document_rename_async(lsp.RenameParams(document, place(text, "half(x)"), "part"))
+    assert edit is not None
+    assert edit.changes is not None
+    assert edited(text, list(edit.changes[main.as_uri()])) == text.replace("half(", "part(")
+    assert edited("\n" + block, list(edit.changes[parts.as_uri()])) == "\n" + block.replace("half(", "part(")
+    assert await editor.text_document_hover_async(lsp.HoverParams(document, place(text, "half(x)")))
+    # Closed, it is what is saved; and what others save is read.
+    editor.close(parts)
+    assert [each.code for each in await editor.heard_of(main, bool)] == ["E0206"]
+    parts.write_text(block)
+    change = lsp.FileEvent(parts.as_uri(), lsp.FileChangeType.Changed)
+    editor.workspace_did_change_watched_files(lsp.DidChangeWatchedFilesParams([change]))
+    assert await editor.heard_of(main, lambda told: not told) == []
 
 
 @pytest.mark.parametrize(
@@ -139,11 +188,11 @@ async def session(editor: Editor, folder: Path) -> None:
 )
 def test_any_text_is_known_as_far_as_it_goes(text: str) -> None:
     document = Document(text, "m.par")
-    assert document.described(1, 1) is None or "axis" in document.described(1, 1)  # type: ignore[operator]
+    assert described(document, 1, 1) is None or "axis" in described(document, 1, 1)  # type: ignore[operator]
     assert {"loss", "softmax"} <= {each.word for each in document.suggestions(1)}
-    assert document.references(9, 9) == []
+    assert document.at(9, 9) is None
     with pytest.raises(ValueError):
-        document.renamed(9, 9, "x")
+        rename(document.workspace, document.place, 9, 9, "x")
 
 
 def test_without_pygls_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,8 +97,8 @@ def test_zero_1_scatters_gradients_and_gathers_parameters_once_a_step(ranks: int
     iteration = iteration_of(transformer(f"data = {ranks}", DATA, "shard state -> data"))
     assert iteration.microbatch == ()
     assert rows(iteration, "parameters") == [
+        ("prologue", "all_gather", "data", 10, half(PARAMETERS * BF16, ranks)),
         ("reduce", "reduce_scatter", "data", 10, half(PARAMETERS * F32, ranks)),
-        ("update", "all_gather", "data", 10, half(PARAMETERS * F32, ranks)),
     ]
 
 
@@ -106,7 +106,7 @@ def test_zero_2_scatters_gradients_of_each_microbatch() -> None:
     iteration = iteration_of(transformer("data = 4", DATA, "shard grad -> data"))
     assert rows(iteration, "parameters") == [
         ("backward", "reduce_scatter", "data", 10, half(PARAMETERS * BF16, 4)),
-        ("update", "all_gather", "data", 10, half(PARAMETERS * F32, 4)),
+        ("prologue", "all_gather", "data", 10, half(PARAMETERS * BF16, 4)),
     ]
     assert {share.phase for share in iteration.microbatch} == {"backward"}
 
@@ -134,7 +134,7 @@ def test_all_of_it_together_is_the_sum() -> None:
     """Tensor, sequence and ZeRO-1 data parallel: what each sends by itself, of the parts that the others leave."""
     iteration = iteration_of(transformer("data = 2, tensor = 2", DATA, TENSOR, SEQUENCE, "shard state -> data"))
     one = half(activation(2), 2)
-    matrices = (ATTENTION + NETWORK) // 2 * F32
+    elements = (ATTENTION + NETWORK) // 2 + VECTORS
     assert rows(iteration, "activations") == [
         ("forward", "all_gather", "tensor", 2, 2 * one),
         ("forward", "reduce_scatter", "tensor", 2, 2 * one),
@@ -142,9 +142,9 @@ def test_all_of_it_together_is_the_sum() -> None:
         ("backward", "reduce_scatter", "tensor", 2, 2 * one),
     ]
     assert rows(iteration, "parameters") == [
-        ("reduce", "reduce_scatter", "data", 10, half(matrices + VECTORS * F32, 2)),
+        ("prologue", "all_gather", "data", 10, half(elements * BF16, 2)),
+        ("reduce", "reduce_scatter", "data", 10, half(elements * F32, 2)),
         ("reduce", "all_reduce", "tensor", 4, 2 * half(VECTORS // 2 * F32, 2)),
-        ("update", "all_gather", "data", 10, half(matrices + VECTORS * F32, 2)),
     ]
 
 
@@ -162,7 +162,7 @@ def by_parameter(state: Compilation) -> dict[str, Counter[tuple[str, str, str]]]
     ("rule", "expected"),
     [
         ("", {("reduce", "all_reduce", "data"): 1}),
-        ("shard state -> data", {("reduce", "reduce_scatter", "data"): 1, ("update", "all_gather", "data"): 1}),
+        ("shard state -> data", {("reduce", "reduce_scatter", "data"): 1, ("prologue", "all_gather", "data"): 1}),
     ],
 )
 def test_no_parameter_is_reduced_twice(rule: str, expected: dict[tuple[str, str, str], int]) -> None:
@@ -286,6 +286,6 @@ def test_compile_says_which_line_sends_what() -> None:
     assert found[FEED_FORWARD, "forward", "reduce_scatter", "tensor"] == one
     assert found[OUTPUT, "backward", "all_gather", "tensor"] == one
     assert found[QUERIES, "backward", "reduce_scatter", "tensor"] == one
-    queries = (LAYERS * 3, LAYERS * half(3 * 768 * 768 // 2 * F32, 2))  # wq, wk and wv are declared in one line
-    assert found[7, "reduce", "reduce_scatter", "data"] == queries
-    assert found[7, "update", "all_gather", "data"] == queries
+    queries = 3 * 768 * 768 // 2  # wq, wk and wv are declared in one line
+    assert found[7, "reduce", "reduce_scatter", "data"] == (LAYERS * 3, LAYERS * half(queries * F32, 2))
+    assert found[7, "prologue", "all_gather", "data"] == (LAYERS * 3, LAYERS * half(queries * BF16, 2))

@@ -29,6 +29,7 @@ from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
+from partita.compiler.ops.stack import Stack, Unstack
 from partita.compiler.ops.windows import Fold, Patches
 from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
 from partita.compiler.optimizers.adamw import AdamW
@@ -42,6 +43,7 @@ from tests.compiler.ops.placing import run
 
 # Multiples of six: each axis can be cut in two, in three, and in both, one within the other.
 A, B, C, D, E, F = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6), Axis("f", 6)
+MATRICES, ROWS, COLUMNS = Axis("matrix", 6), Axis("rows", 6), Axis("columns", 6)
 M, S, T, V, Z = Axis("m", 36), Axis("s", 12), Axis("t", 6), Axis("v", 12), Axis("z", 12)
 
 
@@ -83,7 +85,7 @@ class Case:
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
     *("adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
-    *("scatter_add", "scan", "routed_outer"),
+    *("scatter_add", "scan", "routed_outer", "unstack"),
 )
 
 
@@ -447,6 +449,25 @@ CASES: list[Case] = [
     ),
     Case("momentum", Momentum(0.9, True), (f(A, B), f(A, B)), differentiable=False),
     Case("orthogonalize", Orthogonalize(("b",), ("a",), 2, 1e-7), (f(A, B, C),), differentiable=False),
+    Case("stack", Stack((("b", "a"), ("c", "b")), ("rows", "columns"), 6), (f(A, B), f(B, C)), differentiable=False),
+    Case(
+        "stack-of-stacks",
+        Stack((("d", "e", "b", "a"), ("d", "c", "b")), ("rows", "columns"), 48),
+        (f(A, E, B, D), f(B, C, D)),
+        differentiable=False,
+    ),
+    Case(
+        "unstack",
+        Unstack(1, ("a", "b"), ("rows", "columns"), (), ("b", "a")),
+        (f(MATRICES, ROWS, COLUMNS),),
+        differentiable=False,
+    ),
+    Case(
+        "unstack-a-stack",
+        Unstack(1, ("d", "e", "a", "b"), ("rows", "columns"), (6, 6), ("a", "d", "b", "e")),
+        (f(Axis("matrix", 42), ROWS, COLUMNS),),
+        differentiable=False,
+    ),
     Case(
         "muon",
         Muon(("b",), ("a",), 0.9, True, 2, 1e-7, 1.5, 0.1),

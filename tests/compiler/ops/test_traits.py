@@ -21,11 +21,12 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.optimizer import Accumulate, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.ops.position import Iota
 from partita.compiler.ops.reduce import ArgMax, Reduce
 from partita.compiler.ops.shape import Arrange, Concat, Merge, Slice
+from partita.compiler.ops.stack import OfMatrices
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.muon import Orthogonalize
 from partita.dsl.types import Axis
@@ -103,6 +104,12 @@ def test_ends_of_messages_and_changes_of_layout_say_so():
         assert not (op.sends and op.receives), name
         assert op.reshards == issubclass(op, Reshard), name
         assert op.communicates == issubclass(op, Collective), name
+
+
+def test_what_works_on_each_matrix_or_in_place_says_so():
+    for name, op in OPS.items():
+        assert op.by_matrix == issubclass(op, OfMatrices), name
+        assert op.overwrites == issubclass(op, (Update, Ema, Store)), name
 
 
 def test_what_reads_the_moment_of_itself_is_no_part_of_a_kernel():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Protocol
 
 from attrs import evolve, frozen
@@ -213,7 +214,8 @@ def update(
     spec = file_of(partitioned.graph, mesh, optimizer=optimizer)
     on = mesh_of(spec.mesh, None)
     updates = assign(partitioned.graph, spec.trained[1].optimizer).updates
-    found = update_graph(partitioned, form.layouts().parameters, Resharding(on), updates, clip, ema)
+    timed = partial(seconds, device=device_of(spec.mesh))
+    found = update_graph(partitioned, form.layouts().parameters, Resharding(on), updates, clip, timed, ema)
     return Form(update_text(found, places=False))
 
 

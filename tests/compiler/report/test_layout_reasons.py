@@ -36,13 +36,13 @@ def test_a_parameter_and_how_it_is_stored(state: Compilation) -> None:
     assert str(found.local) == "bf16[embed=768, heads=6, key=64]"
     kept = [(each.what, str(each.layout), [rule.text for rule in each.rules]) for each in found.stored]
     assert kept == [
-        ("param", "heads/tensor", []),
+        ("param", "embed/data heads/tensor", ["shard state -> data"]),  # in bf16 a part of the state
         ("grad", "sum/data heads/tensor", []),
         ("state", "embed/data heads/tensor", ["shard state -> data"]),
     ]
     assert [(each.phase.name, each.kind, each.axis, each.places) for each in found.moved] == [
+        ("PROLOGUE", "all_gather", "data", 2),
         ("REDUCE", "reduce_scatter", "data", 2),
-        ("UPDATE", "all_gather", "data", 2),
     ]
 
 

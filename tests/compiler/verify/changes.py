@@ -11,13 +11,14 @@ from attrs import evolve, frozen
 from partita.compiler.graph import Accumulator, Input, Node, Parameter, Value
 from partita.compiler.ops.communication import Send
 from partita.compiler.passes.cut import StageGraph, message_of
+from partita.compiler.passes.stacked import Stacked
 from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
 from partita.compiler.state import Compilation
 
 Exchange: TypeAlias = Mapping[Value, Value]
 Replacement: TypeAlias = Mapping[Node, Sequence[Node]]
 
-RECORDS = (StageGraph, UpdateGraph, ParameterUpdate, Input, Parameter, Accumulator)
+RECORDS = (StageGraph, UpdateGraph, ParameterUpdate, Stacked, Input, Parameter, Accumulator)
 
 
 @frozen(eq=False)
@@ -58,7 +59,10 @@ def places(state: Compilation) -> Iterator[Place]:
     yield Place(state, "clipping", update.clip)
     for each in update.parameters:
         yield Place(state, f"the gradient of {each.name}", each.finish)
+        yield Place(state, f"what the update of {each.name} prepares", each.prepare)
         yield Place(state, f"the update of {each.name}", each.update)
+    for stacked in update.stacked:
+        yield Place(state, f"what updates of {', '.join(stacked.parameters)} share", stacked.nodes)
 
 
 @frozen(eq=False)

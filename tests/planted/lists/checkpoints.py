@@ -5,6 +5,7 @@ from tests.planted.planted import Planted
 RESUME = "tests/runtime/checkpoint/test_resume.py"
 BITS = f"{RESUME}::test_a_resumed_run_is_the_undisturbed_one_bit_for_bit"
 RESHARD = "tests/runtime/checkpoint/test_reshard.py"
+ADDRESSES = "tests/runtime/checkpoint/test_addresses.py"
 IMPORTING = "tests/runtime/checkpoint/test_importing.py"
 REGIONS = f"{RESHARD}::test_any_region_of_any_tensor_can_be_read"
 
@@ -120,6 +121,55 @@ MISTAKES = [
         "problems = list(commit.problems(range(rank, len(saved.files), self.rank.plan.ranks)))",
         "problems = list(commit.problems(range(rank, min(1, len(saved.files)), self.rank.plan.ranks)))",
         "tests/runtime/checkpoint/test_damage.py::test_every_rank_falls_back_when_one_finds_damage",
+    ),
+    Planted(
+        "commits-without-their-manifest",
+        "runtime/checkpoint/address_store.py",
+        "return [step for step in steps_of(names_in(self.place)) if addresses.exists(self._at(step) / NAME)]",
+        "return steps_of(names_in(self.place))",
+        f"{ADDRESSES}::test_what_has_no_manifest_is_no_commit_and_goes_at_the_next_start",
+    ),
+    Planted(
+        "a-run-that-was-taken-over-commits",
+        "runtime/checkpoint/address_store.py",
+        "        if found != self._token:",
+        "        if not found:",
+        f"{ADDRESSES}::test_a_run_that_begins_takes_over",
+    ),
+    Planted(
+        "an-upload-that-failed-put-together",
+        "runtime/addresses.py",
+        "            file.discard()",
+        "            file.close(), file.commit()",
+        f"{ADDRESSES}::test_an_upload_that_fails_is_not_there",
+    ),
+    Planted(
+        "leftovers-at-an-address-stay",
+        "runtime/checkpoint/address_store.py",
+        "if not {NAME, DAMAGED} & {*names_in(self._at(step))}:",
+        "if not names_in(self._at(step)):",
+        f"{ADDRESSES}::test_what_has_no_manifest_is_no_commit_and_goes_at_the_next_start",
+    ),
+    Planted(
+        "a-server-that-is-gone-taken-for-an-empty-one",
+        "runtime/checkpoint/address_store.py",
+        "        raise unreadable(place, error) from error",
+        "        return []",
+        f"{ADDRESSES}::test_a_server_that_is_gone_at_the_start_is_said",
+    ),
+    Planted(
+        "rows-of-a-remote-tensor-from-the-first-on",
+        "runtime/checkpoint/remote_tensors.py",
+        "start = self.start + first.start * row",
+        "start = self.start",
+        f"{ADDRESSES}::test_a_file_at_an_address_is_read_as_a_file",
+    ),
+    Planted(
+        "what-a-server-sends-too-much-taken",
+        "runtime/addresses.py",
+        "    if len(data) > stop - start:",
+        "    if not data:",
+        f"{ADDRESSES}::test_a_model_is_loaded_from_an_address",
     ),
     Planted(
         "orders-that-are-a-guess-not-told",

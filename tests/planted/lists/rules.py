@@ -6,8 +6,10 @@ FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 SPLIT = "verify tests/planted/files/rules.par"
 ASSIGN = "tests/compiler/passes/test_assign.py"
 OPTIMIZERS = "tests/runtime/kernels/test_optimizers.py"
+STACKED = "tests/compiler/passes/test_stacked.py"
 MEANS = "tests/runtime/checkpoint/test_ema.py"
 
+MASTERS = "tests/compiler/passes/shard/test_masters.py"
 MISTAKES = [
     Planted(
         "lion-steps-by-its-new-mean",
@@ -53,10 +55,66 @@ MISTAKES = [
     ),
     Planted(
         "muon-of-split-matrices",
-        "compiler/optimizers/muon.py",
+        "compiler/ops/stack.py",
         "return tuple(ShardingRule((name,), (name,)) for name in self.stacked)",
         "return tuple(ShardingRule((name,), (name,)) for name in operands[0].names)",
+        "tests/compiler/ops/test_sharding_rules.py::test_every_way_is_sound",
+    ),
+    Planted(
+        "shared-matrices-go-back-to-others",
+        "compiler/passes/stacked.py",
+        "zip(part, starts, strict=False)",
+        "zip(part, starts[-2::-1], strict=True)",
         SPLIT,
+    ),
+    Planted(
+        "matrices-shared-with-other-stages",
+        "compiler/passes/stacked.py",
+        "(*each.key, stages[each.parameter])",
+        "each.key",
+        f"{STACKED}::test_only_what_the_same_stages_update_shares_work",
+    ),
+    Planted(
+        "matrices-cut-before-they-divide",
+        "compiler/passes/stacked.py",
+        "if matrices % ranks == 0:",
+        "if matrices >= 1:",
+        f"{STACKED}::test_one_that_is_left_over_is_gathered",
+    ),
+    Planted(
+        "matrices-left-over-always-gathered",
+        "compiler/passes/stacked.py",
+        "choices = product(*(((over,), ()) for over in first.dealt))",
+        "choices = product(*(((),) for over in first.dealt))",
+        f"{STACKED}::test_every_matrix_is_in_a_share_however_many_there_are",
+    ),
+    Planted(
+        "any-matrix-of-a-stack-is-that-of-the-parameter",
+        "compiler/ops/stack.py",
+        "if start == self.start and order",
+        "if order",
+        f"{STACKED}::test_results_go_back_to_their_own_parameters",
+    ),
+    Planted(
+        "a-stack-forgets-its-zeros",
+        "compiler/ops/stack.py",
+        "return zeros + sum(",
+        "return sum(",
+        f"{STACKED}::test_what_a_stack_takes_is_counted",
+    ),
+    Planted(
+        "experts-leave-their-ranks-for-the-update",
+        "compiler/passes/stacked.py",
+        "kept = {mesh: stored[mesh] for own in first.over[: first.kept] for mesh in own}",
+        "kept = {}",
+        f"{STACKED}::test_each_rank_has_its_share_of_the_matrices",
+    ),
+    Planted(
+        "shared-work-writes-before-the-update",
+        "compiler/verify/updates.py",
+        'require(not writing, "something is overwritten before the updates", *writing)',
+        "pass",
+        f"{STACKED}::test_nothing_is_written_before_the_updates",
     ),
     Planted(
         "muon-of-a-whole-stack-as-one-matrix",
@@ -214,5 +272,34 @@ MISTAKES = [
         "commit.read(source.get(tensor.name, tensor.name))",
         "commit.read(tensor.name)",
         f"{MEANS}::test_export_of_the_means_and_import_of_parameters",
+    ),
+    # ------------------------------------------------------------ masters in mixed precision
+    Planted(
+        "masters-gathered-for-each-use",
+        "compiler/passes/shard/shard.py",
+        'stored["param"], hoisted = stored["state"], True',
+        'stored["param"] = stored["state"]',
+        MASTERS,
+    ),
+    Planted(
+        "outputs-choose-other-rules",
+        "compiler/pipeline.py",
+        "whole = build(model, state.train.precision, False) if state.outputs else forward",
+        "whole = forward",
+        MASTERS,
+    ),
+    Planted(
+        "a-proxy-has-one-precision",
+        "compiler/verify/proxy.py",
+        '            precision="f64",\n',
+        '            precision="f64",\n            mixed=False,\n',
+        MASTERS,
+    ),
+    Planted(
+        "masters-stored-as-gradients",
+        "compiler/passes/shard/shard.py",
+        '                stored["param"], hoisted = stored["state"], True',
+        '                stored["param"], hoisted = stored["grad"], True',
+        MASTERS,
     ),
 ]

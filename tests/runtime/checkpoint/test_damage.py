@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
 from partita.runtime.bad_steps import History
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.checksummed import checked, with_checksum
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.folders import LocalFolder
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import VERSION
 from partita.runtime.checkpoint.saving import _marker
-from partita.runtime.checkpoint.store import steps_in
 from tests.marks import every
 from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, same, tensors, trained, without_checkpoints
 
@@ -185,10 +186,11 @@ def test_a_damaged_marker_is_found(bit: int, tmp_path_factory: pytest.TempPathFa
     path.write_bytes(with_checksum({"size": 12345, "sha256": "0" * 64}))
     handle = os.open(path.parent, os.O_RDONLY)
     try:
-        assert _marker(path.name, handle).size == 12345
+        folder = LocalFolder(handle)
+        assert _marker(path.name, folder).size == 12345
         flip(path, bit % (8 * path.stat().st_size))
         with pytest.raises(Damaged, match=r"rank-0\.json"):
-            _marker(path.name, handle)
+            _marker(path.name, folder)
     finally:
         os.close(handle)
 
@@ -277,7 +279,7 @@ def test_a_checkpoint_of_the_first_version_is_read(copy: Path):
     def first(manifest: dict) -> None:
         manifest["version"] = 1
         manifest["data"] = {"step": manifest["step"]}
-        del manifest["history"]
+        del manifest["history"], manifest["suffix"]
 
     steps = steps_in(copy / "checkpoints")
     for step in steps:

@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 import partita
 from partita.cli.main import main
 from partita.dsl.load import load
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import Shard
-from partita.runtime.checkpoint.store import Store, steps_in
+from partita.runtime.checkpoint.store import Store
 from partita.runtime.data.binding import open_data
 from partita.runtime.in_process import run_in_process
 from partita.runtime.rank import prepare

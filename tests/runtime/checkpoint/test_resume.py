@@ -14,9 +14,10 @@ from rich.console import Console
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
 from partita.runtime import locks
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
-from partita.runtime.checkpoint.store import Store, steps_in
+from partita.runtime.checkpoint.store import Store
 from partita.runtime.progress import Display
 from partita.runtime.training import VirtualRun
 from tests.commands import computed

@@ -19,6 +19,7 @@ import torch
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.checkpoint import saving
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.identity import manifest_of
@@ -26,7 +27,7 @@ from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.saving import Save
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import Shard
-from partita.runtime.checkpoint.store import Store, steps_in
+from partita.runtime.checkpoint.store import Store
 from partita.runtime.data.binding import open_data
 from partita.runtime.training import StepResult, VirtualRun
 from tests.commands import computed, partita
@@ -68,7 +69,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
 
 
 def test_one_checkpoint_is_written_at_a_time_and_waiting_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("partita.runtime.checkpoint.checkpoints.NOTABLE_SECONDS", 0.2)
+    monkeypatch.setattr("partita.runtime.checkpoint.checkpoints.NOTABLE_SECONDS", 0.0)
     blocks = Shard.blocks
     running = []
 

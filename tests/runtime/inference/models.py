@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
+from partita.compiler.passes.decode import STATE
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
-from partita.runtime.inference.scoring import Keeping, Recomputing, of_one_row
+from partita.runtime.inference.sampling import Writer, writer_of
 from tests.files import SPECS, checked
 
 ZOO = SPECS / "zoo"
@@ -44,23 +45,26 @@ def model(statements: str, seq: int = 16) -> Spec:
     )
 
 
-def drawn(scorer: Recomputing) -> dict[str, torch.Tensor]:
-    """Random weights that keep activations of order one."""
+def drawn(writer: Writer) -> dict[str, torch.Tensor]:
+    """Random weights that keep activations of order one, the same for all writers of a model."""
+    records = writer.ranks.ranks[0].executors[0].program.parameters
     generator = torch.Generator().manual_seed(0)
+    types = {each.name: each.type for each in sorted(records, key=lambda each: each.name)}
     return {
         name: torch.randn(type.shape, generator=generator) / (type.shape[0] ** 0.5 if len(type.shape) > 1 else 3)
-        for name, type in scorer.outputs.parameters.items()
+        for name, type in types.items()
+        if not name.startswith(STATE)
     }
 
 
-def both(given: Spec) -> tuple[Recomputing, Keeping]:
+def both(given: Spec) -> tuple[Writer, Writer]:
     """The two ways in which logits are computed, with the same weights. Raises NotInParts."""
-    one_row = of_one_row(given)
-    anew = Recomputing(one_row)
-    keeping = Keeping(one_row, anew.model)
+    anew, keeping = (writer_of(given, kept=kept) for kept in (False, True))
+    if keeping.scoring.anew is not None:
+        raise keeping.scoring.anew
     weights = drawn(anew)
-    anew.set_parameters(weights)
-    keeping.set_parameters(weights)
+    anew.ranks.set_parameters(weights)
+    keeping.ranks.set_parameters(weights)
     return anew, keeping
 
 
@@ -72,6 +76,8 @@ def difference(given: Spec, lengths: list[int]) -> float:
     found = 0.0
     for length in lengths:
         one, other = anew.logits(ids[:length]), keeping.logits(ids[:length])
+        assert one is not None
+        assert other is not None
         assert float(one.std()) > 0
         found = max(found, float((one - other).abs().max() / one.abs().max()))
     return found

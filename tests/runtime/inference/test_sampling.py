@@ -8,8 +8,7 @@ from attrs import evolve
 
 from partita.dsl.diagnostic import Refused
 from partita.runtime.inference.choice import Choice
-from partita.runtime.inference.sampling import written
-from partita.runtime.inference.scoring import Keeping, Recomputing, of_one_row
+from partita.runtime.inference.sampling import writer_of
 from tests.files import checked
 from tests.runtime.inference.models import both, drawn, model
 from tests.zoo.models import llama3
@@ -21,9 +20,7 @@ PROMPT = [3, 1, 4, 1, 5]
 def test_greedy_text_is_that_of_transformers() -> None:
     """64 tokens of Llama, with the same weights, with what is kept and anew."""
     theirs = llama3.MODEL._both("seq=69")
-    given = of_one_row(theirs.run.plan.spec)
-    anew = Recomputing(given)
-    keeping = Keeping(given, anew.model)
+    given = theirs.run.plan.spec
     module, weights = theirs.module.eval(), theirs.parameters()
     with torch.no_grad():
         expected = module.generate(
@@ -31,17 +28,18 @@ def test_greedy_text_is_that_of_transformers() -> None:
         )[0, len(PROMPT) :].tolist()
     assert len(expected) == 64
     assert len(set(expected)) > 4
-    for scorer in (anew, keeping):
-        scorer.set_parameters(weights)
-        assert list(written(scorer, PROMPT, 64, GREEDY)) == expected
+    for kept in (False, True):
+        writer = writer_of(given, kept=kept)
+        writer.ranks.set_parameters(weights)
+        assert list(writer.written(PROMPT, 64, GREEDY)) == expected
 
 
 def test_random_text_is_a_function_of_the_seed() -> None:
     anew, keeping = both(model("let h = x + cumsum(x, over = seq) / 10", seq=12))
-    text = list(written(anew, PROMPT, 30, Choice(seed=7)))  # longer than the window
-    assert text == list(written(keeping, PROMPT, 30, Choice(seed=7)))
-    assert text[:10] == list(written(keeping, PROMPT, 10, Choice(seed=7)))
-    assert text != list(written(keeping, PROMPT, 30, Choice(seed=8)))
+    text = list(anew.written(PROMPT, 30, Choice(seed=7)))  # longer than the window
+    assert text == list(keeping.written(PROMPT, 30, Choice(seed=7)))
+    assert text[:10] == list(keeping.written(PROMPT, 10, Choice(seed=7)))
+    assert text != list(keeping.written(PROMPT, 30, Choice(seed=8)))
 
 
 LOGITS = torch.tensor([0.5, 0.1, 0.25, 0.15]).log()
@@ -73,14 +71,14 @@ def test_the_first_of_the_most_likely_is_taken() -> None:
 
 
 def test_a_model_that_sees_what_follows_is_refused() -> None:
-    anew = Recomputing(of_one_row(model("let h = x + mean(x, over = seq)")))
-    anew.set_parameters(drawn(anew))
+    anew = writer_of(model("let h = x + mean(x, over = seq)"))
+    anew.ranks.set_parameters(drawn(anew))
     with pytest.raises(Refused, match="the model sees what follows"):
-        anew.check_causal([0])
+        anew.check_causal()
     # What looks ahead only to what it then ignores is no model that sees it.
-    anew = Recomputing(of_one_row(model("let h = x + 0 * mean(x, over = seq)")))
-    anew.set_parameters(drawn(anew))
-    anew.check_causal([0])
+    anew = writer_of(model("let h = x + 0 * mean(x, over = seq)"))
+    anew.ranks.set_parameters(drawn(anew))
+    anew.check_causal()
 
 
 def test_a_model_that_writes_ids_that_it_cannot_read_is_refused() -> None:
@@ -96,4 +94,4 @@ def test_a_model_that_writes_ids_that_it_cannot_read_is_refused() -> None:
     train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
     """
     with pytest.raises(Refused, match="it has logits for more=6, and reads ids of vocab=5"):
-        Recomputing(checked(text, "m.par"))
+        writer_of(checked(text, "m.par"))

@@ -175,9 +175,9 @@ class Shelf:
 def test_ranks_that_have_ended_are_not_waited_for():
     plan = plan_of(TINY)
     own = f"{digest(plan.spec)} {digest([plan.program, plan.evaluation and plan.evaluation.program])}"
-    agree(Shelf({1: own}), 0, 2, plan)
+    agree(Shelf({1: own}), 0, 2, plan.spec, plan.programs)
     with pytest.raises(Refused, match="rank 1 has a different file than rank 0"):
-        agree(Shelf({1: f"{'0' * 64} {'0' * 64}"}), 0, 2, plan)
+        agree(Shelf({1: f"{'0' * 64} {'0' * 64}"}), 0, 2, plan.spec, plan.programs)
 
 
 def test_a_store_that_is_gone_is_a_connection_lost():
@@ -188,7 +188,7 @@ def test_a_store_that_is_gone_is_a_connection_lost():
             raise RuntimeError("[store.cpp:1] Connection reset by peer. and a stack")
 
     with pytest.raises(ConnectionLost, match=r"comparing what the ranks run failed: Connection reset by peer$"):
-        agree(Gone({}), 1, 2, plan)
+        agree(Gone({}), 1, 2, plan.spec, plan.programs)
 
 
 # ---------------------------------------------------------------- real processes

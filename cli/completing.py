@@ -1,0 +1,100 @@
+"""What may follow on a command line, for shells: argcomplete reads the line, and this says what the words may be.
+
+Files are .par files; overrides are those of the file on the line, `layout=` one of its layouts; NAME is a parameter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import argcomplete
+from argcomplete.completers import DirectoriesCompleter, FilesCompleter
+from argcomplete.lexers import split_line
+
+from partita.dsl import tree
+from partita.dsl.builtins import OPTIMIZERS, SCHEDULES
+from partita.dsl.declarations import Declarations, gather
+from partita.dsl.diagnostic import Refused
+from partita.dsl.overrides import full_names
+from partita.dsl.reader import Reader
+from partita.dsl.report import Full, Report
+from partita.dsl.source import Source
+
+Parsers = Callable[[list[str]], tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]]
+
+
+def complete(parsers: Parsers) -> None:
+    """Answer the shell that asks, by the environment, and exit. `parsers` makes the parser for the words of a line."""
+    line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
+    _, _, _, words, _ = split_line(line, point)
+    parser, called, _ = parsers(words[1:])
+    for action in _actions(called):
+        completer = _completer(action, words)
+        if completer is not None:
+            action.completer = completer  # type: ignore[attr-defined]  # argcomplete looks for it there
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The actions of a parser, and of its own commands."""
+    for action in parser._actions:
+        yield action
+        for each in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            yield from _actions(each)
+
+
+def _completer(action: argparse.Action, words: list[str]) -> Any:
+    """What completes the values of an argument."""
+    if action.dest == "file":
+        return FilesCompleter((".par",))
+    if action.dest == "overrides":
+        return lambda prefix, parser, **_: _overrides(prefix, _declarations(words), parser.get_default("takes_name"))
+    if action.metavar == "DIR":
+        return DirectoriesCompleter()
+    if action.dest == "program":
+        return lambda **_: list(_declarations(words).weights)
+    return None
+
+
+def _overrides(prefix: str, there: Declarations, names: bool | None) -> list[str]:
+    """Keys with `=`; behind one that chooses, what can be chosen; and the names of parameters, if `names` may stand."""
+    key, equals, _ = prefix.partition("=")
+    if equals:
+        return [f"{key}={each}" for each in _choices(key, there)]
+    return [*(f"{each}=" for each in dict.fromkeys(full_names(there))), *(_parameters(there) if names else ())]
+
+
+def _choices(key: str, there: Declarations) -> Iterable[str]:
+    chosen: dict[str, Iterable[str]] = {
+        "model": there.models,
+        "layout": there.layouts,
+        "schedule": [*there.schedules, *SCHEDULES],
+        "optimizer": [*there.optimizers, *OPTIMIZERS],
+    }
+    return chosen.get(key.removeprefix("train."), ())
+
+
+def _parameters(there: Declarations) -> Iterator[str]:
+    """The names of parameters, from the block or model on."""
+    bodies: list[tree.Model | tree.Block] = [*there.models.values(), *there.blocks.values()]
+    for body in bodies:
+        waiting = list(body.body)
+        for statement in waiting:
+            if isinstance(statement, tree.Param | tree.Buffer):
+                yield from (f"{body.name.text}.{name.text}" for name in statement.names)
+            elif isinstance(statement, tree.Repeat | tree.Scan):
+                waiting += statement.body
+
+
+def _declarations(words: list[str]) -> Declarations:
+    """What the file on the line declares, as far as it can be read."""
+    reader = Reader()
+    file = next((os.path.expanduser(word) for word in words if word.endswith(".par")), "")
+    try:
+        source = reader.source(file, file)
+        return gather(source, file, None, reader, Report())
+    except (Refused, Full):
+        return Declarations(Source(file, ""))

@@ -1,0 +1,108 @@
+"""What of a model writes: an output with logits of the next id, along the sequence of an input of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NoReturn
+
+from attrs import frozen
+
+from partita.dsl.builtins import DATA
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.reach import inputs_of_output
+from partita.dsl.source import Span
+from partita.dsl.spec import Call, Model
+from partita.dsl.types import INTEGERS, Axis, Type
+
+USUAL = "logits"
+# Inputs that describe one document which begins at the first position.
+DESCRIBING = ("segments", "positions")
+
+
+@frozen
+class LanguageModel:
+    """`output`, of type `logits`, has numbers for `vocab` at each position of `sequence`, from the ids in the input
+    `tokens`. `others` are inputs that only say where a document begins.
+    """
+
+    output: str
+    logits: Type
+    tokens: str
+    sequence: Axis
+    vocab: Axis
+    others: tuple[str, ...] = ()
+
+    @property
+    def window(self) -> int:
+        """The most ids that it sees."""
+        return self.sequence.size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The inputs."""
+        return (self.tokens, *self.others)
+
+
+def spelling_of(data: Call, place: Span | None = None, help: str | None = None) -> Call:
+    """The source that says how text becomes ids: the data or, of a mixture, the first of them. Raises Refused (E1003),
+    with this help, at a place or at the data, if they have ids of something else.
+    """
+    if "sources" in data.arguments:  # a mixture, of one encoding
+        return spelling_of(data.arguments["sources"][0].call, place, help)
+    if data.arguments.get("tokenizer") is None and not DATA[data.name].textual:
+        message = f"`{data.name}` has ids, and does not say how text becomes ids"
+        raise refuse("E1003", message, place or data.span, help=help)
+    return data
+
+
+def no_output(model: Model, name: str, span: Span | None = None) -> Refused:
+    """The error (E0302) that a model has no output of a name, at a place or at the model."""
+    known = [each for each, _ in model.outputs]
+    message = f"model `{model.name}` has no output `{name}`" if known else f"model `{model.name}` has no output"
+    help = f"it has: {', '.join(known)}" if known else "`output logits = dot(x, head, over = embed)`"
+    return refuse("E0302", message, span or model.span, help=help)
+
+
+def language_model(
+    model: Model,
+    batch: str,
+    output: str = USUAL,
+    span: Span | None = None,
+) -> LanguageModel:
+    """The language model whose logits are an `output`; `batch` is the axis of rows.
+
+    Raises Refused at a place, or at the model: E0302 if it has no such output, E1001 if that is not of a model that
+    writes.
+    """
+    if output not in dict(model.outputs):
+        raise no_output(model, output, span)
+    inputs = inputs_of_output(model, output)
+    types: dict[str, Type] = dict(zip(model.body.inputs, model.body.types, strict=False))
+    logits = model.answering.types[dict(model.outputs)[output]]
+
+    def refused(why: str, help: str) -> NoReturn:
+        notes = [f"output {output}: {logits}", *(f"input {name}: {types[name]}" for name in inputs)]
+        message = f"`{model.name}` is not a model that writes: {why}"
+        raise refuse("E1001", message, span or model.span, notes=notes, help=help)
+
+    shape = "it has an input such as `tokens: i64[batch, seq]`"
+    ids = [name for name in inputs if name not in DESCRIBING]
+    if len(ids) != 1 or types[ids[0]].dtype not in INTEGERS:
+        what = ", ".join(f"`{name}`" for name in ids) or "no input"
+        refused(f"`{output}` needs {what}, and not ids alone", shape)
+    type = types[ids[0]]
+    sequence = [axis for axis in type.axes if axis.name != batch]
+    if len(sequence) != 1:
+        refused(f"`{ids[0]}` has not one axis besides `{batch}`", shape)
+    vocab = [axis for axis in logits.axes if not type.has(axis.name)]
+    if not logits.is_float or len(vocab) != 1 or not all(logits.has(axis.name) for axis in type.axes):
+        expected = ", ".join([*type.names, "vocab"])
+        refused(f"`{output}` does not have logits at each position", f"`output {output}` over [{expected}]")
+    for name in _others(inputs, ids[0]):
+        if types[name].dtype not in INTEGERS or set(types[name].names) != set(type.names):
+            refused(f"`{name}` is not integers along `{ids[0]}`", shape)
+    return LanguageModel(output, logits, ids[0], sequence[0], vocab[0], _others(inputs, ids[0]))
+
+
+def _others(inputs: Collection[str], tokens: str) -> tuple[str, ...]:
+    return tuple(name for name in inputs if name != tokens)

@@ -1,0 +1,164 @@
+"""Ranks that compute forward only: they hold parameters in the layout of their programs, and nothing of training.
+
+A process has all ranks of a mesh, connected in memory, or one of them (`Here`). What ranks do are generators, as in
+training, and written once for both: they yield while they wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from attrs import define, field, frozen
+
+from partita.compiler.instructions import Channel, Traffic
+from partita.compiler.program import ParameterRecord, Program
+from partita.dsl.spec import Spec
+from partita.runtime.executor import Executor
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.python_functions import NO_FUNCTIONS, Functions
+from partita.runtime.regions import Region, region_of, shape_of
+from partita.runtime.stages import Memory
+from partita.runtime.tracing.flight import Flight
+from partita.runtime.transports.transport import Cluster, ProcessEnd, Transport
+from partita.runtime.transports.virtual import VirtualCluster
+
+Found = TypeVar("Found")
+
+
+@frozen(eq=False)
+class Here:
+    """The ranks of a mesh that are in this process, and what connects them; they compute on a `device`."""
+
+    numbers: Sequence[int]
+    cluster: Cluster
+    device: torch.device = field(factory=lambda: torch.device("cpu"))
+
+    @property
+    def first(self) -> bool:
+        """Whether the first rank of all is here: it reports for all."""
+        return 0 in self.numbers
+
+
+def all_here(ranks: int) -> Here:
+    """All ranks in this process."""
+    return Here(range(ranks), VirtualCluster(ranks, strict=False))
+
+
+def one_here(transport: ProcessEnd, device: torch.device) -> Here:
+    """This process as one rank."""
+    return Here((transport.rank,), _Process(transport), device)
+
+
+@frozen(eq=False)
+class _Process:
+    """The `Cluster` of a process that is one rank."""
+
+    end: ProcessEnd
+
+    def transport(self, rank: int) -> Transport:
+        """The transport of this rank."""
+        assert rank == self.end.rank, (rank, self.end.rank)
+        return self.end
+
+    def run(self, steps: Sequence[Iterator[None]]) -> None:
+        """Run the rank's generator."""
+        for step in steps:
+            for _ in step:
+                raise AssertionError("a real transport waits inside its handles")
+
+
+class ForwardRank:
+    """One rank of forward-only programs, which share its shards of parameters and buffers: zero at first, or those that
+    are `held` already by a rank of a run. Their transport must be open.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        rank: int,
+        transport: Transport,
+        device: torch.device,
+        seed: int,
+        functions: Functions = NO_FUNCTIONS,
+        held: Mapping[str, torch.Tensor] | None = None,
+        flight: Flight | None = None,
+    ) -> None:
+        self.rank = rank
+        self.transport = transport
+        self.device = device
+        self.mesh = programs[0].mesh
+        self.coordinates = self.mesh.coordinates(rank)
+        self.memory = Memory(dict(held or {}))
+        self.records: dict[str, ParameterRecord] = {}
+        for program in programs:
+            for name in program.ranks[self.mesh.pipe_rank(rank)].parameters:
+                record = self.records[name] = program.parameter(name)
+                if name not in self.memory.masters:
+                    shape = shape_of(self.region(record))
+                    self.memory.masters[name] = torch.zeros(shape, dtype=DTYPES[record.type.dtype], device=device)
+        self.executors = [
+            Executor(program, rank, transport, self.memory, seed, device, True, flight=flight, custom=functions)
+            for program in programs
+        ]
+
+    def region(self, record: ParameterRecord) -> Region:
+        """The region of a parameter that the rank holds."""
+        return region_of(record.type, record.layout, self.mesh.sizes, self.coordinates)
+
+    def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Take its shards of the full tensors; what it does not hold may be among them."""
+        for name in values.keys() & self.records.keys():
+            self.memory.masters[name].copy_(values[name][self.region(self.records[name])])
+
+    def sum(self, vector: torch.Tensor) -> Generator[None, None, torch.Tensor]:
+        """The sum of a small tensor over all ranks."""
+        moved = vector.to(self.device)
+        handle = self.transport.sum_over_ranks(moved)
+        while not handle.done():
+            yield
+        return moved.cpu()
+
+
+@define(eq=False)
+class Ranks:
+    """The ranks of forward-only programs that are in this process."""
+
+    here: Here
+    ranks: Sequence[ForwardRank]
+
+    def run(self, part: Callable[[ForwardRank], Generator[None, None, Found]]) -> Found:
+        """Do something on all ranks; returns what the first one here finds."""
+        found: dict[int, Found] = {}
+
+        def each(rank: ForwardRank) -> Generator[None, None, None]:
+            found[rank.rank] = yield from part(rank)
+
+        self.here.cluster.run([each(rank) for rank in self.ranks])
+        return found[self.ranks[0].rank]
+
+    def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Take their shards of the full tensors."""
+        for rank in self.ranks:
+            rank.set_parameters(values)
+
+
+def ranks_of(here: Here, programs: Sequence[Program], given: Spec, functions: Functions = NO_FUNCTIONS) -> Ranks:
+    """Connect the ranks that are here, for the programs of a file."""
+    _, train = given.trained
+    found = []
+    for number in here.numbers:
+        transport = here.cluster.transport(number)
+        transport.open(programs[0].mesh, joined(programs))
+        found.append(ForwardRank(programs, number, transport, here.device, train.seed, functions))
+    return Ranks(here, found)
+
+
+def joined(programs: Sequence[Program]) -> dict[Channel, Traffic]:
+    """The channels of all programs, each with the largest traffic of any."""
+    found: dict[Channel, Traffic] = {}
+    for program in programs:
+        for channel, traffic in program.channels.items():
+            found[channel] = traffic.or_more(found.get(channel, traffic))
+    return found
