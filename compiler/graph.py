@@ -124,8 +124,8 @@ class Parameter:
     applies: whether a `dot` or an `embedding` reads it. A `buffer` and what is `frozen` have no gradient. `kept` are
     stages that keep it even if no operation of a microbatch reads it there: those that compute updates of buffers from
     it, and those where another program of the run reads it. A buffer that `is_state` holds what a program that goes
-    through a sequence part by part keeps of earlier parts (`partita.compiler.passes.decode`). A `part` of a parameter is
-    one of its own; `initial` and `fans` are those of the whole.
+    through a sequence part by part keeps of earlier parts (`partita.compiler.passes.decode`). A `part` of a parameter
+    is one of its own; `initial` and `fans` are those of the whole.
     """
 
     value: Value

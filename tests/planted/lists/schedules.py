@@ -33,8 +33,8 @@ MISTAKES = [
     Planted(
         "logarithms-of-parts-added",
         "compiler/ops/loss.py",
-        'denominator = pointwise(build, "add", pointwise(build, "log", total), peak)\n        return pointwise(build, "subtract", denominator, picked), denominator\n\n    def flops',
-        'denominator = pointwise(build, "add", total, peak)\n        return pointwise(build, "subtract", denominator, picked), denominator\n\n    def flops',
+        'pointwise(build, "log", total)',
+        "total",
         "tests/training/test_shared_vocabulary.py",
     ),
     Planted(
