@@ -117,7 +117,7 @@ def test_the_certificate(changes):
                 }
             ),
             "E0417",
-            19,
+            18,
             9,
             "`log_softmax(logits, over = vocab)` needs all of it at once",
         ),
