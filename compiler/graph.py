@@ -103,6 +103,19 @@ class Node:
         return value
 
 
+@frozen
+class Part:
+    """What a parameter is one of: the parts of a parameter `name` of type `master`, along `axis`, one for each rank of
+    the mesh axis `over`.
+    """
+
+    name: str
+    master: Type
+    axis: str
+    over: str
+    rank: int
+
+
 @frozen(eq=False)
 class Parameter:
     """A trained tensor or a buffer. `value` is what the model computes with; the master copy has type `master`.
@@ -111,7 +124,8 @@ class Parameter:
     applies: whether a `dot` or an `embedding` reads it. A `buffer` and what is `frozen` have no gradient. `kept` are
     stages that keep it even if no operation of a microbatch reads it there: those that compute updates of buffers from
     it, and those where another program of the run reads it. A buffer that `is_state` holds what a program that goes
-    through a sequence part by part keeps of earlier parts (`partita.compiler.passes.decode`).
+    through a sequence part by part keeps of earlier parts (`partita.compiler.passes.decode`). A `part` of a parameter
+    is one of its own; `initial` and `fans` are those of the whole.
     """
 
     value: Value
@@ -123,6 +137,7 @@ class Parameter:
     buffer: bool = False
     kept: tuple[int, ...] = ()
     frozen: bool = False
+    part: Part | None = None
     is_state: bool = False
 
     __repr__ = shortened

@@ -6,7 +6,7 @@ Every intermediate form can be printed as text (`partita compile --emit`).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
@@ -16,13 +16,15 @@ from typing import TypeVar
 from attrs import evolve
 
 from partita.compiler.codegen.assemble import assemble
+from partita.compiler.codegen.whole_parameters import with_whole_parameters
 from partita.compiler.codegen.writer import Probe
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.nodes import product_flops, seconds
 from partita.compiler.fit.remat import fitted
 from partita.compiler.fit.schedule import scheduled
-from partita.compiler.graph import Node
+from partita.compiler.graph import Graph, Node
 from partita.compiler.mesh import mesh_of
+from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.build import build
 from partita.compiler.passes.cut import cut, portable_values
@@ -42,6 +44,7 @@ from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
 from partita.compiler.passes.shard.undeclared import undeclared_splits
+from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
@@ -63,7 +66,7 @@ from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
 from partita.dsl.builtins import ALL, DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.divisibility import schedule_span
+from partita.dsl.divisibility import schedule_span, shared_axes
 from partita.dsl.language_model import no_output
 from partita.dsl.report import listed
 
@@ -85,7 +88,7 @@ def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, C
     training = compile_spec(given, gpu=gpu)
     if training.train.eval is None:
         return training, None
-    return training, compile_spec(given, training=False, placement=training.schedule.placement, gpu=gpu)
+    return training, compile_spec(given, training=False, placement=training.schedule.own_placement, gpu=gpu)
 
 
 def compile_spec(
@@ -148,7 +151,8 @@ def schedule_spec(given: language.Spec) -> Scheduled:
 def assembled(state: Scheduled, probe: Probe | None = None) -> Compilation:
     """The program of a plan. With a `probe` that observes it, torch compiles none of it."""
     program = assemble(state.plan, state.partitioned, state.update, state.compiled and probe is None, probe)
-    return extended(Compilation, state, program=program)
+    whole = with_whole_parameters(program, state.partitioned.graph.parameters, state.updates)
+    return extended(Compilation, state, program=whole)
 
 
 def _scheduled(state: Configured) -> Scheduled:
@@ -163,7 +167,7 @@ def compile_evaluation(given: language.Spec, training: Compilation, rows: int, g
     and the model cannot do with less (E0623).
     """
     with _collector_paused():
-        return _evaluation(_configured(given, False, training.schedule.placement, gpu), rows)
+        return _evaluation(_configured(given, False, training.schedule.own_placement, gpu), rows)
 
 
 def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
@@ -276,7 +280,11 @@ def _place(state: Built) -> Placed:
         one = build(state.beside.model, state.train.precision, False)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
+    shared = shared_axes(state.spec)
+
     def cost(node: Node) -> float:
+        if any(value.type.has(axis) for value in (*node.inputs, *node.outputs) for axis in shared):
+            return 0.0  # of all stages alike
         node = of_one_batch.get(node.outputs[0].name, node)
         op = node.op.evaluated
         return 0.0 if op is None else seconds(evolve(node, op=op), state.device)
@@ -288,7 +296,29 @@ def _place(state: Built) -> Placed:
 
 def _differentiate(state: Placed) -> Differentiated:
     joint = fuse(differentiate(state.placed)) if state.training else state.placed
-    return extended(Differentiated, state, joint=joint, flops=product_flops(joint))
+    flops = product_flops(joint)
+    shared, pipeline = shared_axes(state.spec), state.pipeline
+    if not shared or pipeline.axis is None or pipeline.ranks == 1:
+        return extended(Differentiated, state, joint=joint, flops=flops)
+    joint, stages = spread(joint, shared, pipeline.axis, pipeline.ranks, pipeline.stages, portable_values(joint))
+    rules, updates = of_parts(joint, state.rules), of_parts(joint, state.updates)
+    _check_parts(joint, updates)
+    return extended(Differentiated, state, joint=joint, flops=flops, spread=stages, rules=rules, updates=updates)
+
+
+def _check_parts(graph: Graph, updates: Mapping[str, Update]) -> None:
+    """Refuse (E0417) a parameter in parts that its optimizer cannot update as such."""
+    for parameter in graph.parameters:
+        part, update = parameter.part, updates.get(parameter.name)
+        if part is not None and update is not None and part.rank == 0:
+            parts = part.master.axis(part.axis).size // parameter.master.axis(part.axis).size
+            if update.whole or not update.splits(part.master, part.axis, parts):
+                raise refuse(
+                    "E0417",
+                    f"`{part.name}` cannot be split over the pipeline: its optimizer updates it as a whole",
+                    parameter.span,
+                    help="use an elementwise optimizer for it, such as `adamw`",
+                )
 
 
 def _recompute(state: Differentiated) -> Differentiated:
@@ -316,7 +346,7 @@ def _split(state: Differentiated) -> Microbatched:
 
 
 def _shard(state: Microbatched) -> Sharded:
-    defaults = default_layouts(state.spec.layout, state.mesh)
+    defaults = default_layouts(state.spec, state.mesh)
     # Parameters stored sharded are gathered once a step if all of them fit in a quarter of the memory.
     stored = "state" if state.reads_means else "param"
     gathered = max(gathered_bytes(state.step, defaults, stored), default=0) * state.pipeline.chunks
@@ -348,7 +378,8 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
 
 
 def _cut(state: Sharded) -> Cut:
-    return extended(Cut, state, partitioned=overlapped(grouped(cut(state.sharded.graph, state.pipeline.stages))))
+    partitioned = cut(state.sharded.graph, state.stages, state.spread)
+    return extended(Cut, state, partitioned=overlapped(grouped(partitioned)))
 
 
 def _update(state: Cut) -> Partitioned:

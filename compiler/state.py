@@ -22,7 +22,7 @@ from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, StepPlan
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
-from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reprs import Pictured, count, outline
@@ -109,10 +109,18 @@ class Placed(Built):
 
 @frozen(eq=False, kw_only=True)
 class Differentiated(Placed):
-    """Adds the gradients, over a full batch; `flops` are those of a step's matrix products, recomputation excluded."""
+    """Adds the gradients, over a full batch; `flops` are those of a step's matrix products, recomputation excluded.
+    `spread` are the stages of an axis that all ranks of the pipeline share.
+    """
 
     joint: Graph
     flops: float
+    spread: Spread | None = None
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, those of parts included."""
+        return self.pipeline.stages if self.spread is None else self.spread.total
 
 
 @frozen(eq=False, kw_only=True)

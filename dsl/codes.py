@@ -108,11 +108,12 @@ CODES: dict[str, Code] = {
     "E0409": Code("rule matches nothing", "A path of a `place` or `recompute` rule does not name a part of the model, or a path of an optimizer's rule names no parameter.", "Check the spelling."),
     "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
     "E0411": Code("size does not divide evenly", "An axis that a rule splits must be divisible by the sizes of its mesh axes, after the batch is split into microbatches.", "Choose sizes of the axis and of the mesh that divide evenly."),
-    "E0412": Code("mesh axis used twice", "A mesh axis is used either for the pipeline or to split tensors, not both.", "Use another mesh axis for one of the two."),
+    "E0412": Code("mesh axis used twice", "A mesh axis is used either for the pipeline or to split tensors, not both; except for the axis of a vocabulary, which all ranks of the pipeline can share.", "Use another mesh axis for one of the two."),
     "E0413": Code("not a profile", "`profile(…)` reads a file written by `partita profile`.", "`partita profile -o machine.json`"),
     "E0414": Code("parameter without a rule", "Every parameter needs a rule of the optimizer; the first that matches applies.", "End with `update all -> adamw(…)`, or `freeze all`."),
     "E0415": Code("nothing is trained", "The optimizer freezes every parameter of the model.", "`update … -> adamw(…)` before `freeze all`."),
     "E0416": Code("optimizer does not fit", "The optimizer of a rule cannot update a parameter that the rule matches: `muon` updates matrices, which a `dot` reads.", "`update matrices -> muon(…)`, then a rule for the others."),
+    "E0417": Code("axis cannot be shared by the pipeline", "All ranks of a pipeline can share an axis that is looked up in before the first stage, or reduced by the loss after the last one, in one exchange.", "Split it over another mesh axis."),
     # ------------------------------------------------------------ schedules
     "E0501": Code("invalid schedule", "Every forward and backward action of every chunk and microbatch must appear exactly once, after its dependencies.", "See the invariants in docs/schedules.md."),
     "E0502": Code("schedule deadlocks", "Ranks would wait for each other forever; the message shows the cycle.", "Reorder the actions in the cycle."),

@@ -20,7 +20,7 @@ def report_misfits(given: spec.Spec, report: Report) -> None:
     """Report what does not fit in the model, layout and schedule that `train` chooses: E0402, E0406, E0411, E0412."""
     if given.model is None or given.train is None:
         return
-    found = [*_unused(given), *_microbatches(given), *mesh_axis_conflicts(given.layout)] or _splits(given)
+    found = [*_unused(given), *_microbatches(given), *mesh_axis_conflicts(given)] or _splits(given)
     for diagnostic in found:
         report.add(diagnostic)
 
@@ -51,14 +51,23 @@ def unequal(axis: Axis, microbatches: int, schedule: Span | None, tensor: str, d
     )
 
 
-def mesh_axis_conflicts(layout: spec.Layout | None) -> Iterator[Diagnostic]:
-    """E0412 for each rule that shards tensors over the mesh axis of the pipeline stages."""
-    rules = layout.rules if layout else ()
-    stages = next((rule for rule in rules if isinstance(rule, spec.StageRule | spec.PlaceRule)), None)
-    for rule in rules:
+# Functions that range over a vocabulary.
+OF_VOCABULARIES = ("cross_entropy", "embedding")
+
+
+def mesh_axis_conflicts(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0412 for each rule that shards tensors over the mesh axis of the pipeline stages, except axes of a vocabulary:
+    all its ranks can share these.
+    """
+    stages = _stage_rule(given.layout)
+    for rule in given.layout.rules if given.layout else ():
         if stages is None or not isinstance(rule, spec.ShardRule) or stages.mesh_axis not in rule.mesh_axes:
             continue
-        wanted = " or ".join(f"`{target.name}`" for target in rule.targets)
+        known = _vocabularies(given)
+        wrong = [each for each in rule.targets if each.is_class or each.path is not None or each.name not in known]
+        if not wrong:
+            continue
+        wanted = " or ".join(f"`{target.name}`" for target in wrong)
         yield Diagnostic(
             "E0412",
             f"mesh axis `{stages.mesh_axis}` is used for the pipeline, and cannot also split {wanted}",
@@ -66,6 +75,31 @@ def mesh_axis_conflicts(layout: spec.Layout | None) -> Iterator[Diagnostic]:
             (f"`{stages.span.text}`   ({stages.span.place})",),
             "use another mesh axis for one of the two",
         )
+
+
+def shared_axes(given: spec.Spec) -> dict[str, Span]:
+    """The axes that all ranks of the pipeline share, each with the place that says so."""
+    stages = _stage_rule(given.layout)
+    rules = given.layout.rules if given.layout and stages else ()
+    return {
+        target.name: target.span
+        for rule in rules
+        if isinstance(rule, spec.ShardRule) and stages is not None and stages.mesh_axis in rule.mesh_axes
+        for target in rule.targets
+    }
+
+
+def _stage_rule(layout: spec.Layout | None) -> spec.StageRule | spec.PlaceRule | None:
+    rules = layout.rules if layout else ()
+    return next((rule for rule in rules if isinstance(rule, spec.StageRule | spec.PlaceRule)), None)
+
+
+def _vocabularies(given: spec.Spec) -> set[str]:
+    """The axes that embeddings look up in, and losses choose from."""
+    if given.model is None:
+        return set()
+    used = (each for each in spec.applications(given.model.answering) if each.function in OF_VOCABULARIES)
+    return {str(each.options["over"]) for each in used if "over" in each.options}
 
 
 def _declared(tensor: str, place: Span | None) -> str:

@@ -375,11 +375,19 @@ class VirtualRun:
                 for record in stage.record.accumulators:
                     if record.parameter:
                         by_stage = parts.setdefault(record.parameter, {})
-                        by_stage.setdefault(i, {})[rank.rank] = rank.training.totals[i, record.name]
+                        # Ranks that share a parameter have their totals on stages of their own.
+                        own = sum(rank.rank in each for each in by_stage.values())
+                        key = own if self._shared(record.parameter) else i
+                        by_stage.setdefault(key, {})[rank.rank] = rank.training.totals[i, record.name]
         return {
             name: torch.stack([self._whole(name, by_stage[i], state=True) for i in sorted(by_stage)]).sum(0)
             for name, by_stage in parts.items()
         }
+
+    def _shared(self, name: str) -> bool:
+        """Whether the ranks of the pipeline hold parts of a parameter."""
+        program = self.plan.program
+        return any(over == program.mesh.pipe for over, _ in program.parameter(name).layout.states)
 
     def _whole(self, name: str, parts: Mapping[int, torch.Tensor], state: bool = False) -> torch.Tensor:
         """A parameter assembled from the ranks' shards; or (`state`) its gradient's total, or its mean."""

@@ -18,7 +18,7 @@ from partita.compiler.analysis.time import costs_of
 from partita.compiler.codegen.plan import plan_step
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.forward_only import FORWARD_ONLY
-from partita.compiler.schedules.generator import SCHEDULES, own_arguments
+from partita.compiler.schedules.generator import SCHEDULES, Generator, own_arguments
 from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
@@ -56,15 +56,29 @@ def scheduled(state: Partitioned) -> Scheduled:
     span = call.span or state.schedule_call.span
     size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
     if not state.training:
-        return planned_with(state, make(FORWARD_ONLY, *size, span=span, placement=state.placement))
+        return planned_with(
+            state, _shared(state, FORWARD_ONLY, make(FORWARD_ONLY, *size, span=span, placement=state.placement))
+        )
     generator, own = SCHEDULES[call.name], own_arguments(call)
     if not generator.conditional:
-        return planned_with(state, make(generator, *size, span=span, **own))
+        return planned_with(state, _shared(state, generator, make(generator, *size, span=span, **own)))
+    if state.spread is not None:
+        raise refuse(
+            "E0505",
+            f"schedule `{call.name}` is searched for, and cannot be yet where all ranks share an axis",
+            span,
+            help="name an order: `one_f_one_b(microbatches = …)`",
+        )
     conditions = Conditions(costs_of(state), state.partitioned.messages)
     if not generator.bounded:
         return planned_with(state, make(generator, *size, conditions=conditions, span=span, **own))
     limit = float(own.pop(BOUND.name, state.device.memory))
     return _searched(state, partial(make, generator, *size, span=span, **own), conditions, limit, span)
+
+
+def _shared(state: Partitioned, generator: Generator, schedule: Schedule) -> Schedule:
+    """The schedule with the passes over what all ranks share."""
+    return schedule if state.spread is None else generator.shared(schedule, state.spread, costs_of(state).action)
 
 
 def _searched(

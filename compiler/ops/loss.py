@@ -71,6 +71,34 @@ class NegativeLogLikelihood(Op):
         denominator = arranged(build, denominator, targets.type.names)
         return pointwise(build, "subtract", denominator, picked), denominator
 
+    def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """The logarithmic sum of a part, by its own maximum, and the target's logit if it is there.
+
+        So the parts need no common maximum first (Yeung et al., arXiv 2411.05288, algorithm 1).
+        """
+        if axis != self.over:
+            return None
+        logits, targets = node.inputs
+        peak = build.apply(Reduce("max", (self.over,), accumulation(logits.type.dtype)), logits)
+        exponentials = build.apply(ExpSum(self.over), logits, peak)
+        picked = build.apply(Pick(self.over, self.guarded), logits, targets)
+        logarithm = pointwise(build, "add", pointwise(build, "log", exponentials), peak)
+        return arranged(build, logarithm, targets.type.names), picked
+
+    def of_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
+        """The logarithm of the sum of exponentials of the logarithms, by their maximum; the sum of targets' logits."""
+        logarithms, logits = zip(*parts, strict=True)
+        peak, picked = logarithms[0], logits[0]
+        for logarithm, logit in parts[1:]:
+            peak = pointwise(build, "maximum", peak, logarithm)
+            picked = pointwise(build, "add", picked, logit)
+        terms = [pointwise(build, "exp", pointwise(build, "subtract", each, peak)) for each in logarithms]
+        total = terms[0]
+        for term in terms[1:]:
+            total = pointwise(build, "add", total, term)
+        denominator = pointwise(build, "add", pointwise(build, "log", total), peak)
+        return pointwise(build, "subtract", denominator, picked), denominator
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Exponentials of all logits."""
         return 10 * operands[0].elements

@@ -229,6 +229,16 @@ class Op:
         """
         return None
 
+    def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """What one part of `axis` contributes to its results, where parts are exchanged only once; None if that is not
+        enough. `node` is the operation on the part; `of_parts` makes the results of the contributions.
+        """
+        return None
+
+    def of_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
+        """The results of the whole `node` from what its parts contribute, in order."""
+        raise NotImplementedError
+
     def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
         """Another operation, with its operands, whose result is always the same; without an operation, the operand that
         is; None if there is none. `operands` are numbers of `known` values.
@@ -294,8 +304,8 @@ class Op:
             return self
         return evolve(self, dtype=accumulation(dtype))  # type: ignore[misc]
 
-    def unsharded(self, keep: str) -> Op:
-        """The operation without its position on the mesh, except along mesh axis `keep`."""
+    def unsharded(self, keep: Collection[str | None]) -> Op:
+        """The operation without its position on the mesh, except along the mesh axes `keep`."""
         return self
 
     # ------------------------------------------------------------ costs

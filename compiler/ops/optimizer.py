@@ -107,6 +107,7 @@ class Update(Op):
 
     rate: int = field(default=0, kw_only=True)
     states: ClassVar[tuple[str, ...]]
+    whole: ClassVar[bool] = False  # whether all parts of a parameter must be updated together
     fusible = False
     allocates = False  # it works in place
     overwrites = True

@@ -9,7 +9,7 @@ gone through one after the other are the mesh axis `position`: they begin at the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from hashlib import blake2b
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -105,9 +105,9 @@ class Positioned(Op):
         shards = (*self.shards, (axis, mesh_axis, parts))
         return evolve(self.resized(axis, size), shards=shards)  # type: ignore[misc]
 
-    def unsharded(self, keep: str) -> Op:
-        """Only the cuts along that mesh axis."""
-        return evolve(self, shards=tuple(shard for shard in self.shards if shard[1] == keep))  # type: ignore[misc]
+    def unsharded(self, keep: Collection[str | None]) -> Op:
+        """Only the cuts along those mesh axes."""
+        return evolve(self, shards=tuple(shard for shard in self.shards if shard[1] in keep))  # type: ignore[misc]
 
 
 @op("iota")

@@ -121,6 +121,22 @@ class ArgMax(Op):
         peak = build.apply(Reduce("max", (self.over,), x.type.dtype), x)
         return (pointwise(build, "negate", build.apply(FirstIndex(self.over), x, peak)),)
 
+    def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """The maximum of a part, and minus the first index at which it attains it."""
+        if axis != self.over:
+            return None
+        (x,) = node.inputs
+        peak = build.apply(Reduce("max", (self.over,), x.type.dtype), x)
+        return peak, build.apply(FirstIndex(self.over), x, peak)
+
+    def of_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
+        """The index of the first part with the greatest maximum."""
+        peak, first = parts[0]
+        for other, index in parts[1:]:
+            first = pointwise(build, "where", pointwise(build, "greater", other, peak), index, first)
+            peak = pointwise(build, "maximum", peak, other)
+        return (pointwise(build, "negate", first),)
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One for each element read."""
         return operands[0].elements

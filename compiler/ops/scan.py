@@ -11,7 +11,7 @@ and one product follows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -142,7 +142,7 @@ class Scan(Op):
         """With the body's operations told their shards."""
         return evolve(self, body=self.body.sharded(axis, size, mesh_axis, parts))  # type: ignore[misc]
 
-    def unsharded(self, keep: str) -> Op:
+    def unsharded(self, keep: Collection[str | None]) -> Op:
         """With the body's operations without their positions on the mesh."""
         steps = tuple(evolve(step, op=step.op.unsharded(keep)) for step in self.body.steps)
         return evolve(self, body=evolve(self.body, steps=steps))  # type: ignore[misc]

@@ -134,6 +134,8 @@ class Adafactor(Update):
     clip_threshold: float
     decay: float
 
+    whole = True
+
     @property
     def states(self) -> tuple[str, ...]:  # type: ignore[override]
         """The means of squares over columns and over rows, or of each element."""

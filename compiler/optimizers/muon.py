@@ -111,6 +111,7 @@ class Muon(Update):
     scale: float
     decay: float
     states = ("momentum",)
+    whole = True
     results = ("", "momentum")
 
     def operands(

@@ -8,13 +8,14 @@ step). Removing the pairs and joining the stages gives back the graph before the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attrs import evolve, frozen
 
 from partita.compiler.graph import LAST, Accumulator, Graph, Input, Node, Parameter, Phase, Value
 from partita.compiler.instructions import Direction, Message
 from partita.compiler.ops.communication import Receive, Send, Transfer
+from partita.compiler.schedules.schedule import Spread
 from partita.dsl.diagnostic import refuse
 from partita.dsl.reprs import count, outline
 
@@ -35,11 +36,18 @@ class StageGraph:
 
 @frozen(eq=False)
 class PartitionedGraph:
-    """All stages, the messages between them, and the graph that they were cut from."""
+    """All stages, the messages between them, and the graph that they were cut from. `first` are the stages that come
+    before stage 0.
+    """
 
     graph: Graph
     stages: tuple[StageGraph, ...]
     messages: tuple[Message, ...]
+    first: frozenset[int] = frozenset()
+
+    def depth(self, stage: int) -> int:
+        """The place of a stage in the order in which F runs through them."""
+        return stage - len(self.stages) if stage in self.first else stage
 
     def __repr__(self) -> str:
         facts = (count(len(self.stages), "stage"), count(len(self.messages), "message"))
@@ -54,13 +62,15 @@ class PartitionedGraph:
         return found
 
 
-def cut(graph: Graph, stages: int) -> PartitionedGraph:
-    """Cut a placed graph. Raises Refused (E0405) if a value would have to flow backward."""
+def cut(graph: Graph, stages: int, spread: Spread | None = None) -> PartitionedGraph:
+    """Cut a placed graph; `spread` says which stages come before the first. Raises Refused (E0405) if a value would
+    have to flow backward.
+    """
     graph = _whole_messages(graph)
     portable = portable_values(graph)
     producer: dict[Value, Node] = {v: node for node in graph.nodes for v in node.outputs if v not in portable}
     wanted = _copies(graph, portable, stages)
-    crossing = _crossing(graph, producer)
+    crossing = _crossing(graph, producer, spread.first if spread else frozenset())
     messages: list[Message] = []
     locals_: list[dict[Value, Value]] = [{} for _ in range(stages)]
     nodes: list[list[Node]] = [[] for _ in range(stages)]
@@ -97,6 +107,7 @@ def cut(graph: Graph, stages: int) -> PartitionedGraph:
         graph,
         tuple(_stage(graph, index, local, accumulators, set() if index else kept) for index, local in enumerate(nodes)),
         tuple(messages),
+        spread.first if spread is not None else frozenset(),
     )
 
 
@@ -172,7 +183,7 @@ def _copies(graph: Graph, portable: set[Value], stages: int) -> dict[Node, tuple
     return copies
 
 
-def _crossing(graph: Graph, producers: dict[Value, Node]) -> dict[Value, tuple[int, ...]]:
+def _crossing(graph: Graph, producers: dict[Value, Node], first: Collection[int]) -> dict[Value, tuple[int, ...]]:
     """The other stages that read each value, in ascending order."""
     crossing: dict[Value, dict[int, None]] = {}
     for node in graph.nodes:
@@ -184,7 +195,8 @@ def _crossing(graph: Graph, producers: dict[Value, Node]) -> dict[Value, tuple[i
                 continue
             source, destination = producer.placed_on, node.placed_on
             forward = producer.phase is Phase.FORWARD
-            if forward and node.phase is Phase.FORWARD and destination < source:
+            back = source not in first and (destination in first or destination < source)
+            if forward and node.phase is Phase.FORWARD and back:
                 raise refuse(
                     "E0405",
                     f"`{value.name}` is produced on stage {source} but read on the earlier stage {destination}",
@@ -192,7 +204,7 @@ def _crossing(graph: Graph, producers: dict[Value, Node]) -> dict[Value, tuple[i
                     notes=[f"produced at {producer.span.place}" if producer.span else "made there"],
                     help="place its reader on the same stage or a later one",
                 )
-            assert forward or destination < source, f"{value.name} would cross from B of {source} to {destination}"
+            assert forward or back, f"{value.name} would cross from B of {source} to {destination}"
             crossing.setdefault(value, {})[destination] = None
     return {value: tuple(sorted(found)) for value, found in crossing.items()}
 

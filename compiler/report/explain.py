@@ -127,7 +127,7 @@ class _Tensors:
         self.state = state
         self.mesh = state.mesh
         self.records = traffic(state)
-        self.defaults = default_layouts(state.spec.layout, state.mesh)
+        self.defaults = default_layouts(state.spec, state.mesh)
         # The file's names of the loss and the metrics are not those of their values.
         self.results = {name: value.name for name, value in (("loss", state.placed.loss), *state.placed.metrics)}
         self.parameters: dict[str, Parameter] = {each.name: each for each in state.step.parameters}

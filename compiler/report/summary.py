@@ -240,7 +240,7 @@ def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
 
 
 def _undivided(state: Compilation) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    defaults = default_layouts(state.spec.layout, state.mesh)
+    defaults = default_layouts(state.spec, state.mesh)
     found: dict[str, dict[str, None]] = {}
     for name in (each.name for each in state.step.parameters if not each.buffer):
         layouts = state.sharded.parameters[name]

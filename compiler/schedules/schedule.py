@@ -135,6 +135,13 @@ class Schedule:
         """The number of the pipeline's stages on each rank, without parts that all ranks share."""
         return self.chunks if self.spread is None else self.spread.stages // self.spread.ranks
 
+    @property
+    def own_placement(self) -> tuple[tuple[int, ...], ...]:
+        """The placement of the pipeline's own stages."""
+        if self.spread is None:
+            return self.placement
+        return tuple(tuple(stage for stage in line if stage < self.spread.stages) for line in self.placement)
+
     def passes(self, rank: int, action: Action) -> str:
         """The name of an action of a part that all ranks share, by its kind; "" for those of the pipeline's stages."""
         stage = self.placement[rank][action.chunk]

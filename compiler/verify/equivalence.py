@@ -15,8 +15,9 @@ consulted: a program written by hand would be validated the same way. The checks
    squared gradients from which the clipping coefficient is computed (`ending`, `buffers`, `updates`).
 5. The assembled program agrees with these graphs in its records and its transfers (`records`, `transfers`).
 
-The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). The types,
-sharding rules and decompositions (`Op.split`) of operations are trusted; they have their own tests.
+The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). An axis that all
+ranks of the pipeline share is in parts there already; that these amount to the whole is what running a proxy shows. The
+types, sharding rules and decompositions (`Op.split`) of operations are trusted; they have their own tests.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from attrs import define, field
 
@@ -22,8 +23,9 @@ PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD}
 
 @define(eq=False)
 class Messages:
-    """Both ends of every message. `sent` has the messages whose ends match."""
+    """Both ends of every message. `sent` has the messages whose ends match; `depth` is the order of the stages."""
 
+    depth: Callable[[int], int]
     sends: dict[Key, Node] = field(factory=dict)
     receives: dict[Key, Node] = field(factory=dict)
     sent: set[Key] = field(factory=set)
@@ -32,7 +34,7 @@ class Messages:
     @staticmethod
     def of(partitioned: PartitionedGraph, check: Checker) -> Messages:
         """Match the ends of all messages with each other and with `PartitionedGraph.messages`."""
-        found = Messages()
+        found = Messages(partitioned.depth)
         received = {v for stage in partitioned.stages for n in stage.nodes if n.op.receives for v in n.outputs}
         for stage in partitioned.stages:
             for node in stage.nodes:
@@ -60,7 +62,8 @@ class Messages:
         require(value.name == name, f"`{value.name}` is {done} as `{name}`", value)
         require(direction in PHASES, f"`{name}` has no direction")
         forward = direction == "forward"
-        require((source < destination) == forward and source != destination, f"`{name}` travels against its direction")
+        onward = self.depth(source) < self.depth(destination)
+        require(onward == forward and source != destination, f"`{name}` travels against its direction")
         require(node.phase is PHASES[direction], f"`{name}` is {done} in phase {node.phase}", value)
 
     def _match(self, key: Key) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import define
+from attrs import define, evolve
 
-from partita.compiler.graph import Parameter, Value
+from partita.compiler.graph import Parameter, Part, Value
+from partita.compiler.layout import Layout
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -36,23 +37,70 @@ class Records:
         with self.check.at():
             names = [record.name for record in self.program.parameters]
             read = self.partitioned.stage_sets()
-            require(
-                names == [name for name in self.whole.parameters if name in read], "the program has other parameters"
-            )
+            known = dict.fromkeys(self._name(name) for name in self.whole.parameters if name in read)
+            require(names == list(known), "the program has other parameters")
             stages = [stage.index for stage in self.program.stages]
             require(stages == [stage.index for stage in self.partitioned.stages], "the program has other stages")
             entries = [name for name, _, _ in self.update.statistics]
             require(list(self.program.statistics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()
         states = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.parameters}
-        for record in self.program.parameters:
-            declared, _ = self.whole.parameters[record.name]
+        records = {record.name: record for record in self.program.parameters}
+        for name, (declared, _) in self.whole.parameters.items():
+            record = records.get(self._name(name))
+            if record is None or name not in stage_sets:
+                continue
             with self.check.at(declared.span, f"the record of `{record.name}`"):
-                own = states.get(record.name, ())
-                self._parameter(record, declared, stage_sets[record.name], own)
+                own = states.get(name, ())
+                if declared.part is None:
+                    self._parameter(record, declared, stage_sets[name], own)
+                else:
+                    self._of_part(record, declared, declared.part, stage_sets[name], own)
         for stage, graph in zip(self.program.stages, self.partitioned.stages, strict=True):
             with self.check.at(where=f"the record of stage {stage.index}"):
-                _stage(stage, graph)
+                self._stage(stage, graph)
+
+    def _name(self, name: str) -> str:
+        """The name of a parameter's record: that of the whole, if it is a part of one."""
+        part = self.whole.parameters[name][0].part if name in self.whole.parameters else None
+        return part.name if part is not None else name
+
+    def _of_part(
+        self,
+        record: ParameterRecord,
+        declared: Parameter,
+        part: Part,
+        stages: tuple[int, ...],
+        states: tuple[tuple[str, Value], ...],
+    ) -> None:
+        """The record of a whole parameter describes each of its parts: those of ranks, along their mesh axis."""
+        outer = ((part.over, part.axis),)
+        for layout in (record.layout, record.state_layout):
+            require(layout.states[:1] == outer, f"the parts of `{record.name}` are not said to be those of ranks")
+        parts = part.master.axis(part.axis).size // declared.master.axis(part.axis).size
+        same = parts == self.check.rules.mesh.sizes[part.over] and record.type == part.master
+        require(
+            same and part.master.resized(part.axis, declared.master.axis(part.axis).size) == declared.master,
+            f"`{record.name}` is another parameter than its parts are of",
+        )
+        ranks = {self.program.stages[stage].rank for stage in stages}
+        require(ranks == {part.rank}, f"part {part.rank} of `{record.name}` is on ranks {sorted(ranks)}")
+        require(set(stages) <= set(record.stages), f"`{record.name}` is not on stages {stages}")
+        sizes = {size.name: size for size in declared.master.axes}
+        own = evolve(
+            record,
+            type=declared.master,
+            stages=stages,
+            layout=Layout(record.layout.states[1:]),
+            state_layout=Layout(record.state_layout.states[1:]),
+            states=tuple(
+                evolve(each, type=each.type.resized(part.axis, sizes[part.axis].size))
+                if each.type.has(part.axis)
+                else each
+                for each in record.states
+            ),
+        )
+        self._parameter(evolve(own, name=declared.name), declared, stages, states)
 
     def _parameter(
         self,
@@ -78,17 +126,23 @@ class Records:
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(state)}, not {value.layout}", value)
             require(state.copy == (name == EMA), f"`{name}` of `{record.name}` begins as something else", value)
 
-
-def _stage(stage: StageProgram, graph: StageGraph) -> None:
-    require(stage.parameters == tuple(each.name for each in graph.parameters), "the stage has other parameters")
-    wanted = {(each.name, each.batch, each.value.layout) for each in graph.inputs}
-    found = [_part(each) for each in (*stage.inputs, *stage.full_inputs)]
-    require(set(found) == wanted and len(found) == len(graph.inputs), "the stage reads other parts of the inputs")
-    accumulators = tuple(
-        AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum, each.value.layout)
-        for each in graph.accumulators
-    )
-    require(stage.accumulators == accumulators, "the stage has other accumulators")
+    def _stage(self, stage: StageProgram, graph: StageGraph) -> None:
+        names = tuple(self._name(each.name) for each in graph.parameters)
+        require(stage.parameters == names, "the stage has other parameters")
+        wanted = {(each.name, each.batch, each.value.layout) for each in graph.inputs}
+        found = [_part(each) for each in (*stage.inputs, *stage.full_inputs)]
+        require(set(found) == wanted and len(found) == len(graph.inputs), "the stage reads other parts of the inputs")
+        accumulators = tuple(
+            AccumulatorRecord(
+                self._name(each.name),
+                each.value.type,
+                each.parameter and self._name(each.parameter),
+                each.maximum,
+                each.value.layout,
+            )
+            for each in graph.accumulators
+        )
+        require(stage.accumulators == accumulators, "the stage has other accumulators")
 
 
 def _part(each: InputPart) -> tuple[object, ...]:

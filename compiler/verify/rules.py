@@ -102,7 +102,7 @@ class Rules:
 
     def _whole_operation(self, op: Op, placed: Sequence[Value]) -> Op:
         """The operation at global sizes, without positions on the mesh."""
-        whole = op.unsharded(TIME)
+        whole = op.unsharded((TIME, self.mesh.pipe))  # parts of ranks are so in the single-device program
         for value in placed:
             for _, state in value.layout.states:
                 if is_split(state):

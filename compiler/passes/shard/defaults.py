@@ -209,18 +209,22 @@ class DefaultLayouts:
         return tuple(notes[:EXAMPLES]), help
 
 
-def default_layouts(layout: spec.Layout | None, mesh: Mesh) -> DefaultLayouts:
-    """The default layouts of shard rules. Raises Refused (E0412) if one uses the pipeline's mesh axis."""
+def default_layouts(given: spec.Spec, mesh: Mesh) -> DefaultLayouts:
+    """The default layouts of shard rules. Raises Refused (E0412) if one uses the pipeline's mesh axis.
+
+    What all ranks of the pipeline share is in parts already (`partita.compiler.passes.spread`).
+    """
     axes: list[LayoutRule] = []
     tensors: list[LayoutRule] = []
     classes: list[LayoutRule] = []
-    if wrong := list(mesh_axis_conflicts(layout)):
+    if wrong := list(mesh_axis_conflicts(given)):
         raise Refused(wrong)
-    for written in layout.rules if layout else ():
+    for written in given.layout.rules if given.layout else ():
         if not isinstance(written, spec.ShardRule):
             continue
-        for target in written.targets:
-            rule = LayoutRule(target, written.mesh_axes, written.span)
+        mesh_axes = tuple(each for each in written.mesh_axes if each != mesh.pipe)
+        for target in written.targets if mesh_axes else ():
+            rule = LayoutRule(target, mesh_axes, written.span)
             if target.is_class:
                 classes.append(rule)
             elif target.path is not None:

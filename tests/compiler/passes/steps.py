@@ -192,7 +192,7 @@ def shard(form: Form, *, mesh: str, rules: str, links: str = "", hoist: bool = T
     graph = form.graph()
     spec = file_of(graph, mesh, rules, links=links)
     on, _ = mesh_and_pipe(spec)
-    found = sharding(graph, default_layouts(spec.layout, on), Resharding(on), cutting.portable_values(graph), hoist)
+    found = sharding(graph, default_layouts(spec, on), Resharding(on), cutting.portable_values(graph), hoist)
     return Form(sharded_text(found, places=False), found)
 
 

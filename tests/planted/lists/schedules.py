@@ -24,6 +24,27 @@ MISTAKES = [
         f"{SCHEDULES}::test_bubbles_are_the_closed_forms_at_equal_costs",
     ),
     Planted(
+        "no-more-microbatches-in-flight-for-a-shared-vocabulary",
+        "compiler/schedules/spread.py",
+        "wanted = min(len(forwards), before + more)",
+        "wanted = min(len(forwards), before)",
+        "tests/compiler/schedules/test_spread.py::test_two_more_microbatches_are_in_flight",
+    ),
+    Planted(
+        "logarithms-of-parts-added",
+        "compiler/ops/loss.py",
+        'pointwise(build, "log", total)',
+        "total",
+        "tests/training/test_shared_vocabulary.py",
+    ),
+    Planted(
+        "every-rank-looks-up-the-same-part",
+        "compiler/passes/spread.py",
+        "op = op.sharded(axis, self._size(node, axis), self.over, len(self.ranks))",
+        "op = op.resized(axis, self._size(node, axis))",
+        "tests/training/test_shared_vocabulary.py",
+    ),
+    Planted(
         "backwards-in-the-order-of-chunks",
         "compiler/schedules/interleaved_1f1b.py",
         "for members in groups for chunk in reversed(range(chunks)) for m in members",

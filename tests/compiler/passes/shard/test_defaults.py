@@ -29,7 +29,7 @@ train {{ data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }}
 
 def defaults(kind: str, over: str, data: int, tensor: int) -> DefaultLayouts:
     spec = checked(TEXT.format(kind=kind, over=over, data=data, tensor=tensor), "homes.par", ())
-    return default_layouts(spec.layout, Mesh((("data", data), ("tensor", tensor))))
+    return default_layouts(spec, Mesh((("data", data), ("tensor", tensor))))
 
 
 def expected(type: Type, compute: Layout, over: list[str], sizes: dict[str, int]) -> Layout:

@@ -1,0 +1,138 @@
+"""`shard vocab -> pipe`: all ranks of the pipeline share the lookup and the output layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import pytest
+
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.verify.equivalence import validate
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load_text
+from tests.marks import soak
+from tests.training.test_partition import check
+
+FILE = """\
+axis batch = 8, seq = 4, embed = 6, ffn = 8, vocab = 12
+
+model lm(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param table: [vocab, embed] ~ normal(0.2)
+  param head: [vocab, embed] ~ normal(0.05)
+  let x = embedding(tokens, table, over = vocab)
+  repeat 4 as layer {
+    param up: [embed, ffn] ~ normal(0.3)
+    param down: [ffn, embed] ~ normal(0.3)
+    let x = x + dot(gelu(dot(x, up, over = embed)), down, over = ffn)
+  }
+  let logits = dot(layer_norm(x, over = embed), head, over = embed)
+  loss cross_entropy(logits, targets, over = vocab)
+  metric right = accuracy(logits, targets, over = vocab)
+}
+mesh two(pipe = 2, tensor = 1)
+layout cut on two {
+  RULE
+  stage layer -> pipe
+}
+layout whole on two { }
+schedule s = one_f_one_b(microbatches = 4)
+train {
+  model = lm
+  layout = cut
+  schedule = s
+  data = random()
+  optimizer = adamw(lr = 0.01)
+  precision = f64
+  clip = 0.5
+  steps = 2
+  eval = every(1, batches = 1)
+}
+"""
+ORDER = "one_f_one_b(microbatches = 4)"
+WHOLE = ("two.pipe=1", "two.tensor=1", "layout=whole", "schedule=gpipe(microbatches=1)")
+TIED = {"  param head: [vocab, embed] ~ normal(0.05)\n": "", "head, over": "table, over"}
+
+
+def text_of(rule: str = "shard vocab -> pipe", order: str = ORDER, changes: Mapping[str, str] | None = None) -> str:
+    text = FILE.replace("RULE", rule).replace(ORDER, order)
+    for old, new in (changes or {}).items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+def refused(text: str):
+    given, diagnostics = load_text(text, "lm.par")
+    if given is None:
+        return next(each for each in diagnostics if each.severity == "error")
+    with pytest.raises(Refused) as found:
+        compile_spec(given)
+    return found.value.diagnostics[0]
+
+
+CASES = [
+    ("shard vocab -> pipe", ORDER, {}),
+    ("shard vocab -> pipe", "interleaved_1f1b(microbatches = 4, chunks = 2)", TIED),
+    *soak(
+        ("shard vocab -> pipe, tensor", "zb_v(microbatches = 4)", {**TIED, "tensor = 1": "tensor = 2"}),
+        ("shard vocab -> pipe\n  shard ffn -> tensor", "zb_h1(microbatches = 4)", {"tensor = 1": "tensor = 2"}),
+        ("shard vocab -> pipe\n  recompute all", "interlaced(microbatches = 4)", {}),
+        ("shard vocab -> pipe\n  shard param, batch -> tensor", ORDER, {**TIED, "tensor = 1": "tensor = 2"}),
+        ("shard vocab -> pipe", "gpipe(microbatches = 2)", {"pipe = 2": "pipe = 4", "steps": "ema = 0.9 steps"}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "order", "changes"), CASES)
+def test_the_numbers_are_those_of_one_device(rule, order, changes, tmp_path):
+    text = text_of(rule, order, changes=changes)
+    check(SimpleNamespace(text=text, single=WHOLE), 3, tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{}, TIED])
+def test_the_certificate(changes):
+    given, _ = load_text(text_of(changes=changes), "lm.par")
+    state = compile_spec(given)
+    assert validate(state).passed, [each.render() for each in validate(state).problems]
+    # Each rank holds half of the rows, the table's once even where it is the output layer too.
+    table = state.program.parameter("lm.table")
+    assert (str(table.layout), table.type.axis("vocab").size) == ("vocab/pipe", 12)
+    assert {state.program.stages[stage].rank for stage in table.stages} == {0, 1}
+    assert not [each for rank in state.program.ranks for each in rank.sends]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line", "column", "words"),
+    [
+        (text_of("shard seq -> pipe"), "E0412", 18, 3, "cannot also split `seq`"),
+        (text_of("shard lm.head: vocab -> pipe"), "E0412", 18, 3, "cannot also split `vocab`"),
+        (text_of("shard state -> pipe"), "E0412", 18, 3, "cannot also split `state`"),
+        (text_of(changes={"vocab = 12": "vocab = 13"}), "E0411", 18, 9, "does not divide over `pipe` of 2"),
+        (
+            text_of(
+                changes={
+                    "logits, targets, over = vocab)\n  metric": "log_softmax(logits, over = vocab), targets, "
+                    "over = vocab)\n  metric"
+                }
+            ),
+            "E0417",
+            18,
+            9,
+            "`log_softmax(logits, over = vocab)` needs all of it at once",
+        ),
+        (text_of(order="auto(microbatches = 4)"), "E0505", 22, 14, "is searched for"),
+        (
+            text_of(changes={"adamw(lr = 0.01)": "adafactor(lr = 0.01)"}),
+            "E0417",
+            4,
+            9,
+            "its optimizer updates it as a whole",
+        ),
+    ],
+)
+def test_wrong_files(text, code, line, column, words):
+    found = refused(text)
+    assert (found.code, found.span.line, found.span.column) == (code, line, column), found.render()
+    assert words in found.message
+    assert found.help
