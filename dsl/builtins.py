@@ -136,9 +136,12 @@ class Signature:
 
 @frozen(kw_only=True, eq=False)
 class DataSignature(Signature):
-    """A source of data. `textual`: its ids are those of text, bytes unless a call says otherwise."""
+    """A source of data. `textual`: its ids are those of text, bytes unless a call says otherwise. `named`: it yields
+    what it calls by a name; otherwise whatever inputs a model has.
+    """
 
     textual: bool = False
+    named: bool = True
 
 
 def _table(*signatures: Signature) -> dict[str, Signature]:

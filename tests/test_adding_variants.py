@@ -362,6 +362,7 @@ ELSE = {
         "compiler/pipeline.py": "of `recompute` rules",
         "compiler/planner/space.py": "of `recompute` rules",
         "dsl/layouts.py": "of `recompute` rules",
+        "dsl/occurrences.py": "of `recompute` rules",
         "dsl/parser.py": "of `recompute` rules",
         "dsl/plans.py": "of `recompute` rules",
     },
@@ -385,8 +386,10 @@ ELSE = {
         "testing/strategies.py": "a placement, and an order",
     },
     "compile": {"cli/training/standalone.py": "a setting"},
+    "completion": {"cli/extras.py": "an extra of the package", "cli/main.py": "an extra of the package"},
     "schedule": {
         "cli/checkpoint.py": "what a checkpoint says",
+        "cli/completing.py": "an entry of `train`",
         "cli/compile.py": "a form of the program",
         "cli/plan.py": "what a plan says",
     },

@@ -14,6 +14,7 @@ from attrs import define, frozen
 
 from partita.cli.editor.workspace import Place, Workspace, World, replaced
 from partita.dsl import limits, tree
+from partita.dsl.builtins import DATA
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.lexer import RESERVED_WORDS
 from partita.dsl.occurrences import BOUND, IN_EXPRESSIONS, Occurrence
@@ -172,7 +173,8 @@ def _clear(world: World, name: Everywhere) -> None:
 def _reads_data(train: tree.Train) -> bool:
     """Whether inputs are bound to what is called like them outside."""
     calls = [tree.bare(each.value) for each in train.table.entries if each.key.text == "data"]
-    return any(not (isinstance(call, tree.Call) and call.name.text == "random") for call in calls)
+    sources = [DATA.get(call.name.text) for call in calls if isinstance(call, tree.Call)]
+    return len(sources) < len(calls) or any(source is None or source.named for source in sources)
 
 
 def _same(workspace: Workspace, after: Workspace, world: World, name: Everywhere, to: str) -> None:

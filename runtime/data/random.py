@@ -24,4 +24,4 @@ def open_random(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, us
     return open_noise(call, inputs, seed, root, use)
 
 
-register(Source("random", open=open_random))
+register(Source("random", open=open_random, named=False))

@@ -112,7 +112,7 @@ def test_check_imports_neither_torch_nor_what_builds_the_grammar():
         [sys.executable, "-c", code, str(SPECS / "gpt.par")], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    variants = ["compiler.layout", "compiler.ops", "compiler.optimizers", "compiler.schedules"]
+    variants = ["compiler.instructions", "compiler.layout", "compiler.ops", "compiler.optimizers", "compiler.schedules"]
     assert done.stdout.splitlines()[-1] == f"[] {[*variants, 'runtime.data']}"
 
 

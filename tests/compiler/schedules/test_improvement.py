@@ -148,8 +148,8 @@ def test_improved_orders_are_lawful_fit_and_cost_no_more(schedule, weight, whole
     assert now.value[0] >= least * (1 - 1e-9)
 
 
-def searched(minimize: str, ranks: int = 4, microbatches: int = 6) -> tuple[Schedule, float, float]:
-    given_costs = equal_costs(1.0, 1.4, 0.6, 0.3)
+def searched(minimize: str, ranks: int = 4, microbatches: int = 4) -> tuple[Schedule, float, float]:
+    given_costs = equal_costs(2.0, 1.0, 3.0, 1.5)
     memory = Memory((2.0 * ranks,) * ranks, (1.0,) * (2 * ranks), (0.5,) * (2 * ranks))
     conditions = Conditions(given_costs, default_messages(2 * ranks), lambda placement: memory)
     schedule = auto(ranks, 2, microbatches, conditions, minimize)
@@ -159,11 +159,11 @@ def searched(minimize: str, ranks: int = 4, microbatches: int = 6) -> tuple[Sche
 
 
 def test_the_file_says_what_is_minimized():
-    """One objective for loops and Vs: each is at least as good by its own as the other."""
+    """One objective for loops and Vs: each is better by its own than the other, where the two differ."""
     bubble, cost, makespan = searched("bubble")
     step, other, shorter = searched("step_time")
-    assert cost <= other
-    assert shorter <= makespan
+    assert cost < other
+    assert shorter < makespan
     assert (bubble.search.cost, step.search.cost) == (cost, shorter)
     assert bubble.search.least <= cost
     assert step.search.least <= shorter

@@ -135,14 +135,14 @@ MISTAKES = [
     ),
     Planted(
         "norm-not-a-root",
-        "runtime/rank.py",
+        "runtime/evaluation.py",
         'sqrt(squares) if squares >= 0 else float("nan")',
         'squares if squares >= 0 else float("nan")',
         f"{FILE}[tied]",
     ),
     Planted(
         "norm-of-the-last-stage",
-        "runtime/rank.py",
+        "runtime/evaluation.py",
         "squares = sum(value for name, value in named.items() if name.startswith(SQUARE))",
         'squares = max(value for name, value in named.items() if name.startswith(SQUARE) or name == "loss")',
         f"{FILE}[tied]",

@@ -8,8 +8,8 @@ ASSIGN = "tests/compiler/passes/test_assign.py"
 OPTIMIZERS = "tests/runtime/kernels/test_optimizers.py"
 STACKED = "tests/compiler/passes/test_stacked.py"
 MEANS = "tests/runtime/checkpoint/test_ema.py"
-
 MASTERS = "tests/compiler/passes/shard/test_masters.py"
+
 MISTAKES = [
     Planted(
         "lion-steps-by-its-new-mean",

@@ -216,4 +216,11 @@ MISTAKES = [
         'largest, _ = _cut(total, parts, min, float("inf"))',
         "tests/compiler/passes/test_place.py",
     ),
+    Planted(
+        "step-time-judged-as-bubble",
+        "compiler/schedules/auto.py",
+        "times if minimize == BUBBLE else times[::-1]",
+        "times",
+        "tests/compiler/schedules/test_improvement.py::test_the_file_says_what_is_minimized",
+    ),
 ]

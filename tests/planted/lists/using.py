@@ -133,8 +133,8 @@ MISTAKES = [
     Planted(
         "recurrence-begins-anew-with-each-part",
         "compiler/ops/decoding.py",
-        "if c.position else",
-        "if not c.position else",
+        "if c.position else {first.text})",
+        "if not c.position else {first.text})",
         ALONG,
     ),
     Planted(
@@ -147,8 +147,8 @@ MISTAKES = [
     Planted(
         "state-of-another-text",
         "runtime/inference/scoring.py",
-        "                state.zero_()",
-        "                pass",
+        "                    tensor.zero_()",
+        "                    pass",
         f"{INFERENCE}/test_keeping.py::test_a_decoder_of_the_zoo",
     ),
     Planted(

@@ -66,8 +66,8 @@ MISTAKES = [
     Planted(
         "rebound-names-are-other-names",
         "dsl/occurrences.py",
-        "first = scope.setdefault(name.text, name)",
-        "first = scope[name.text] = name",
+        "first, kind = scope.setdefault(name.text, (name, kind))",
+        "first, kind = scope[name.text] = (name, kind)",
         f"{NAMES}::test_a_name_and_all_its_places",
     ),
     Planted(
