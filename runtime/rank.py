@@ -235,12 +235,12 @@ class Rank:
         if not state.reads_means:
             return self.memory
         masters = dict(self.memory.masters)
-        for name in masters:
-            mean = self.memory.states.get((EMA, name))
-            if mean is not None:
-                stored = self.plan.program.parameter(name).state_layout
-                assert state.program.parameter(name).layout == stored, name
-                masters[name] = mean
+        for record in state.program.parameters:  # those that it reads
+            mean = self.memory.states.get((EMA, record.name))
+            if mean is not None and record.name in masters:
+                stored = self.plan.program.parameter(record.name).state_layout
+                assert record.layout == stored, record.name
+                masters[record.name] = mean
         return Memory(masters)
 
     def scorer(self, samples: Samples) -> Scorer:

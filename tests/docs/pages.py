@@ -199,15 +199,11 @@ class Session:
             from partita.cli.main import main
 
             return self._captured(lambda: main(words[1:]))
-        environment = (
-            self.installed.environment
-            if self.installed is not None
-            else os.environ
-            | {
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                "OMP_NUM_THREADS": "1",
-            }
-        )
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        mine = {"PATH": path, "OMP_NUM_THREADS": "1"}
+        environment = self.installed.environment if self.installed is not None else os.environ | mine
+        # Unbuffered: as on a terminal, messages come after what was printed before them.
+        environment = {**environment, "PYTHONUNBUFFERED": "1"}
         done = subprocess.run(
             ["bash", "-c", command.text],
             cwd=self.folder,

@@ -10,7 +10,9 @@ from safetensors.torch import load_file
 
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
+from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
+from tests.files import checked
 from tests.marks import soak
 from tests.runtime.checkpoint.runs import TEXT, plan_of, same, tensors, trained
 
@@ -107,3 +109,15 @@ def test_back_at_the_beginning_means_are_the_initial_values():
     for rank in run.ranks:
         rank.restart()
     same(run.means(), {name: initial[name] for name in run.means()})
+
+
+def test_an_evaluation_need_not_read_every_parameter():
+    text = """axis batch = 4, width = 4
+model m(x: [batch, width]) {
+  param gain, noise: [width] ~ ones()
+  loss mean(where(training(), x * noise, x) * gain)
+}
+train { data = random()  optimizer = sgd(lr = 0.1)  ema = 0.9  steps = 2  eval = every(1, batches = 1, weights = ema) }
+"""
+    run = VirtualRun(prepare(checked(text, "m.par")))
+    assert run.means().keys() == {"m.gain", "m.noise"}
