@@ -215,6 +215,7 @@ def test_google_cloud_storage_is_an_address_too(tmp_path: Path, monkeypatch: pyt
 # ---------------------------------------------------------------- servers that are gone
 
 
+@pytest.mark.soak
 def test_training_goes_on_without_the_server_and_saves_when_it_is_back(
     server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -526,6 +526,7 @@ def is_text(name: str) -> bool:
     return True
 
 
+@pytest.mark.soak
 def test_names_that_are_longer_than_can_be_read_are_refused(once: Path):
     with (
         Commit(once, read_manifest(once, 2)) as commit,
