@@ -248,7 +248,7 @@ MISTAKES = [
     Planted(
         "evaluation-reads-what-is-trained",
         "runtime/rank.py",
-        "                masters[name] = mean\n",
+        "                masters[record.name] = mean\n",
         "                pass\n",
         f"{FILE}[rules]",
     ),
