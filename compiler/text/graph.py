@@ -24,7 +24,8 @@ phase.
     line        fields in order, optional ones in []
     scope       path name [iterations COUNT]
     input       [name] value [limit AXIS] [ignored INT,…] [cut AXIS]
-    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES] [frozen]
+    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES] [frozen] [state]
+                [part RANK of NAME TYPE along AXIS over MESH_AXIS]
     master      parameter value
     accumulator name value [parameter NAME] [maximum] [stage STAGE]
     gradient    parameter value [stage STAGE]
@@ -54,6 +55,7 @@ from partita.compiler.graph import (
     NewValue,
     Node,
     Parameter,
+    Part,
     Phase,
     Scope,
     Value,
@@ -195,6 +197,10 @@ class GraphWriter:
         words += ["buffer"] if each.buffer else []
         words += [f"kept {', '.join(map(str, each.kept))}"] if each.kept else []
         words += ["frozen"] if each.frozen else []
+        words += ["state"] if each.is_state else []
+        if each.part is not None:
+            part = each.part
+            words.append(f"part {part.rank} of {part.name} {part.master} along {part.axis} over {part.over}")
         return f"parameter {' '.join(words)}"
 
     def master(self, each: Master) -> str:
@@ -391,14 +397,17 @@ class GraphReader:
     def parameter(self, text: str) -> Parameter:
         """Parses a parameter."""
         fans, kept = r"fans (\d+), (\d+)", r"kept ([\d, ]+)"
-        words = rf"(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?( buffer)?(?: {kept})?( frozen)?"
-        match = matched(rf"({VALUE}){words}", text)
+        words = rf"(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?( buffer)?(?: {kept})?( frozen)?( state)?"
+        parts = rf"(?: part (\d+) of (\S+) ({TYPE}) along (\S+) over (\S+))?"
+        match = matched(rf"({VALUE}){words}{parts}", text)
         value = self.value(match[1])
         master = parse_type(match[2]) if match[2] else usual_master(value.type)
         initial = parse_call(match[3]) if match[3] else ZEROS
         known = (int(match[4]), int(match[5])) if match[4] else usual_fans(master)
         stages = tuple(map(int, match[8].split(", "))) if match[8] else ()
-        return Parameter(value, master, initial, known, bool(match[6]), None, bool(match[7]), stages, bool(match[9]))
+        decays, buffer, frozen, state = (bool(match[group]) for group in (6, 7, 9, 10))
+        part = Part(match[12], parse_type(match[13]), match[14], match[15], int(match[11])) if match[11] else None
+        return Parameter(value, master, initial, known, decays, None, buffer, stages, frozen, part, state)
 
     def master(self, text: str) -> Master:
         """Parses a master."""

@@ -10,6 +10,8 @@ A partitioned graph: a part for each stage, in which sends and receives are node
     %tiny.x: f32[batch=8] = receive(value='tiny.x', source=0, direction='forward', type=<f32[batch=8]>) F1
     message 0 -> 1 forward 32 B tiny.x
 
+A line `first 4` says of a stage that it comes before stage 0, as those that look a shared vocabulary up do.
+
 The end of a step: for each stage, the nodes that reduce its accumulators, the resulting totals, and the nodes that
 compute its share of the squared norm; for each parameter, the nodes that sum its gradient, and those that update it;
 and the nodes that compute the new values of all buffers. A line `given` declares a value from elsewhere: an
@@ -69,7 +71,8 @@ def stages_text(partitioned: PartitionedGraph, places: bool = True) -> str:
         f"message {each.source} -> {each.destination} {each.direction} {each.bytes} B {each.value}\n"
         for each in partitioned.messages
     )
-    return "".join((*stages, *messages))
+    first = (f"first {stage}\n" for stage in sorted(partitioned.first))
+    return "".join((*stages, *messages, *first))
 
 
 def parse_stages(text: str, graph: Graph) -> PartitionedGraph:
@@ -78,12 +81,14 @@ def parse_stages(text: str, graph: Graph) -> PartitionedGraph:
     words: dict[str, Callable[[str], object]] = {
         "stage": reader.stage,
         "message": reader.message,
+        "first": lambda text: reader.first.add(int(text)),
         "input": lambda text: reader.last.inputs.append(reader.last.reader.input(text)),
         "parameter": lambda text: reader.last.parameters.append(reader.last.reader.parameter(text)),
         "accumulator": lambda text: reader.last.accumulators.append(reader.last.reader.accumulator(text)),
     }
     read_lines(text, words, lambda line: reader.last.nodes.append(reader.last.reader.node(line)))
-    return PartitionedGraph(graph, tuple(stage.graph() for stage in reader.stages), tuple(reader.messages))
+    stages = tuple(stage.graph() for stage in reader.stages)
+    return PartitionedGraph(graph, stages, tuple(reader.messages), frozenset(reader.first))
 
 
 class _StageReader(GraphReader):
@@ -126,6 +131,7 @@ class _StagesReader:
         self.known |= {value.name: value for node in graph.nodes for value in node.outputs}
         self.stages: list[_Stage] = []
         self.messages: list[Message] = []
+        self.first: set[int] = set()
 
     @property
     def last(self) -> _Stage:

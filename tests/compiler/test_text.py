@@ -12,7 +12,7 @@ from partita.compiler import pipeline
 from partita.compiler.graph import Graph
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.shard import ShardedGraph
-from partita.compiler.pipeline import compile_spec
+from partita.compiler.pipeline import compile_outputs, compile_spec
 from partita.compiler.text.graph import graph_text, parse_graph
 from partita.compiler.text.partitioned import parse_stages, parse_update, stages_text, update_text
 from partita.compiler.text.sharded import parse_sharded, sharded_text
@@ -155,3 +155,12 @@ def test_forms_for_people_read_back(capsys: pytest.CaptureFixture[str]) -> None:
         assert difference(parse_graph(capsys.readouterr().out), graph) is None
     assert main(["compile", str(file), "--emit", "sharded"]) == 0
     assert difference(parse_sharded(capsys.readouterr().out).parameters, state.sharded.parameters) is None
+
+
+def test_text_of_a_program_by_parts() -> None:
+    """It has states: buffers that keep what earlier parts leave."""
+    spec = checked((ROOT / "specs" / "tiny.par").read_text(encoding="utf-8"), "tiny.par")
+    state = compile_outputs(spec, part=("seq", 4))
+    assert any(each.is_state for each in state.partitioned.graph.parameters)
+    check_graph(state.partitioned.graph)
+    check_partitioned(state.partitioned)

@@ -11,6 +11,7 @@ from partita.compiler.pipeline import compile_spec
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
+from tests.compiler.test_text import check_every_pass
 from tests.marks import soak
 from tests.training.test_partition import check
 
@@ -88,6 +89,13 @@ CASES = [
 def test_the_numbers_are_those_of_one_device(rule, order, changes, tmp_path):
     text = text_of(rule, order, changes=changes)
     check(SimpleNamespace(text=text, single=WHOLE), 3, tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{}, TIED])
+def test_what_its_passes_make_reads_back_as_the_same(changes):
+    given, _ = load_text(text_of(changes=changes), "lm.par")
+    assert given is not None
+    check_every_pass(given)
 
 
 @pytest.mark.parametrize("changes", [{}, TIED])
