@@ -47,7 +47,7 @@ from partita.compiler.passes.shard.undeclared import undeclared_splits
 from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
 from partita.compiler.schedules.conditions import Placement
-from partita.compiler.schedules.generator import size_of
+from partita.compiler.schedules.generator import one_microbatch, size_of
 from partita.compiler.state import (
     Built,
     Compilation,
@@ -64,7 +64,7 @@ from partita.compiler.state import (
 )
 from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
-from partita.dsl.builtins import ALL, DEFAULT_SCHEDULE
+from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span, shared_axes
 from partita.dsl.language_model import no_output
@@ -75,8 +75,6 @@ OF_THE_BATCH = {"E0406", "E0407"}
 
 # About the size of a transformer with ten thousand layers; a larger model is a mistake.
 MOST_NODES = 100_000
-
-IN_ONE_PIECE = language.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": "batch"})
 
 Before = TypeVar("Before", bound=Configured)
 
@@ -127,19 +125,14 @@ def compile_outputs(
             raise no_output(model, name)
     with _collector_paused():
         placement = beside.schedule.placement if beside is not None else None
-        state = _in_one_piece(_configured(given, training=False, placement=placement, gpu=gpu))
-        state = evolve(state, outputs=tuple(names or known), beside=beside, compiled=False)
+        state = _configured(given, training=False, placement=placement, gpu=gpu)
+        whole = one_microbatch(state.batch)
+        state = evolve(state, schedule_call=whole, outputs=tuple(names or known), beside=beside, compiled=False)
         built = _timed("build", _build, state)
         if part is not None:
             forward, parts = decoded(of_mode(built.forward, False, state.batch), *part, masters=beside is not None)
             built = evolve(built, forward=forward, parts=parts)
         return _timed("assemble", assembled, _rest(_differentiated(built)))
-
-
-def _in_one_piece(state: Configured) -> Configured:
-    """With the whole batch as one microbatch, on the same stages."""
-    call = language.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": state.batch})
-    return evolve(state, schedule_call=language.Schedule(DEFAULT_SCHEDULE, call))
 
 
 def schedule_spec(given: language.Spec) -> Scheduled:
@@ -230,7 +223,7 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
     """Resolve the inputs of the compilation. Raises Refused."""
     start = perf_counter()
     model, train = given.trained
-    schedule = given.schedule or language.Schedule(DEFAULT_SCHEDULE, IN_ONE_PIECE)
+    schedule = given.schedule or one_microbatch(given.batch)
     if model.nodes > MOST_NODES:
         raise refuse(
             "E0008",

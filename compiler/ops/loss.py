@@ -61,14 +61,10 @@ class NegativeLogLikelihood(Op):
 
         All have the size of the results; logits are not communicated (Megatron-LM, arXiv 1909.08053 §3).
         """
-        if axis != self.over:
+        found = self.by_parts(build, node, axis)
+        if found is None:
             return None
-        logits, targets = node.inputs
-        peak = build.apply(Reduce("max", (self.over,), accumulation(logits.type.dtype)), logits)
-        exponentials = build.apply(ExpSum(self.over), logits, peak)
-        picked = build.apply(Pick(self.over, self.guarded), logits, targets)
-        denominator = pointwise(build, "add", pointwise(build, "log", exponentials), peak)
-        denominator = arranged(build, denominator, targets.type.names)
+        denominator, picked = found
         return pointwise(build, "subtract", denominator, picked), denominator
 
     def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:

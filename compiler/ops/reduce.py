@@ -115,11 +115,8 @@ class ArgMax(Op):
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """Along `over`: the maximum, then the first index at which any shard attains it."""
-        if axis != self.over:
-            return None
-        (x,) = node.inputs
-        peak = build.apply(Reduce("max", (self.over,), x.type.dtype), x)
-        return (pointwise(build, "negate", build.apply(FirstIndex(self.over), x, peak)),)
+        found = self.by_parts(build, node, axis)
+        return None if found is None else (pointwise(build, "negate", found[1]),)
 
     def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """The maximum of a part, and minus the first index at which it attains it."""

@@ -18,9 +18,10 @@ changes its layout. `partita.compiler.verify.row_orders` proves that the result 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from math import prod
+from typing import TypeVar
 
 from attrs import evolve, frozen
 
@@ -41,6 +42,8 @@ from partita.compiler.ops.op import Op
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.dsl.types import Axis, Type
+
+T = TypeVar("T")
 
 PHASES = tuple(Phase)  # each reads what those before it made
 
@@ -195,9 +198,8 @@ class _Stage:
 
     def _order(self, key: _Key, reader: Node) -> tuple[Value, ...]:
         known = self.orders.setdefault(key, [])
-        for phase, values in known:
-            if _readable(phase, reader):
-                return values
+        if (found := _readable(known, reader)) is not None:
+            return found
         ids = self._plain(key.ids, reader)
         types = key.order.infer(ids.type)
         rows = layout_in_order(ids.layout, key.rows)
@@ -214,9 +216,8 @@ class _Stage:
     def _rows(self, key: _Key, value: Value, reader: Node) -> Value:
         """A value with its rows in order."""
         known = self.inside.setdefault((key, value), [])
-        for phase, found in known:
-            if _readable(phase, reader):
-                return found
+        if (found := _readable(known, reader)) is not None:
+            return found
         source, (order, *_) = self._plain(value, reader), self._order(key, reader)
         op = TakeRows(key.rows)
         (type,) = op.infer(source.type, order.type)
@@ -231,9 +232,8 @@ class _Stage:
         if key is None:
             return value
         known = self.outside.setdefault(value, [])
-        for phase, found in known:
-            if _readable(phase, reader):
-                return found
+        if (found := _readable(known, reader)) is not None:
+            return found
         made = self._named(value, "again", value.type, value.layout) if known else value
         _, places, _ = self._order(key, reader)
         op = PutRows(key.rows, value.type.names)
@@ -263,8 +263,9 @@ def _by_row(node: Node, key: _Key) -> bool:
     return alone and key.complete(node.output.type)
 
 
-def _readable(phase: Phase, reader: Node) -> bool:
-    return PHASES.index(phase) <= PHASES.index(reader.phase)
+def _readable(known: Iterable[tuple[Phase, T]], reader: Node) -> T | None:
+    """What a node can read of what was made in several phases."""
+    return next((made for phase, made in known if PHASES.index(phase) <= PHASES.index(reader.phase)), None)
 
 
 # ---------------------------------------------------------------- operations on rows in order

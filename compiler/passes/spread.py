@@ -80,7 +80,6 @@ class _Divided:
         graph = evolve(
             self.source,
             parameters=tuple(parameters),
-            nodes=tuple(self.build.nodes),
             loss=self._end(self.source.loss),
             metrics=tuple((name, self._end(value)) for name, value in self.source.metrics),
             gradients=tuple(part for each in self.source.gradients for part in self._gradient(each)),

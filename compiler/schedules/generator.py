@@ -14,10 +14,9 @@ from attrs import frozen
 
 from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement
 from partita.compiler.schedules.spread import with_spread
-from partita.dsl import builtins
-from partita.dsl.builtins import Signature
+from partita.dsl import builtins, spec
+from partita.dsl.builtins import DEFAULT_SCHEDULE, Signature
 from partita.dsl.registry import Registry
-from partita.dsl.spec import Call
 
 # Arguments that every schedule may have; the others are a schedule's own.
 OF_THE_STEP = ("microbatches", "chunks", "over")
@@ -98,9 +97,9 @@ class Generator(Signature):
     bounded: bool = False
     slack: int = 2
     passes: Callable[[int, int], tuple[tuple[int, ...], ...]] | None = None
-    written: Callable[[Call], Schedule] | None = None
-    proxy: Callable[[Call, Sizes], Call] = lambda call, sizes: call
-    fewest: Callable[[Call], int] = lambda call: 0
+    written: Callable[[spec.Call], Schedule] | None = None
+    proxy: Callable[[spec.Call, Sizes], spec.Call] = lambda call, sizes: call
+    fewest: Callable[[spec.Call], int] = lambda call: 0
     legal: Callable[[int, int], Mapping[str, Iterable[Any]]] = lambda ranks, chunks: {}
 
     def shared(self, schedule: Schedule, spread: Spread, seconds: Callable[[int, str], float]) -> Schedule:
@@ -130,7 +129,7 @@ SCHEDULES = cast("Registry[Generator]", builtins.SCHEDULES)
 register = SCHEDULES.register
 
 
-def size_of(call: Call | None) -> tuple[int, int]:
+def size_of(call: spec.Call | None) -> tuple[int, int]:
     """The numbers of chunks and microbatches of a schedule call; 1 and 1 without one.
 
     Raises Refused (E0506) for a file that is not a schedule.
@@ -145,6 +144,12 @@ def size_of(call: Call | None) -> tuple[int, int]:
     return int(chunks), int(call.arguments["microbatches"])
 
 
-def own_arguments(call: Call) -> dict[str, Any]:
+def one_microbatch(batch: str) -> spec.Schedule:
+    """The schedule of a whole batch at once."""
+    call = spec.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": batch})
+    return spec.Schedule(call.name, call)
+
+
+def own_arguments(call: spec.Call) -> dict[str, Any]:
     """The given arguments of a call that are the schedule's own."""
     return {key: value for key, value in call.arguments.items() if key not in OF_THE_STEP and value is not None}

@@ -50,6 +50,30 @@ def plain(orders: Sequence[Codes]) -> bool:
 
 
 @define(eq=False)
+class _Acceptance:
+    """Late acceptance: the best candidate of a walk, and the one from which it goes on."""
+
+    now: Candidate
+    best: Candidate
+    late: list[float] = field(init=False)
+    turn: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.late = [self.now.value[0]] * LATE
+
+    def took(self, found: Candidate) -> bool:
+        """Whether the walk goes on from a candidate."""
+        place = self.turn % LATE
+        self.turn += 1
+        taken = found.value[0] <= self.late[place] or found.value < self.now.value
+        if taken:
+            self.now = found
+            self.best = min(self.best, found, key=lambda each: each.value)
+        self.late[place] = self.now.value[0]
+        return taken
+
+
+@define(eq=False)
 class Improvement:
     """Improves orders for the placement of an estimate, within memory, down to a cost of `least`."""
 
@@ -75,29 +99,25 @@ class Improvement:
 
     def planned(self, start: Candidate, steps: int) -> Candidate:
         """The best order of changed plans and allowances, from a start with a plan, visiting about so many actions."""
-        best, work = start, self._work(start)
-        now = self._made(start.plan, start.allowance)
-        late, until, turn = [now.value[0]] * LATE, self.estimate.steps + steps, 0
-        while self.estimate.steps < until and best.value[0] > self.least:
+        work = self._work(start)
+        walk, until = _Acceptance(self._made(start.plan, start.allowance), start), self.estimate.steps + steps
+        while self.estimate.steps < until and walk.best.value[0] > self.least:
+            plan, allowance = walk.now.plan, walk.now.allowance
             if self.random.random() < 0.3:
-                found = self._made(now.plan, self._allowed(now.allowance, best.value[0] - work))
+                allowance = self._allowed(allowance, walk.best.value[0] - work)
             else:
-                found = self._made(self._moved(now.plan), now.allowance)
-            if found.value[0] <= late[turn % LATE] or found.value < now.value:
-                now = found
-                best = min(best, now, key=lambda each: each.value)
-            late[turn % LATE] = now.value[0]
-            turn += 1
-        return best
+                plan = self._moved(plan)
+            walk.took(self._made(plan, allowance))
+        return walk.best
 
     def refined(self, start: Candidate, steps: int) -> Candidate:
         """The best order with actions moved on the critical path, visiting about so many actions."""
-        best = now = start
-        late, until, turn, again = [now.value[0]] * LATE, self.estimate.steps + steps, 0, 0
-        blocks, tried = critical_blocks(now.orders, self.estimate), set[tuple[int, Codes]]()
-        while self.estimate.steps < until and best.value[0] > self.least and again < EXHAUSTED:
+        walk, until, again = _Acceptance(start, start), self.estimate.steps + steps, 0
+        blocks, tried = critical_blocks(start.orders, self.estimate), set[tuple[int, Codes]]()
+        while self.estimate.steps < until and walk.best.value[0] > self.least and again < EXHAUSTED:
             self.estimate.steps += 1
-            rank, line = self._changed(now.orders, self.random.choice(blocks))
+            orders = walk.now.orders
+            rank, line = self._changed(orders, self.random.choice(blocks))
             again += 1
             if line is None or (rank, line) in tried:
                 continue
@@ -106,15 +126,10 @@ class Improvement:
             self.estimate.steps += len(line)
             if not self.filling.within(rank, line):
                 continue
-            orders = [*now.orders[:rank], line, *now.orders[rank + 1 :]]
-            found = Candidate(self.estimate(orders), orders)
-            if found.value[0] <= late[turn % LATE] or found.value < now.value:
-                now = found
-                best = min(best, now, key=lambda each: each.value)
-                blocks, tried = critical_blocks(now.orders, self.estimate), set()
-            late[turn % LATE] = now.value[0]
-            turn += 1
-        return best
+            orders = [*orders[:rank], line, *orders[rank + 1 :]]
+            if walk.took(Candidate(self.estimate(orders), orders)):
+                blocks, tried = critical_blocks(orders, self.estimate), set()
+        return walk.best
 
     def _made(self, plan: Sequence[Codes], allowance: Allowance) -> Candidate:
         orders = self.filling.orders(plan, allowance)

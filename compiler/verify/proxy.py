@@ -20,10 +20,9 @@ from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.passes.place import pipeline_of
 from partita.compiler.passes.resized import Initial, Resized, of_order_one
-from partita.compiler.schedules.generator import SCHEDULES, Sizes, size_of
+from partita.compiler.schedules.generator import SCHEDULES, Sizes, one_microbatch, size_of
 from partita.compiler.verify.proxy_sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
-from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import Axis
 
@@ -114,8 +113,7 @@ def proxy_of(
 
 def single(given: spec.Spec) -> spec.Spec:
     """The reference semantics of a file: the same training on one device, without layout or microbatching."""
-    call = spec.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": given.batch})
-    return evolve(given, layout=None, schedule=spec.Schedule(call.name, call))
+    return evolve(given, layout=None, schedule=one_microbatch(given.batch))
 
 
 # ---------------------------------------------------------------- pipeline and mesh

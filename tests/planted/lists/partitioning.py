@@ -247,8 +247,8 @@ MISTAKES = [
     Planted(
         "loss-in-parts-without-its-peak",
         "compiler/ops/loss.py",
-        'denominator = pointwise(build, "add", pointwise(build, "log", exponentials), peak)',
-        'denominator = pointwise(build, "log", exponentials)',
+        'logarithm = pointwise(build, "add", pointwise(build, "log", exponentials), peak)',
+        'logarithm = pointwise(build, "log", exponentials)',
         LLAMA,
     ),
     # ------------------------------------------------------------ microbatches
