@@ -80,7 +80,7 @@ def run(data: str, steps: int) -> None:
     work = workload(str(root / "gpt.par"), [f"train.steps={steps}", f"train.data={data}"], root)
     opened = perf_counter() - start
     joined()
-    rank = rank_of(work)
+    rank = rank_of(work.plan)
     reading = _Timed(work.dataset)
     ahead = Ahead(reading, steps)
     waiting = _Timed(ahead)
