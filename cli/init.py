@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.families import from_config
+from partita.cli.families.registry import from_config
 from partita.cli.source import printable, report
 from partita.cli.starters import USUAL, read_by, starter, starter_names
 from partita.dsl.diagnostic import Refused

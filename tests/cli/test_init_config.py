@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from partita.cli.families import FAMILIES
+from partita.cli.families.registry import FAMILIES
 from partita.cli.main import main
 from partita.dsl.load import load
 

@@ -1,7 +1,7 @@
 """A `config.json` of Hugging Face → a `.par` file: the file of the zoo for its family, with its sizes and constants.
 
-A family (`partita.cli.families`) asks the config for each setting that it knows. What the file cannot say is a problem,
-and so is every setting that nobody asked for, unless it has no part in what a model computes.
+A family, a function of the modules beside this, asks the config for each setting that it knows. What the file cannot
+say is a problem, and so is every setting that nobody asked for, unless it has no part in what a model computes.
 """
 
 from __future__ import annotations
