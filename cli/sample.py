@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.cli.argument_types import count, number
@@ -16,6 +15,7 @@ from partita.cli.trained import add_trained_arguments, folder_of
 from partita.dsl.language_model import USUAL
 from partita.dsl.limits import DIGITS
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import place_of
 
 if TYPE_CHECKING:
     from partita.runtime.inference.ranks import Here
@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="another text for another seed (default: 0)")
     parser.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json (default: what the file's data says)"
+        "--tokenizer",
+        type=place_of,
+        metavar="FILE",
+        help="a tokenizer.json, or its address (default: what the file's data says)",
     )
     parser.add_argument(
         "--output", default=USUAL, metavar="NAME", help=f"the output with the logits (default: {USUAL})"

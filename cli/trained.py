@@ -34,10 +34,10 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     """Which data."""
     parser.add_argument(
         "--data",
-        type=Path,
+        type=place_of,
         metavar="DATA",
-        help="a .npz with an array for each input, or a file of the kind that FILE trains on (default: what FILE "
-        "evaluates)",
+        help="a .npz with an array for each input, or a file of the kind that FILE trains on, or its address (default: "
+        "what FILE evaluates)",
     )
 
 

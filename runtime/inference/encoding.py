@@ -13,6 +13,7 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.language_model import spelling_of
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.runtime.addresses import Place
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.text import alphabet_of
 
@@ -87,13 +88,15 @@ class Tokenizer:
         yield now[len(shown) :] if now.startswith(shown) else ""
 
 
-def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
+def encoding_of(data: Call, folder: Path, tokenizer: Place | None) -> Encoding:
     """The encoding of a file's data, which lies in a folder, or that of a `tokenizer`.
 
     Raises Refused (E1003; E0601 to E0603, E0617, E0619).
     """
     if tokenizer is not None:
-        return _tokenizer(tokenizer.name, tokenizer.parent, None)
+        if isinstance(tokenizer, Path):
+            return _tokenizer(tokenizer.name, tokenizer.parent, None)
+        return _tokenizer(str(tokenizer), folder, None)
     data = spelling_of(data, help="name a tokenizer: `--tokenizer tokenizer.json`")
     arguments = data.arguments
     if arguments.get("tokenizer") is not None:

@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call, Spec, Train
+from partita.runtime.addresses import Place
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.data.registry import Use, open_dataset
 
@@ -42,16 +43,17 @@ class Data:
         return evolve(given, train=evolve(train, data=data, eval=Call("every", arguments, span)))
 
 
-def data_of(given: Spec, folder: Path, named: Path | None) -> Data:
-    """The data in a file that the user has `named`: an archive with an array for each input, or what the .par file,
-    which is in a `folder`, would read in place of its own. Without it, the file's data for evaluations.
+def data_of(given: Spec, folder: Path, named: Place | None) -> Data:
+    """The data in a file that the user has `named`, by its path or address: an archive with an array for each input, or
+    what the .par file, which is in a `folder`, would read in place of its own. Without it, the file's data for
+    evaluations.
     """
     _, train = given.trained
     if named is None:
         own = train.eval.arguments.get("data") if train.eval is not None else None
         return Data(own, folder)
-    if named.suffix == ".npz":
-        return Data(Call("arrays", {"path": named.name}), named.parent)
+    if named.name.endswith(".npz"):
+        return Data(Call("arrays", {"path": str(named)}), Path())
     path = next((name for name in PATHS if name in train.data.arguments), None)
     if path is None or train.data.name == "arrays":
         raise refuse(
@@ -61,5 +63,5 @@ def data_of(given: Spec, folder: Path, named: Path | None) -> Data:
             help='`numpy.savez("rows.npz", …)`, with an array for each input of the model',
         )
     arguments = {name: value for name, value in train.data.arguments.items() if name != "holdout"}
-    inside = os.path.relpath(named.resolve(), folder.resolve())
+    inside = os.path.relpath(named.resolve(), folder.resolve()) if isinstance(named, Path) else str(named)
     return Data(Call(train.data.name, {**arguments, path: inside}), folder)

@@ -11,6 +11,7 @@ import torch
 
 import partita
 from tests.commands import here
+from tests.servers import http
 
 TEXT = """
 axis batch = 4, pixels = 3, hidden = 5, classes = 2
@@ -106,6 +107,16 @@ def test_an_evaluation_is_the_mean_of_the_whole_set(data: tuple[str, ...], rows:
     shown = here("evaluate", "m.par", *data, cwd=trained).stdout
     assert shown.startswith(f"loss {float(loss):.5g}"[:10])
     assert f"({rows} rows, runs/m/checkpoints/step-00000002)" in shown
+
+
+def test_data_may_be_at_an_address(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
+    with http(trained) as url:
+        done = here("evaluate", "m.par", "--data", f"{url}/all.npz", cwd=trained)
+        gone = here("evaluate", "m.par", "--data", f"{url}/gone.npz", cwd=trained)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == here("evaluate", "m.par", "--data", "all.npz", cwd=trained).stdout
+    assert (gone.returncode, f"E0601]: nothing is at `{url}/gone.npz`" in gone.stderr) == (1, True)
 
 
 OUT = ("-o", "none.npz")
