@@ -27,8 +27,19 @@ MAY_IMPORT = {
 }
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All that is in a file."""
+    return list(ast.walk(tree_of(path)))
+
+
 def imports(path: Path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -89,7 +100,7 @@ def modules() -> dict[str, Path]:
 def imported(path: Path, known: Collection[str]) -> set[str]:
     """The modules that one imports: anywhere, within functions and for types alone too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -149,7 +160,7 @@ def own(name: str, known: Collection[str]) -> str:
 
 def test_imports_within_functions_keep_something_heavy_out():
     known = modules()
-    trees = {name: ast.parse(path.read_text()) for name, path in known.items()}
+    trees = {name: tree_of(path) for name, path in known.items()}
     direct = {name: [each for node in at_the_top(tree) for each in names_of(node)] for name, tree in trees.items()}
 
     @cache
@@ -185,7 +196,7 @@ def test_types_say_what_cannot_be_missing():
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in modules().values()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.Assert) and ast.unparse(node.test).endswith(" is not None")
     ]
     assert len(found) <= ASSERTED, "\n".join(sorted(found))
@@ -242,11 +253,7 @@ def kinds_of_ops() -> set[str]:
 
 
 def test_passes_do_not_ask_which_operation_one_is():
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in modules().values()
-        for line in which_op(ast.parse(path.read_text()), OPS)
-    ]
+    found = [f"{path.relative_to(ROOT)}:{line}" for path in modules().values() for line in which_op(tree_of(path), OPS)]
     assert len(found) <= ASKED, "\n".join(sorted(found))
 
 
@@ -282,7 +289,7 @@ PATHS = {"iteration.split('.')", "part.strip('\\n')"}
 def test_codegen_looks_nothing_up_in_text():
     """It knows what it asks for from nodes and statements: there is no regular expression, no search, no mark."""
     for path in sorted(CODEGEN.glob("*.py")):
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         assert not {"re", "regex", "fnmatch", "tokenize", "ast"} & {name for name, _ in imports(path)}, path
         spelling = {
             each
@@ -309,7 +316,7 @@ def test_codegen_asks_operations_what_they_are():
     """
     found = []
     for path in sorted(CODEGEN.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
                 what, kind = map(ast.unparse, node.args)
                 if what.endswith("op"):

@@ -41,6 +41,7 @@ def plan_of(*overrides: str) -> Plan:
     return prepare(checked(FILE, "m.par", overrides))
 
 
+@pytest.mark.soak
 def test_two_processes_find_what_one_finds_and_others_go_on_from_there(tmp_path: Path):
     """Also one rank alone, and two that store parameters in parts as well."""
     file = tmp_path / "m.par"
