@@ -168,7 +168,7 @@ def _memory_notes(state: Compilation, summary: Summary) -> Iterator[str]:
     parts = sorted(PARTS, key=lambda part: -getattr(found, part))
     shown = ", ".join(f"{part} {written(getattr(found, part), BYTES)}" for part in parts if getattr(found, part))
     yield f"{_rank(summary, rank)}, {found.moment}: {shown}"
-    tensors = largest(state, state.program.ranks[rank], parts[0])
+    tensors = largest(state, state.plan.ranks[rank], parts[0])
     if tensors:
         yield f"most of its {parts[0]}: {_most(tensors.items(), BYTES)}"
 

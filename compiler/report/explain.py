@@ -211,12 +211,16 @@ class _Tensors:
     # ------------------------------------------------------------ parameters
 
     def _parameter(self, names: tuple[str, ...], parameter: Parameter) -> Explanation:
-        stages = tuple(sorted({s for each in names for s in self.state.program.parameter(each).stages}))
+        stages = tuple(sorted({s for each in names for s in self.state.plan.parameter(each).stages}))
         role = "a buffer" if parameter.buffer else "a parameter"
         found = self._of(names, role, parameter.master, parameter.span, stages)
         layouts = self.state.sharded.parameters[parameter.name]
         kinds = ("param", "grad", "state") if parameter.trained else () if parameter.buffer else ("param",)
         rule = self.state.rules.get(parameter.name)
+        if (part := parameter.part) is not None:
+            count = part.master.axis(part.axis).size // parameter.master.axis(part.axis).size
+            role = f"{role} in {count} parts, one for each rank of {part.over}"
+            found = evolve(found, names=(part.name,), role=role, type=part.master)
         return evolve(
             found,
             shares=matrix_shares(self.state, names),

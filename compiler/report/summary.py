@@ -163,12 +163,13 @@ def collectives_json(records: Iterable[Traffic]) -> list[dict[str, Any]]:
 
 def summarize(state: Compilation) -> Summary:
     """The summary of a finished compilation."""
-    program = state.program
+    plan = state.plan  # the program's, by parts of parameters where ranks hold parts
     prediction = predict(state)
-    sizes = {p.name: p.type.elements for p in program.parameters}
-    tied = {p.name for p in program.parameters if len(p.stages) > 1}
+    names = {each.name: each.part.name if each.part else each.name for each in state.partitioned.graph.parameters}
+    sizes = {p.name: p.type.elements for p in plan.parameters}
+    tied = {p.name for p in plan.parameters if len(p.stages) > 1}
     stages = []
-    for stage in program.stages:
+    for stage in plan.stages:
         nodes = state.partitioned.stages[stage.index].nodes
         stages.append(
             StageSummary(
@@ -177,17 +178,17 @@ def summarize(state: Compilation) -> Summary:
                 stage.chunk,
                 _iterations([node.scope for node in nodes if node.phase is Phase.FORWARD]),
                 sum(sizes[name] for name in stage.parameters),
-                tuple(name for name in stage.parameters if name in tied),
+                tuple(names[name] for name in stage.parameters if name in tied),
                 {kind: prediction.costs.action(stage.index, kind) for kind in ("F", "B", "W")},
                 stage.saved,
             )
         )
     return Summary(
-        program.name,
+        plan.name,
         state.mesh,
         tuple(stages),
         sum(sizes.values()),
-        tuple(memory_report(state, rank) for rank in program.ranks),
+        tuple(memory_report(state, rank) for rank in plan.ranks),
         traffic(state),
         transfers(state),
         tied_transfers(state),
@@ -231,7 +232,7 @@ def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
     """The rules of the optimizer, in order."""
     found = []
     for rule in state.train.optimizer.rules:
-        own = [each for each in state.program.parameters if state.rules.get(each.name) is rule]
+        own = [each for each in state.plan.parameters if state.rules.get(each.name) is rule]
         names = dict.fromkeys(without_iterations(each.name) for each in own)
         elements = sum(each.type.elements for each in own)
         stored = sum(kept.type.bytes for each in own for kept in each.states)
