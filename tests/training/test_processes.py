@@ -15,23 +15,32 @@ import pytest
 from partita.compiler.passes.place import pipeline_of
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.dsl.load import load
-from tests.commands import computed, partita, records
+from tests.commands import computed, here, partita, records
 from tests.files import SPECS
 from tests.marks import soak
 
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8", "train.steps=20", "train.eval=every(10, batches=2)"]
 
 
-def ran(tmp_path: Path, name: str, *arguments: str) -> list[tuple]:
-    done = partita("run", str(SPECS / "tiny.par"), *SMALL, *arguments, f"--run-dir={name}", cwd=tmp_path)
+def ran(tmp_path: Path, name: str, *arguments: str, file: Path = SPECS / "tiny.par") -> list[tuple]:
+    done = partita("run", str(file), *SMALL, *arguments, f"--run-dir={name}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     return computed(tmp_path / name)
 
 
-def test_transports_and_schedules_agree_bit_for_bit(tmp_path: Path):
-    gloo = ran(tmp_path, "gloo")
+@pytest.mark.parametrize("rule", ["shard vocab -> pipe", *soak("")])
+def test_transports_and_schedules_agree_bit_for_bit(tmp_path: Path, rule: str):
+    """Also where all ranks share the vocabulary, which trains as it does on the last one."""
+    file = tmp_path / "tiny.par"
+    file.write_text((SPECS / "tiny.par").read_text().replace("stage layer -> pipe", f"{rule} stage layer -> pipe"))
+    gloo = ran(tmp_path, "gloo", file=file)
     assert len(gloo) == 22
-    assert ran(tmp_path, "virtual", "--transport", "virtual", "schedule=zb_v") == gloo
+    assert ran(tmp_path, "virtual", "--transport", "virtual", "schedule=zb_v", file=file) == gloo
+    if rule:
+        done = here("run", str(SPECS / "tiny.par"), *SMALL, "--transport", "virtual", "--run-dir=last", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        for one, other in zip(gloo, computed(tmp_path / "last"), strict=True):
+            assert one == pytest.approx(other, rel=1e-4)
 
 
 @pytest.mark.soak
