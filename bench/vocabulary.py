@@ -6,9 +6,10 @@
 layout, so that without sharing the last rank has twice the work of the first. The schedule is the same. A step is all
 of it: the batch, forward and backward, the update, and the loss on every rank.
 
-Beside the time of a step stands a *simulated* one: the timeline of the same instructions, each action as long as the CPU
-time that it took. That is what a step takes where nothing else runs; on a machine that others use as well, ranks that
-wait lend their core to others, and a layout that keeps both busy shows no gain. What the cost model predicts comes first.
+Beside the time of a step stands a *simulated* one: the timeline of the same instructions, each action as long as the
+CPU time that it took. That is what a step takes where nothing else runs; on a machine that others use as well, ranks
+that wait lend their core to others, and a layout that keeps both busy shows no gain. What the cost model predicts comes
+first.
 """
 
 from __future__ import annotations

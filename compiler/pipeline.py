@@ -293,10 +293,12 @@ def _differentiate(state: Placed) -> Differentiated:
     shared, pipeline = shared_axes(state.spec), state.pipeline
     if not shared or pipeline.axis is None or pipeline.ranks == 1:
         return extended(Differentiated, state, joint=joint, flops=flops)
+    whole = joint
     joint, stages = spread(joint, shared, pipeline.axis, pipeline.ranks, pipeline.stages, portable_values(joint))
     rules, updates = of_parts(joint, state.rules), of_parts(joint, state.updates)
     _check_parts(joint, updates)
-    return extended(Differentiated, state, joint=joint, flops=flops, spread=stages, rules=rules, updates=updates)
+    parts = {"spread": stages, "undivided": whole if stages else None, "rules": rules, "updates": updates}
+    return extended(Differentiated, state, joint=joint, flops=flops, **parts)
 
 
 def _check_parts(graph: Graph, updates: Mapping[str, Update]) -> None:

@@ -110,12 +110,13 @@ class Placed(Built):
 @frozen(eq=False, kw_only=True)
 class Differentiated(Placed):
     """Adds the gradients, over a full batch; `flops` are those of a step's matrix products, recomputation excluded.
-    `spread` are the stages of an axis that all ranks of the pipeline share.
+    `spread` are the stages of an axis that all ranks of the pipeline share, and `undivided` the graph before they do.
     """
 
     joint: Graph
     flops: float
     spread: Spread | None = None
+    undivided: Graph | None = None
 
     @property
     def stages(self) -> int:

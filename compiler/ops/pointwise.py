@@ -18,6 +18,7 @@ from partita.compiler.ops.intervals import ANY, Interval
 from partita.compiler.ops.op import (
     TORCH_DTYPES,
     Argument,
+    Known,
     Op,
     ShardingRule,
     agree,
@@ -155,6 +156,10 @@ class Detach(Op):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear."""
         return (*aligned_rules(operands, results), ShardingRule((SUM,), (SUM,)))
+
+    def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
+        """The operand."""
+        return None, tuple(operands)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""

@@ -16,8 +16,11 @@ consulted: a program written by hand would be validated the same way. The checks
 5. The assembled program agrees with these graphs in its records and its transfers (`records`, `transfers`).
 
 The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). An axis that all
-ranks of the pipeline share is in parts there already; that these amount to the whole is what running a proxy shows. The
-types, sharding rules and decompositions (`Op.split`) of operations are trusted; they have their own tests.
+ranks of the pipeline share is in parts there already:
+
+6. These parts amount to the whole (`division`).
+
+The types, sharding rules and decompositions (`Op.split`) of operations are trusted; they have their own tests.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from __future__ import annotations
 from partita.compiler.state import Compilation
 from partita.compiler.verify.buffers import Buffers
 from partita.compiler.verify.checker import Checker, Validation
+from partita.compiler.verify.division import Division
 from partita.compiler.verify.ending import Ending
 from partita.compiler.verify.messages import Messages
 from partita.compiler.verify.records import Records
@@ -48,6 +52,9 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
     check = Checker(Rules(compilation.mesh), ValueNumbering(compilation.mesh.parts))
     count = 0
     with check.at():
+        if compilation.spread is not None and compilation.undivided is not None:
+            over = str(compilation.pipeline.axis)
+            Division(compilation.undivided, compilation.joint, over, compilation.spread, check).run()
         whole = Reference.of(compilation.step, check.numbering)
         layouts = compilation.sharded.parameters
         partitioned = in_own_order(compilation.partitioned, check)

@@ -16,8 +16,8 @@ Contribution = tuple[Op, int]
 class Reference:
     """The graph of one microbatch and of the end of the step, with the value numbers of its interface.
 
-    `contributions` are by accumulator and stage, in program order. `statistics` are the loss and the metrics,
-    `updates` the new values of buffers.
+    `contributions` are by accumulator and stage, in program order; `values` all values of the graph; `statistics` the
+    loss and the metrics, `updates` the new values of buffers.
     """
 
     graph: Graph
@@ -25,6 +25,7 @@ class Reference:
     parameters: dict[str, tuple[Parameter, int]] = field(factory=dict)
     accumulators: dict[str, tuple[Accumulator, int]] = field(factory=dict)
     contributions: dict[tuple[str, int | None], list[Contribution]] = field(factory=dict)
+    values: dict[Value, int] = field(factory=dict)
     statistics: dict[str, int] = field(factory=dict)
     updates: dict[str, int] = field(factory=dict)
 
@@ -32,7 +33,7 @@ class Reference:
     def of(graph: Graph, numbering: ValueNumbering) -> Reference:
         """Number a graph."""
         whole = Reference(graph)
-        numbers: dict[Value, int] = {}
+        numbers = whole.values
         for each in graph.inputs:
             number = numbering.given("input", each.name, each.batch, type=each.value.type)
             numbers[each.value] = whole.inputs[each.name, each.batch] = number

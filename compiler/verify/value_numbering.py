@@ -53,6 +53,11 @@ class ValueNumbering:
             self._numbers[op, operands] = found
         return found
 
+    def learn(self, op: Op, operands: tuple[int, ...], results: tuple[int, ...]) -> tuple[int, ...]:
+        """Give an operation's results the numbers of values that they are known to be."""
+        self._numbers[op, operands] = results
+        return results
+
     def _numbered(self, key: Key, types: tuple[Type, ...]) -> tuple[int, ...]:
         found = self._numbers.get(key)
         if found is None:
@@ -104,7 +109,7 @@ class ValueNumbering:
                 for new in before:
                     made = self.of(new.op, tuple(numbers[value] for value in new.inputs))
                     numbers.update(zip(new.outputs, made, strict=True))
-                self._numbers[last.op, tuple(numbers[value] for value in last.inputs)] = results
+                self.learn(last.op, tuple(numbers[value] for value in last.inputs), results)
 
     def _node(self, op: Op, operands: tuple[int, ...], types: tuple[Type, ...]) -> Node:
         inputs = tuple(Value(f"operand {i}", self.types[number]) for i, number in enumerate(operands))

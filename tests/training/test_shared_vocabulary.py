@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from partita.compiler.pipeline import compile_spec
+from partita.compiler.report.explain import explain
+from partita.compiler.report.summary import summarize
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
@@ -108,6 +110,30 @@ def test_the_certificate(changes):
     assert (str(table.layout), table.type.axis("vocab").size) == ("vocab/pipe", 12)
     assert {state.program.stages[stage].rank for stage in table.stages} == {0, 1}
     assert not [each for rank in state.program.ranks for each in rank.sends]
+
+
+@pytest.mark.parametrize("changes", [{}, TIED])
+def test_reports_count_what_each_rank_holds(changes):
+    """All ranks together hold as much as with the vocabulary on some of them; no part is called tied that is not."""
+    states = []
+    for rule in ("shard vocab -> pipe", ""):
+        given, _ = load_text(text_of(rule, changes=changes), "lm.par")
+        states.append(compile_spec(given))
+    shared, last = map(summarize, states)
+    own = [
+        (sum(each.parameters for each in found.memory), sum(each.state for each in found.memory))
+        for found in (shared, last)
+    ]
+    copies = 12 * 6 * 8 * (1, 2)[bool(changes)] - 12 * 6 * 8
+    assert own[0] == (own[1][0] - copies, own[1][1] - 2 * copies)
+    assert {name for stage in shared.stages for name in stage.tied} == ({"lm.table"} if changes else set())
+    assert shared.parameters == last.parameters
+    assert [(each.parameters, each.elements, each.state) for each in shared.rules] == [
+        (each.parameters, each.elements, each.state) for each in last.rules
+    ]
+    (table,) = explain(states[0], "lm.table")
+    assert (table.names, table.type.axis("vocab").size, table.local.axis("vocab").size) == (("lm.table",), 12, 6)
+    assert "in 2 parts" in table.role
 
 
 @pytest.mark.parametrize(

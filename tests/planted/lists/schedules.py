@@ -7,6 +7,8 @@ LAWFUL = f"{SCHEDULES}::test_every_schedule_is_lawful_in_every_small_shape"
 INVARIANTS = "tests/compiler/schedules/test_invariants.py"
 COMMUNICATION = "tests/compiler/schedules/test_communication.py"
 TINY = "verify specs/tiny.par"
+SHARED = "verify tests/planted/files/vocabulary.par"
+DIVISION = "tests/compiler/verify/test_division.py"
 
 MISTAKES = [
     Planted(
@@ -36,6 +38,48 @@ MISTAKES = [
         'pointwise(build, "log", total)',
         "total",
         "tests/training/test_shared_vocabulary.py",
+    ),
+    Planted(
+        "a-term-of-a-sum-of-parts-left-out",
+        "compiler/passes/spread.py",
+        "            for other in others:\n",
+        "            for other in others[1:]:\n",
+        SHARED,
+    ),
+    Planted(
+        "parts-numbered-from-the-last-rank",
+        "compiler/passes/spread.py",
+        "axis, self.over, rank)",
+        "axis, self.over, len(self.ranks) - 1 - rank)",
+        SHARED,
+    ),
+    Planted(
+        "a-part-picks-targets-of-another",
+        "compiler/passes/spread.py",
+        'op = new.op.sharded(axis or "", self._size(node, axis or ""), self.over, len(self.ranks))',
+        'op = new.op.resized(axis or "", self._size(node, axis or ""))',
+        SHARED,
+    ),
+    Planted(
+        "parts-of-a-maximum-in-every-place",
+        "compiler/ops/reduce.py",
+        'pointwise(build, "greater", other, peak)',
+        'pointwise(build, "greater", peak, other)',
+        SHARED,
+    ),
+    Planted(
+        "the-certificate-takes-terms-of-any-rank",
+        "compiler/verify/division.py",
+        "        rank = self._rank(node.stage)\n",
+        "        rank = next((r for r in range(9) if (node.op, operands, r) in self.shares), None)\n",
+        DIVISION,
+    ),
+    Planted(
+        "the-certificate-misses-absent-gradients",
+        "compiler/verify/division.py",
+        "        missing = Counter(own) - found\n",
+        "        missing = found - found\n",
+        DIVISION,
     ),
     Planted(
         "every-rank-looks-up-the-same-part",
