@@ -231,7 +231,8 @@ class Op:
 
     def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """What one part of `axis` contributes to its results, where parts are exchanged only once; None if that is not
-        enough. `node` is the operation on the part; `of_parts` makes the results of the contributions.
+        enough. `node` is the operation on the part; `of_parts` makes the results of the contributions. That these are
+        those of the whole is taken as known where a division is validated.
         """
         return None
 

@@ -112,7 +112,7 @@ class Division:
             if state is not None and not is_split(state):
                 self._combine(number, state)
 
-    def _combine(self, number: int, state: State) -> None:
+    def _combine(self, number: int, state: str) -> None:
         """All parts of a sum or a maximum, in order, are the value."""
         build = Builder()
         parts = [self._part(number, state, rank) for rank in range(self.spread.ranks)]
