@@ -31,6 +31,15 @@ from partita.compiler.mesh import mesh_of
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.build import build
 from partita.compiler.pipeline import schedule_spec
+from partita.compiler.planner.budget import (
+    BOUND,
+    ESTIMATE,
+    ESTIMATED_TURN,
+    REFUSED,
+    Budget,
+    seconds_of,
+    seconds_to_compile,
+)
 from partita.compiler.planner.estimate import CandidateEstimate, Parts, cut, delayed, even, least, live, memory, parts
 from partita.compiler.planner.space import Candidate, Space
 from partita.compiler.planner.stage_costs import MICROBATCHES, Links, Stages, stages_of
@@ -57,10 +66,10 @@ MARGIN = 1.03
 SIZES = (1, 4)
 # Bounds of memory are not exact lower bounds, so they are scaled by this factor.
 NEAR = 0.95
-# Shares of the time limit by which bounds, outlooks on the file's mesh, and all outlooks must be done.
+# Shares of the budget by which bounds, outlooks on the file's mesh, and all outlooks must be done.
 BOUNDS, NEARBY, OUTLOOKS = 0.4, 0.5, 0.6
-# The time to compile a candidate, in units of a proxy's: per layer, and per microbatch of each stage.
-TURN, ACTION = 0.15, 6e-4
+# The seconds to compile a layer of a candidate, in units of a proxy's.
+LAYER = 0.25
 
 
 @frozen(eq=False)
@@ -110,8 +119,8 @@ class Found:
 
 @define(eq=False)
 class Search:
-    """A search of about `within` seconds for the `top` best candidates. The file itself is compiled before that; it and
-    one plan are compiled however long that takes.
+    """A search for the `top` best candidates, `within` so many seconds (`partita.compiler.planner.budget`). The file
+    itself and one plan are compiled whatever that costs.
     """
 
     space: Space
@@ -119,12 +128,12 @@ class Search:
     within: float = 15.0
     device: Device = field(init=False)
     room: float = field(init=False)
-    _start: float = field(factory=process_time, init=False)
+    budget: Budget = field(init=False)
     _references: dict[Candidate, Stages | None] = field(factory=dict, init=False)
     _exact: dict[tuple[Candidate, Links], Stages | None] = field(factory=dict, init=False)
     _outlooks: dict[Candidate, CandidateEstimate] = field(factory=dict, init=False)
     _nearest: dict[str, tuple[float, Candidate]] = field(factory=dict, init=False)
-    _took: float = field(default=0.0, init=False)
+    _proxies: float = field(default=0.0, init=False)  # seconds of the budget
     _made: int = field(default=0, init=False)
     _parameters: float = field(init=False)
     _trained: int = field(init=False)
@@ -133,6 +142,7 @@ class Search:
     def __attrs_post_init__(self) -> None:
         self.device = device_of(self.space.mesh)
         self.room = USABLE * self.device.memory
+        self.budget = Budget(self.within)
         model, train = self.space.given.trained
         self._parameters = elements(model.body)
         graph = build(model, train.precision)
@@ -148,7 +158,6 @@ class Search:
         begin = process_time()
         own, wrong = self._as_it_is()
         kept = [own] if own is not None and own.peak <= self.device.memory else []
-        self._start = process_time()
         bounds = sorted(self._bounds(own), key=lambda pair: pair[0])
         fitting = self._outlook(bounds, own)
         fitting = sorted({*fitting, *self._variants(fitting[: self.top])}, key=self._seconds)
@@ -173,12 +182,9 @@ class Search:
             report_misfits(file, report)
             if report.errors:
                 raise Refused(report.diagnostics())
-            return evolve(predicted(file, candidate), given=True), None
+            return evolve(predicted(file, candidate, self.budget), given=True), None
         except Refused as refused:
             return None, refused.diagnostics[0]
-
-    def _late(self, share: float) -> bool:
-        return process_time() - self._start > share * self.within
 
     def _seconds(self, candidate: Candidate) -> float:
         return self._outlooks[candidate].parts.step
@@ -188,12 +194,12 @@ class Search:
     def _bounds(self, own: Plan | None) -> Iterator[tuple[float, Candidate]]:
         """Candidates that may fit, with approximate lower bounds of their step time."""
         space = self.space
-        given = {own.candidate.data: own.candidate.size} if own is not None else {}
+        given = {own.candidate.data: (own.candidate.size,)} if own is not None else {}
         factors = [each for each in space.factors() if self._stored(Candidate(*each, 1, zero=3)) <= self.room]
         for data, pipe, tensor in factors:
             sequence = bool(tensor > 1 and space.sequence_by(tensor))
             best, wasted = float("inf"), 0
-            for size in sorted({*space.sizes_of(data), given.get(data, 1)}):
+            for size in sorted({*space.sizes_of(data), *given.get(data, ())}):
                 base, fits = Candidate(data, pipe, tensor, size, sequence, min(1, data - 1)), False
                 for recompute in ("", *space.blocks):
                     base = evolve(base, recompute=recompute)
@@ -217,6 +223,7 @@ class Search:
 
     def _bound(self, base: Candidate, stages: Stages, schedule: str, chunks: int) -> tuple[float, Candidate] | None:
         """The bound of a candidate with a schedule, at the lowest ZeRO stage with which it may fit."""
+        self.budget.spend(BOUND)
         candidate = evolve(base, schedule=schedule, chunks=chunks)
         microbatches = self.space.microbatches(candidate)
         own = even(stages, candidate, self.space.layers)
@@ -244,7 +251,10 @@ class Search:
         """
         shape = evolve(candidate, data=1, pipe=2 if self.space.runs == 1 else 1, zero=0)
         if not self.space.free:
-            return self._known(shape)
+            if not self.space.whole:
+                return self._known(shape)
+            whole = self._known(evolve(shape, size=candidate.data * candidate.size))
+            return whole and whole * (1 / candidate.data)
         first, second = SIZES
         one = self._known(evolve(shape, size=first))
         if one is None or candidate.size == first:
@@ -258,20 +268,21 @@ class Search:
 
     def _known(self, shape: Candidate) -> Stages | None:
         if shape not in self._references:
-            if self._late(BOUNDS) and self._references:
+            if self.budget.late(BOUNDS) and self._references:
                 return None
             self._references[shape] = self._proxy(shape)
         return self._references[shape]
 
     def _proxy(self, shape: Candidate, links: Links = ()) -> Stages | None:
-        """The stages of a candidate; None if it does not compile. The time this takes predicts that of compilations."""
-        start = process_time()
+        """The stages of a candidate; None if it does not compile. What this takes predicts what compilations will."""
+        before = self.budget.spent
         try:
-            return stages_of(self.space, shape, links)
+            return stages_of(self.space, shape, links, self.budget)
         except Refused:
+            self.budget.spend(REFUSED)
             return None
         finally:
-            self._took += process_time() - start
+            self._proxies += self.budget.spent - before
             self._made += 1
 
     def _reduction(self, candidate: Candidate) -> float:
@@ -304,7 +315,7 @@ class Search:
         return sorted(found, key=self._seconds)
 
     def _look_through(self, bounds: list[tuple[float, Candidate]], found: list[Candidate], share: float) -> None:
-        """Add to `found` until `share` of the time has passed. A candidate that does not fit is queued again with a
+        """Add to `found` until `share` of the budget is spent. A candidate that does not fit is queued again with a
         higher ZeRO stage, and with more recomputation, which only makes it slower.
         """
         best = nsmallest(self.top, map(self._seconds, found))
@@ -331,15 +342,15 @@ class Search:
                     heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
 
     def _pressed(self, found: list[Candidate], share: float = OUTLOOKS) -> bool:
-        """Whether `share` of the time has passed, or the rest is needed to compile the best candidate."""
+        """Whether `share` of the budget is spent, or the rest is needed to compile the best candidate."""
         best = min(found, key=self._seconds)
-        return self._late(share) or self._too_late_for(best)
+        return self.budget.late(share) or self._too_late_for(best)
 
     def _too_late_for(self, candidate: Candidate) -> bool:
-        """Whether compiling a candidate now would exceed the time limit."""
-        actions = candidate.stages * self.space.microbatches(candidate)
-        wanted = self._took / self._made * (TURN * self.space.layers + ACTION * actions)
-        return process_time() - self._start + wanted > self.within
+        """Whether compiling a candidate now would exceed the budget."""
+        turns = candidate.stages * self.space.microbatches(candidate)
+        layers = self._proxies / self._made * LAYER * self.space.layers
+        return self.budget.late(wanted=layers + seconds_to_compile(0, turns))
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Variants of a candidate that need less memory."""
@@ -362,6 +373,7 @@ class Search:
         if stages is None:
             return None
         microbatches = self.space.microbatches(candidate)
+        self.budget.spend(ESTIMATE + candidate.stages * microbatches * ESTIMATED_TURN)
         own = cut(stages, candidate, self.space.layers)
         whole, part = self._inputs(candidate)
         found = CandidateEstimate(
@@ -402,7 +414,7 @@ class Search:
         for candidate in fitting:
             if len(plans) >= self.top or ((plans or kept) and self._too_late_for(candidate)):
                 break
-            plan = planned(self.space, candidate) if meshes[candidate.mesh] < alike else None
+            plan = planned(self.space, candidate, self.budget) if meshes[candidate.mesh] < alike else None
             if plan is None:
                 continue
             compiled += 1
@@ -446,17 +458,23 @@ class Search:
         )
 
 
-def planned(space: Space, candidate: Candidate) -> Plan | None:
+def planned(space: Space, candidate: Candidate, budget: Budget | None = None) -> Plan | None:
     """The plan of a candidate; None if it does not compile."""
     try:
-        return predicted(space.file(candidate), candidate)
+        return predicted(space.file(candidate), candidate, budget)
     except Refused:
+        if budget is not None:
+            budget.spend(REFUSED)
         return None
 
 
-def predicted(file: spec.Spec, candidate: Candidate) -> Plan:
-    """Compiles a candidate's file and predicts its step. Raises Refused if it does not compile."""
+def predicted(file: spec.Spec, candidate: Candidate, budget: Budget | None = None) -> Plan:
+    """Compiles a candidate's file and predicts its step; what it takes is spent from a budget. Raises Refused if it
+    does not compile.
+    """
     state = schedule_spec(file)
+    if budget is not None:
+        budget.spend(seconds_of(state))
     prediction = predict(state, exposed=False)
     peaks = tuple(peak_memory(state, rank) for rank in state.plan.ranks)
     return Plan(candidate, file, state.microbatches, prediction, _parts(state, prediction), peaks)

@@ -21,11 +21,12 @@ from attrs import evolve, frozen
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.passes.resized import Resized
+from partita.compiler.pipeline import schedule_spec
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.compiler.verify.proxy_sizes import axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.builtins import DEFAULT_SCHEDULE
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.types import Axis
 
@@ -76,7 +77,8 @@ class Space:
     `data`, `pipe` and `tensor` name mesh axes; `over` are further mesh axes that shard the batch, of `rows` rows.
     `split` and `sequence` are the tensor axes that `tensor` can shard. `staged` are the names of the repeats that the
     pipeline cuts, `steps` the repeats, `runs` how often they run in total and `layers` their iterations in total.
-    `blocks` can be recomputed, `kept` are the file's rules that are kept, and `sizes` fixes the mesh if given.
+    `blocks` can be recomputed, `kept` are the file's rules that are kept, and `sizes` fixes the mesh if given. `whole`:
+    the batch cannot be split into microbatches, as that of a contrastive loss, or of a norm over the batch.
     """
 
     given: spec.Spec
@@ -97,6 +99,7 @@ class Space:
     blocks: tuple[str, ...]
     kept: tuple[spec.Rule, ...]
     sizes: Mapping[str, int] | None = None
+    whole: bool = False
 
     # ------------------------------------------------------------ choices
 
@@ -150,9 +153,9 @@ class Space:
         return self.rows // (candidate.data * self.beside * candidate.size)
 
     def sizes_of(self, data: int) -> Iterator[int]:
-        """Microbatch sizes per rank: powers of two, and the full batch."""
+        """Microbatch sizes per rank: powers of two, and the full batch; that alone if it cannot be split."""
         rows, size = self.rows // (data * self.beside), 1
-        while size < rows:
+        while size < rows and not self.whole:
             if rows % size == 0:
                 yield size
             size *= 2
@@ -380,7 +383,20 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
     )
     if not any(True for _ in found.factors()):
         raise _unusable(found)
-    return found
+    return evolve(found, whole=_needs_the_whole_batch(found))
+
+
+def _needs_the_whole_batch(space: Space) -> bool:
+    """Whether a model's batch cannot be split, by a copy of it with two microbatches and few layers. With a single one,
+    sums over the batch might be of inputs alone.
+    """
+    parts = 2 if space.free else next((each for each in _divisors(space.rows) if each > 1), 1)
+    one = Candidate(1, 1, 1, 1 if space.free else space.rows // parts)
+    try:
+        schedule_spec(evolve(space, over=()).resized(one, parts, 2, ()))
+    except Refused as refused:
+        return {each.code for each in refused.diagnostics} == {"E0407"}
+    return False
 
 
 def _unusable(space: Space) -> Exception:

@@ -13,6 +13,7 @@ from partita.compiler.analysis.memory import at_end, beside
 from partita.compiler.analysis.time import costs_of, end_seconds, silenced, stage_seconds
 from partita.compiler.costs.links import Link
 from partita.compiler.pipeline import schedule_spec
+from partita.compiler.planner.budget import Budget, seconds_of
 from partita.compiler.planner.space import Candidate, Space
 
 # Microbatches of a proxy, at most.
@@ -89,35 +90,43 @@ class Stages:
 Links = tuple[tuple[str, Link], ...]
 
 
-def stages_of(space: Space, candidate: Candidate, links: Links = ()) -> Stages:
+def stages_of(space: Space, candidate: Candidate, links: Links = (), budget: Budget | None = None) -> Stages:
     """The costs of a candidate's stages. They do not depend on its schedule, nor, given the `links` of its mesh, on the
-    length of its pipeline.
+    length of its pipeline. What it takes is spent from a budget.
 
     Raises Refused if the candidate does not compile.
     """
-    microbatches = min(MICROBATCHES, space.microbatches(candidate))
+    microbatches = 1 if space.whole else min(MICROBATCHES, space.microbatches(candidate))
     if candidate.pipe == 1:
-        (one,) = _measured(space, candidate, links, microbatches, 1, ())
+        (one,) = _measured(space, candidate, links, budget, microbatches, 1, ())
         if space.layers < 2:
             return Stages(one, one, one, StageCosts())
-        (two,) = _measured(space, candidate, links, microbatches, 2, ())
+        (two,) = _measured(space, candidate, links, budget, microbatches, 2, ())
         layer = (two - one) * (1 / space.runs)
         one -= layer * (space.runs - 1)
         return Stages(one, one, one, layer)
     if space.runs == 1:
         small = evolve(candidate, pipe=len(COUNTS))
-        first, middle, two, last = _measured(space, small, links, microbatches, sum(COUNTS), COUNTS)
+        first, middle, two, last = _measured(space, small, links, budget, microbatches, sum(COUNTS), COUNTS)
         return Stages(first, middle, last, two - middle)
     # Several repeats, or one that runs several times: a layer is their average, and everything outside of them counts
     # toward the last stage.
-    alone = stages_of(space, evolve(candidate, pipe=1), links)
+    alone = stages_of(space, evolve(candidate, pipe=1), links, budget)
     return Stages(alone.layer, alone.layer, alone.last, alone.layer)
 
 
 def _measured(
-    space: Space, candidate: Candidate, links: Links, microbatches: int, layers: int, counts: tuple[int, ...]
+    space: Space,
+    candidate: Candidate,
+    links: Links,
+    budget: Budget | None,
+    microbatches: int,
+    layers: int,
+    counts: tuple[int, ...],
 ) -> list[StageCosts]:
     state = schedule_spec(space.resized(candidate, microbatches, layers, counts))
+    if budget is not None:
+        budget.spend(seconds_of(state))
     # The bandwidth of a link whose ports the devices of a machine share depends on the full mesh.
     known = dict(links)
     there = tuple((name, known.get(name, link)) for name, link in state.mesh.links)

@@ -15,6 +15,7 @@ from attrs import evolve
 from partita.cli.main import main
 from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import compile_spec
+from partita.compiler.planner import search
 from partita.compiler.planner.estimate import cut, even, least, memory, parts
 from partita.compiler.planner.search import Search, planned, predicted
 from partita.compiler.planner.space import Candidate, space_of
@@ -221,6 +222,69 @@ def test_nothing_slower_than_the_file_is_proposed_however_short_the_search_is():
     assert found.own_fits
     assert found.plans[0].prediction.step_time <= found.own.prediction.step_time
     assert found.own.prediction.step_time == predicted(spec_of(GPT), found.own.candidate).prediction.step_time
+
+
+def test_the_same_seconds_find_the_same_plans_on_a_slow_machine(monkeypatch):
+    given = spec_of(SPECS / "tiny.par")
+    found = Search(space_of(given), 3, within=0.5).run()
+
+    def slow(*arguments, **settings):
+        until = process_time() + 0.03
+        while process_time() < until:
+            pass
+        return stages_of(*arguments, **settings)
+
+    monkeypatch.setattr(search, "stages_of", slow)
+    again = Search(space_of(given), 3, within=0.5).run()
+    assert (again.looked, [plan.candidate for plan in again.plans]) == (
+        found.looked,
+        [plan.candidate for plan in found.plans],
+    )
+    assert again.seconds > found.seconds
+
+
+CONTRASTIVE = """
+axis batch = 16, other = batch, embed = 8, wide = 16
+block layer(x: [batch, embed]) {
+  param up, down: [embed, wide] ~ normal(0.1)
+  return x + dot(relu(dot(x, up, over = embed)), down, over = wide)
+}
+model m(x: [batch, embed]) {
+  repeat 4 as tower { let x = layer(x) }
+  loss cross_entropy(dot(x, rename(x, batch -> other), over = embed), iota(batch), over = other)
+}
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+"""
+NORM_OF_THE_BATCH = """
+axis batch = 16, embed = 8, wide = 16
+block layer(x: [batch, embed]) {
+  param up, down: [embed, wide] ~ normal(0.1)
+  let x = x - expand(mean(x, over = batch), batch)
+  return x + dot(relu(dot(x, up, over = embed)), down, over = wide)
+}
+model m(x: [batch, embed]) {
+  repeat 4 as tower { let x = layer(x) }
+  loss mean(x * x, over = [batch, embed])
+}
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+"""
+
+
+@pytest.mark.parametrize("text", [CONTRASTIVE, NORM_OF_THE_BATCH])
+def test_a_batch_that_cannot_be_split_is_planned_whole(text: str):
+    given, diagnostics = load_text(text)
+    assert given is not None, diagnostics
+    space = space_of(given, 4, device="a100")
+    assert space.whole
+    found = Search(space, 5, within=2).run()
+    assert {plan.microbatches for plan in found.plans} == {1}
+    assert len({plan.candidate.mesh for plan in found.plans}) > 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("path", sorted((SPECS / "zoo").glob("*.par")), ids=lambda path: path.stem)
+def test_every_model_of_the_zoo_has_plans(path: Path):
+    assert Search(space_of(spec_of(path), 8, device="h100"), 3).run().plans
 
 
 @pytest.mark.soak

@@ -1,0 +1,46 @@
+"""What a search may spend: seconds, but counted, not measured.
+
+The time that a compilation takes is about proportional to the operations that it makes and to the actions of its
+schedule, so these are counted. A search with the same budget then finds the same plans on every machine, however busy.
+The rates are those of a core of an AMD EPYC that is shared with other work: a search takes its seconds there at most.
+"""
+
+from __future__ import annotations
+
+from attrs import define
+
+from partita.compiler.state import Scheduled
+
+# Seconds for an operation in a program: passes, costs and memory; and for a microbatch of a stage.
+OPERATION, TURN = 2.5e-4, 1e-4
+# For a file that does not compile.
+REFUSED = 0.05
+# For a bound; and for an estimate, and each microbatch of a stage in it.
+BOUND, ESTIMATE, ESTIMATED_TURN = 4e-5, 2e-4, 1e-6
+
+
+@define
+class Budget:
+    """So many `seconds`, of which some are `spent`."""
+
+    seconds: float
+    spent: float = 0.0
+
+    def late(self, share: float = 1.0, wanted: float = 0.0) -> bool:
+        """Whether more than a share of it is spent, or would be with the seconds that are `wanted`."""
+        return self.spent + wanted > share * self.seconds
+
+    def spend(self, seconds: float) -> None:
+        """Count seconds."""
+        self.spent += seconds
+
+
+def seconds_to_compile(operations: float, turns: int) -> float:
+    """The seconds to compile a program of so many operations, with so many turns: microbatches of its stages."""
+    return operations * OPERATION + turns * TURN
+
+
+def seconds_of(state: Scheduled) -> float:
+    """The seconds that a compilation has taken."""
+    stages = state.partitioned.stages
+    return seconds_to_compile(sum(len(stage.nodes) for stage in stages), len(stages) * state.microbatches)
