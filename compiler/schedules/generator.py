@@ -102,8 +102,10 @@ class Generator(Signature):
     fewest: Callable[[spec.Call], int] = lambda call: 0
     legal: Callable[[int, int], Mapping[str, Iterable[Any]]] = lambda ranks, chunks: {}
 
-    def shared(self, schedule: Schedule, spread: Spread, seconds: Callable[[int, str], float]) -> Schedule:
-        """One of its schedules with the passes over parts that all ranks have."""
+    def shared(self, schedule: Schedule, spread: Spread | None, seconds: Callable[[int, str], float]) -> Schedule:
+        """One of its schedules with the passes over parts that all ranks have, if there are any."""
+        if spread is None:
+            return schedule
         passes = self.passes(schedule.ranks, schedule.microbatches) if self.passes else None
         return with_spread(schedule, spread, seconds, self.slack, passes)
 
