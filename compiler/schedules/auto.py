@@ -53,9 +53,10 @@ from partita.dsl.spec import Call
 
 # What is minimized by default.
 BUBBLE = "bubble"
-# The budget: visited actions for each action of an order, and at most so many (some seconds). It is divided between
-# list scheduling, building blocks, static orders, filled gaps, changes of plans, and changes of orders.
-VISITS, STEPS = 8_000, 11_000_000
+# The budget: visited actions for each action of an order, and at most so many (some seconds), less what the first order
+# of each kind takes. It is divided between list scheduling, building blocks, static orders, filled gaps, changes of
+# plans, and changes of orders.
+VISITS, STEPS, FIRST = 8_000, 20_000_000, 200
 LISTED, PATTERNED, STATIC, FILLED, PLANNED, REFINED = 0.15, 0.2, 0.1, 0.1, 0.25, 0.2
 # Listing an action takes as long as this many visits of the estimate.
 LISTING = 30
@@ -86,7 +87,8 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions, min
         ]
         for role in ("varied", "compared")
     )
-    budget = min(STEPS, VISITS * sum(map(len, families[0].actions)))
+    length = sum(map(len, families[0].actions))
+    budget = max(0, min(STEPS - FIRST * length, VISITS * length))
     searches = []
     for family in families:
         placement = family.placement
