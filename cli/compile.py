@@ -21,7 +21,7 @@ from partita.compiler.analysis.memory import PARTS
 from partita.compiler.graph import without_iterations
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
-from partita.compiler.schedules.text import write
+from partita.compiler.schedules.forms.text import write
 from partita.compiler.text.graph import graph_text
 from partita.compiler.text.partitioned import stage_text, stages_text, update_text
 from partita.compiler.text.sharded import sharded_text

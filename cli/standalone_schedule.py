@@ -105,8 +105,8 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
         raise refuse("E0505", "a schedule without a program has no bytes: use --memory-limit", call.span)
     schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
     spread, held = arguments.times.spread(ranks, chunks), memory
+    schedule = SCHEDULES[call.name].shared(schedule, spread, costs.action)
     if spread is not None:
-        schedule = SCHEDULES[call.name].shared(schedule, spread, costs.action)
         messages += part_messages(spread)
         if memory is not None:  # it is that of the stages: S and T leave nothing
             left = (0.0,) * (spread.total - stages)

@@ -107,7 +107,6 @@ class Descent:
         key = rank, warm_up, lag
         if key not in self._orders:
             self._orders[key] = _in_order(self.parts[rank], warm_up, lag)
-            self.estimate.steps += len(self._orders[key])
         return self._orders[key]
 
     def _fits(self, rank: int, warm_up: int, lag: int) -> bool:

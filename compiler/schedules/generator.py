@@ -16,6 +16,7 @@ from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement
 from partita.compiler.schedules.spread import with_spread
 from partita.dsl import builtins, spec
 from partita.dsl.builtins import DEFAULT_SCHEDULE, Signature
+from partita.dsl.diagnostic import refuse
 from partita.dsl.registry import Registry
 
 # Arguments that every schedule may have; the others are a schedule's own.
@@ -103,8 +104,17 @@ class Generator(Signature):
     legal: Callable[[int, int], Mapping[str, Iterable[Any]]] = lambda ranks, chunks: {}
 
     def shared(self, schedule: Schedule, spread: Spread | None, seconds: Callable[[int, str], float]) -> Schedule:
-        """One of its schedules with the passes over parts that all ranks have, if there are any."""
-        if spread is None:
+        """One of its schedules with the passes over parts that all ranks have, if there are any and it was not written
+        with them.
+
+        Raises Refused (E0505) if it was written with others.
+        """
+        if schedule.spread not in (None, spread):
+            shared = "other parts" if spread else "nothing"
+            message = f"`{schedule.name}` has passes over what all ranks share, and this pipeline shares {shared}"
+            help = "`shard vocab -> pipe` shares the vocabulary; without a program, --times S=…,T=… do"
+            raise refuse("E0505", message, help=help)
+        if schedule.spread == spread:
             return schedule
         passes = self.passes(schedule.ranks, schedule.microbatches) if self.passes else None
         return with_spread(schedule, spread, seconds, self.slack, passes)
@@ -141,7 +151,7 @@ def size_of(call: spec.Call | None) -> tuple[int, int]:
     generator = SCHEDULES[call.name]
     if generator.written is not None:
         schedule = generator.written(call)
-        return schedule.chunks, schedule.microbatches
+        return schedule.own_chunks, schedule.microbatches
     chunks = generator.chunks or call.arguments.get("chunks") or 1
     return int(chunks), int(call.arguments["microbatches"])
 

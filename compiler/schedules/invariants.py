@@ -8,7 +8,7 @@
 4. Live activations never exceed the schedule's bound, and end at zero; no W is left at the end.
 5. The makespan is never below the critical path or the busiest rank's work: the simulator's, checked by tests.
 6. Microbatches of one chunk and kind run in ascending order, so that the order of summation of a gradient does not
-   depend on the schedule.
+   depend on the schedule; backwards in any order, if the schedule says so.
 
 Collectives along the other mesh axes need no invariant of their own. The instructions of a pipeline rank are run by all
 ranks at that pipeline coordinate, with the same functions in the same order; so the ranks of a group start and await
@@ -184,10 +184,18 @@ def _ascending(schedule: Schedule, rank: int) -> Problems:
     for position, action in enumerate(schedule.actions[rank]):
         for part in PARTS[action.kind]:
             before = last.get((part, action.chunk))
-            if before is not None and before.microbatch > action.microbatch:
+            descends = before is not None and before.microbatch > action.microbatch
+            if descends and (schedule.ascending or part == FORWARD):
                 message = f"{_where(schedule, rank)} runs {action} after {before}"
-                yield _problem("E0501", 6, message, span=_span(schedule, rank, position))
+                yield _problem("E0501", 6, message, _accepting(part, schedule), _span(schedule, rank, position))
             last[part, action.chunk] = action
+
+
+def _accepting(part: str, schedule: Schedule) -> str | None:
+    """How a file accepts an order of backwards."""
+    if part == FORWARD or not schedule.spans:
+        return None
+    return "`from_file(…, summation = any)` accepts gradients that are summed in another order, and round differently"
 
 
 def _bounded(schedule: Schedule, rank: int) -> Problems:

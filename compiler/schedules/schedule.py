@@ -104,7 +104,8 @@ class Schedule:
     `pairs` gives, for each rank, the positions of forwards that should overlap with the full backward that follows; it
     is empty if there are none. `search` is the report of the search that found the schedule. `spans` locate the actions
     of a schedule read from a file. `spread` says which stages are parts of an axis that all ranks share
-    (`partita.compiler.schedules.spread`).
+    (`partita.compiler.schedules.spread`). Unless `ascending`, the backwards of a chunk may run in any order of
+    microbatches, which is the order in which gradients are summed.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Schedule:
     search: Search | None = field(default=None, eq=False)
     spans: tuple[tuple[Span, ...], ...] = field(default=(), eq=False, repr=False)
     spread: Spread | None = None
+    ascending: bool = True
 
     __repr__ = shortened
 

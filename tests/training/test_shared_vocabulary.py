@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
+from attrs import evolve
 
 from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.analysis.time import predict
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.report.explain import explain
 from partita.compiler.report.summary import summarize
+from partita.compiler.schedules.forms.json_form import as_json
+from partita.compiler.schedules.forms.text import write
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
@@ -102,6 +106,24 @@ def test_what_its_passes_make_reads_back_as_the_same(changes):
     given, _ = load_text(text_of(changes=changes), "lm.par")
     assert given is not None
     check_every_pass(given)
+
+
+@pytest.mark.parametrize("name", ["mine.sched", "mine.json"])
+def test_a_written_order_with_its_passes_is_taken_as_it_is(name, tmp_path):
+    """`compile --emit schedule` and `schedule --json` say what all ranks share, and `from_file` puts in no more."""
+    order = "interleaved_1f1b(microbatches = 4, chunks = 2)"
+    given, _ = load_text(text_of(order=order), "lm.par")
+    schedule = compile_spec(given).schedule
+    form = write(schedule) if name.endswith(".sched") else json.dumps(as_json(schedule))
+    (tmp_path / name).write_text(form)
+    for rule in ("shard vocab -> pipe", ""):
+        again, diagnostics = load_text(text_of(rule, f'from_file("{name}")'), path=tmp_path / "lm.par")
+        assert again is not None, diagnostics
+        if rule:
+            assert compile_spec(again).schedule == evolve(schedule, name=str(tmp_path / name))
+        else:
+            with pytest.raises(Refused, match="has passes over what all ranks share"):
+                compile_spec(again)
 
 
 @pytest.mark.parametrize("changes", [{}, TIED])

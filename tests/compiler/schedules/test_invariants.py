@@ -22,12 +22,12 @@ from partita.compiler.instructions import (
     WaitSend,
 )
 from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.forms import read
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.one_f_one_b import alternate
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Action, Schedule, loop_placement
 from partita.compiler.schedules.simulator import equal_costs, simulate
-from partita.compiler.schedules.text import read
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.source import Source
 from partita.testing import assert_lawful, messages, mutants, random_orders, schedules, shapes

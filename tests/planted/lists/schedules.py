@@ -4,6 +4,7 @@ from tests.planted.planted import Planted
 
 SCHEDULES = "tests/compiler/schedules/test_schedules.py"
 LAWFUL = f"{SCHEDULES}::test_every_schedule_is_lawful_in_every_small_shape"
+FORMS = "tests/compiler/schedules/test_forms.py"
 INVARIANTS = "tests/compiler/schedules/test_invariants.py"
 COMMUNICATION = "tests/compiler/schedules/test_communication.py"
 TINY = "verify specs/tiny.par"
@@ -108,6 +109,34 @@ MISTAKES = [
         "max(level[earlier:where]) < most",
         "max(level[earlier:where]) <= most",
         f"{SCHEDULES}::test_schedules_of_controllable_memory_hold_and_lose_what_their_paper_says",
+    ),
+    Planted(
+        "weights-squeezed-before-their-backwards",
+        "compiler/schedules/squeezing.py",
+        "insort(ends, earlier)",
+        "insort(ends, 0)",
+        LAWFUL,
+    ),
+    Planted(
+        "backwards-of-torch-exchanged",
+        "compiler/schedules/forms/torch_csv.py",
+        'BACKWARD: "I", WEIGHT: "W", FULL_BACKWARD: "B"',
+        'BACKWARD: "B", WEIGHT: "W", FULL_BACKWARD: "I"',
+        f"{FORMS}::test_torchs_orders_go_there_and_back",
+    ),
+    Planted(
+        "order-of-summation-not-written",
+        "compiler/schedules/forms/text.py",
+        "if not schedule.ascending:",
+        "if False:",
+        f"{FORMS}::test_every_form_reads_back_whole",
+    ),
+    Planted(
+        "forwards-in-any-order-as-well",
+        "compiler/schedules/invariants.py",
+        "schedule.ascending or part == FORWARD",
+        "schedule.ascending",
+        f"{FORMS}::test_looped_bfs_as_torch_runs_it_needs_consent",
     ),
     Planted(
         "ahead-of-the-plan-beyond-memory",
