@@ -44,8 +44,10 @@ def parse(source: Source) -> Written:
     except (ValueError, RecursionError) as error:
         raise refuse("E0506", f"`{source.name}` is not JSON: {error}", whole, help=_HELP) from error
     found = given if isinstance(given, dict) else {}
-    actions, placed = found.get("actions"), found.get("placement")
-    pairs, shared = found.get("pairs", []), found.get("shared", [])
+    actions: Any = found.get("actions")
+    placed: Any = found.get("placement")
+    pairs: Any = found.get("pairs", [])
+    shared: Any = found.get("shared", [])
     well = (
         _lists(actions, str)
         and all(actions)

@@ -72,9 +72,9 @@ def parse(source: Source) -> Written:
     placement = tuple(tuple(sorted({stage for _, stage, _, _ in row})) for row in rows)
     raise_any(list(_misplaced(rows, placement)))
     lines = []
-    for row, stages, paired in zip(rows, placement, pairs, strict=True):
+    for row, stages, firsts in zip(rows, placement, pairs, strict=True):
         chunk_of = {stage: chunk for chunk, stage in enumerate(stages)}
-        for i in paired:
+        for i in firsts:
             kinds = [kind for kind, _, _, _ in row[i : i + 2]]
             if kinds != [FORWARD, FULL_BACKWARD]:
                 message = "only a forward and a full backward after it overlap"
