@@ -114,7 +114,7 @@ class Generator(Signature):
             message = f"`{schedule.name}` has passes over what all ranks share, and this pipeline shares {shared}"
             help = "`shard vocab -> pipe` shares the vocabulary; without a program, --times S=…,T=… do"
             raise refuse("E0505", message, help=help)
-        if schedule.spread == spread:
+        if spread is None or schedule.spread == spread:
             return schedule
         passes = self.passes(schedule.ranks, schedule.microbatches) if self.passes else None
         return with_spread(schedule, spread, seconds, self.slack, passes)
