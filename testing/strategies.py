@@ -20,6 +20,7 @@ from partita.compiler.schedules.schedule import (
     WEIGHT,
     Action,
     Schedule,
+    Spread,
     loop_placement,
     peak_live,
 )
@@ -27,6 +28,8 @@ from partita.compiler.schedules.simulator import Costs
 
 # The schedules that a shape alone determines, rather than a file.
 NAMED = sorted(each.name for each in SCHEDULES.values() if each.written is None)
+# Those that nothing else determines: they are not searched for.
+FIXED = [name for name in NAMED if not SCHEDULES[name].conditional]
 
 
 @frozen
@@ -109,6 +112,38 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
         actions[rank].append(Action(kind, chunk, m))
     orders = tuple(map(tuple, actions))
     return Schedule("random", M, placement, orders, tuple(map(peak_live, orders)))
+
+
+@st.composite
+def shared_schedules(
+    draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None, names: Sequence[str] = FIXED
+) -> Schedule:
+    """Built-in schedules with the passes of a vocabulary that all ranks share: its lookup, its output layer, or both;
+    those of each action among the others depend on random costs.
+    """
+    schedule = draw(named_schedules(of, names))
+    inputs, outputs = draw(st.sampled_from(((False, True), (True, False), (True, True))))
+    spread = Spread(schedule.ranks, schedule.stages, inputs, outputs)
+    return SCHEDULES[schedule.name].shared(schedule, spread, draw(costs(spread.total)).action)
+
+
+@st.composite
+def descending_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -> Schedule:
+    """Valid schedules that sum gradients in another order: all forwards, then backwards in any order of microbatches,
+    which is the same on all ranks.
+    """
+    shape = draw(of if of is not None else shapes(4, 3, 5))
+    placement = draw(_placements(shape.ranks, shape.chunks))
+    order = draw(st.permutations(range(shape.microbatches)))
+    kinds = draw(st.sampled_from(((FULL_BACKWARD,), (BACKWARD, WEIGHT))))
+    lines = []
+    for stages in placement:
+        chunks = sorted(range(len(stages)), key=stages.__getitem__)
+        forwards = [Action(FORWARD, chunk, m) for chunk in chunks for m in range(shape.microbatches)]
+        backwards = [Action(kind, chunk, m) for chunk in reversed(chunks) for m in order for kind in kinds]
+        lines.append((*forwards, *backwards))
+    bound = tuple(map(peak_live, lines))
+    return Schedule("descending", shape.microbatches, placement, tuple(lines), bound, ascending=False)
 
 
 def schedules(of: st.SearchStrategy[Shape] | None = None) -> st.SearchStrategy[Schedule]:

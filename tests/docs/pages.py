@@ -162,7 +162,7 @@ def pictures(page: Path) -> list[Path]:
 
 
 def same_picture(expected: Path, actual: Path) -> bool:
-    """Whether two SVGs show the same: the same texts, and the same shapes at places that differ by less than a point."""
+    """Whether two SVGs show the same: the same texts, and the same shapes at places that differ by less than one."""
     shown = []
     for path in (expected, actual):
         elements = list(ElementTree.parse(path).getroot().iter())

@@ -21,12 +21,20 @@ from partita.compiler.schedules.forms.json_form import as_json
 from partita.compiler.schedules.forms.text import parse, write
 from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.schedule import Action, Schedule, Spread, ranks_of, v_placement
+from partita.compiler.schedules.schedule import Spread, ranks_of, v_placement
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.compiler.schedules.spread import with_spread
 from partita.dsl.diagnostic import Refused
 from partita.dsl.source import Source
-from partita.testing import assert_lawful, costs, named_schedules, schedules, shapes
+from partita.testing import (
+    assert_lawful,
+    costs,
+    descending_orders,
+    named_schedules,
+    schedules,
+    shapes,
+    shared_schedules,
+)
 
 
 @given(schedules(shapes(4, 3, 5)))
@@ -50,33 +58,9 @@ def test_a_written_schedule_reads_back_whole(schedule, data):
     assert times[0] == times[1]
 
 
-def descending(schedule: Schedule) -> Schedule:
-    """All forwards, then all backwards from the last microbatch to the first, as torch runs looped BFS."""
-    M = schedule.microbatches
-    lines = []
-    for stages in schedule.placement:
-        chunks = sorted(range(len(stages)), key=stages.__getitem__)
-        forwards = [Action("F", chunk, m) for chunk in chunks for m in range(M)]
-        backwards = [Action("BW", chunk, m) for chunk in reversed(chunks) for m in reversed(range(M))]
-        lines.append((*forwards, *backwards))
-    bound = (M * schedule.chunks,) * schedule.ranks
-    return evolve(schedule, actions=tuple(lines), bound=bound, pairs=(), ascending=False)
-
-
-def with_passes(schedule: Schedule, inputs: bool, outputs: bool) -> Schedule:
-    """With those over a vocabulary that all ranks share, if there are any."""
-    if not inputs and not outputs:
-        return schedule
-    spread = Spread(schedule.ranks, schedule.stages, inputs, outputs)
-    return with_spread(schedule, spread, equal_costs().action)
-
-
-@given(schedules(shapes(4, 3, 5)), st.booleans(), st.booleans(), st.booleans())
-def test_every_form_reads_back_whole(schedule, backwards_descend, inputs, outputs):
+@given(schedules(shapes(4, 3, 5)) | descending_orders() | shared_schedules(shapes(4, 3, 5)))
+def test_every_form_reads_back_whole(schedule):
     """Placement, what overlaps, the order of summation, and what all ranks share; from the text and from JSON."""
-    if backwards_descend:
-        schedule = descending(schedule)
-    schedule = with_passes(schedule, inputs, outputs)
     for name, form in (("mine.sched", write(schedule)), ("mine.json", json.dumps(as_json(schedule), indent=2))):
         again = read(Source(name, form))
         assert again == evolve(schedule, name=name)
@@ -84,12 +68,11 @@ def test_every_form_reads_back_whole(schedule, backwards_descend, inputs, output
         assert words == [str(action) for line in schedule.actions for action in line]
 
 
-@settings(max_examples=40)
-@given(schedules(shapes(4, 3, 5)), st.booleans())
-def test_torchs_orders_go_there_and_back(schedule, backwards_descend):
+@settings(max_examples=25)
+@given(schedules(shapes(4, 3, 5)) | descending_orders())
+def test_torchs_orders_go_there_and_back(schedule):
     """What we write is what torch's parser reads; and comes back, with the chunks in the order of their stages."""
     theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
-    schedule = descending(schedule) if backwards_descend else schedule
     kinds = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "BW"}
     written = torch_csv.write(schedule)
     rows = [[theirs._Action.from_str(cell) for cell in row] for row in csv.reader(written.splitlines())]
@@ -160,7 +143,7 @@ def test_looped_bfs_as_torch_runs_it_needs_consent():
     assert "summation = any" in first.help
     schedule = make("from_file", 2, 2, 2, path=Source("looped.csv", text), summation="any")
     assert_lawful(schedule)
-    assert schedule.actions == descending(make("looped_bfs", 2, 2, 2)).actions
+    assert str(schedule) == ("F0.0 F0.1 F1.0 F1.1 BW1.1 BW1.0 BW0.1 BW0.0\nF0.0 F0.1 F1.0 F1.1 BW1.1 BW1.0 BW0.1 BW0.0")
     again = make("from_file", 2, 2, 2, path=Source("again.sched", write(schedule)))
     assert_lawful(again)
     with pytest.raises(Refused):  # forwards ascend in any case
@@ -199,7 +182,7 @@ def test_what_is_wrong_in_a_form_is_told_at_its_place(name, text, place, words):
 
 def test_torch_has_no_passes_over_a_shared_vocabulary():
     with pytest.raises(Refused, match="torch's pipelining has no passes"):
-        torch_csv.write(with_passes(make("one_f_one_b", 2, 1, 2), False, True))
+        torch_csv.write(with_spread(make("one_f_one_b", 2, 1, 2), Spread(2, 2, outputs=True), equal_costs().action))
 
 
 @given(shapes(4, 3, 4), st.randoms())
