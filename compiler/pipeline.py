@@ -336,8 +336,9 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 
 def _split(state: Differentiated) -> Microbatched:
-    count = state.microbatches * state.batches
-    return extended(Microbatched, state, step=split_batch(state.joint, state.batch, count, schedule_span(state.spec)))
+    count, sequence = state.parts * state.batches, state.sequence
+    step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence)
+    return extended(Microbatched, state, step=step)
 
 
 def _shard(state: Microbatched) -> Sharded:

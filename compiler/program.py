@@ -135,7 +135,8 @@ class StagePlan:
     """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch. In
     bytes: `saved` is what one microbatch keeps from F for the backward pass; `kept` what it keeps from B to W,
     including what B adds; `peaks` the most that each kind of function (F, B, W, BW) holds in addition to what its
-    microbatch holds before or after it, whichever is more.
+    microbatch holds before or after it, whichever is more. `shared` is what the slices of a part of the batch share: from
+    the first F on, and from the first B on.
     """
 
     index: int
@@ -147,6 +148,7 @@ class StagePlan:
     accumulators: tuple[AccumulatorRecord, ...]
     saved: int
     kept: int
+    shared: Mapping[str, int]
     peaks: Mapping[str, int]
 
     __repr__ = shortened
@@ -221,7 +223,8 @@ class StepPlan:
     name: str
     inputs: tuple[InputRecord, ...]
     batch: str
-    microbatches: int  # per batch
+    microbatches: int  # per batch, slices counted
+    slices: int  # per part of the batch
     batches: Fraction  # per step: one, or all of an evaluation; `inputs` have the rows of all
     mesh: Mesh
     parameters: tuple[ParameterRecord, ...]
@@ -255,6 +258,11 @@ class StepPlan:
         if counts:
             return max(counts)
         return max((e.type.axis(self.batch).size for e in self.inputs if e.type.has(self.batch)), default=1)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
+        return self.microbatches // self.slices
 
     def parameter(self, name: str) -> ParameterRecord:
         """The record of a parameter by its full name. Raises KeyError."""

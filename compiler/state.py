@@ -76,9 +76,24 @@ class Configured:
         return self.train.mixed
 
     @property
-    def microbatches(self) -> int:
-        """The number of microbatches per batch."""
+    def parts(self) -> int:
+        """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return size_of(self.schedule_call.call)[1]
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches per batch, slices counted."""
+        return self.parts * self.slices
+
+    @property
+    def sequence(self) -> tuple[str, int] | None:
+        """The axis along which training cuts microbatches into slices, and their number; None if it does not."""
+        return self.schedule_call.sequence if self.training else None
+
+    @property
+    def slices(self) -> int:
+        """The number of slices of each part."""
+        return self.sequence[1] if self.sequence is not None else 1
 
 
 @frozen(eq=False, kw_only=True)

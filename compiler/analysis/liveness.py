@@ -24,11 +24,16 @@ def roots(nodes: Iterable[Node]) -> dict[Value, Value]:
 
 
 def held(values: Iterable[Value], nodes: Iterable[Node]) -> int:
-    """Bytes of the memory behind values, each counted once; constants cost nothing."""
+    """Bytes of the memory behind values, each counted once; constants, and what slices share, cost nothing."""
     nodes = tuple(nodes)
     behind = roots(nodes)
-    constants = {v for node in nodes if node.op.literal is not None for v in node.outputs}
+    constants = {v for node in nodes if node.op.literal is not None or node.op.of_slices for v in node.outputs}
     return sum(value.type.bytes for value in {behind.get(v, v) for v in values} - constants)
+
+
+def shared(nodes: Iterable[Node]) -> int:
+    """Bytes of the tensors that the slices of a microbatch share."""
+    return sum(value.type.bytes for node in nodes if node.op.of_slices for value in node.outputs)
 
 
 def tables(nodes: Iterable[Node]) -> int:

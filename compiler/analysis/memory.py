@@ -209,7 +209,7 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
         for part in (*program.stages[index].inputs, *program.stages[index].full_inputs):
             type, times = types[part.name], 1
             if part.batch is not None:
-                times = program.microbatches
+                times = program.parts
                 type = type.resized(part.batch, type.axis(part.batch).size // times)
             parts[part] = times * local_type(type, part.layout, state.mesh.sizes).bytes
     whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())
@@ -228,14 +228,29 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
         arriving[message.destination, message.direction] += size
         leaving[message.source, message.direction] += size
     kept = reducing = 0
+    # What the slices of a part of the batch share is there from the first F, or the first B, to the last function.
+    runs: Counter[tuple[int, int]] = Counter()
+    last = {
+        (each.stage, each.action.microbatch // state.slices): i
+        for i, each in enumerate(rank.instructions)
+        if isinstance(each, Compute)
+    }
     messages = collective = _largest_buffer(_of_microbatches(_stages(state, rank)))
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         if isinstance(instruction, Compute):
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
             working = stage.peaks.get(kind, 0)
+            part = instruction.stage, instruction.action.microbatch // state.slices
+            runs[part] += 1
+            if kind == "F" and runs[part] == 1:
+                kept += stage.shared["F"]
+            elif kind in DIRECTION and runs[part] == state.slices + 1:
+                kept += stage.shared["B"]
             yield kept + working, reducing, messages
             kept += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
+            if last[part] == i:
+                kept -= sum(stage.shared.values())
             if kind in DIRECTION:
                 messages += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
             yield kept + working, reducing, messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from partita.compiler.analysis.liveness import beside, held
+from partita.compiler.analysis.liveness import beside, held, shared
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
@@ -74,6 +74,7 @@ def plan_step(
         ),
         batch=batch,
         microbatches=schedule.microbatches,
+        slices=schedule.slices,
         batches=batches,
         mesh=mesh,
         parameters=tuple(
@@ -157,6 +158,7 @@ def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
         ),
         saved=held(saved, forward),
         kept=held(kept, (*forward, *backward)),
+        shared={"F": shared(forward), "B": shared(functions.groups["BW"])},
         peaks=peaks,
     )
 

@@ -27,10 +27,6 @@ class Attend(Attention):
 
     results = ("", "denominator")
 
-    def looks_back(self, axis: str) -> bool:
-        """Whether queries look back only."""
-        return self.causal and axis == self.over
-
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """q's type, as wide as values; and its axes without `along`."""
         self.check(*types)

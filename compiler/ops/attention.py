@@ -109,6 +109,10 @@ class Attention(Positioned):
         """For where a shard begins; with dropout for the seed and the step."""
         return bool(self.dropout) or super().reads_context
 
+    def looks_back(self, axis: str) -> bool:
+        """Whether queries look back only."""
+        return self.causal and axis == self.over
+
     def check(self, q: Type, *others: Type) -> None:
         """Sizes must match, except for the queries' own positions."""
         assert agree(q.without([self.over]), *others), (self, q, others)

@@ -149,6 +149,11 @@ class Op:
         return False
 
     @property
+    def of_slices(self) -> bool:
+        """Whether its result is a tensor that the slices of a microbatch share (`partita.compiler.ops.slices`)."""
+        return False
+
+    @property
     def draws(self) -> bool:
         """Whether it draws random numbers itself, rather than taking some."""
         return False
@@ -248,7 +253,7 @@ class Op:
 
     def looks_back(self, axis: str) -> bool:
         """Whether, split along an axis, its results at a position depend on the operands that it needs whole only at
-        positions up to there.
+        positions up to there; and of a gradient, whether the terms of their cotangents are zero after there.
         """
         return False
 

@@ -253,6 +253,7 @@ def attend(
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention, and the logarithm of the softmax's denominator. `orders` permutes both results."""
+    k, v = _seen(q, k, v, groups, options)
     q4, k4, v4 = _prepared(q, k, v, groups)
     how = _how(q, k, groups, options)
     if how.fused(q4):
@@ -276,6 +277,19 @@ def attend(
         o = (o * torch.exp(denominator - total).unsqueeze(-1)).to(o.dtype)
         denominator = total
     return o.permute(orders[0]), denominator.permute(orders[1])
+
+
+def _seen(
+    q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int], options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The keys and values up to the last query, if it is causal: no query sees later ones. Narrows the options too."""
+    length, end = k.shape[-2], options.get("start", 0) + q.shape[-2]
+    if not options["causal"] or not groups[2] or end >= length:
+        return k, v
+    for name in ("mask", "bias", "keep", "segments"):
+        if (given := options.get(name)) is not None and given.shape[-1] == length:
+            options[name] = given.narrow(-1, 0, end)
+    return k.narrow(-2, 0, end), v.narrow(-2, 0, end)
 
 
 def _how(q: Tensor, k: Tensor, groups: tuple[int, int, int], options: dict[str, Any]) -> _Scores:
@@ -345,6 +359,8 @@ def attend_gradient(
     """Gradients of q, k, v, the bias and the sink. `result` is the output, the denominator's logarithm and the output's
     cotangent; `shapes` gives the shape of each gradient as computed and the permutation to its operand's own order.
     """
+    length = k.shape[-2]
+    k, v = _seen(q, k, v, groups, options)
     q4, k4, v4 = _prepared(q, k, v, groups)
     bias = options.get("bias")
     how = _how(q, k, groups, options)
@@ -388,6 +404,10 @@ def attend_gradient(
         _summed(_unpadded(dv, v), v, batch, own),
     ]
     del dq, dk, dv
+    if k.shape[-2] < length:
+        first[1:] = [pad(each, (0, 0, 0, length - k.shape[-2])) for each in first[1:]]
+        if bias is not None and bias.shape[-1] == k.shape[-2]:
+            found[0] = pad(found[0], (0, length - k.shape[-2]))
     found = [*first, *found]
     first.clear()
     for i, (shape, order) in enumerate(shapes):
