@@ -1,0 +1,114 @@
+"""Slices of the sequence as microbatches: whatever causal model goes through its sequence slice by slice, it computes
+what one device computes of the whole.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from tests.programs import LINES, Program, axes, endings, recomputations
+from tests.training.test_partition import check
+
+BLOCKS = """
+block attention(x: [batch, seq, embed]) {
+  param wq, wk, wv: [embed, heads, key] ~ kaiming()
+  param wo: [heads, key, embed] ~ kaiming()
+  let h = layer_norm(x, over = embed)
+  let q = rope(dot(h, wq, over = embed), over = seq, pairs = key, base = 50)
+  let k = rope(dot(h, wk, over = embed), over = seq, pairs = key, base = 50)
+  let a = attend(q, k, dot(h, wv, over = embed), over = seq, along = key, causal = true)
+  return x + dot(a, wo, over = [heads, key])
+}
+block special(x: [batch, seq, embed], tokens: i64[batch, seq]) {
+  param wq: [embed, heads, key] ~ kaiming()
+  param wk, wv: [embed, key] ~ kaiming()
+  param near: [heads, seq] ~ normal(0.5)
+  param sink: [heads] ~ normal(0.5)
+  param wo: [heads, key, embed] ~ kaiming()
+  let h = rms_norm(x, over = embed)
+  let q = dot(h, wq, over = embed)
+  let a = attend(q, dot(h, wk, over = embed), dot(h, wv, over = embed), over = seq, along = key, causal = true, OPTION)
+  return x + dot(a, wo, over = [heads, key])
+}
+block mlp(x: [batch, seq, embed]) {
+  param up: [embed, ffn] ~ kaiming()
+  param down: [ffn, embed] ~ kaiming()
+  return x + dot(silu(dot(rms_norm(x, over = embed), up, over = embed)), down, over = ffn)
+}
+"""
+OPTIONS = {
+    "sink = sink": "near",
+    "bias = near": "sink",
+    "window = 3": "near sink",
+    "softcap = 2.0": "near sink",
+    "segments = tokens": "near sink",
+    "dropout = 0.25": "near sink",
+    "mask = tokens > 1, bias = near, window = 5": "sink",
+}
+NOT_CAUSAL = ("seq -> left", "over = [seq, embed]", "seq -> spot", "over = seq)", "grouped")
+CAUSAL = (
+    *(line for line in LINES if not any(each in line for each in NOT_CAUSAL)),
+    "let x = special(x, tokens)",
+    # Keys of the first stage on all later ones.
+    "let x = x + attend(x, skip, tanh(skip), over = seq, along = embed, causal = true)",
+    "let x = x + merge(attend(split(x, embed -> [heads, key]), split(x, embed -> [heads, key]), "
+    "split(y, embed -> [heads, key]), over = seq, along = key, causal = true), [heads, key] -> embed)",
+)
+
+
+@st.composite
+def sliced_programs(draw: st.DrawFn) -> Program:
+    """A random causal model, in slices, on a pipeline of up to three ranks."""
+    ranks, microbatches, slices = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from((2, 3, 4)))
+    name = draw(st.sampled_from(("one_f_one_b", "gpipe")))
+    iterations = [draw(st.integers(1, 2)) for _ in range(draw(st.integers(1, 2)))]
+    iterations[0] += max(0, ranks - sum(iterations))
+    lines = [draw(st.lists(st.sampled_from(CAUSAL), min_size=1, max_size=4, unique=True)) for _ in iterations]
+    used = " ".join(" ".join(each) for each in lines)
+    option = draw(st.sampled_from(sorted(OPTIONS)))
+    blocks = BLOCKS.replace("OPTION", option)
+    for unused in OPTIONS[option].split():
+        blocks = blocks.replace(f"  param {unused}: [heads, seq] ~ normal(0.5)\n", "")
+        blocks = blocks.replace(f"  param {unused}: [heads] ~ normal(0.5)\n", "")
+    text = blocks + "model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {\n"
+    text += "  param wte: [vocab, embed] ~ kaiming()\n"
+    text += "  let x = embedding(tokens, wte, over = vocab)\n  let skip = tanh(x)\n  let y = x * 0.5\n"
+    text += "  let aux = mean(x)\n"
+    if "dot(x, w," in used:
+        text += "  param w: [embed, ffn] ~ kaiming()\n"
+    if "+ u" in used:
+        text += "  param v: [seq, embed] ~ normal(0.5)\n  let u = exp(v) * 0.1\n"
+    for count, body in zip(iterations, lines, strict=True):
+        text += f"  repeat {count} as layer {{\n" + "".join(f"    {line}\n" for line in body) + "  }\n"
+    text += "  let logits = dot(x + y, wte, over = embed)\n"
+    weights = draw(st.sampled_from(["", ", weights = cast(targets > 0, f32) + 0.25"]))
+    more = draw(st.sampled_from(["", " + 0.1 * aux", " + 0.01 * sum(wte * wte)"]))
+    text += f"  loss cross_entropy(logits, targets, over = vocab{weights}){more}\n"
+    text += "  metric accuracy = accuracy(logits, targets, over = vocab)\n  metric size = sqrt(mean(logits * logits))\n"
+    text += "  metric most = max(logits, over = [batch, seq, vocab])\n  metric weight = sum(wte)\n}\n"
+    sizes = {"batch": microbatches * draw(st.integers(1, 2)), "seq": slices * draw(st.integers(1, 2))}
+    text = axes({**sizes, "embed": 4, "heads": 2, "key": 2, "ffn": 6, "vocab": 5}) + text
+    text += f"mesh line(pipe = {ranks})\nlayout cut on line {{\n  stage layer -> pipe\n"
+    text += f"  {draw(recomputations(text))}\n}}\nlayout whole on line {{ }}\n"
+    text += f"schedule s = {name}(microbatches = {microbatches}, over = [batch, seq], slices = {slices})\n"
+    text += draw(endings())
+    return Program(text, ("line.pipe=1", "layout=whole", "schedule=gpipe(microbatches=1)"))
+
+
+@given(program=sliced_programs(), seed=st.integers(0, 1000))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_numbers_are_those_of_one_device(program: Program, seed: int, tmp_path_factory):
+    note(program.text)
+    check(program, seed, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.soak
+@given(program=sliced_programs(), seed=st.integers(0, 1000))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_numbers_are_those_of_one_device_at_length(program: Program, seed: int, tmp_path_factory):
+    note(program.text)
+    check(program, seed, tmp_path_factory.getbasetemp())
