@@ -14,7 +14,7 @@ from attrs import evolve
 
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.number_format import bytes_text, count_text, seconds_text
+from partita.cli.number_format import bytes_text, count_text, microbatches_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, report
 from partita.compiler.analysis.memory import PARTS
@@ -125,7 +125,7 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
     from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
 
     program = state.program
-    microbatches = f"{program.microbatches} microbatch{'es' * (program.microbatches > 1)}"
+    microbatches = microbatches_text(program.microbatches, program.slices)
     chunks = "" if state.schedule.own_chunks == 1 else f" × {state.schedule.own_chunks} chunks"
     print_text(
         console,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from partita.cli import standalone_schedule
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.number_format import plain_text, seconds_text
+from partita.cli.number_format import microbatches_text, plain_text, seconds_text
 from partita.cli.output import deliver, text_of
 from partita.cli.pictures import Picture, save, unable
 from partita.cli.source import add_source_arguments, report
@@ -121,7 +121,7 @@ def headline(
         least = f"; {what} {number(cost)}, lower bound {number(bound)}{above}"
     return (
         f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
-        f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)}; "
+        f"{microbatches_text(schedule.microbatches, schedule.slices)}; "
         f"step {whole}, bubble {timeline.bubble:.1%}{least}"
     )
 

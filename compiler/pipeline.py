@@ -336,7 +336,7 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 
 def _split(state: Differentiated) -> Microbatched:
-    count, sequence = state.parts * state.batches, state.sequence
+    count, sequence = state.batch_parts * state.batches, state.sequence
     step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence)
     return extended(Microbatched, state, step=step)
 

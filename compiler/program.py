@@ -135,8 +135,8 @@ class StagePlan:
     """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch. In
     bytes: `saved` is what one microbatch keeps from F for the backward pass; `kept` what it keeps from B to W,
     including what B adds; `peaks` the most that each kind of function (F, B, W, BW) holds in addition to what its
-    microbatch holds before or after it, whichever is more. `shared` is what the slices of a part of the batch share: from
-    the first F on, and from the first B on.
+    microbatch holds before or after it, whichever is more. `shared` is what the slices of a part of the batch share:
+    from the first F on, and from the first B on.
     """
 
     index: int
@@ -260,7 +260,7 @@ class StepPlan:
         return max((e.type.axis(self.batch).size for e in self.inputs if e.type.has(self.batch)), default=1)
 
     @property
-    def parts(self) -> int:
+    def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return self.microbatches // self.slices
 

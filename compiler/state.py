@@ -76,14 +76,14 @@ class Configured:
         return self.train.mixed
 
     @property
-    def parts(self) -> int:
+    def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return size_of(self.schedule_call.call)[1]
 
     @property
     def microbatches(self) -> int:
         """The number of microbatches per batch, slices counted."""
-        return self.parts * self.slices
+        return self.batch_parts * self.slices
 
     @property
     def sequence(self) -> tuple[str, int] | None:

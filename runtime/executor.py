@@ -132,7 +132,7 @@ class Executor:
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions, mark = self._timed, self._recorded
         for index in range(self.program.rounds):
-            context.first = index * self.program.parts
+            context.first = index * self.program.batch_parts
             if index:
                 # No rank sends anything of the next batch before all have received everything of this one.
                 yield from self._summed(torch.zeros_like(self.statistics))

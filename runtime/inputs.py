@@ -29,11 +29,11 @@ class Inputs:
         self, program: Program, stages: Iterable[StageProgram], coordinates: Mapping[str, int], device: torch.device
     ) -> None:
         self._device = device
-        self._parts = program.parts
+        self._parts = program.batch_parts
         self._rounds = program.rounds
         self._batch = program.batch
         self._types = types = {each.name: each.type for each in program.inputs}
-        parts = program.parts * program.batches
+        parts = program.batch_parts * program.batches
         self._regions: dict[InputPart, Region] = {}
         self._batch_positions: dict[InputPart, int] = {}
         for stage in stages:

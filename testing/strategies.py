@@ -23,6 +23,7 @@ from partita.compiler.schedules.schedule import (
     Spread,
     loop_placement,
     peak_live,
+    turn,
 )
 from partita.compiler.schedules.simulator import Costs
 
@@ -34,23 +35,29 @@ FIXED = [name for name in NAMED if not SCHEDULES[name].conditional]
 
 @frozen
 class Shape:
-    """The size of a pipeline. `group` is a valid group of microbatches for interleaved orders."""
+    """The size of a pipeline. `group` is a valid group of microbatches for interleaved orders; `slices` is into how many
+    slices of the sequence each microbatch is cut, if a schedule can.
+    """
 
     ranks: int
     chunks: int
     microbatches: int
     group: int
+    slices: int = 1
 
 
 @st.composite
-def shapes(draw: st.DrawFn, max_ranks: int = 6, max_chunks: int = 3, max_microbatches: int = 12) -> Shape:
-    """Shapes from 1 rank, 1 chunk and 1 microbatch up; groups from P to 2P."""
+def shapes(
+    draw: st.DrawFn, max_ranks: int = 6, max_chunks: int = 3, max_microbatches: int = 12, max_slices: int = 1
+) -> Shape:
+    """Shapes from 1 rank, 1 chunk, 1 microbatch and 1 slice up; groups from P to 2P."""
     ranks = draw(st.integers(1, max_ranks))
     return Shape(
         ranks,
         draw(st.integers(1, max_chunks)),
         draw(st.integers(1, max_microbatches)),
         draw(st.integers(ranks, 2 * ranks)),
+        draw(st.integers(1, max_slices)),
     )
 
 
@@ -64,6 +71,8 @@ def named_schedules(
     chunks = generator.chunks or shape.chunks
     legal = generator.legal(shape.ranks, chunks).items()
     arguments = draw(st.fixed_dictionaries({key: st.sampled_from(list(values)) for key, values in legal}))
+    if shape.slices > 1 and "slices" in generator.own:
+        arguments["slices"] = shape.slices
     stages = shape.ranks * chunks
     given = Conditions(draw(costs(stages)), default_messages(stages)) if generator.conditional else None
     return make(generator, shape.ranks, chunks, shape.microbatches, conditions=given, **arguments)
@@ -78,12 +87,12 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
     deadlock. The bound of live activations is the resulting peak.
     """
     shape = draw(of if of is not None else shapes(4, 3, 5))
-    P, V, M = shape.ranks, shape.chunks, shape.microbatches
+    P, V, M = shape.ranks, shape.chunks, shape.microbatches * shape.slices
     placement = draw(_placements(P, V))
     rank_of = {stage: (r, c) for r, stages in enumerate(placement) for c, stage in enumerate(stages)}
     split = draw(st.lists(st.booleans(), min_size=M, max_size=M))
     random = draw(st.randoms(use_true_random=False))
-    # The next microbatch of each part of each stage; a part may run once the part before it is ahead.
+    # The next turn of each part of each stage; a part may run once the part before it is ahead.
     following = {(part, stage): 0 for part in (FORWARD, BACKWARD, WEIGHT) for stage in range(P * V)}
     actions: list[list[Action]] = [[] for _ in range(P)]
 
@@ -98,7 +107,7 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
         arrived = stage == P * V - 1 or following[BACKWARD, stage + 1] > m
         # BW accumulates too, so it must not overtake the W of earlier microbatches.
         in_turn = split[m] or following[WEIGHT, stage] == m
-        return arrived and in_turn and following[FORWARD, stage] > m
+        return arrived and in_turn and following[FORWARD, stage] > turn(BACKWARD, m, shape.slices)
 
     while possible := [key for key in following if ready(*key)]:
         part, stage = random.choice(possible)
@@ -109,9 +118,9 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
             following[WEIGHT, stage] += 1
             kind = FULL_BACKWARD
         rank, chunk = rank_of[stage]
-        actions[rank].append(Action(kind, chunk, m))
+        actions[rank].append(Action(kind, chunk, turn(kind, m, shape.slices)))
     orders = tuple(map(tuple, actions))
-    return Schedule("random", M, placement, orders, tuple(map(peak_live, orders)))
+    return Schedule("random", M, placement, orders, tuple(map(peak_live, orders)), slices=shape.slices)
 
 
 @st.composite

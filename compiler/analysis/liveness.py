@@ -90,7 +90,7 @@ def working_set(
     alive = {tensor: tensor.type.bytes for tensor in {behind.get(value, value) for value in before}}
     now = peak = sum(alive.values())
     for i, node in enumerate(nodes):
-        if node.op.allocates:
+        if node.op.allocates and not node.op.of_slices:
             for value in node.outputs:
                 alive[value] = value.type.bytes
                 now += value.type.bytes

@@ -209,7 +209,7 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
         for part in (*program.stages[index].inputs, *program.stages[index].full_inputs):
             type, times = types[part.name], 1
             if part.batch is not None:
-                times = program.parts
+                times = program.batch_parts
                 type = type.resized(part.batch, type.axis(part.batch).size // times)
             parts[part] = times * local_type(type, part.layout, state.mesh.sizes).bytes
     whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())

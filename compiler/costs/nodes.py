@@ -21,7 +21,7 @@ FLOATS = ("f32", "bf16", "f64")
 
 def takes_no_time(op: Op) -> bool:
     """Whether an operation runs no kernel. Sends, receives and collectives take time on a link."""
-    return op.is_view or op.literal is not None or op.sends or op.receives
+    return op.is_view or op.literal is not None or op.sends or op.receives or op.of_slices
 
 
 def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:

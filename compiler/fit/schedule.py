@@ -54,7 +54,7 @@ def scheduled(state: Partitioned) -> Scheduled:
     """
     call = state.schedule_call.call
     span = call.span or state.schedule_call.span
-    size = state.pipeline.ranks, state.pipeline.chunks, state.parts
+    size = state.pipeline.ranks, state.pipeline.chunks, state.batch_parts
     if not state.training:
         return planned_with(
             state, _shared(state, FORWARD_ONLY, make(FORWARD_ONLY, *size, span=span, placement=state.placement))

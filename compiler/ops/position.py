@@ -3,9 +3,9 @@
 Operations that look up or count along an axis (`gather`, `pick`, `first_index`, …) are `Positioned` too.
 
 `shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first. A rank's shard begins at its
-size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`, and slices of their
-sequence the mesh axis `slice`. Parts that are gone through one after the other are the mesh axis `position`: they begin
-at the context's position.
+size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`, and slices of
+their sequence the mesh axis `slice`. Parts that are gone through one after the other are the mesh axis `position`: they
+begin at the context's position.
 """
 
 from __future__ import annotations

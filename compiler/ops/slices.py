@@ -13,7 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, ShardingRule, agree, aligned_rules, op, shape_text
+from partita.compiler.ops.op import (
+    TORCH_DTYPES,
+    Argument,
+    Op,
+    ShardingRule,
+    agree,
+    aligned_rules,
+    broadcast,
+    op,
+    permuted,
+    shape_text,
+)
 from partita.compiler.ops.position import SLICE, Positioned, Shards, offset_text
 from partita.dsl.types import Axis, Type
 
@@ -26,7 +37,6 @@ class OfSlices(Op):
     type: Type
     free = True
     fusible = False
-    allocates = False
 
     @property
     def of_slices(self) -> bool:
@@ -55,10 +65,6 @@ class OfSlices(Op):
         """No arithmetic."""
         return 0
 
-    def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Nothing: it is there."""
-        return 0
-
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """From the context, which makes it when it is first asked for."""
         (type,) = results
@@ -85,7 +91,8 @@ class GatherSlices(Positioned):
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The first operand."""
         whole, part = types
-        assert whole.names == part.names and agree(whole.without([self.axis]), part.without([self.axis])), types
+        assert agree(whole.without([self.axis]), part.without([self.axis])), types
+        assert set(whole.names) == set(part.names), types
         return (whole,)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
@@ -104,7 +111,8 @@ class GatherSlices(Positioned):
         """A kernel of the runtime."""
         whole, part = arguments
         start = offset_text(part.type.axis(self.axis), self.shards)
-        return f"kernels.keep({whole.text}, {part.text}, {part.type.position(self.axis)}, {start})"
+        dim = whole.type.position(self.axis)
+        return f"kernels.keep({whole.text}, {broadcast(part, whole.type.names)}, {dim}, {start})"
 
 
 @op("scatter_slices")
@@ -126,7 +134,7 @@ class ScatterSlices(Positioned):
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The second operand, cut to `size`."""
         total, term = types
-        assert total.axes == term.axes, types
+        assert set(total.axes) == set(term.axes), types
         return (term.resized(self.axis, self.size),)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
@@ -146,7 +154,8 @@ class ScatterSlices(Positioned):
         total, term = arguments
         start = offset_text(Axis(self.axis, self.size), self.shards)
         place = f"{term.type.position(self.axis)}, {start}, {self.size}"
-        return f"kernels.scatter_slices({total.text}, {term.text}, {place})"
+        view = permuted(total.text, total.type.names, term.type.names)
+        return f"kernels.scatter_slices({view}, {term.text}, {place})"
 
 
 @op("place_slice")

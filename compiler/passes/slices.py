@@ -5,11 +5,11 @@ Takes a graph with gradients, the axis, and the number of slices. Time is one mo
 or replicated, and a node needs a `ShardingRule` that fits its operands. Inputs keep the axis, and each slice takes its
 positions.
 
-Between the slices of a microbatch goes what an operation needs whole, if it looks back only (`Op.looks_back`), as causal
-attention does at keys and values: F gathers what earlier slices have, and B sums the terms of its gradient that later
-slices have (`partita.compiler.ops.slices`). Values computed from inputs and samples alone may be needed whole in any
-way: each slice computes them for itself. A value that does not depend on the sequence is the same in all slices, and
-counts once.
+Between the slices of a microbatch goes what an operation needs whole, if it looks back only (`Op.looks_back`), as
+causal attention does at keys and values: F gathers what earlier slices have, and B sums the terms of its gradient that
+later slices have (`partita.compiler.ops.slices`). Values computed from inputs and samples alone may be needed whole in
+any way: each slice computes them for itself. A value that does not depend on the sequence is the same in all slices,
+and counts once.
 
 What only metrics need and no rule fits is left to the end of the step. Anything else is an error that names the
 operation (E0407).
@@ -25,7 +25,7 @@ from partita.compiler.graph import Builder, Gradient, Graph, Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.position import SLICE, Microbatch
-from partita.compiler.ops.slices import GatherSlices, OfSlices, FirstPart, PlaceSlice, ScatterSlices
+from partita.compiler.ops.slices import FirstPart, GatherSlices, OfSlices, PlaceSlice, ScatterSlices
 from partita.compiler.passes.ancestors import ancestors
 from partita.compiler.passes.batch_rules import PART, PORTION, WHOLE_SUM, WHOLE_TENSOR, from_inputs_alone
 from partita.compiler.passes.differentiate import without_dead
@@ -362,7 +362,7 @@ class _Slicer:
             help = "after the reduction over the sequence the loss may only be scaled or added to"
         else:
             message = f"{what} needs all of `{self.axis}`, which is cut into slices"
-            help = "each position may depend on earlier ones, by attention that is `causal = true`, but not on later ones"
+            help = "a position may depend on earlier ones, by attention that is `causal = true`, but not on later ones"
         notes = [f"{value.name}: {value.type}, {_described(state, self.axis)}" for value, state in states]
         return refuse("E0407", message, node.span, notes=notes, help=f"{help}; or cut the batch alone: `over = batch`")
 

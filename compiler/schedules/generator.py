@@ -107,8 +107,11 @@ class Generator(Signature):
         """One of its schedules with the passes over parts that all ranks have, if there are any and it was not written
         with them.
 
-        Raises Refused (E0505) if it was written with others.
+        Raises Refused (E0505) if it was written with others, and for slices.
         """
+        if spread is not None and schedule.slices > 1:
+            message = f"schedule `{schedule.name}` cannot have slices yet where all ranks share an axis"
+            raise refuse("E0505", message, help="cut the batch alone: `over = batch`, without `slices`")
         if schedule.spread not in (None, spread):
             shared = "other parts" if spread else "nothing"
             message = f"`{schedule.name}` has passes over what all ranks share, and this pipeline shares {shared}"
@@ -151,7 +154,7 @@ def size_of(call: spec.Call | None) -> tuple[int, int]:
     generator = SCHEDULES[call.name]
     if generator.written is not None:
         schedule = generator.written(call)
-        return schedule.own_chunks, schedule.microbatches
+        return schedule.own_chunks, schedule.microbatches // schedule.slices
     chunks = generator.chunks or call.arguments.get("chunks") or 1
     return int(chunks), int(call.arguments["microbatches"])
 

@@ -55,6 +55,9 @@ def read(source: Source, placement: Placement | None = None, ascending: bool = T
             start,
             help=f"at most {LIMIT} of these together can be scheduled",
         )
+    if microbatches % written.slices:
+        message = f"`{source.name}` has {microbatches} microbatches, which are no parts of {written.slices} slices"
+        raise refuse("E0506", message, start, help="slice s of part b is microbatch b · slices + s")
     said = written.placement(ranks, chunks) if written.placement else None
     if placement is None:
         placement = said or loop_placement(ranks, chunks)
@@ -78,6 +81,7 @@ def read(source: Source, placement: Placement | None = None, ascending: bool = T
         spans=tuple(places for _, places in written.lines),
         spread=spread,
         ascending=written.ascending and ascending,
+        slices=written.slices,
     )
 
 

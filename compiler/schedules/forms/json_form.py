@@ -2,7 +2,8 @@
 
 `actions` are one list per rank, as `F0.3`; `placement` are the stages of each rank by chunk; `pairs`, if actions
 overlap with the next one, the positions of the first ones; `summation` is `any` if gradients may be summed in any
-order; `shared` names what all ranks share, whose passes are then chunks after those of the rank's own stages.
+order; `slices`, if microbatches are slices, how many each part of the batch has; `shared` names what all ranks share,
+whose passes are then chunks after those of the rank's own stages.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def as_json(schedule: Schedule) -> dict[str, Any]:
         found["pairs"] = [sorted(paired) for paired in schedule.pairs]
     if not schedule.ascending:
         found["summation"] = ANY
+    if schedule.slices > 1:
+        found["slices"] = schedule.slices
     if schedule.spread is not None:
         found["shared"] = [each for each in SHARED if getattr(schedule.spread, each)]
     return found
@@ -48,6 +51,7 @@ def parse(source: Source) -> Written:
     placed: Any = found.get("placement")
     pairs: Any = found.get("pairs", [])
     shared: Any = found.get("shared", [])
+    slices: Any = found.get("slices", 1)
     well = (
         _lists(actions, str)
         and all(actions)
@@ -57,6 +61,8 @@ def parse(source: Source) -> Written:
         and all(each in SHARED for each in shared)
         and found.get("summation", ANY) == ANY
         and len(pairs) in (0, len(actions))
+        and type(slices) is int
+        and slices > 0
     )
     if not well:
         raise refuse("E0506", f"`{source.name}` is not the object of a schedule", whole, help=_HELP)
@@ -73,6 +79,7 @@ def parse(source: Source) -> Written:
         placement=lambda ranks, chunks: placement,
         ascending="summation" not in found,
         shared=frozenset(shared),
+        slices=slices,
     )
 
 

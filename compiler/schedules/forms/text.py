@@ -2,7 +2,7 @@
 
 Before the first rank, lines of their own may say the placement of stages (`placement = loop`, `placement = v`, or the
 stages of each rank by chunk, `placement = 0,3 1,2`); that gradients may be summed in any order (`summation = any`);
-and what all ranks share (`shared = inputs outputs`), whose passes are then chunks after those of the rank's own stages.
+into how many slices each part of the batch is cut (`slices = 2`); and what all ranks share (`shared = inputs outputs`), whose passes are then chunks after those of the rank's own stages.
 `F0.1+` overlaps with the full backward that follows it.
 """
 
@@ -30,7 +30,8 @@ from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.source import Source, Span
 
 _WORD = re.compile(r"(F|BW|B|W)([0-9]{1,6})\.([0-9]{1,6})(\+?)")
-_SAID = re.compile(r"(placement|summation|shared)\s*=\s*(.*)")
+_SAID = re.compile(r"(placement|summation|slices|shared)\s*=\s*(.*)")
+_COUNT = re.compile(r"[1-9][0-9]{0,5}")
 _STAGES = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*")
 
 
@@ -42,6 +43,8 @@ def write(schedule: Schedule) -> str:
         lines.append(f"placement = {placement_text(schedule.own_placement)}")
     if not schedule.ascending:
         lines.append(f"summation = {ANY}")
+    if schedule.slices > 1:
+        lines.append(f"slices = {schedule.slices}")
     if schedule.spread is not None:
         lines.append(f"shared = {' '.join(each for each in SHARED if getattr(schedule.spread, each))}")
     for actions, paired in zip(schedule.actions, pairs, strict=True):
@@ -94,7 +97,12 @@ def parse(source: Source) -> Written:
     if "placement" in said:
         span = said["placement"]
         written = evolve(written, placement=partial(_placed, span), placed=span)
-    return evolve(written, ascending=_ascending(said.get("summation")), shared=_shared(said.get("shared")))
+    return evolve(
+        written,
+        ascending=_ascending(said.get("summation")),
+        slices=_slices(said.get("slices")),
+        shared=_shared(said.get("shared")),
+    )
 
 
 def _placed(span: Span, ranks: int, chunks: int) -> Placement:
@@ -117,6 +125,12 @@ def _ascending(span: Span | None) -> bool:
     if span is not None and span.text not in ("ascending", ANY):
         raise refuse("E0506", f"`{span.text[:40]}` is not an order of summation", span, help=f"ascending, or {ANY}")
     return span is None or span.text != ANY
+
+
+def _slices(span: Span | None) -> int:
+    if span is not None and not _COUNT.fullmatch(span.text):
+        raise refuse("E0506", f"`{span.text[:40]}` is not a number of slices", span, help="such as `slices = 2`")
+    return 1 if span is None else int(span.text)
 
 
 def _shared(span: Span | None) -> frozenset[str]:

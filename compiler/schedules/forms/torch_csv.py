@@ -28,7 +28,11 @@ _EXAMPLE = "in torch's form: a stage, F, I, W or B, and a microbatch, as in `2F0
 
 
 def write(schedule: Schedule) -> str:
-    """A schedule as a CSV text. Raises Refused (E0505) for passes over what all ranks share, which torch has not."""
+    """A schedule as a CSV text. Raises Refused (E0505) for slices, and for passes over what all ranks share, which torch
+    has not.
+    """
+    if schedule.slices > 1:
+        raise refuse("E0505", "torch's pipelining has no slices of a sequence", help="write the schedule as `.sched`")
     if schedule.spread is not None:
         message = "torch's pipelining has no passes over a vocabulary that all ranks share"
         raise refuse("E0505", message, help="write the schedule as `.sched`, or omit `shard vocab -> pipe`")

@@ -26,8 +26,8 @@ _MOST_ERRORS = 20
 @frozen
 class Written:
     """A parsed text: the lines of all ranks, the positions of actions that overlap with the next one, the placement
-    for a number of ranks and chunks (None: not said) and where it stands, whether backwards must ascend, and what all
-    ranks share.
+    for a number of ranks and chunks (None: not said) and where it stands, whether backwards must ascend, what all ranks
+    share, and the slices of each part of the batch.
     """
 
     lines: tuple[Line, ...]
@@ -36,6 +36,7 @@ class Written:
     placed: Span | None = None
     ascending: bool = True
     shared: frozenset[str] = frozenset()
+    slices: int = 1
 
 
 def placement_text(placement: Placement) -> str:

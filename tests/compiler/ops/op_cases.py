@@ -28,6 +28,7 @@ from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rop
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
+from partita.compiler.ops.slices import FirstPart, GatherSlices, OfSlices, PlaceSlice, ScatterSlices
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
 from partita.compiler.ops.stack import Stack, Unstack
 from partita.compiler.ops.windows import Fold, Patches
@@ -203,6 +204,11 @@ CASES: list[Case] = [
     Case("shift", Shift("a", 2), (f(A, B, C),)),
     Case("shift-back", Shift("b", -1), (f(A, B),)),
     Case("go_on", GoOn("s", 6), (f(A, Axis("s", 6), B), f(A, S, B)), differentiable=False),
+    Case("of_slices", OfSlices("k", f(A, S)), (), differentiable=False),
+    Case("gather_slices", GatherSlices("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
+    Case("scatter_slices", ScatterSlices("s", 6), (f(A, S, B), f(A, S, B)), differentiable=False),
+    Case("place_slice", PlaceSlice("s", 12), (f(A, Axis("s", 6), B),), differentiable=False),
+    Case("first_part", FirstPart("slice"), (f(A, B),), differentiable=False),
     Case("keep", Keep("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
     Case("concat", Concat(("a", "b"), Z), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),
