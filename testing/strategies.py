@@ -35,8 +35,8 @@ FIXED = [name for name in NAMED if not SCHEDULES[name].conditional]
 
 @frozen
 class Shape:
-    """The size of a pipeline. `group` is a valid group of microbatches for interleaved orders; `slices` is into how many
-    slices of the sequence each microbatch is cut, if a schedule can.
+    """The size of a pipeline. `group` is a valid group of microbatches for interleaved orders; `slices` is into how
+    many slices of the sequence each microbatch is cut, if a schedule can.
     """
 
     ranks: int

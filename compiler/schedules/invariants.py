@@ -56,7 +56,7 @@ INVARIANTS = {
     1: "invariant 1: every F, B and W runs exactly once per chunk and microbatch, after its dependencies",
     3: "invariant 3: sends and receives match one to one and in the same order on each channel",
     4: "invariant 4: live activations stay within the bound that the schedule declares",
-    6: "invariant 6: the microbatches of one chunk and kind run in ascending order, slices backward in descending order",
+    6: "invariant 6: the microbatches of one chunk and kind run in ascending order, and backward slices in reverse",
 }
 
 _MOST_ERRORS = 10

@@ -41,6 +41,7 @@ class Records:
             require(names == list(known), "the program has other parameters")
             stages = [stage.index for stage in self.program.stages]
             require(stages == [stage.index for stage in self.partitioned.stages], "the program has other stages")
+            require(self.program.slices == self.program.schedule.slices, "the program has other slices")
             entries = [name for name, _, _ in self.update.statistics]
             require(list(self.program.statistics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()

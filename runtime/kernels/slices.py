@@ -9,7 +9,7 @@ from partita.runtime.kernels.registry import kernel
 
 @kernel
 def scatter_slices(total: Tensor, term: Tensor, dim: int, start: int, size: int) -> Tensor:
-    """Add a term to a sum; returns `size` positions of the sum, from `start` of dimension `dim`, in the term's dtype."""
+    """Add to a sum; returns `size` positions of the sum, from `start` of dimension `dim`, in the term's dtype."""
     total.add_(term)
     return total.narrow(dim, start, size).to(term.dtype)
 

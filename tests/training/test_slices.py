@@ -4,10 +4,18 @@ what one device computes of the whole.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.verify.equivalence import validate
+from partita.runtime.verification.verify import verify
+from tests.compiler.test_text import check_every_pass
+from tests.files import checked
+from tests.marks import soak
 from tests.programs import LINES, Program, axes, endings, recomputations
 from tests.training.test_partition import check
 
@@ -110,3 +118,74 @@ def test_the_numbers_are_those_of_one_device(program: Program, seed: int, tmp_pa
 def test_the_numbers_are_those_of_one_device_at_length(program: Program, seed: int, tmp_path_factory):
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())
+
+
+# ---------------------------------------------------------------- one model
+
+FILE = (
+    BLOCKS.replace("OPTION", "window = 5")
+    .replace("  param near: [heads, seq] ~ normal(0.5)\n", "")
+    .replace("  param sink: [heads] ~ normal(0.5)\n", "")
+    + """
+model lm(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param table: [vocab, embed] ~ normal(0.5)
+  param places: [seq, embed] ~ normal(0.5)
+  let x = embedding(tokens, table, over = vocab) + places
+  repeat 2 as layer { let x = mlp(special(attention(x), tokens)) }
+  let logits = dot(rms_norm(x, over = embed), table, over = embed)
+  loss cross_entropy(logits, targets, over = vocab)
+  metric right = accuracy(logits, targets, over = vocab)
+}
+mesh line(pipe = 2, data = 1)
+layout cut on line { stage layer -> pipe RULES }
+layout whole on line { }
+schedule s = CALL
+train { model = lm layout = cut schedule = s data = random() optimizer = adamw(lr = 0.01) precision = f64 clip = 0.5
+  steps = 2 eval = every(1, batches = 1) }
+"""
+)
+CALL = "one_f_one_b(microbatches = 2, over = [batch, seq], slices = 3)"
+WHOLE = ("line.pipe=1", "line.data=1", "layout=whole", "schedule=gpipe(microbatches=1)")
+
+
+def text_of(changes: Mapping[str, str] | None = None, call: str = CALL, rules: str = "") -> str:
+    sizes = {"batch": 8, "seq": 12, "embed": 8, "heads": 4, "key": 2, "ffn": 6, "vocab": 12}
+    text = axes(sizes) + FILE.replace("CALL", call).replace("RULES", rules)
+    for old, new in (changes or {}).items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+CASES = [
+    ("", CALL.replace("one_f_one_b(", "interleaved_1f1b(chunks = 2, "), {"repeat 2": "repeat 4"}),
+    ("shard heads, ffn, vocab -> data", CALL, {"data = 1": "data = 2"}),
+    *soak(
+        ("recompute layer", CALL, {}),
+        ("recompute auto", CALL, {}),
+        ("shard batch, state -> data", CALL.replace("3", "4"), {"data = 1": "data = 2"}),
+        ("shard batch, param -> data\n  recompute all", CALL, {"data = 1": "data = 2"}),
+        # What is cut into slices is split over ranks besides.
+        ("shard seq -> data", CALL, {"data = 1": "data = 2"}),
+        ("shard seq -> data", CALL.replace("slices = 3", "slices = 2"), {"data = 1": "data = 3", "12,": "24,"}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rules", "call", "changes"), CASES)
+def test_layouts_and_orders_change_no_number(rules: str, call: str, changes: dict[str, str], tmp_path) -> None:
+    text = text_of(changes, call, rules)
+    check(Program(text, WHOLE), 3, tmp_path)
+    state = compile_spec(checked(text, "lm.par"))
+    assert validate(state).passed, [each.render() for each in validate(state).problems]
+
+
+def test_verify_runs_slices_too() -> None:
+    """The proxy has fewer of them, of a shorter sequence."""
+    found = verify(checked(text_of({"seq = 12": "seq = 48"}, CALL.replace("slices = 3", "slices = 8")), "lm.par"))
+    assert found.passed, [each.render() for each in found.diagnostics]
+    assert found.execution.microbatches == 6
+
+
+def test_its_passes_read_back_as_the_same() -> None:
+    check_every_pass(checked(text_of(), "lm.par"))

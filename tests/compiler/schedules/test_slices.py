@@ -57,8 +57,8 @@ def test_memory_falls_as_the_paper_says(ranks: int) -> None:
 
 
 def test_the_order_of_the_paper() -> None:
-    """Two slices on three ranks: the queue of backwards is first in, first out of microbatches, and last in, first out of
-    the slices of one.
+    """Two slices on three ranks: the queue of backwards is first in, first out of microbatches, and last in, first out
+    of the slices of one.
     """
     assert str(make("one_f_one_b", 3, 1, 2, slices=2)).splitlines() == [
         "F0.0 F0.1 F0.2 F0.3 BW0.1 BW0.0 BW0.3 BW0.2",
