@@ -294,6 +294,10 @@ def _differentiate(state: Placed) -> Differentiated:
     if not shared or pipeline.axis is None or pipeline.ranks == 1:
         return extended(Differentiated, state, joint=joint, flops=flops)
     whole = joint
+    if state.sequence is not None:
+        call = state.schedule_call.call
+        message = f"schedule `{call.name}` cannot have slices yet where all ranks share an axis"
+        raise refuse("E0505", message, call.span, help="cut the batch alone: `over = batch`, without `slices`")
     joint, stages = spread(joint, shared, pipeline.axis, pipeline.ranks, pipeline.stages, portable_values(joint))
     rules, updates = of_parts(joint, state.rules), of_parts(joint, state.updates)
     _check_parts(joint, updates)

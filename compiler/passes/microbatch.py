@@ -60,7 +60,7 @@ def split_batch(
     Raises Refused: E0406, E0407.
     """
     if graph.gradients:
-        slices = sliced(graph, *sequence) if sequence is not None else None
+        slices = sliced(graph, *sequence, schedule) if sequence is not None else None
         return _Splitter(slices.graph if slices else graph, batch, microbatches, schedule, slices=slices).graph()
     try:
         # Defer to the end of the step rather than compute over the full batch: an evaluation may read much data.

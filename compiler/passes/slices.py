@@ -30,6 +30,7 @@ from partita.compiler.passes.ancestors import ancestors
 from partita.compiler.passes.batch_rules import PART, PORTION, WHOLE_SUM, WHOLE_TENSOR, from_inputs_alone
 from partita.compiler.passes.differentiate import without_dead
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.source import Span
 from partita.dsl.types import Type
 
 # Costs of conversions, besides those of microbatches: gathering and scattering are better than what keeps a sum over
@@ -48,14 +49,18 @@ class Sliced:
     deferred: frozenset[Node] = frozenset()
 
 
-def sliced(graph: Graph, axis: str, count: int) -> Sliced:
-    """The graph of one of `count` slices of an axis. Raises Refused (E0407)."""
-    return _Slicer(graph, axis, count).sliced()
+def sliced(graph: Graph, axis: str, count: int, schedule: Span | None = None) -> Sliced:
+    """The graph of one of `count` slices of an axis; `schedule` is the place that asks for them.
+
+    Raises Refused (E0407).
+    """
+    return _Slicer(graph, axis, count, schedule).sliced()
 
 
 class _Slicer:
-    def __init__(self, graph: Graph, axis: str, count: int) -> None:
+    def __init__(self, graph: Graph, axis: str, count: int, schedule: Span | None) -> None:
         self.source = graph
+        self.schedule = schedule
         self.axis = axis
         self.count = count
         self.build = Builder(graph.names)
@@ -104,7 +109,7 @@ class _Slicer:
     def _check(self) -> None:
         if not any(each.value.type.has(self.axis) for each in self.source.inputs):
             message = f"no input of model `{self.source.name}` has the axis `{self.axis}`, which is cut into slices"
-            raise refuse("E0407", message, help="name the axis of the sequence: `over = [batch, seq]`")
+            raise refuse("E0407", message, self.schedule, help="name the axis of the sequence: `over = [batch, seq]`")
         if self.source.updates:
             each = self.source.updates[0]
             message = f"`{each.buffer}` is updated in every step, which is not possible with slices of `{self.axis}`"

@@ -4,15 +4,25 @@ what one device computes of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from partita.compiler.pipeline import compile_spec
+from partita.compiler.fit.schedule import planned_with
+from partita.compiler.graph import Node
+from partita.compiler.ops.slices import GatherSlices, OfSlices
+from partita.compiler.pipeline import assembled, compile_spec
+from partita.compiler.schedules.registry import make
+from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load_text
 from partita.runtime.verification.verify import verify
+from tests.commands import computed, partita
 from tests.compiler.test_text import check_every_pass
 from tests.files import checked
 from tests.marks import soak
@@ -189,3 +199,145 @@ def test_verify_runs_slices_too() -> None:
 
 def test_its_passes_read_back_as_the_same() -> None:
     check_every_pass(checked(text_of(), "lm.par"))
+
+
+# ---------------------------------------------------------------- what cannot be cut
+
+
+def refused(text: str):
+    given, diagnostics = load_text(text, "lm.par")
+    if given is None:
+        return next(each for each in diagnostics if each.severity == "error")
+    with pytest.raises(Refused) as found:
+        compile_spec(given)
+    return found.value.diagnostics[0]
+
+
+LAST = "let logits = dot(rms_norm(x, over = embed), table, over = embed)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "place", "words", "help"),
+    [
+        (
+            {"along = key, causal = true)": "along = key)"},
+            "E0407",
+            "attend(q, k,",
+            "needs all of `seq`",
+            "causal = true",
+        ),
+        ({LAST: f"let x = softmax(x, over = seq)  {LAST}"}, "E0407", "softmax(", "a sum over `seq`", "over = batch"),
+        ({LAST: f"let x = cumsum(x, over = seq)  {LAST}"}, "E0407", "cumsum(", "needs all of `seq`", "over = batch"),
+        (
+            {LAST: f"let x = x * mean(x, over = seq)  {LAST}"},
+            "E0407",
+            "x * mean(",
+            "a sum over `seq`",
+            "only be scaled",
+        ),
+        (
+            {"loss cross": "loss exp(cross", "= vocab)\n  m": "= vocab))\n  m"},
+            "E0407",
+            "exp(cross",
+            "sum over",
+            "scaled",
+        ),
+        (
+            {"slices = 3": "slices = 5"},
+            "E0406",
+            "one_f_one_b",
+            "`seq` of 12 does not divide into 5 slices",
+            "divides 12",
+        ),
+        (
+            {"[batch, seq], slices": "[batch, key], slices", "= 3)": "= 2)"},
+            "E0407",
+            "",
+            "no input of model `lm`",
+            "seq]",
+        ),
+        ({", slices = 3": ""}, "E0210", "one_f_one_b", "needs the number of slices of `seq`", "slices = 2"),
+        ({"over = [batch, seq]": "over = [batch, batch]"}, "E0306", "[batch, batch]", "or a list of 2", None),
+        ({"over = [batch, seq]": "over = seq"}, "E0306", "one_f_one_b", "into slices of it", "over = [batch"),
+        ({CALL: "zb_h1(microbatches = 2, slices = 3)"}, "E0209", "slices", "takes no argument `slices`", "over"),
+        ({"{ stage": "{ shard vocab -> pipe stage"}, "E0505", "one_f_one_b", "cannot have slices yet", "over = batch"),
+    ],
+)
+def test_wrong_files(changes: dict[str, str], code: str, place: str, words: str, help: str | None) -> None:
+    found = refused(text_of(changes))
+    assert found.code == code, found.render()
+    assert words in found.message, found.render()
+    assert found.span.text.startswith(place), found.render()
+    assert help is None or help in found.help, found.render()
+
+
+def test_a_buffer_that_steps_update_needs_the_whole_sequence() -> None:
+    changes = {
+        "  let x = emb": "  buffer seen: [embed] ~ zeros()\n  let x = emb",
+        "  metric": "  update seen = M\n  metric",
+    }
+    found = refused(text_of(changes).replace("= M", "= seen * 0.5 + mean(x, over = [batch, seq])"))
+    assert (found.code, "`lm.seen` is updated in every step" in found.message) == ("E0407", True), found.render()
+
+
+# ---------------------------------------------------------------- defects
+
+
+def planned(state: Compilation, **changes: object) -> Compilation:
+    return assembled(planned_with(state, evolve(state.schedule, **changes)))
+
+
+def with_nodes(state: Compilation, change: Callable[[Node], Node]) -> Compilation:
+    """The compilation with another node for each of the stages' nodes."""
+    partitioned = state.partitioned
+    stages = tuple(evolve(stage, nodes=tuple(map(change, stage.nodes))) for stage in partitioned.stages)
+    return evolve(state, partitioned=evolve(partitioned, stages=stages))
+
+
+def test_the_certificate_refuses_wrong_slices() -> None:
+    state = compile_spec(checked(text_of(), "lm.par"))
+    keys: list[str] = []
+
+    def one_tensor(node: Node) -> Node:
+        """Keys and values of one layer in one tensor."""
+        if not isinstance(node.op, OfSlices):
+            return node
+        keys.append(node.op.key)
+        return evolve(node, op=evolve(node.op, key=keys[0]))
+
+    def at_the_start(node: Node) -> Node:
+        """All slices in the place of the first."""
+        return evolve(node, op=evolve(node.op, shards=())) if isinstance(node.op, GatherSlices) else node
+
+    def alone(node: Node) -> Node:
+        """Attention to the shared tensor, without what this slice adds to it."""
+        held = {
+            n.output: n.inputs[0] for s in state.partitioned.stages for n in s.nodes if n.op.name == "gather_slices"
+        }
+        return evolve(node, inputs=tuple(held.get(value, value) for value in node.inputs))
+
+    for change in (one_tensor, at_the_start, alone):
+        assert not validate(with_nodes(state, change), program=False).passed, change.__doc__
+    assert not validate(evolve(state, schedule=evolve(state.schedule, slices=2)), program=False).passed
+    assert not validate(evolve(state, program=evolve(state.program, slices=2))).passed
+
+
+def test_slices_out_of_turn_are_refused() -> None:
+    state = compile_spec(checked(text_of(), "lm.par"))
+    ascending = make("one_f_one_b", 2, 1, 6)
+    with pytest.raises(Refused, match="invariant 6"):
+        planned(state, actions=ascending.actions, bound=(6, 6))
+
+
+@pytest.mark.soak
+def test_two_real_processes_train_on_slices(tmp_path: Path) -> None:
+    """The same losses as of one process on whole sequences."""
+    (tmp_path / "lm.par").write_text(text_of())
+    runs = {"slices": (), "whole": WHOLE}
+    for name, overrides in runs.items():
+        done = partita("run", "lm.par", *overrides, "--transport", "gloo", f"--run-dir={name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    found, expected = (computed(tmp_path / name) for name in runs)
+    assert len(found) == len(expected) == 4
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-9)

@@ -2,7 +2,8 @@
 
 Before the first rank, lines of their own may say the placement of stages (`placement = loop`, `placement = v`, or the
 stages of each rank by chunk, `placement = 0,3 1,2`); that gradients may be summed in any order (`summation = any`);
-into how many slices each part of the batch is cut (`slices = 2`); and what all ranks share (`shared = inputs outputs`), whose passes are then chunks after those of the rank's own stages.
+into how many slices each part of the batch is cut (`slices = 2`); and what all ranks share (`shared = inputs outputs`),
+whose passes are then chunks after those of the rank's own stages.
 `F0.1+` overlaps with the full backward that follows it.
 """
 

@@ -28,8 +28,8 @@ _EXAMPLE = "in torch's form: a stage, F, I, W or B, and a microbatch, as in `2F0
 
 
 def write(schedule: Schedule) -> str:
-    """A schedule as a CSV text. Raises Refused (E0505) for slices, and for passes over what all ranks share, which torch
-    has not.
+    """A schedule as a CSV text. Raises Refused (E0505) for slices, and for passes over what all ranks share: torch has
+    neither.
     """
     if schedule.slices > 1:
         raise refuse("E0505", "torch's pipelining has no slices of a sequence", help="write the schedule as `.sched`")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from itertools import product
 
 import pytest
@@ -9,12 +11,12 @@ from attrs import evolve
 from hypothesis import given, settings
 
 from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.forms import json_form, text, torch_csv
 from partita.compiler.schedules.from_file import from_file
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Action, Schedule, peak_live
 from partita.compiler.schedules.simulator import equal_costs, simulate
-from partita.compiler.schedules.text import write
 from partita.compiler.schedules.timeline import Timeline
 from partita.dsl.diagnostic import Refused
 from partita.dsl.source import Source
@@ -91,16 +93,14 @@ def test_an_order_that_is_written_down_reads_back() -> None:
     for name, several in SLICED.items():
         for chunks in several:
             schedule = make(name, 2, chunks, 3, slices=2)
-            source = Source("mine.sched", write(schedule))
-            back = from_file(2, chunks, 3, source, slices=2)
-            assert (back.actions, back.placement, back.slices, back.bound) == (
-                schedule.actions,
-                schedule.placement,
-                schedule.slices,
-                schedule.bound,
-            )
-            with pytest.raises(ValueError, match="say so by `slices = 2`"):
-                from_file(2, chunks, 3, source)
+            texts = {"mine.sched": text.write(schedule), "mine.json": json.dumps(json_form.as_json(schedule))}
+            for source in itertools.starmap(Source, texts.items()):
+                back = from_file(2, chunks, 3, source, slices=2)
+                assert evolve(back, name=name, spans=()) == schedule
+                with pytest.raises(ValueError, match="say so by `slices = 2`"):
+                    from_file(2, chunks, 3, source)
+    with pytest.raises(Refused, match="torch's pipelining has no slices"):
+        torch_csv.write(schedule)
 
 
 def test_a_file_has_all_slices_of_each_part() -> None:
