@@ -15,14 +15,14 @@ MISTAKES = [
     Planted(
         "warm-up-one-longer",
         "compiler/schedules/one_f_one_b.py",
-        "alternate(forwards, backwards, ranks - rank - 1) for rank",
-        "alternate(forwards, backwards, ranks - rank) for rank",
+        "alternate(forwards, backwards, ranks - rank + slices - 2) for rank",
+        "alternate(forwards, backwards, ranks - rank + slices - 1) for rank",
         LAWFUL,
     ),
     Planted(
         "warm-up-the-same-on-every-rank",
         "compiler/schedules/one_f_one_b.py",
-        "alternate(forwards, backwards, ranks - rank - 1) for rank",
+        "alternate(forwards, backwards, ranks - rank + slices - 2) for rank",
         "alternate(forwards, backwards, 0) for rank",
         f"{SCHEDULES}::test_bubbles_are_the_closed_forms_at_equal_costs",
     ),
