@@ -1,7 +1,7 @@
 """1F1B: forwards fill the pipeline, then forwards and backwards alternate (PipeDream-Flush).
 
 Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, arXiv 2006.09503; Megatron-LM's schedule without
-interleaving (arXiv 2104.04473 §2.2). With slices of the sequence it is Seq1F1B: Ao et al., arXiv 2406.03488.
+interleaving (arXiv 2104.04473 §2.2). With slices of the sequence it is Seq1F1B: Sun et al., arXiv 2406.03488.
 """
 
 from __future__ import annotations
