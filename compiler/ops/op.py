@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
@@ -98,6 +98,8 @@ class Op:
     communicates: ClassVar[bool] = False
     # Its result repeats its operand: a literal stays the same literal.
     repeats: ClassVar[bool] = False
+    # The direction in which it goes through the slices of a microbatch, whose shared tensor is its first operand.
+    through_slices: ClassVar[Literal["forward", "backward"] | None] = None
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
 
@@ -152,6 +154,11 @@ class Op:
     def of_slices(self) -> bool:
         """Whether its result is a tensor that the slices of a microbatch share (`partita.compiler.ops.slices`)."""
         return False
+
+    @property
+    def slices(self) -> frozenset[int]:
+        """Into how many slices of a microbatch it cuts axes."""
+        return frozenset()
 
     @property
     def draws(self) -> bool:

@@ -93,6 +93,11 @@ class Positioned(Op):
         return any(mesh_axis in (TIME, SLICE) for _, mesh_axis, _ in self.shards)
 
     @property
+    def slices(self) -> frozenset[int]:
+        """The parts of these cuts."""
+        return frozenset(parts for _, mesh_axis, parts in self.shards if mesh_axis == SLICE)
+
+    @property
     def begins(self) -> tuple[str, ...]:
         """The axes whose shard offsets its source contains."""
         return ()

@@ -82,6 +82,7 @@ class GatherSlices(Positioned):
     shards: Shards = ()
     is_view = True
     fusible = False
+    through_slices = "forward"
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -125,6 +126,7 @@ class ScatterSlices(Positioned):
     size: int
     shards: Shards = ()
     fusible = False
+    through_slices = "backward"
 
     @property
     def begins(self) -> tuple[str, ...]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from attrs import define
 
 from partita.compiler.graph import Node, Phase
-from partita.compiler.ops.position import SLICE, Positioned
-from partita.compiler.ops.slices import GatherSlices, ScatterSlices
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.verify.checker import Checker
@@ -40,15 +38,13 @@ class Slices:
                         if value in shared:
                             first = owner.setdefault(shared[value], node)
                             require(first is node, f"`{value.name}`, which slices share, has two owners", value)
-                            held = isinstance(node.op, (GatherSlices, ScatterSlices)) and value is node.inputs[0]
+                            held = node.op.through_slices is not None and value is node.inputs[0]
                             require(held, f"`{node.op.label}` reads `{value.name}`, which slices share", value)
 
     def _node(self, node: Node) -> None:
-        op = node.op
-        if isinstance(op, Positioned):
-            counts = {parts for _, over, parts in op.shards if over == SLICE}
-            many = f"`{op.label}` cuts a sequence into {sorted(counts)} slices, and the schedule has"
-            require(counts <= {self.schedule.slices}, f"{many} {self.schedule.slices}", *node.outputs)
-        if isinstance(op, (GatherSlices, ScatterSlices)):
+        op, slices = node.op, self.schedule.slices
+        many = f"`{op.label}` cuts a sequence into {sorted(op.slices)} slices, and the schedule has {slices}"
+        require(op.slices <= {slices}, many, *node.outputs)
+        if op.through_slices is not None:
             forward = node.phase is Phase.FORWARD
-            require(forward == isinstance(op, GatherSlices), f"`{op.label}` in phase {node.phase}", *node.outputs)
+            require(forward == (op.through_slices == "forward"), f"`{op.label}` in phase {node.phase}", *node.outputs)

@@ -102,8 +102,8 @@ MISTAKES = [
     Planted(
         "any-cut-of-a-sequence-is-certified",
         "compiler/verify/slices.py",
-        "require(counts <= {self.schedule.slices}",
-        "require(len(counts) <= 1",
+        "require(op.slices <= {slices}",
+        "require(len(op.slices) <= 1",
         f"{TRAINING}::test_the_certificate_refuses_wrong_slices",
     ),
 ]
