@@ -92,8 +92,8 @@ MISTAKES = [
     Planted(
         "backwards-in-the-order-of-chunks",
         "compiler/schedules/interleaved_1f1b.py",
-        "for members in groups for chunk in reversed(range(chunks)) for m in members",
-        "for members in groups for chunk in range(chunks) for m in members",
+        "        for chunk in reversed(range(chunks))\n",
+        "        for chunk in range(chunks)\n",
         LAWFUL,
     ),
     Planted(
@@ -162,17 +162,15 @@ MISTAKES = [
     Planted(
         "warm-up-without-the-chunks",
         "compiler/schedules/interleaved_1f1b.py",
-        "2 * (ranks - rank - 1) + (chunks - 1) * first)",
-        "2 * (ranks - rank - 1) + first)",
+        "(chunks - 1) * first * slices + slices - 1",
+        "first * slices + slices - 1",
         f"{SCHEDULES}::test_bounds_are_the_closed_forms",
     ),
     Planted(
         "backwards-of-gpipe-reversed",
         "compiler/schedules/gpipe.py",
-        "order = tuple(Action(kind, 0, m) for kind in (FORWARD, FULL_BACKWARD) for m in range(microbatches))",
-        "order = tuple(Action(FORWARD, 0, m) for m in range(microbatches)) + tuple(\n"
-        "        Action(FULL_BACKWARD, 0, m) for m in reversed(range(microbatches))\n"
-        "    )",
+        "Action(kind, 0, turn(kind, m, slices)) for",
+        "Action(kind, 0, m if kind == FORWARD else count - 1 - m) for",
         LAWFUL,
     ),
     Planted(
