@@ -168,15 +168,14 @@ class _Scores:
 
     def flash(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
         """Whether FlashAttention applies: on a GPU, in half precision, with supported head sizes. Where positions
-        count, it aligns the last query with the last key, and we the first with the first: the same only with as many
-        keys as queries.
+        count, it aligns the last query with the last key.
         """
         if self.materialized or self.segments is not None or not q4.is_cuda:
             return False
         size = max(q4.shape[-1], v4.shape[-1])
         fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
         placed = self.causal or self.window is not None
-        return fits and (not placed or (self.start == 0 and q4.shape[-2] == k4.shape[-2]))
+        return fits and (not placed or self.start + q4.shape[-2] == k4.shape[-2])
 
 
 def _scores_shape(q: Tensor, k: Tensor, groups: tuple[int, int, int]) -> tuple[int, ...]:

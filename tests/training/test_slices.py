@@ -11,6 +11,7 @@ import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from partita.compiler.fit.schedule import planned_with
 from partita.compiler.graph import Node
@@ -21,6 +22,7 @@ from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
+from partita.runtime import kernels
 from partita.runtime.verification.verify import verify
 from tests.commands import computed, partita
 from tests.compiler.test_text import check_every_pass
@@ -343,3 +345,14 @@ def test_two_real_processes_train_on_slices(tmp_path: Path) -> None:
     assert len(found) == len(expected) == 4
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=1e-9)
+
+
+def test_verify_names_the_first_value_that_slices_get_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of all slices are put together before they are compared."""
+
+    def of_this_slice_alone(total: Tensor, term: Tensor, dim: int, start: int, size: int) -> Tensor:
+        return term.narrow(dim, start, size)
+
+    monkeypatch.setattr(kernels, "scatter_slices", of_this_slice_alone)
+    first = verify(checked(text_of(), "lm.par")).diagnostics[0]
+    assert (first.code, first.span.text) == ("E0702", "dot(h, wv, over = embed)"), first.render()
