@@ -5,9 +5,11 @@ what one device computes of the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from attrs import evolve
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
@@ -18,12 +20,16 @@ from partita.compiler.graph import Node
 from partita.compiler.ops.slices import GatherSlices, OfSlices
 from partita.compiler.pipeline import assembled, compile_spec
 from partita.compiler.schedules.registry import make
+from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime import kernels
+from partita.runtime.rank import Plan
+from partita.runtime.training import VirtualRun
 from partita.runtime.verification.verify import verify
+from partita.testing import mutants, random_orders, shapes
 from tests.commands import computed, partita
 from tests.compiler.test_text import check_every_pass
 from tests.files import checked
@@ -120,7 +126,7 @@ def sliced_programs(draw: st.DrawFn) -> Program:
 
 
 @given(program=sliced_programs(), seed=st.integers(0, 1000))
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_numbers_are_those_of_one_device(program: Program, seed: int, tmp_path_factory):
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())
@@ -128,7 +134,7 @@ def test_the_numbers_are_those_of_one_device(program: Program, seed: int, tmp_pa
 
 @pytest.mark.soak
 @given(program=sliced_programs(), seed=st.integers(0, 1000))
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_numbers_are_those_of_one_device_at_length(program: Program, seed: int, tmp_path_factory):
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())
@@ -324,6 +330,61 @@ def test_the_certificate_refuses_wrong_slices() -> None:
         assert not validate(with_nodes(state, change), program=False).passed, change.__doc__
     assert not validate(evolve(state, schedule=evolve(state.schedule, slices=2)), program=False).passed
     assert not validate(evolve(state, program=evolve(state.program, slices=2))).passed
+
+
+@cache
+def compiled(ranks: int, chunks: int, microbatches: int, slices: int) -> Compilation:
+    call = f"gpipe(microbatches = {microbatches}, slices = {slices})"
+    if chunks > 1:
+        call = f"interleaved_1f1b(microbatches = {microbatches}, chunks = {chunks}, slices = {slices})"
+    changes = {"repeat 2": f"repeat {ranks * chunks}", "pipe = 2": f"pipe = {ranks}", "batch = 8": "batch = 12"}
+    return compile_spec(checked(text_of(changes, call), "lm.par"))
+
+
+def ran(schedule: Schedule) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of a step with a schedule. Refused where it breaks a law."""
+    slices = schedule.slices
+    state = compiled(schedule.ranks, schedule.chunks, schedule.microbatches // slices, slices)
+    run = VirtualRun(Plan(state.spec, assembled(planned_with(state, schedule)), None))
+    batch = {name: torch.arange(144).reshape(12, 12) * step % 12 for name, step in (("tokens", 5), ("targets", 7))}
+    loss, _ = run.step(1, batch)
+    for rank in run.ranks:
+        assert not any(stage.in_flight for stage in rank.training.stages.values()), "a slice is left over"
+    return loss, run.gradients()
+
+
+FEW = shapes(3, 2, 3, max_slices=3)
+
+
+@settings(max_examples=10)
+@given(random_orders(FEW))
+def test_every_order_sums_the_same(schedule: Schedule) -> None:
+    """To the last bit, wherever stages are, and B and W apart too."""
+    state = compiled(schedule.ranks, schedule.chunks, schedule.microbatches // schedule.slices, schedule.slices)
+    loss, gradients = ran(state.schedule)
+    other, found = ran(schedule)
+    assert other == loss
+    for name, gradient in gradients.items():
+        assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.parametrize("count", [10, *soak(200)])
+def test_a_mutant_of_an_order_is_refused_or_computes_the_same(count: int) -> None:
+    @settings(max_examples=count, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(mutants(random_orders(FEW)))
+    def refused_or_the_same(mutant: tuple[Schedule, Schedule, str]) -> None:
+        original, changed, mistake = mutant
+        try:
+            loss, gradients = ran(changed)
+        except Refused as refused:
+            codes = {each.code for each in refused.diagnostics}
+            assert codes <= {"E0501", "E0502", "E0503", "E0504"}, mistake
+            return
+        expected, wanted = ran(original)
+        assert loss == expected, mistake
+        assert all(torch.equal(gradients[name], gradient) for name, gradient in wanted.items()), mistake
+
+    refused_or_the_same()
 
 
 def test_slices_out_of_turn_are_refused() -> None:
