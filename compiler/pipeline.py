@@ -26,6 +26,7 @@ from partita.compiler.graph import Graph, Node
 from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign
+from partita.compiler.passes.buckets import full_at
 from partita.compiler.passes.build import build
 from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
@@ -255,8 +256,6 @@ def _build(state: Configured) -> Built:
         found = assign(forward, state.train.optimizer)
         warnings = (*state.warnings, *found.warnings)
         return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
-    if not state.reads_means and not state.apart:
-        return extended(Built, state, forward=forward)
     if state.beside is not None:
         return extended(Built, state, forward=forward, updates=state.beside.updates)
     # Outputs may read parameters in other ways than the loss does.
@@ -360,7 +359,6 @@ def _shard(state: Microbatched) -> Sharded:
         hoist,
         state.updates,
         means=state.reads_means,
-        apart=state.apart,
         parts=state.parts,
     )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
@@ -379,7 +377,7 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
 
 def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
-    return extended(Cut, state, partitioned=overlapped(grouped(partitioned)))
+    return extended(Cut, state, partitioned=overlapped(grouped(partitioned), full_at(state.mesh)))
 
 
 def _update(state: Cut) -> Partitioned:

@@ -71,11 +71,6 @@ class Configured:
         return reads and not self.training and (not self.outputs or self.beside is not None)
 
     @property
-    def apart(self) -> bool:
-        """Whether masters are stored as optimizer states are, apart from what computes: in mixed precision."""
-        return self.train.mixed
-
-    @property
     def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return size_of(self.schedule_call.call)[1]

@@ -176,11 +176,16 @@ class Executor:
         good = judge is not None and judge.accepts(number, self.named_statistics())
         if good and self._update is not None:
             yield from begun(self._update(self._masters, totals, self._states, self.statistics, context), context)
-        if self._update is None:  # the next evaluation makes its own
-            for stage in self.stages.values():
-                stage.constants = ()
+        for stage in self.stages.values():
+            stage.constants = ()  # the next step makes its own
         mark()
         self._flight.begin(BETWEEN, number)
+
+    @torch.inference_mode()
+    def gather_ahead(self) -> None:
+        """Start to gather what the next step computes with. Until it runs, nothing may write to parameters."""
+        for stage in self.stages.values():
+            stage.gather(self.context)
 
     def _summed(self, vector: torch.Tensor) -> Iterator[None]:
         """Sum a vector over all ranks, in place."""
@@ -193,7 +198,8 @@ class Executor:
         return dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
 
     def _prologues(self, batches: Callable[[int], Batch]) -> Waits:
-        """Reset the stages' accumulators and compute their constants."""
+        """Reset the stages' accumulators and compute their constants, as far as they need not be gathered."""
+        self.gather_ahead()
         inputs = self._reads.whole(batches)
         for stage in self.stages.values():
             stage.reset()
@@ -238,6 +244,6 @@ def _together(one: Callable[[], None], other: Callable[[], None]) -> Callable[[]
     return mark
 
 
-def _with_marks(bound: Iterable[tuple[Bound, ...]], mark: Bound) -> tuple[Bound, ...]:
+def _with_marks(bound: Iterable[Bound], mark: Bound) -> tuple[Bound, ...]:
     """The closures of all instructions in order, with a mark after each instruction."""
-    return tuple(chain.from_iterable((*own, mark) for own in bound))
+    return tuple(chain.from_iterable((own, mark) for own in bound))

@@ -44,6 +44,8 @@ def _rest(handle: Handle) -> Waits:
 class Binder:
     """Binds a rank's instructions. `reducing` will hold the rest of each `reduce` that has begun, by stage.
 
+    The first action of a stage waits for what is gathered for it, and the last starts to reduce its gradients.
+
     An instruction clears the frame slots that nothing needs afterwards: all of them, if it is the frame's last.
     """
 
@@ -54,8 +56,9 @@ class Binder:
     context: Context
     reducing: dict[int, Waits]
 
-    def bind(self) -> tuple[tuple[Bound, ...], ...]:
-        """The closures of each instruction: its own, and one for each stage whose reduction begins after it."""
+    def bind(self) -> tuple[Bound, ...]:
+        """The closure of each instruction."""
+        first: dict[int, int] = {}
         last_send: dict[tuple[int, int, int], int] = {}
         last_touch: dict[tuple[int, int], int] = {}
         last_of_slices: dict[tuple[int, int], int] = {}
@@ -68,14 +71,17 @@ class Binder:
             elif isinstance(instruction, Compute):
                 last_touch[instruction.stage, instruction.action.microbatch] = i
                 last_of_slices[instruction.stage, instruction.action.microbatch // self.program.slices] = i
+                first.setdefault(instruction.stage, i)
         transfers: dict[Transfer, _UnderWay] = {}
-        bound: list[tuple[Bound, ...]] = []
+        bound: list[Bound] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
                 microbatch = instruction.action.microbatch
                 final = last_touch[instruction.stage, microbatch] == i
                 whole = last_of_slices[instruction.stage, microbatch // self.program.slices] == i
-                own = self._compute(instruction, final, whole)
+                opening = first[instruction.stage] == i
+                closing = instruction.stage in self.record.reductions.get(i, ())
+                own = self._compute(instruction, final, whole, opening, closing)
             else:
                 transfer = instruction.transfer
                 under_way = transfers.setdefault(transfer, _UnderWay())
@@ -89,16 +95,17 @@ class Binder:
                     own = self._post_receive(transfer, under_way)
                 else:
                     own = under_way.wait
-            bound.append((own, *(self._reduce(stage) for stage in self.record.reductions.get(i, ()))))
+            bound.append(own)
         return tuple(bound)
 
-    def _compute(self, instruction: Compute, final: bool, whole: bool) -> Bound:
+    def _compute(self, instruction: Compute, final: bool, whole: bool, opening: bool, closing: bool) -> Bound:
         """Run a function of a stage on a microbatch, and do its local transfers; `final`: the last use of the frame,
-        `whole`: the last function of all slices of its part of the batch.
+        `whole`: the last function of all slices of its part of the batch; `opening` and `closing`: the first and the
+        last of its stage.
         """
         stage, context = self.stages[instruction.stage], self.context
         kind, microbatch = instruction.action.kind, instruction.action.microbatch
-        function: Callable[..., Any] = stage.functions.get(kind, _nothing)
+        function: Callable[..., Any] = stage.functions.get("C" if closing else kind, _nothing)
         record, frame, accumulators = stage.record, stage.frames[microbatch], stage.accumulators
         direction = "F" if kind == "F" else "B"
         sent = set(record.sends.values())
@@ -138,16 +145,28 @@ class Binder:
             yield from begun(function(stage.constants, frame, accumulators, context), context)
             transfer_locally()
 
+        def open() -> Waits:
+            context.microbatch = context.first + microbatch
+            gathering = stage.gathering
+            if gathering is None:  # by an earlier batch of the step
+                yield from begun(function(stage.constants, frame, accumulators, context), context)
+            else:
+                stage.gathering = None
+                called = stage.functions["O"](stage.constants, gathering, frame, accumulators, context)
+                yield from begun(called, context)
+            transfer_locally()
+
+        def close() -> Waits:
+            context.microbatch = context.first + microbatch
+            reducing = yield from begun(function(stage.constants, frame, accumulators, context), context)
+            self.reducing[instruction.stage] = begun(stage.functions["R"](accumulators, reducing, context), context)
+            transfer_locally()
+
+        if closing:
+            return close
+        if opening and "O" in stage.functions:
+            return open
         return run_communicating if isgeneratorfunction(function) else run
-
-    def _reduce(self, index: int) -> Bound:
-        """Begin a stage's reduction: its collectives overlap with what follows."""
-        stage = self.stages[index]
-
-        def run() -> None:
-            self.reducing[index] = begun(stage.functions["R"](stage.accumulators, self.context), self.context)
-
-        return run
 
     def _post_send(self, transfer: Transfer, under_way: _UnderWay, last: bool, final: bool) -> Bound:
         """Post a send from a frame; `last`: the last send of this slot."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any
@@ -12,7 +12,9 @@ from attrs import define, field
 
 from partita.compiler.program import InputPart, Program, StageProgram
 from partita.dsl.types import Type
+from partita.runtime.context import Context
 from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.transports.transport import Collective
 
 Frame = list[torch.Tensor | None]
 
@@ -61,7 +63,8 @@ class Stage:
         self.functions = {kind: functions[name] for kind, name in record.functions.items()}
         self.masters = tuple(memory.masters[name] for name in record.parameters)
         self.accumulators = tuple(allocator(each.type, device)() for each in record.accumulators)
-        self.constants: tuple[torch.Tensor, ...] = ()
+        self.constants: Sequence[torch.Tensor | None] = ()
+        self.gathering: tuple[Collective, ...] | None = None  # of what the constants still lack
         self.frames: tuple[Frame, ...] = tuple([None] * record.frame for _ in range(microbatches))
         self.slices = slices
         self.shared: tuple[dict[str, torch.Tensor], ...] = tuple({} for _ in range(microbatches // slices))
@@ -71,6 +74,11 @@ class Stage:
         """The microbatches whose frame, or what it shares, holds anything; none between steps."""
         frames = enumerate(self.frames)
         return [i for i, frame in frames if self.shared[i // self.slices] or any(slot is not None for slot in frame)]
+
+    def gather(self, context: Context) -> None:
+        """Ahead of a step: start to gather what is computed with, unless that is under way."""
+        if self.gathering is None and "G" in self.functions:
+            self.gathering = self.functions["G"](self.masters, context)
 
     def fill(self, inputs: Mapping[InputPart, torch.Tensor]) -> None:
         """At the start of a batch: give every frame its microbatch's part of the inputs."""

@@ -149,6 +149,8 @@ def train(
             if details is None:
                 return
             raise wrong.with_details(details) from None
+        if not rank.judge.bad and number < settings.steps:
+            rank.training.gather_ahead()
         loss, metrics, norm = rank.results(rank.training)
         seconds = perf_counter() - start
         mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None

@@ -35,13 +35,13 @@ def assemble(
     # A repeat may be called `stage0`, and its functions are named after it.
     entries = [stage_function(stage.index, kind) for stage in plan.stages for kind in KINDS]
     module = Module(partitioned.graph.name, probe, compiled, entries)
+    reduce = dict(update.reduce)
     emitters = []
     for functions in functions_of(partitioned, plan.schedule, compiled):
+        index = functions.stage.index
         emitter = StageEmitter(module, functions, _casts(functions.stage.parameters))
-        emitter.emit()
+        emitter.emit(reduce.get(index, ()), update.totals[index], last_kind(plan, index))
         emitters.append(emitter)
-    for index, nodes in update.reduce:
-        emitters[index].emit_reductions(nodes, update.totals[index])
     stages = tuple(
         _stage_program(stage, emitter, emitters, plan.schedule)
         for stage, emitter in zip(plan.stages, emitters, strict=True)
@@ -55,6 +55,13 @@ def assemble(
         for rank in plan.ranks
     )
     return Program(**{**asdict(plan, recurse=False), "stages": stages, "ranks": ranks}, source=module.source)
+
+
+def last_kind(plan: StepPlan, stage: int) -> str:
+    """The kind of a stage's last action."""
+    actions = plan.schedule.actions[plan.stages[stage].rank]
+    chunk = plan.stages[stage].chunk
+    return next(action.kind for action in reversed(actions) if action.chunk == chunk)
 
 
 def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:

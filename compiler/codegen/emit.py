@@ -12,25 +12,30 @@ from attrs import define, field
 
 from partita.compiler.codegen.functions import StageFunctions, is_literal, made_by, read_by, receives, sends
 from partita.compiler.codegen.names import View, identifier
-from partita.compiler.codegen.statements import Call, End, Keep, Load, Return
+from partita.compiler.codegen.statements import Call, End, Fill, Keep, Leave, Load, Return
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
 from partita.compiler.ops.op import Argument
+from partita.compiler.passes.ahead import Ahead
 
 # Arguments of a stage's functions.
-PROLOGUE, FUNCTION, REDUCE = ("m", "x", "c"), ("p", "f", "a", "c"), ("a", "c")
+GATHER, PROLOGUE, FUNCTION, REDUCE = ("m", "c"), ("m", "x", "c"), ("p", "f", "a", "c"), ("a", "h", "c")
+OPENING = ("p", "h", "f", "a", "c")
 
 # Shorter runs of an iteration are written inline.
 SEGMENT = 4
 
 # What a stage's functions are called, by kind.
 KINDS = {
+    "G": "gather",
     "P": "prologue",
+    "O": "opening",
     "F": "forward",
     "B": "backward",
     "W": "weight",
     "BW": "whole_backward",
+    "C": "closing",
     "R": "reduce",
 }
 
@@ -74,14 +79,18 @@ class StageEmitter:
 
     def _constants(self) -> dict[Value, str]:
         """Values constant over the step, with their place in `p`: parameters, the prologue's results, full inputs."""
-        read = {v for node in self.stage.nodes if node.phase is not Phase.PROLOGUE for v in node.inputs}
+        gathered = self.of.gathered
+        read = self.of.read | read_by(gathered.follow)
+        made = (*self.of.prologue, *gathered.collectives, *gathered.follow)
         values = [parameter.value for parameter in self.stage.parameters if parameter.value in read]
-        values += [v for node in self.of.prologue for v in node.outputs if v in read and not is_literal(node)]
+        values += [v for node in made for v in node.outputs if v in read and not is_literal(node)]
         values += [each.value for each in self.of.full_inputs if each.value in read]
         return {value: f"p[{i}]" for i, value in enumerate(values)}
 
-    def emit(self) -> None:
-        """Writes all functions of the stage."""
+    def emit(self, reduce: Sequence[Node] = (), totals: Sequence[Value] = (), last: str = "BW") -> None:
+        """Writes all functions of the stage; `reduce` are the nodes that reduce its accumulators to its totals, the
+        first of which start in its `last` kind of action.
+        """
         crossing = read_by(self.of.groups["BW"]) & made_by(self.of.groups["F"])
         inputs = {each.value for each in self.stage.inputs if each.batch is not None}
         for each in self.stage.inputs:
@@ -99,26 +108,49 @@ class StageEmitter:
         for kind, nodes in self.of.groups.items():
             if kind in self.of.kinds:
                 self._emit_function(kind, nodes, keeps[kind], later[kind])
+        if reduce:
+            reduced = self.of.reduced(reduce, totals)
+            self._emit_function(last, self.of.groups[last], keeps[last], later[last], closing=reduced)
+            self._emit_reductions(reduced, totals)
+        if self.of.gathered.collectives:
+            self._emit_gather()
+            self._emit_function("F", self.of.groups["F"], keeps["F"], later["F"], opening=self.of.gathered)
         self._emit_prologue()  # last: it makes the views that the other functions read
+
+    def _emit_gather(self) -> None:
+        name = stage_function(self.stage.index, "G")
+        writer = Writer(GATHER, self._masters(), self.module, name)
+        collectives = self.of.gathered.collectives
+        writer.leave(collectives)
+        writer.block(self.of.gathered.start, ())
+        writer.add(Leave(writer.handles(collectives)))
+        comment = "Ahead of a step: starts to gather what the stage computes with."
+        self.functions["G"] = self.module.add(name, GATHER, writer.body(), comment)
 
     def _emit_prologue(self) -> None:
         name = stage_function(self.stage.index, "P")
-        writer = Writer(PROLOGUE, module=self.module, stem=name)
-        for i, parameter in enumerate(self.stage.parameters):
-            text = f"m[{i}]{self.masters.get(parameter.name, '')}"
-            writer.names.texts[parameter.value] = Argument(text, parameter.value.type)
+        writer = Writer(PROLOGUE, self._masters(), self.module, name)
         for i, each in enumerate(self.of.full_inputs):
             writer.names.texts[each.value] = Argument(f"x[{i}]", each.value.type)
         writer.block(self.of.prologue, self.constants)
-        writer.add(Return((*self.constants, *self.views), always=True))
+        writer.add(Return((*self.constants, *self.views), always=True, later=self.of.gathered.late))
         comment = "Once a step: what the stage computes with."
         self.functions["P"] = self.module.add(name, PROLOGUE, writer.body(), comment)
 
-    def emit_reductions(self, nodes: Iterable[Node], totals: Sequence[Value]) -> None:
-        """Writes the function that reduces the stage's accumulators to its totals."""
+    def _masters(self) -> dict[Value, Argument]:
+        """The parameters of the stage as arguments, in the dtype that computes."""
+        return {
+            each.value: Argument(f"m[{i}]{self.masters.get(each.name, '')}", each.value.type)
+            for i, each in enumerate(self.stage.parameters)
+        }
+
+    def _emit_reductions(self, reduced: Ahead, totals: Sequence[Value]) -> None:
+        """Writes the function that finishes the reduction of the stage's accumulators to its totals."""
         name = stage_function(self.stage.index, "R")
         writer = Writer(REDUCE, self._accumulators(), self.module, name)
-        writer.block(list(nodes), set(totals))
+        writer.begun(reduced.collectives, "h")
+        writer.block((*reduced.others, *reduced.follow), set(totals))
+        writer.arrive(totals)
         writer.add(Return(tuple(totals), always=True))
         comment = "Once a step: accumulators as the update wants them."
         self.functions["R"] = self.module.add(name, REDUCE, writer.body(), comment)
@@ -127,16 +159,46 @@ class StageEmitter:
         """The accumulators of the stage as arguments."""
         return {each.value: Argument(f"a[{i}]", each.value.type) for i, each in enumerate(self.stage.accumulators)}
 
-    def _emit_function(self, kind: str, nodes: list[Node], keep: set[Value], later: set[Value]) -> None:
+    def _emit_function(
+        self,
+        kind: str,
+        nodes: list[Node],
+        keep: set[Value],
+        later: set[Value],
+        opening: Ahead | None = None,
+        closing: Ahead | None = None,
+    ) -> None:
+        """Writes a function of a microbatch: the `opening` of a step waits for what is gathered, and the `closing` of a
+        stage starts to reduce its gradients.
+        """
         made = made_by(nodes)
-        full = stage_function(self.stage.index, kind)
-        known = {value: Argument(text, value.type) for value, text in self.constants.items()}
+        name = "O" if opening else "C" if closing else kind
+        arguments = OPENING if opening else FUNCTION
+        late = opening.late if opening else set[Value]()
+        full = stage_function(self.stage.index, name)
+        known = {value: Argument(text, value.type) for value, text in self.constants.items() if value not in late}
+
+        def view(view: View) -> str:
+            """Where a view of a constant is; what has just been gathered is viewed in place."""
+            place = self._view(view)
+            return writer.names.making(view) if view.of in late else place
+
         # Views are free under torch.compile.
-        writer = Writer(FUNCTION, known, self.module, full, lend=None if self.module.compiled else self._view)
+        writer = Writer(arguments, known, self.module, full, lend=None if self.module.compiled else view)
         writer.names.texts.update(self._accumulators())
         for node in self.stage.nodes:
             if is_literal(node):
                 writer.literal(node)
+        if opening:
+            if writer.names.lend is not None:
+                writer.names.lent |= late
+            writer.begun(opening.collectives, "h", opening.follow)
+            writer.compute(value for node in opening.follow if node.op.communicates for value in node.outputs)
+        if closing:
+            behind = self.of.behind(kind, closing.start)
+            writer.leave(closing.collectives)
+            writer.after = {node: started for node, started in behind.items() if node is not None}
+            writer.block(behind.get(None, ()), ())
         passing: set[Value] = set()
         sent = {node.inputs[0] for node, _ in sends(nodes)}
         received = {node.output for node, _ in receives(nodes)}
@@ -152,7 +214,21 @@ class StageEmitter:
         self._segments(writer, nodes, wanted, passing)
         for value in stored:
             writer.add(Keep(value, self.slots.slot(value), value in sent))
-        self.functions[kind] = self.module.add(full, FUNCTION, writer.body() or ["pass"], f"{kind} of a microbatch.")
+        comment = f"{kind} of a microbatch."
+        if opening:
+            filled = [value for value in self.constants if value in late]
+            writer.arrive(filled)
+            views = [view for view in self.views if view.of in late]
+            places = {
+                **{value: self.constants[value] for value in filled},
+                **{each: self.views[each] for each in views},
+            }
+            writer.add(Fill(places))
+            comment = f"{kind} of a step's first microbatch, which waits for what is gathered where it reads it."
+        if closing:
+            writer.add(Leave(writer.handles(closing.collectives)))
+            comment = f"{kind} of the last microbatch, which starts to reduce gradients once it has added to them."
+        self.functions[name] = self.module.add(full, arguments, writer.body() or ["pass"], comment)
 
     def _view(self, view: View) -> str:
         """The place in `p` of a view of a constant, which the prologue makes."""
@@ -168,7 +244,9 @@ class StageEmitter:
             if iteration is None or len(run) < SEGMENT:
                 writer.block(run, keep, accumulators, more=True)
             else:
+                writer.arrive(_ordered_reads(run))
                 self._call(writer, iteration, run, keep, accumulators)
+                writer.follow(run)
             ended = [v for v in reads if not writer.names.texts[v].literal]
             if ended:
                 writer.add(End(tuple(ended)))

@@ -5,11 +5,12 @@ A run is a sequence of consecutive nodes of one iteration of a repeat, so that e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from partita.compiler.codegen.segments import compiled_units
 from partita.compiler.graph import Input, Node, Phase, Value
 from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.passes.ahead import Ahead, ahead
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import iteration_of
 
@@ -25,7 +26,11 @@ class StageFunctions:
         self.stage = stage
         self.compiled = compiled
         self.repeats = {s.path: s.name for s in partitioned.graph.scopes if s.repeat}
-        self.prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
+        prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
+        self.read = {v for node in stage.nodes if node.phase is not Phase.PROLOGUE for v in node.inputs}
+        # What is gathered from the stage's masters.
+        self.gathered = ahead(prologue, {parameter.value for parameter in stage.parameters}, self.read)
+        self.prologue = list(self.gathered.others)
         self.groups = {
             kind: [node for node in stage.nodes if node.phase in phases]
             for kind, phases in (
@@ -52,6 +57,27 @@ class StageFunctions:
     def kept(self) -> set[Value]:
         """What a microbatch keeps from B to W."""
         return ((made_by(self.groups["F"]) | made_by(self.groups["B"])) & read_by(self.groups["W"])) - self.literal
+
+    def reduced(self, nodes: Sequence[Node], totals: Collection[Value]) -> Ahead:
+        """The nodes that reduce the stage's gradients, by when they run."""
+        return ahead(nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals)
+
+    def behind(self, kind: str, start: Iterable[Node]) -> dict[Node | None, list[Node]]:
+        """Nodes that reduce gradients, by the node of the stage's last action behind which they can run: the last that
+        adds to what they read. None: at the action's beginning.
+        """
+        sums = {each.name: each.value for each in self.stage.accumulators}
+        places: dict[Value, int] = {}
+        nodes = self.groups[kind]
+        for i, node in enumerate(nodes):
+            if node.op.accumulator is not None:
+                places[sums[node.op.accumulator]] = i
+        found: dict[Node | None, list[Node]] = {}
+        for node in start:
+            place = max((places.get(value, -1) for value in node.inputs), default=-1)
+            places.update(dict.fromkeys(node.outputs, place))
+            found.setdefault(nodes[place] if place >= 0 else None, []).append(node)
+        return found
 
     def runs(self, nodes: Iterable[Node], wanted: set[Value]) -> list[Run]:
         """Runs of nodes of one iteration of a repeat, or of none, with the live-out values of each."""

@@ -164,4 +164,16 @@ def _is_functions(stem: str) -> bool:
 # Suffixes that the compiler appends to the name of the value that another is derived from.
 ENDINGS = ("again", "portion", "rate", "denominator", "keep", "total", "whole", "part", "gathered", "reduced", "moved")
 RESERVED = frozenset((*keyword.kwlist, "torch", "kernels", "float"))
-FUNCTIONS = ("forward", "backward", "weight", "prologue", "reduce", "finish", "update", "segment")
+FUNCTIONS = (
+    "forward",
+    "backward",
+    "weight",
+    "gather",
+    "prologue",
+    "opening",
+    "closing",
+    "reduce",
+    "finish",
+    "update",
+    "segment",
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
@@ -110,16 +110,17 @@ class Start(Statement):
 
 @frozen(eq=False)
 class Wait(Statement):
-    """Waits for a collective; a single result takes the handle's name."""
+    """Waits for a collective; a single result takes the name of a local handle."""
 
     handle: str
     results: tuple[Value, ...]
 
     def text(self, names: Names) -> str:
         """`(h,) = yield h`."""
+        results = names.list(self.results)
         if len(self.results) == 1:
-            return f"({self.handle},) = yield {self.handle}"
-        return f"{names.bound(self.results)}yield {self.handle}; del {self.handle}"
+            return f"({results},) = yield {self.handle}"
+        return f"{results} = yield {self.handle}" + (f"; del {self.handle}" if self.handle.isidentifier() else "")
 
 
 @frozen(eq=False)
@@ -206,22 +207,58 @@ class Keep(Statement):
 
 
 @frozen(eq=False)
+class Fill(Statement):
+    """Fills places with values, and with views of them."""
+
+    places: Mapping[Value | View, str]
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """The values."""
+        return [each.of if isinstance(each, View) else each for each in self.places]
+
+    def text(self, names: Names) -> str:
+        """`p[2], p[3] = w, w.t()`."""
+        return f"{', '.join(self.places.values())} = {', '.join(map(names.tensor, self.places))}"
+
+
+@frozen(eq=False)
+class Leave(Statement):
+    """Returns the handles of collectives in flight."""
+
+    handles: tuple[str, ...]
+
+    def text(self, names: Names) -> str:
+        """`return (w_bucket,)`."""
+        return f"return ({', '.join(self.handles)}{',' if self.handles else ''})"
+
+
+@frozen(eq=False)
 class Return(Statement):
-    """Returns the function's results. Functions of a stage or rank `always` return a tuple of tensors."""
+    """Returns the function's results. Functions of a stage or rank `always` return a tuple of tensors; or a list, with
+    None for those that are `later` filled in.
+    """
 
     results: tuple[Value | View, ...] = ()
     always: bool = field(default=False, kw_only=True)
+    later: Collection[Value] = field(default=(), kw_only=True)
 
     @property
     def reads(self) -> Sequence[Value]:
         """The results."""
-        return [each.of if isinstance(each, View) else each for each in self.results]
+        found = [each.of if isinstance(each, View) else each for each in self.results]
+        return [value for value in found if value not in self.later]
 
     def text(self, names: Names) -> str:
         """`return h`."""
         if not self.always:
             return f"return {names.list(self.results)}".rstrip()
-        texts = [names.tensor(each) for each in self.results]
+        texts = [
+            "None" if (each.of if isinstance(each, View) else each) in self.later else names.tensor(each)
+            for each in self.results
+        ]
+        if self.later:
+            return f"return [{', '.join(texts)}]"
         return f"return ({', '.join(texts)}{',' if texts else ''})"
 
 

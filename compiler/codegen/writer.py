@@ -111,7 +111,10 @@ class Writer:
         self.names = Names(arguments, known, lend)
         self.statements: list[Statement] = []
         self.waits = False  # whether the function waits for collectives, which makes it a generator
+        self.after: Mapping[Node, Sequence[Node]] = {}  # nodes to write after others
         self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives in flight
+        self._crossing: set[Value] = set()  # those that may be in flight where a block ends
+        self._late: dict[Value, Node] = {}  # what is computed where it is first read
 
     def body(self) -> list[str]:
         """The lines of source."""
@@ -127,23 +130,58 @@ class Writer:
         handle = self.names.free(stem if len(node.outputs) == 1 else f"{stem}_bucket")
         self.add(Start(node, op, handle))
         self._started.update(dict.fromkeys(node.outputs, (handle, node)))
-        self.waits = True
+
+    def begun(self, nodes: Iterable[Node], handles: str, rest: Iterable[Node] = ()) -> None:
+        """Collectives have begun: their `handles` are an argument. Results are awaited, and the `rest` of what follows
+        from them computed, where they are first read or at `arrive`.
+        """
+        for i, node in enumerate(nodes):
+            self._started.update(dict.fromkeys(node.outputs, (f"{handles}[{i}]", node)))
+            self._crossing.update(node.outputs)
+        for node in rest:
+            self._late.update(dict.fromkeys(node.outputs, node))
+            self._crossing.update(node.outputs)
+
+    def leave(self, nodes: Iterable[Node]) -> None:
+        """Collectives that the function starts, but does not wait for: it returns their handles."""
+        self._crossing.update(value for node in nodes for value in node.outputs)
+
+    def compute(self, values: Iterable[Value]) -> None:
+        """Computes those of the values that are computed late; a collective starts."""
+        for value in values:
+            if value in self._late:
+                node = self._late[value]
+                for other in node.outputs:
+                    del self._late[other]
+                self.arrive(node.inputs)
+                self.block([node], self._crossing)
+
+    def arrive(self, values: Iterable[Value]) -> None:
+        """Waits for those of the values that are in flight, and computes those that are computed late."""
+        for value in values:
+            self._arrived(value)
+
+    def handles(self, nodes: Iterable[Node]) -> tuple[str, ...]:
+        """The handles of collectives in flight."""
+        return tuple(self._started[node.outputs[0]][0] for node in nodes)
 
     def _arrived(self, value: Value) -> tuple[Value, ...]:
-        """Waits for the collective that makes a value, if it is in flight; returns all its results."""
+        """Waits for the collective that makes a value, if it is in flight; returns the results that a block ends."""
+        self.compute([value])
         if value not in self._started:
             return ()
         handle, node = self._started[value]
         for other in node.outputs:
             del self._started[other]
-        if len(node.outputs) == 1:
+        if len(node.outputs) == 1 and handle.isidentifier():
             self.names.named(value, handle)
         else:
             for other in node.outputs:
                 self.names.name(other)
         self.add(Wait(handle, node.outputs))
+        self.waits = True
         self._probe(node)
-        return node.outputs
+        return tuple(other for other in node.outputs if other not in self._crossing)
 
     def _probe(self, node: Node, added: bool = False) -> None:
         """Adds the probe's lines after a node."""
@@ -189,24 +227,22 @@ class Writer:
                 self.add(End(tuple(ended)))
             local.difference_update(ended)
 
-        for i, unit in enumerate(units):
-            if unit in written:
-                continue
+        def write(i: int, unit: Node | Segment) -> None:
             if isinstance(unit, Segment):
                 local.update(value for read in unit.inputs for value in self._arrived(read))
                 self._segment(unit)
                 local.update(unit.outputs)
                 end((*reads[i], *unit.outputs), i)
-                continue
+                return
             node, op = unit, unit.op
             if op.sends or op.receives:
-                continue
+                return
             if op.literal is not None:
                 self.literal(node)
-                continue
+                return
             if op.repeats and node.output in literal:
                 texts[node.output] = evolve(texts[node.inputs[0]], type=node.output.type)
-                continue
+                return
             local.update(value for read in reads[i] for value in self._arrived(read))
             outputs = node.outputs
             if (communication := collective(node)) is not None:
@@ -229,8 +265,18 @@ class Writer:
                 local.update(outputs)
                 self._probe(node)
             end((*reads[i], *outputs), i)
-        for value in list(self._started):
-            self._arrived(value)
+
+        for i, unit in enumerate(units):
+            if unit not in written:
+                write(i, unit)
+            self.follow(unit.nodes if isinstance(unit, Segment) else (unit,))
+        self.arrive([value for value in self._started if value not in self._crossing])
+
+    def follow(self, nodes: Iterable[Node]) -> None:
+        """Writes what comes after nodes."""
+        behind = [each for node in nodes for each in self.after.get(node, ())]
+        if behind:
+            self.block(behind, ())
 
     def literal(self, node: Node) -> None:
         """Writes a node's result as a literal."""

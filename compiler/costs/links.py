@@ -60,6 +60,12 @@ class Link:
         return latency, bytes * (parts - 1) / parts / bandwidth
 
     @property
+    def amortizing(self) -> float:
+        """Bytes that take a hundred times as long as the latency of their message."""
+        latency, bandwidth = self._collective
+        return 100 * latency * bandwidth
+
+    @property
     def _collective(self) -> tuple[float, float]:
         """Latency and bandwidth of collectives."""
         if not self.collective_bandwidth:

@@ -7,21 +7,29 @@ collective, so that it starts as soon as it can.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from attrs import evolve
 
 from partita.compiler.graph import Node, Value
+from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import Collective
 
 # The largest collective that is bucketed within a microbatch.
 SMALL_BYTES = 64 * 2**10
-# The size of a bucket at the end of a step, as in torch's DistributedDataParallel.
+# The largest size of a bucket at the end of a step, as in torch's DistributedDataParallel.
 BUCKET_BYTES = 25 * 2**20
 
 
-def bucketed(nodes: Iterable[Node], most: int) -> list[Node]:
-    """Merge collectives of at most `most` bytes each into buckets; a bucket above `BUCKET_BYTES` takes no more."""
+def full_at(mesh: Mesh) -> Callable[[str], float]:
+    """The size of a bucket at the end of a step, by its mesh axis: no larger than latency asks for, since the last one
+    hides behind nothing.
+    """
+    return lambda axis: min(BUCKET_BYTES, max(SMALL_BYTES, mesh.link(axis).amortizing))
+
+
+def bucketed(nodes: Iterable[Node], most: int, full: Callable[[str], float] = lambda axis: BUCKET_BYTES) -> list[Node]:
+    """Merge collectives of at most `most` bytes each into buckets; one that is `full` takes no more."""
     found: list[Node | None] = []  # None: a place for a bucket
     places: dict[tuple[object, ...], int] = {}
     waiting: dict[tuple[object, ...], list[tuple[Node, Collective]]] = {}
@@ -46,7 +54,7 @@ def bucketed(nodes: Iterable[Node], most: int) -> list[Node]:
         places[key] = len(found)
         found.append(None)
         owner.update(dict.fromkeys(node.outputs, key))
-        if sum(value.type.bytes for each, _ in bucket for value in each.inputs) > BUCKET_BYTES:
+        if sum(value.type.bytes for each, _ in bucket for value in each.inputs) > full(node.op.over):
             flush(key)
     for key in list(waiting):
         flush(key)

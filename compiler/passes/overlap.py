@@ -3,32 +3,35 @@
 A collective starts at its node and is waited for where its result is first read. In the backward pass, gradients of
 parameters (W) can be computed at any time: they are delayed until the next collective of the same iteration has
 started, which they then hide, as in Megatron-LM's column-parallel layers. Small collectives of an iteration are
-bucketed, and so are the gathers of the prologue; for this, small reductions move directly behind the node that makes
-their operand. Nodes stay within their iteration, and equal iterations stay equal.
+bucketed, and so are the gathers of the prologue, in the order in which their results are read; for this, small
+reductions move directly behind the node that makes their operand. Nodes stay within their iteration, and equal
+iterations stay equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from attrs import evolve
 
-from partita.compiler.graph import Node, Phase
+from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.ops.collective import AllReduce, ReduceScatter
 from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth, carried
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.place import iteration_of
 
 
-def overlapped(partitioned: PartitionedGraph) -> PartitionedGraph:
-    """The same stages, with their nodes ordered for overlap."""
+def overlapped(
+    partitioned: PartitionedGraph, full: Callable[[str], float] = lambda axis: BUCKET_BYTES
+) -> PartitionedGraph:
+    """The same stages, with their nodes ordered for overlap; `full` is the size of a bucket of the prologue."""
     repeats = {scope.path: scope.name for scope in partitioned.graph.scopes if scope.repeat}
     stages = []
     for stage in partitioned.stages:
         prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
-        nodes = bucketed(by_depth(prologue), BUCKET_BYTES)
         rest = [node for node in stage.nodes if node.phase is not Phase.PROLOGUE]
+        nodes = bucketed(by_depth(_as_read(prologue, rest)), BUCKET_BYTES, full)
 
         def part(node: Node) -> tuple[str | None, bool]:
             return iteration_of(node.scope, repeats), node.phase is Phase.FORWARD
@@ -38,6 +41,19 @@ def overlapped(partitioned: PartitionedGraph) -> PartitionedGraph:
             nodes += bucketed(_small_sums_first(iteration if forward else _delayed(iteration)), SMALL_BYTES)
         stages.append(evolve(stage, nodes=tuple(nodes)))
     return evolve(partitioned, stages=tuple(stages))
+
+
+def _as_read(prologue: Sequence[Node], rest: Sequence[Node]) -> list[Node]:
+    """The nodes of a prologue in the order in which the rest of the stage first reads what they make."""
+    first: dict[Value, int] = {}
+    for i, node in enumerate(rest):
+        for value in node.inputs:
+            first.setdefault(value, i)
+    never = len(rest)
+    for node in reversed(prologue):
+        place = min((first.get(value, never) for value in node.outputs), default=never)
+        first.update({value: min(place, first.get(value, never)) for value in node.inputs})
+    return sorted(prologue, key=lambda node: min((first.get(value, never) for value in node.outputs), default=never))
 
 
 def _small_sums_first(nodes: Sequence[Node]) -> list[Node]:

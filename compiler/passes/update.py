@@ -1,6 +1,7 @@
 """The update graph: what happens once a step, after the last microbatch.
 
-REDUCE nodes reshard a stage's accumulators to the layout that the update needs: one reduction of gradients per step.
+REDUCE nodes reshard a stage's accumulators to the layout that the update needs: one reduction of gradients per step, in
+the order in which the accumulators get their last contributions (`partita.compiler.passes.ahead`).
 FINISH nodes run on these totals: the sum of a tied parameter's totals in stage order, each stage's share of the squared
 norm, metrics that are functions of sums. Their results for all ranks (loss, metrics, squares) form one small vector of
 partial sums, in which a replicated value counts only on the first rank of each mesh axis, and every gradient's square
@@ -23,7 +24,7 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
-from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
+from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth, full_at
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -271,15 +272,15 @@ class _UpdateBuilder:
         totals: list[tuple[Value, ...]] = []
         for stage in self.partitioned.stages:
             self._stand(f"stage {stage.index}", Phase.REDUCE, stage.index)
-            values = []
-            for each in stage.accumulators:
-                value = each.value
+            reduced = {each.name: each.value for each in stage.accumulators}
+            last = {node.op.accumulator: i for i, node in enumerate(stage.nodes)}
+            for each in sorted(stage.accumulators, key=lambda each: last.get(each.name, -1)):
                 if each.parameter:
-                    value = self._moved(value, self.layouts[each.parameter].state)
-                values.append(value)
+                    reduced[each.name] = self._moved(each.value, self.layouts[each.parameter].state)
             if self.build.nodes:
-                reduce.append((stage.index, tuple(bucketed(by_depth(self.build.nodes), BUCKET_BYTES))))
-            totals.append(tuple(values))
+                nodes = bucketed(by_depth(self.build.nodes), BUCKET_BYTES, full_at(self.resharding.mesh))
+                reduce.append((stage.index, tuple(nodes)))
+            totals.append(tuple(reduced.values()))
         return tuple(reduce), tuple(totals)
 
     def _gradient(

@@ -7,8 +7,8 @@ graph order (`partita.compiler.passes.shard.choice`), with these invariants:
 - a value is made once in each layout (`partita.compiler.passes.shard.copies`), and a partial sum reduced once, to its
   default layout;
 - what a gradient or the loss needs stays partial until the step ends;
-- stored parameters are gathered once a step, or before each use if `hoist` is false; masters that are stored as states
-  are, once a step.
+- masters of parameters whose states are split are stored as these are, and what computes is gathered from them once a
+  step; other stored parameters are gathered once a step, or before each use if `hoist` is false.
 
 An op that cannot split an axis that is split is replaced by primitives that can, if it has any (`Op.split`).
 """
@@ -65,16 +65,14 @@ def shard(
     hoist: bool = True,
     updates: Mapping[str, Update] = MappingProxyType({}),
     means: bool = False,
-    apart: bool = False,
     parts: frozenset[str] = frozenset(),
 ) -> ShardedGraph:
     """Shard a placed graph. `portable` values are computed on every stage that reads them; `updates` are those of the
-    trained parameters, which say along which axes their states can be split. With `means`, what is read of these
-    parameters are states, and stored as such. `apart`: so are masters, where no rule says more of parameters, and what
-    computes is gathered from them once a step. Axes of which the graph has `parts` are split in parameters alone.
-    Raises Refused (E0411).
+    trained parameters, which say along which axes their states can be split. So are masters, where no rule says more of
+    parameters; with `means`, what is read of these parameters are states. Axes of which the graph has `parts` are split
+    in parameters alone. Raises Refused (E0411).
     """
-    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, apart, parts).sharded()
+    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, parts).sharded()
 
 
 def gathered_bytes(graph: Graph, defaults: DefaultLayouts, kind: str = "param") -> list[int]:
@@ -105,11 +103,10 @@ class _Sharder:
         hoist: bool,
         updates: Mapping[str, Update],
         means: bool,
-        apart: bool,
         parts: frozenset[str],
     ) -> None:
         self.source = graph
-        self.hoist, self.apart = hoist, apart
+        self.hoist = hoist
         self.updates = updates
         self.means = means
         self.stored = defaults
@@ -189,7 +186,7 @@ class _Sharder:
             stored["state"] = self._splittable(parameter, stored["state"])
             if self.means:
                 stored = dict.fromkeys(stored, stored["state"])
-            elif self.apart and stored["param"] == compute:
+            elif stored["param"] == compute:
                 stored["param"], hoisted = stored["state"], True
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
