@@ -4,19 +4,24 @@ Without its source text it is a plan of what each stage and rank needs and does:
 
 Functions of a stage, in the emitted module (all plain Python over torch):
 
+    stage{s}_gather(m, c) -> h          ahead of a step: starts to gather what the stage computes with
     stage{s}_prologue(m, x, c) -> p     once a step: from masters and unsplit inputs to what the stage computes with
+    stage{s}_opening(p, h, f, a, c)     F of the first microbatch: waits for what is gathered where it first reads it,
+                                        and fills it in
     stage{s}_forward(p, f, a, c)        F of one microbatch
     stage{s}_backward(p, f, a, c)       B: cotangents of activations
     stage{s}_weight(p, f, a, c)         W: the other gradients
     stage{s}_whole_backward(p, f, a, c) B and W together
-    stage{s}_reduce(a, c) -> totals     once a step, after the stage's last microbatch: the accumulators in the
-                                        layout that the update needs
+    stage{s}_closing(p, f, a, c) -> h   the stage's last W, or B and W: starts to reduce each accumulator once it has
+                                        its last contribution
+    stage{s}_reduce(a, h, c) -> totals  once a step, after that: the accumulators in the layout that the update needs
     rank{r}_finish(t, c) -> scalars     once a step, after the last microbatch: this rank's statistics
     rank{r}_update(m, t, v, s, c)       after their sum over ranks: the optimizer, in place
 
 A function that communicates along the mesh is a generator: it starts a collective with `c.all_gather(…)` or the like,
-yields the returned handle where it needs the result, and is sent the result. `stage{s}_reduce` runs to its first such
-wait as soon as its stage is done, and to its end after the last microbatch of all stages.
+yields the returned handle where it needs the result, and is sent the result. Handles `h` pass from one function to a
+later one, which waits. `stage{s}_reduce` runs to its first wait as soon as its stage is done, and to its end after the
+last microbatch of all stages.
 
 `m` are master parameters, `x` unsplit inputs, `p` the result of the prologue, `f` the frame of this stage and
 microbatch (a list whose slots hold values passed between functions or stages), `a` the stage's accumulators, `t` the
@@ -158,7 +163,7 @@ class StagePlan:
 class StageProgram(StagePlan):
     """A stage plan with its functions, and the slots of its `frame`: those of inputs (`input_slots`), of messages
     (`sends` and `receives`), and of sent values that no later function of this stage reads (`released`). `functions`
-    names the non-empty ones, by kind (P, F, B, W, BW, R).
+    names the non-empty ones, by kind (G, P, O, F, B, W, BW, C, R).
     """
 
     frame: int
@@ -189,8 +194,8 @@ class RankPlan:
     """One pipeline rank: its stages by chunk, its instructions for the microbatches, the tied totals that it then sends
     and receives, and the order of its totals.
 
-    `reductions` gives, by the index of an instruction, the stages whose `reduce` can begin after it: they accumulate
-    nothing more.
+    `reductions` gives, by the index of an instruction, the stages whose reduction begins in it: they accumulate nothing
+    after it.
     """
 
     rank: int
@@ -263,6 +268,12 @@ class StepPlan:
     def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return self.microbatches // self.slices
+
+    def last_kind(self, stage: int) -> str:
+        """The kind of a stage's last action."""
+        plan = self.stages[stage]
+        actions = reversed(self.schedule.actions[plan.rank])
+        return next(action.kind for action in actions if action.chunk == plan.chunk)
 
     def parameter(self, name: str) -> ParameterRecord:
         """The record of a parameter by its full name. Raises KeyError."""

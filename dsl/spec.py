@@ -478,9 +478,7 @@ class Share:
 
 @frozen
 class Train:
-    """The train block, with defaults filled in. `spans` has the place of each entry that was written. `mixed`: what
-    computes has a narrower dtype than masters, which a proxy keeps in mind.
-    """
+    """The train block, with defaults filled in. `spans` has the place of each entry that was written."""
 
     data: Call
     optimizer: Optimizer
@@ -493,7 +491,6 @@ class Train:
     eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
-    mixed: bool = field(default=Factory(lambda self: self.precision == "bf16", takes_self=True), eq=False)
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
 

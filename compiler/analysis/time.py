@@ -1,17 +1,20 @@
 """Predicted times of a program: seconds of each action and transfer by the cost model, their timeline, and the step.
 
-A step is the timeline of its microbatches, then its end: reductions of gradients, and the update. Communication is
-*exposed* to the extent that the step would be shorter if communication took no time.
+A step is the timeline of its microbatches, then its end: what is left of the reductions of gradients, and the update.
+What is gathered for a step starts with it, and the first action of a stage waits for it (`Ends.ready`); reductions
+start within the last action of their stage (`Ends.reduced`). Communication is *exposed* to the extent that the step
+would be shorter if communication took no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from math import nan
+from collections.abc import Collection, Iterable, Mapping
+from math import inf, nan
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from partita.compiler.analysis.traffic import launch_seconds, update_nodes
+from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.costs.links import Link, link_of
 from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
@@ -19,9 +22,10 @@ from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
+from partita.compiler.schedules.schedule import Action
 from partita.compiler.schedules.simulator import Costs, simulate
 from partita.compiler.schedules.timeline import Timeline
-from partita.compiler.state import Cut, Partitioned, Scheduled, State
+from partita.compiler.state import Cut, Scheduled, State
 from partita.dsl.reprs import shortened
 
 PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
@@ -72,15 +76,11 @@ def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Pre
     """Predict a compiled program; without `overlap`, one that waits for all that it sends. Without `exposed`, which
     takes half of the prediction's time, exposed communication is NaN.
     """
-    costs = costs_of(state, overlap)
-    found = simulate(_instructions(state), costs)
-    ends = tuple(end_seconds(state, rank, overlap) for rank in state.plan.ranks)
+    costs, found, ends = _simulated(state, overlap)
     shown = nan
     if exposed:
-        silent = silenced(state)
-        without = simulate(_instructions(state), costs_of(silent)).makespan
-        without += max(end_seconds(silent, rank) for rank in state.plan.ranks)
-        shown = max(0.0, found.makespan + max(ends) - without)
+        _, without, silent = _simulated(silenced(state), overlap=True)
+        shown = max(0.0, found.makespan + max(ends) - without.makespan - max(silent))
     peak = state.device.flops[state.train.precision] * state.mesh.ranks
     return Prediction(
         costs,
@@ -94,6 +94,20 @@ def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Pre
     )
 
 
+def _simulated(state: Scheduled, overlap: bool) -> tuple[Costs, Timeline, tuple[float, ...]]:
+    """The costs, the timeline of the microbatches, and what each rank takes after it."""
+    around = {rank.rank: Ends(state, rank, overlap) for rank in state.plan.ranks}
+    ready = {stage: seconds for each in around.values() for stage, seconds in each.ready.items()}
+    costs = evolve(costs_of(state, overlap), ready=ready)
+    found = simulate(_instructions(state), costs)
+    reduced = []
+    for each, line in zip(around.values(), found.actions, strict=True):
+        chunks = {interval.work.chunk: interval.end for interval in line if isinstance(interval.work, Action)}
+        reduced.append(each.reduced({each.rank.stages[chunk]: end for chunk, end in chunks.items()}))
+    summed = max(reduced) - found.makespan  # the statistics are summed over all ranks
+    return costs, found, tuple(summed + each.alone for each in around.values())
+
+
 def compiles(state: Cut) -> bool:
     """Whether torch compiles the program when it runs."""
     preferred = state.train.compile
@@ -102,57 +116,125 @@ def compiles(state: Cut) -> bool:
 
 def stage_seconds(state: Cut, overlap: bool = True) -> dict[tuple[int, str], float]:
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
-    resharding = Resharding(state.mesh)
     found: dict[tuple[int, str], float] = {}
     for stage in state.partitioned.stages:
         for kind, phases in PHASES.items():
             nodes = [node for node in stage.nodes if node.phase in phases]
             keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
-            found[stage.index, kind] = state.device.action + _elapsed(nodes, state, resharding, overlap, keep)
+            walk = _Walk(state, overlap)
+            walk.run(nodes, keep)
+            found[stage.index, kind] = state.device.action + walk.arrived
     return found
 
 
-def end_seconds(state: Partitioned, rank: RankPlan, overlap: bool = True) -> float:
-    """Seconds that a rank takes once a step, in addition to its microbatches: prologues of its stages, zeroing of
-    accumulators, reductions, statistics and update.
-    """
-    resharding = Resharding(state.mesh)
-    reduce = dict(state.update.reduce)
-    total = _elapsed([*state.update.clip, *update_nodes(state, rank)], state, resharding, overlap)
-    total += _elapsed(state.update.statistic_nodes(rank.stages), state, resharding, overlap)
-    for index in rank.stages:
-        cleared = sum(each.value.type.bytes for each in state.partitioned.stages[index].accumulators)
-        total += cleared / (state.device.bandwidth * state.device.streaming)
-        prologue = [node for node in state.partitioned.stages[index].nodes if node.phase is Phase.PROLOGUE]
-        total += _elapsed(prologue, state, resharding, overlap)
-        total += _elapsed(reduce.get(index, ()), state, resharding, overlap)
-    return total
+def end_seconds(state: Scheduled, rank: RankPlan) -> float:
+    """Seconds that a rank takes once a step, in addition to its microbatches, if its stages do not wait for others."""
+    ends = Ends(state, rank)
+    first = rank.stages[0]
+    waits = max(0.0, ends.ready.get(first, 0.0) - stage_seconds(state)[first, "F"])
+    return waits + ends.reduced(dict.fromkeys(rank.stages, 0.0)) + ends.alone
 
 
-def _elapsed(
-    nodes: Iterable[Node], state: Cut, resharding: Resharding, overlap: bool, keep: Collection[Value] = ()
-) -> float:
-    """The time of nodes in order; `keep` outlives them. A collective runs from its node to the first reader of its
-    result (without `overlap`, nothing else runs meanwhile); collectives that share a link are serialized.
+@define(eq=False)
+class Ends:
+    """What a rank does once a step, besides its microbatches; without `overlap`, waiting for all that it starts.
+
+    `ready` says when the first action of a stage can end at the earliest, in seconds from the start of the
+    microbatches, because of what is gathered for it. `alone` are the seconds of what runs neither beside the
+    microbatches nor before the statistics: prologues, zeroing of accumulators, and the update.
     """
-    wire = _wire(state)
-    now = 0.0
-    free: dict[str, float] = {}
-    arrival: dict[Value, float] = {}
-    for node, own in timed(tuple(nodes), state.device, compiles(state), keep):
-        now = max([now, *(arrival[value] for value in node.inputs if value in arrival)])
-        if isinstance(node.op, Collective):
-            link = resharding.mesh.link(node.op.over)
-            now += 2 * link.post
-            end = max(now, free.get(link.name, 0.0)) + sum(launch_seconds(resharding, node, node.op))
-            free[link.name] = end
-            arrival.update(dict.fromkeys(node.outputs, end))
-            now = now if overlap else end
-        elif node.op.sends and not overlap:
-            now += wire.latency + sum(value.type.bytes for value in node.inputs) / wire.bandwidth
-        else:
-            now += own
-    return max([now, *free.values()])
+
+    state: Scheduled
+    rank: RankPlan
+    overlap: bool = True
+    ready: dict[int, float] = field(init=False)
+    alone: float = field(init=False)
+    _functions: dict[int, StageFunctions] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        state, schedule = self.state, self.state.schedule
+        kinds = {action.kind for action in schedule.actions[self.rank.rank]}
+        stages = [state.partitioned.stages[index] for index in self.rank.stages]
+        found = [StageFunctions(state.partitioned, stage, kinds, compiles(state)) for stage in stages]
+        self._functions = dict(zip(self.rank.stages, found, strict=True))
+        self.ready, prologue = self._gathered()
+        update = _Walk(state, self.overlap)
+        update.run([*state.update.clip, *update_nodes(state, self.rank)])
+        cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
+        self.alone = prologue + update.arrived + cleared / (state.device.bandwidth * state.device.streaming)
+
+    def _gathered(self) -> tuple[dict[int, float], float]:
+        """`ready`, and the seconds of the prologues."""
+        walk = _Walk(self.state, self.overlap)
+        for of in self._functions.values():
+            walk.run(of.gathered.start)
+        for of in self._functions.values():
+            walk.run(of.prologue)
+        found = {}
+        for index, of in self._functions.items():
+            if of.gathered.collectives:
+                # As if the action had begun long ago, and waited for nothing else.
+                arrival = {value: end - walk.now for value, end in walk.arrival.items()}
+                opening = _Walk(self.state, self.overlap, -inf, arrival)
+                opening.run(of.opening)
+                last = (arrival[value] for node in of.gathered.collectives for value in node.outputs)
+                found[index] = max(opening.arrived, *last)
+        return found, walk.now
+
+    def reduced(self, ends: Mapping[int, float]) -> float:
+        """When the rank has its statistics, if the last actions of its stages end at these times."""
+        state = self.state
+        left = _Walk(state, self.overlap, max(ends.values()))
+        for index in sorted(ends, key=lambda stage: (ends[stage], stage)):
+            nodes = dict(state.update.reduce).get(index)
+            if nodes is not None:
+                of, kind = self._functions[index], state.plan.last_kind(index)
+                reduced = of.reduced(nodes, state.update.totals[index])
+                action = _Walk(state, self.overlap)
+                action.run(of.groups[kind])
+                closing = _Walk(state, self.overlap, ends[index] - action.arrived, {}, left.free)
+                closing.run(of.closing(kind, reduced))
+                left.now = max(left.now, closing.now)
+                left.arrival.update(closing.arrival)
+                left.run([*reduced.others, *reduced.follow])
+        left.now = left.arrived
+        left.run(state.update.statistic_nodes(self.rank.stages))
+        return left.arrived
+
+
+@define(eq=False)
+class _Walk:
+    """Runs nodes in order, `now` on. A collective runs from its node to the first reader of its result (without
+    `overlap`, nothing else runs meanwhile); collectives that share a link are serialized: it is `free` afterwards.
+    """
+
+    state: Cut
+    overlap: bool
+    now: float = 0.0
+    arrival: dict[Value, float] = field(factory=dict)
+    free: dict[str, float] = field(factory=dict)
+
+    @property
+    def arrived(self) -> float:
+        """When all has run, and all collectives are complete."""
+        return max([self.now, *self.free.values()])
+
+    def run(self, nodes: Iterable[Node], keep: Collection[Value] = ()) -> None:
+        """Run nodes; `keep` outlives them."""
+        state, wire, resharding = self.state, _wire(self.state), Resharding(self.state.mesh)
+        for node, own in timed(tuple(nodes), state.device, compiles(state), keep):
+            self.now = max([self.now, *(self.arrival[value] for value in node.inputs if value in self.arrival)])
+            if isinstance(node.op, Collective):
+                link = resharding.mesh.link(node.op.over)
+                self.now += 2 * link.post
+                end = max(self.now, self.free.get(link.name, -inf)) + sum(launch_seconds(resharding, node, node.op))
+                self.free[link.name] = end
+                self.arrival.update(dict.fromkeys(node.outputs, end))
+                self.now = self.now if self.overlap else end
+            elif node.op.sends and not self.overlap:
+                self.now += wire.latency + sum(value.type.bytes for value in node.inputs) / wire.bandwidth
+            else:
+                self.now += own
 
 
 def costs_of(state: Cut, overlap: bool = True) -> Costs:

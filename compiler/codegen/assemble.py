@@ -40,7 +40,7 @@ def assemble(
     for functions in functions_of(partitioned, plan.schedule, compiled):
         index = functions.stage.index
         emitter = StageEmitter(module, functions, _casts(functions.stage.parameters))
-        emitter.emit(reduce.get(index, ()), update.totals[index], last_kind(plan, index))
+        emitter.emit(reduce.get(index, ()), update.totals[index], plan.last_kind(index))
         emitters.append(emitter)
     stages = tuple(
         _stage_program(stage, emitter, emitters, plan.schedule)
@@ -55,13 +55,6 @@ def assemble(
         for rank in plan.ranks
     )
     return Program(**{**asdict(plan, recurse=False), "stages": stages, "ranks": ranks}, source=module.source)
-
-
-def last_kind(plan: StepPlan, stage: int) -> str:
-    """The kind of a stage's last action."""
-    actions = plan.schedule.actions[plan.stages[stage].rank]
-    chunk = plan.stages[stage].chunk
-    return next(action.kind for action in reversed(actions) if action.chunk == chunk)
 
 
 def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:

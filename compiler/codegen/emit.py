@@ -216,13 +216,9 @@ class StageEmitter:
             writer.add(Keep(value, self.slots.slot(value), value in sent))
         comment = f"{kind} of a microbatch."
         if opening:
-            filled = [value for value in self.constants if value in late]
-            writer.arrive(filled)
-            views = [view for view in self.views if view.of in late]
-            places = {
-                **{value: self.constants[value] for value in filled},
-                **{each: self.views[each] for each in views},
-            }
+            places: dict[Value | View, str] = {v: self.constants[v] for v in self.constants if v in late}
+            writer.arrive(value for value in self.constants if value in late)
+            places.update((view, place) for view, place in self.views.items() if view.of in late)
             writer.add(Fill(places))
             comment = f"{kind} of a step's first microbatch, which waits for what is gathered where it reads it."
         if closing:

@@ -62,16 +62,53 @@ class StageFunctions:
         """The nodes that reduce the stage's gradients, by when they run."""
         return ahead(nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals)
 
+    @property
+    def opening(self) -> list[Node]:
+        """F of the step's first microbatch: what follows from gathers stands where it is first read, but for further
+        collectives, which start at once.
+        """
+        makers = {value: node for node in self.gathered.follow for value in node.outputs}
+        found: dict[Node, None] = {}
+
+        def stand(node: Node) -> None:
+            for value in node.inputs:
+                if value in makers and makers[value] not in found:
+                    stand(makers[value])
+            found[node] = None
+
+        for node in (*(node for node in self.gathered.follow if node.op.communicates), *self.groups["F"]):
+            if node not in found:
+                stand(node)
+        for node in self.gathered.follow:
+            if node not in found:
+                stand(node)
+        return list(found)
+
+    def closing(self, kind: str, reduced: Ahead) -> list[Node]:
+        """The stage's last action, in which the reduction of gradients starts."""
+        behind = self.behind(kind, reduced.start)
+        rest = (each for node in self.groups[kind] for each in (node, *behind.get(node, ())))
+        return [*behind.get(None, ()), *rest]
+
     def behind(self, kind: str, start: Iterable[Node]) -> dict[Node | None, list[Node]]:
         """Nodes that reduce gradients, by the node of the stage's last action behind which they can run: the last that
-        adds to what they read. None: at the action's beginning.
+        adds to what they read, or the last of its iteration of a repeat. None: at the action's beginning.
         """
         sums = {each.name: each.value for each in self.stage.accumulators}
         places: dict[Value, int] = {}
         nodes = self.groups[kind]
-        for i, node in enumerate(nodes):
-            if node.op.accumulator is not None:
-                places[sums[node.op.accumulator]] = i
+        end = len(nodes)
+        following: str | None = None
+        for i in reversed(range(len(nodes))):
+            if nodes[i].op.sends or nodes[i].op.receives:
+                continue
+            iteration = iteration_of(nodes[i].scope, self.repeats)
+            if iteration is None or iteration != following:
+                end = i
+            following = iteration
+            target = nodes[i].op.accumulator
+            if target is not None:
+                places.setdefault(sums[target], end)
         found: dict[Node | None, list[Node]] = {}
         for node in start:
             place = max((places.get(value, -1) for value in node.inputs), default=-1)

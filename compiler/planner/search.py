@@ -241,7 +241,8 @@ class Search:
                 sums = self._reduction(candidate)
                 if zero > 1:
                     seconds = max(seconds, sums * microbatches)
-                return seconds + own.end * chunks / candidate.data + sums, candidate
+                hidden = own.weight if SCHEDULES[schedule].split else own.whole  # behind the last microbatch
+                return seconds + own.end * chunks / candidate.data + max(0.0, sums - hidden), candidate
             self._too_large("bounded", needed, candidate)
         return None
 
@@ -295,9 +296,8 @@ class Search:
         """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
         ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
         data = candidate.data
-        # In mixed precision masters are stored as states are.
-        masters = 1 if self.space.given.trained[1].mixed else 3
-        parameter, gradient, state = (data if candidate.zero >= stage else 1 for stage in (masters, 2, 1))
+        # Masters are stored as states are.
+        parameter, gradient, state = (data if candidate.zero >= stage else 1 for stage in (1, 2, 1))
         return (4 * self._parameters / parameter + 4 * self._trained / gradient + self._states / state) / ranks
 
     # ------------------------------------------------------------ outlooks

@@ -8,7 +8,7 @@ happens-before relation has a cycle, whatever the costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from attrs import define, field, frozen
@@ -34,13 +34,15 @@ from partita.dsl.reprs import shortened
 class Costs:
     """Seconds of an action, by stage and kind; of a message's transfer; and of an overlapped `pair` of a forward and a
     full backward, by their stages (default: their sum; never less than either). A rank is busy for `post` seconds with
-    each message that it sends or receives.
+    each message that it sends or receives. The first action of a stage does not end before the stage is `ready`, in
+    seconds from the start.
     """
 
     action: Callable[[int, str], float]
     transfer: Callable[[Message], float]
     pair: Callable[[int, int], float] | None = None
     post: float = 0.0
+    ready: Mapping[int, float] = field(factory=dict)
 
     __repr__ = shortened
 
@@ -114,6 +116,7 @@ def simulate(programs: Sequence[Sequence[Instruction]], costs: Costs) -> Timelin
     positions = [0] * len(programs)
     nodes: list[list[_Node]] = [[] for _ in programs]
     seconds: dict[tuple[int, str], float] = {}
+    opening = dict(costs.ready)  # of stages that have not begun
 
     # A rank runs until it waits for a transfer that the other end has not posted; that post wakes it.
     ready = list(reversed(range(len(programs))))
@@ -131,6 +134,8 @@ def simulate(programs: Sequence[Sequence[Instruction]], costs: Costs) -> Timelin
                 if key not in seconds:
                     seconds[key] = costs.action(*key)
                 end = clock + seconds[key]
+                if opening and instruction.stage in opening:
+                    end = max(end, opening.pop(instruction.stage))
                 if instruction.joined and costs.pair is not None:
                     # The pair runs from the start of its forward; the backward ends with it.
                     first = program[position - 1]
