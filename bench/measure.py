@@ -22,8 +22,10 @@ from partita.runtime.supervision.rendezvous import connect
 RESULT = "BENCH_RESULT"  # the file to which the first rank writes what it has measured
 
 
-def measured(command: Sequence[str], ranks: int, threads: int, torchrun: bool = False) -> dict[str, Any]:
-    """What the first rank of `command` reports, run as so many processes with so many threads each.
+def measured(
+    command: Sequence[str], ranks: int, threads: int, torchrun: bool = False, python: str = sys.executable
+) -> dict[str, Any]:
+    """What the first rank of `command` reports, run as so many processes with so many threads each by a `python`.
 
     They are started as `partita run` starts them, which binds each to its cores, or as `torchrun` does, which does not.
     """
@@ -31,10 +33,10 @@ def measured(command: Sequence[str], ranks: int, threads: int, torchrun: bool = 
         file = Path(directory, "result.json")
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), RESULT: str(file)}
         if torchrun:
-            torchs = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            torchs = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             status = subprocess.run([*torchs, *command], env=environment, check=False).returncode
         else:
-            status = launch([sys.executable, *command], ranks, environment=environment)
+            status = launch([python, *command], ranks, environment=environment)
         if status:
             sys.exit(f"{' '.join(command)} ended with {status}")
         return json.loads(file.read_text())

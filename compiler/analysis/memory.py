@@ -5,7 +5,7 @@ The peak is that of the greatest moment of a step, in addition to what is always
     always        this rank's shards of masters, optimizer states and gradient accumulators, received totals of tied
                   parameters, what its stages compute with for a whole step (casts of masters, gathered parameters),
                   and tables that kernels cache
-    start         full batches of the inputs, and the stages' constants, recomputed while the last step's are held
+    start         full batches of the inputs, and what is gathered for the stages; the rest of their constants is made
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs;
                   messages, from where they are made or received into a buffer to where they are read or sent;
                   gradients as they are reduced
@@ -13,7 +13,8 @@ The peak is that of the greatest moment of a step, in addition to what is always
                   set of the update
 
 A collective in flight also holds copies of what it sends and receives, and over Gloo, where the ranks do the addition,
-the parts and their sum; the greatest one of each moment is counted.
+the parts and their sum. Of what is gathered ahead of a step, and of reductions of gradients, all are in flight at once;
+of others, the greatest one of each moment is counted.
 
 The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
 
@@ -37,6 +38,7 @@ from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.graph import Node, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
 from partita.compiler.layout import local_type
+from partita.compiler.ops.collective import Collective
 from partita.compiler.passes.cut import StageGraph, message_of
 from partita.compiler.program import InputPart, RankPlan
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
@@ -78,11 +80,10 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
     """The memory bound of each rank that runs the program of a pipeline rank, by purpose."""
     stages = _stages(state, rank)
     inputs = _inputs(state, rank)
-    remade = max((_constants(stage, remade=True) for stage in stages), default=0)
-    gathering = _largest_buffer(node for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE)
+    making = max((_constants(stage, made=True) - _constants(stage) for stage in stages), default=0)
     kept, reducing, messages = max(_among(state, rank), key=sum)
     moments = (
-        MemoryReport("as a step begins", remade, 0, 0, 0, inputs + gathering),
+        MemoryReport("as a step begins", making, 0, 0, 0, inputs + _gathering(state, rank)),
         MemoryReport("among the microbatches", 0, reducing, 0, kept, inputs + messages),
         *(evolve(each, buffers=inputs + each.buffers) for each in _ends(state, rank)),
     )
@@ -100,12 +101,12 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
 
 def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, MemoryReport]:
     """What is held at the end of a step, without inputs and what is always held."""
-    reduce = _reductions(state, rank).values()
+    reduce = list(chain(*_reductions(state, rank).values()))
     update = update_nodes(state, rank)
-    sums = sum(map(_left_over, reduce))
-    updating = working_set(line_by_line(update), ()) + _largest_buffer(update)
+    sums = _left_over(reduce)
+    updating = working_set(line_by_line(update), ()) + max(_buffers(state, update), default=0)
     return (
-        MemoryReport("as gradients are reduced", 0, sums, 0, 0, _largest_buffer(chain(*reduce))),
+        MemoryReport("as gradients are reduced", 0, sums, 0, 0, sum(_buffers(state, reduce))),
         MemoryReport("at the update", 0, sums, 0, 0, updating),
     )
 
@@ -118,7 +119,7 @@ def at_end(state: Scheduled, rank: RankPlan) -> int:
 def beside(state: Scheduled, rank: RankPlan) -> int:
     """Bytes of a rank while microbatches run, without what those in flight keep and the function that runs."""
     there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
-    return there + _largest_buffer(_of_microbatches(_stages(state, rank)))
+    return there + _gathering(state, rank) + _largest_buffer(state, rank)
 
 
 def largest(state: Scheduled, rank: RankPlan, part: str) -> dict[str, int]:
@@ -148,9 +149,9 @@ def room(state: Scheduled, rank: RankPlan, limit: float) -> float:
     last of them, whichever function runs.
     """
     peaks = [peak for index in rank.stages for peak in state.plan.stages[index].peaks.values()]
-    # A stage's gradients may be reduced while another stage still runs microbatches.
-    reduce = list(_reductions(state, rank).values()) if len(rank.stages) > 1 else []
-    reducing = sum(map(_left_over, reduce)) + _largest_buffer(chain(*reduce))
+    # A stage's gradients are reduced while the last microbatches run.
+    reduce = list(chain(*_reductions(state, rank).values()))
+    reducing = _left_over(reduce) + sum(_buffers(state, reduce))
     return limit - beside(state, rank) - max(peaks, default=0) - reducing
 
 
@@ -190,14 +191,14 @@ def stored(state: Scheduled, rank: RankPlan) -> tuple[dict[str, int], dict[str, 
     )
 
 
-def _constants(stage: StageGraph, remade: bool = False) -> int:
-    """What a stage computes with for a whole step, beyond its masters; or (`remade`) the peak of making it."""
+def _constants(stage: StageGraph, made: bool = False) -> int:
+    """What a stage computes with for a whole step, beyond its masters; or (`made`) the peak of making it."""
     prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
     read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
     casts = [p.value for p in stage.parameters if p.value.type.dtype != p.master.dtype]
     kept = {value for node in prologue for value in node.outputs if value in read}
-    total = sum(value.type.bytes for value in casts if remade or value in read)
-    return total + (working_set(line_by_line(prologue), kept) if remade else held(kept, prologue))
+    total = sum(value.type.bytes for value in casts if made or value in read)
+    return total + (working_set(line_by_line(prologue), kept) if made else held(kept, prologue))
 
 
 def _inputs(state: Scheduled, rank: RankPlan) -> int:
@@ -235,10 +236,17 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
         for i, each in enumerate(rank.instructions)
         if isinstance(each, Compute)
     }
-    messages = collective = _largest_buffer(_of_microbatches(_stages(state, rank)))
+    gathering, opened = _gathering(state, rank), set[int]()
+    messages = _largest_buffer(state, rank) + gathering
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
+        begun = list(chain(*(reduce.get(index, ()) for index in rank.reductions.get(i, ()))))
+        reducing += _left_over(begun)
+        messages += sum(_buffers(state, begun))
         if isinstance(instruction, Compute):
+            if len(opened) == len(rank.stages):  # all that was gathered has arrived
+                messages, gathering = messages - gathering, 0
+            opened.add(instruction.stage)
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
             working = stage.peaks.get(kind, 0)
             part = instruction.stage, instruction.action.microbatch // state.slices
@@ -259,13 +267,6 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
             yield kept, reducing, messages
         elif isinstance(instruction, WaitSend):
             messages -= sizes[instruction.transfer.message]
-        if i in rank.reductions:
-            begun = [reduce[index] for index in rank.reductions[i] if index in reduce]
-            reducing += sum(map(_left_over, begun))
-            greatest = max(collective, _largest_buffer(chain(*begun)))
-            messages += greatest - collective
-            collective = greatest
-            yield kept, reducing, messages
 
 
 def _messages(state: Scheduled) -> dict[Message, int]:
@@ -280,15 +281,28 @@ def _messages(state: Scheduled) -> dict[Message, int]:
     return found
 
 
-def _of_microbatches(stages: Sequence[StageGraph]) -> Iterator[Node]:
-    """The nodes that stages run for each microbatch."""
-    return (node for stage in stages for node in stage.nodes if node.phase is not Phase.PROLOGUE)
+def _gathering(state: Scheduled, rank: RankPlan) -> int:
+    """Bytes for what is gathered for the stages, all at once, besides the results: what is sent, and what the one that
+    arrives is copied from.
+    """
+    prologue = [node for stage in _stages(state, rank) for node in stage.nodes if node.phase is Phase.PROLOGUE]
+    gathers = [(node, node.op) for node in prologue if isinstance(node.op, Collective)]
+    arriving = max((sum(value.type.bytes for value in node.outputs) for node, _ in gathers), default=0)
+    return arriving + sum(op.copied([value.type for value in node.inputs]) for node, op in gathers)
 
 
-def _largest_buffer(nodes: Iterable[Node]) -> int:
-    """The most that one collective holds in buffers."""
-    sizes = (node.op.buffer([v.type for v in node.inputs], [v.type for v in node.outputs]) for node in nodes)
-    return max(sizes, default=0)
+def _largest_buffer(state: Scheduled, rank: RankPlan) -> int:
+    """The most that one collective of a microbatch holds in buffers."""
+    nodes = (node for stage in _stages(state, rank) for node in stage.nodes if node.phase is not Phase.PROLOGUE)
+    return max(_buffers(state, nodes), default=0)
+
+
+def _buffers(state: Scheduled, nodes: Iterable[Node]) -> Iterator[int]:
+    """Bytes that each collective among nodes holds in buffers."""
+    for node in nodes:
+        if isinstance(node.op, Collective):
+            types = [value.type for value in node.inputs], [value.type for value in node.outputs]
+            yield node.op.buffer(*types, adds=not state.device.gpu)
 
 
 def _left_over(nodes: Sequence[Node]) -> int:

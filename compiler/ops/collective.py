@@ -96,9 +96,13 @@ class Collective(Reshard):
         """Bytes that one rank sends."""
         raise NotImplementedError
 
-    def buffer(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Copies of what it sends and receives."""
-        return sum(type.bytes for type in (*operands, *results))
+    def copied(self, operands: Sequence[Type]) -> int:
+        """Bytes of copies of what it sends: of a bucket's tensors, one after another."""
+        return sum(type.bytes for type in operands)
+
+    def buffer(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> int:
+        """Bytes of copies of what it sends and receives; `adds`: the ranks add what they receive (over Gloo)."""
+        return self.copied(operands) + sum(type.bytes for type in results)
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """The call on the context that starts it; waiting for it returns a tuple of the results."""
@@ -144,6 +148,10 @@ class AllGather(Collective):
         """An all-gather of the result."""
         return link.gather(self.parts, held * self.parts)
 
+    def copied(self, operands: Sequence[Type]) -> int:
+        """A tensor alone is sent as it is."""
+        return super().copied(operands) if self.count > 1 else 0
+
     def moved(self, operands: Sequence[Type]) -> float:
         """K(N−1), for shards of K bytes."""
         return sum(type.bytes for type in operands) * (self.parts - 1)
@@ -185,9 +193,14 @@ class ReduceScatter(Collective):
         """K(N−1)/N."""
         return sum(type.bytes for type in operands) * (self.parts - 1) / self.parts
 
-    def buffer(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Also the exchanged parts, if the ranks do the addition (Gloo)."""
-        return super().buffer(operands, results) + sum(type.bytes for type in operands)
+    def copied(self, operands: Sequence[Type]) -> int:
+        """A tensor alone is sent as it is, if its shards are contiguous."""
+        alone = self.count == 1 and operands[0].position(self.axes[0]) == 0
+        return 0 if alone else super().copied(operands)
+
+    def buffer(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> int:
+        """Also the exchanged parts, if the ranks do the addition."""
+        return super().buffer(operands, results, adds) + adds * sum(type.bytes for type in operands)
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """`c.reduce_scatter(mesh axis, tensors, dimensions)`."""
@@ -226,9 +239,9 @@ class AllReduce(Collective):
         """2K(N−1)/N."""
         return 2 * sum(type.bytes for type in operands) * (self.parts - 1) / self.parts
 
-    def buffer(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Also the rank's part of the result, at most half of it, if the ranks do the addition (Gloo)."""
-        return super().buffer(operands, results) + sum(type.bytes for type in results) // 2
+    def buffer(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> int:
+        """Also the rank's part of the result, at most half of it, if the ranks do the addition."""
+        return super().buffer(operands, results, adds) + adds * sum(type.bytes for type in results) // 2
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """`c.all_reduce(mesh axis, tensors, maximum)`."""

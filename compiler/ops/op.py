@@ -350,10 +350,6 @@ class Op:
         """Bytes of temporary tensors while it runs, in addition to operands and results."""
         return 0
 
-    def buffer(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Bytes of buffers that it holds while it communicates."""
-        return 0
-
     def launches(self) -> int:
         """How many kernels it runs, one after the other."""
         return 1
