@@ -39,7 +39,7 @@ from math import ceil
 from attrs import field, frozen
 
 from partita.compiler.graph import Guard
-from partita.compiler.instructions import Channel, Instruction, Message, Traffic, Transfer
+from partita.compiler.instructions import Channel, Compute, Instruction, Message, Traffic, Transfer
 from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import Schedule
@@ -139,9 +139,9 @@ class LocalTransfer:
 class StagePlan:
     """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch. In
     bytes: `saved` is what one microbatch keeps from F for the backward pass; `kept` what it keeps from B to W,
-    including what B adds; `peaks` the most that each kind of function (F, B, W, BW) holds in addition to what its
-    microbatch holds before or after it, whichever is more. `shared` is what the slices of a part of the batch share:
-    from the first F on, and from the first B on.
+    including what B adds; `peaks` the most that each kind of function (F, B, W, BW, C) holds in addition to what its
+    microbatch holds before or after it, whichever is more, with the buffers of reductions that have started. `shared`
+    is what the slices of a part of the batch share: from the first F on, and from the first B on.
     """
 
     index: int
@@ -269,12 +269,6 @@ class StepPlan:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return self.microbatches // self.slices
 
-    def last_kind(self, stage: int) -> str:
-        """The kind of a stage's last action."""
-        plan = self.stages[stage]
-        actions = reversed(self.schedule.actions[plan.rank])
-        return next(action.kind for action in actions if action.chunk == plan.chunk)
-
     def parameter(self, name: str) -> ParameterRecord:
         """The record of a parameter by its full name. Raises KeyError."""
         for record in self.parameters:
@@ -290,3 +284,19 @@ class Program(StepPlan):
     stages: tuple[StageProgram, ...]
     ranks: tuple[RankProgram, ...]
     source: str
+
+    def function(self, rank: int, index: int) -> str | None:
+        """The name of the function that an instruction of a pipeline rank runs in the first batch of a step; None if it
+        runs none.
+        """
+        record = self.ranks[rank]
+        instruction = record.instructions[index]
+        if not isinstance(instruction, Compute):
+            return None
+        functions, kind = self.stages[instruction.stage].functions, instruction.action.kind
+        before = record.instructions[:index]
+        if instruction.stage in record.reductions.get(index, ()):
+            kind = "C"
+        elif not any(isinstance(each, Compute) and each.stage == instruction.stage for each in before):
+            kind = "O" if "O" in functions else kind
+        return functions.get(kind)

@@ -146,7 +146,7 @@ class Binder:
             transfer_locally()
 
         def open() -> Waits:
-            context.microbatch = context.first + microbatch
+            begin()
             gathering = stage.gathering
             if gathering is None:  # by an earlier batch of the step
                 yield from begun(function(stage.constants, frame, accumulators, context), context)
@@ -157,7 +157,7 @@ class Binder:
             transfer_locally()
 
         def close() -> Waits:
-            context.microbatch = context.first + microbatch
+            begin()
             reducing = yield from begun(function(stage.constants, frame, accumulators, context), context)
             self.reducing[instruction.stage] = begun(stage.functions["R"](accumulators, reducing, context), context)
             transfer_locally()

@@ -119,7 +119,9 @@ def at_end(state: Scheduled, rank: RankPlan) -> int:
 def beside(state: Scheduled, rank: RankPlan) -> int:
     """Bytes of a rank while microbatches run, without what those in flight keep and the function that runs."""
     there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
-    return there + _gathering(state, rank) + _largest_buffer(state, rank)
+    # What is gathered for one stage may still be under way while another runs many microbatches.
+    gathering = _gathering(state, rank) if len(rank.stages) > 1 else 0
+    return there + gathering + _largest_buffer(state, rank)
 
 
 def largest(state: Scheduled, rank: RankPlan, part: str) -> dict[str, int]:
@@ -149,8 +151,8 @@ def room(state: Scheduled, rank: RankPlan, limit: float) -> float:
     last of them, whichever function runs.
     """
     peaks = [peak for index in rank.stages for peak in state.plan.stages[index].peaks.values()]
-    # A stage's gradients are reduced while the last microbatches run.
-    reduce = list(chain(*_reductions(state, rank).values()))
+    # A stage's gradients are reduced while another stage still runs microbatches.
+    reduce = list(chain(*_reductions(state, rank).values())) if len(rank.stages) > 1 else []
     reducing = _left_over(reduce) + sum(_buffers(state, reduce))
     return limit - beside(state, rank) - max(peaks, default=0) - reducing
 
@@ -241,14 +243,12 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         begun = list(chain(*(reduce.get(index, ()) for index in rank.reductions.get(i, ()))))
-        reducing += _left_over(begun)
-        messages += sum(_buffers(state, begun))
         if isinstance(instruction, Compute):
             if len(opened) == len(rank.stages):  # all that was gathered has arrived
                 messages, gathering = messages - gathering, 0
             opened.add(instruction.stage)
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
-            working = stage.peaks.get(kind, 0)
+            working = stage.peaks.get("C" if begun else kind, 0)
             part = instruction.stage, instruction.action.microbatch // state.slices
             runs[part] += 1
             if kind == "F" and runs[part] == 1:
@@ -261,6 +261,8 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
                 kept -= sum(stage.shared.values())
             if kind in DIRECTION:
                 messages += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
+            reducing += _left_over(begun)
+            messages += sum(_buffers(state, begun))
             yield kept + working, reducing, messages
         elif isinstance(instruction, PostReceive):
             messages += sizes[instruction.transfer.message]

@@ -188,7 +188,7 @@ class Ends:
         for index in sorted(ends, key=lambda stage: (ends[stage], stage)):
             nodes = dict(state.update.reduce).get(index)
             if nodes is not None:
-                of, kind = self._functions[index], state.plan.last_kind(index)
+                of, kind = self._functions[index], state.schedule.last_kind(index)
                 reduced = of.reduced(nodes, state.update.totals[index])
                 action = _Walk(state, self.overlap)
                 action.run(of.groups[kind])

@@ -40,7 +40,7 @@ def assemble(
     for functions in functions_of(partitioned, plan.schedule, compiled):
         index = functions.stage.index
         emitter = StageEmitter(module, functions, _casts(functions.stage.parameters))
-        emitter.emit(reduce.get(index, ()), update.totals[index], plan.last_kind(index))
+        emitter.emit(reduce.get(index, ()), update.totals[index], plan.schedule.last_kind(index))
         emitters.append(emitter)
     stages = tuple(
         _stage_program(stage, emitter, emitters, plan.schedule)

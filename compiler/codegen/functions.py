@@ -137,9 +137,9 @@ class StageFunctions:
         after.reverse()
         return [(iteration, run, keep) for (iteration, run), keep in zip(runs, after, strict=True)]
 
-    def units(self, kind: str, keep: set[Value]) -> list[list[list[Node]]]:
+    def units(self, nodes: Iterable[Node], keep: set[Value]) -> list[list[list[Node]]]:
         """The nodes of a function by run and unit (one node, or a compiled segment); `keep` outlives the function."""
-        found = self.runs(self.groups[kind], keep)
+        found = self.runs(nodes, keep)
         if not self.compiled:
             return [[[node] for node in run] for _, run, _ in found]
         return [compiled_units(run, left, self.literal) for _, run, left in found]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
+from attrs import evolve
+
 from partita.compiler.analysis.liveness import beside, held, shared
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
-from partita.compiler.graph import Graph, Parameter, Value
+from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import global_type
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -29,7 +32,7 @@ from partita.compiler.program import (
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import Schedule
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 
 def functions_of(partitioned: PartitionedGraph, schedule: Schedule, compiled: bool = False) -> list[StageFunctions]:
@@ -48,21 +51,25 @@ def plan_step(
     mesh: Mesh,
     batches: Fraction = Fraction(1),
     compiled: bool = False,
+    adds: bool = True,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
-    The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. Raises
-    Refused if the schedule violates an invariant (E0501 to E0504).
+    The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile; `adds`:
+    ranks add what they exchange. Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
     _check_ends(partitioned)
     check_schedule(schedule)
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
-    reduced = {index for index, _ in update.reduce}
     tied = _tied(update, schedule)
-    stages = tuple(_stage(functions, schedule) for functions in functions_of(partitioned, schedule, compiled))
+    reduce = dict(update.reduce)
+    stages = tuple(
+        _stage(functions, schedule, reduce.get(functions.stage.index, ()), adds)
+        for functions in functions_of(partitioned, schedule, compiled)
+    )
     ranks = tuple(
-        _rank(rank, schedule, stages, update, instructions[rank], tied, reduced) for rank in range(schedule.ranks)
+        _rank(rank, schedule, stages, update, instructions[rank], tied, set(reduce)) for rank in range(schedule.ranks)
     )
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
     stage_sets = partitioned.stage_sets()
@@ -130,7 +137,7 @@ def _parameter_record(
     )
 
 
-def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
+def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node], adds: bool) -> StagePlan:
     stage = functions.stage
     rank, chunk = schedule.position(stage.index)
     forward, backward = functions.groups["F"], functions.groups["B"]
@@ -142,7 +149,13 @@ def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
         nodes = functions.groups[kind]
         before = {*there, *(node.output for node, _ in receives(nodes))}
         after = {*left, *(node.inputs[0] for node, _ in sends(nodes))}
-        peaks[kind] = beside(functions.units(kind, after), before, after, stage.nodes)
+        peaks[kind] = beside(functions.units(nodes, after), before, after, stage.nodes)
+        if reduce and kind == schedule.last_kind(stage.index):
+            reduced = functions.reduced(reduce, ())
+            buffers = {node: _buffered(node, adds) for node in reduced.collectives}
+            nodes = [buffers.get(node, node) for node in functions.closing(kind, reduced)]
+            after |= {node.output for node in buffers.values()}
+            peaks["C"] = beside(functions.units(nodes, after), before, after, stage.nodes)
     return StagePlan(
         index=stage.index,
         rank=rank,
@@ -161,6 +174,13 @@ def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
         shared={"F": shared(forward), "B": shared(functions.groups["BW"])},
         peaks=peaks,
     )
+
+
+def _buffered(node: Node, adds: bool) -> Node:
+    """A collective that stays in flight, as what makes the buffers that it holds."""
+    assert isinstance(node.op, Collective)
+    size = node.op.buffer([value.type for value in node.inputs], [value.type for value in node.outputs], adds)
+    return evolve(node, outputs=(Value(f"buffers of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),))),))
 
 
 def _tied(update: UpdateGraph, schedule: Schedule) -> list[TiedTransfer]:

@@ -180,6 +180,11 @@ class Schedule:
         """The rank that runs a stage."""
         return self.position(stage)[0]
 
+    def last_kind(self, stage: int) -> str:
+        """The kind of a stage's last action."""
+        rank, chunk = self.position(stage)
+        return next(action.kind for action in reversed(self.actions[rank]) if action.chunk == chunk)
+
     def __str__(self) -> str:
         """One line per rank, `F0.0 F0.1 BW0.0 …`."""
         return "\n".join(" ".join(map(str, actions)) for actions in self.actions)

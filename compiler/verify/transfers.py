@@ -2,10 +2,10 @@
 
 The instructions of all ranks must satisfy the schedule invariants (`partita.compiler.schedules.invariants`). In
 addition, posted messages are those between stages on different ranks, on the channel between these ranks, and messages
-between stages of one rank are local transfers. Each stage is reduced once, after its last microbatch. Each total of a
-tied parameter goes once to every other rank that has the parameter, and each total of a statistic to every other rank
-that has a buffer made of it, in the same order at both ends. Each entry of the statistics comes from the rank of the
-stage that computes it.
+between stages of one rank are local transfers. Each stage is reduced once, from its last action on, in which nothing
+adds to an accumulator whose reduction has started. Each total of a tied parameter goes once to every other rank that
+has the parameter, and each total of a statistic to every other rank that has a buffer made of it, in the same order at
+both ends. Each entry of the statistics comes from the rank of the stage that computes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from collections.abc import Sequence
 
 from attrs import define
 
+from partita.compiler.codegen.functions import StageFunctions
+from partita.compiler.codegen.plan import functions_of
+from partita.compiler.graph import Node, Value
 from partita.compiler.instructions import Channel, Compute, Message, PostReceive, PostSend
+from partita.compiler.passes.ahead import Ahead
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, RankProgram, TiedTransfer
@@ -89,6 +93,24 @@ class Transfers:
             found = [(i, stage) for i, stages in rank.reductions.items() for stage in stages]
             once = len(found) == len(wanted) and set(found) == wanted
             require(once, f"rank {rank.rank} does not reduce each of its stages once, after its last microbatch")
+        reduce = dict(self.update.reduce)
+        for of in functions_of(self.partitioned, self.program.schedule):
+            index = of.stage.index
+            if index in reduce:
+                reduced = of.reduced(reduce[index], self.update.totals[index])
+                self._behind(of, of.closing(self.program.schedule.last_kind(index), reduced), reduced)
+
+    def _behind(self, of: StageFunctions, nodes: Sequence[Node], reduced: Ahead) -> None:
+        """The last action has all nodes that start reductions, and adds to nothing that these have read."""
+        sums = {each.name: each.value for each in of.stage.accumulators}
+        read: set[Value] = set()
+        start = set(reduced.start)
+        for node in nodes:
+            if node in start:
+                read.update(node.inputs)
+            target = node.op.accumulator
+            require(target is None or sums[target] not in read, f"`{target}` is reduced before all is added to it")
+        require(start <= set(nodes), f"stage {of.stage.index} does not start all of its reductions")
 
     def _tied(self) -> None:
         """Tied totals are sent and received as `wanted`, in the same order at both ends of a channel."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.compiler.instructions import Compute, Instruction, PostReceive, PostSend, WaitReceive, WaitSend
+from partita.compiler.instructions import Compute, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.program import Program
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
@@ -132,7 +132,7 @@ class Diagnosis:
         if index < 0:
             return State(position, "at the start", self._step(position), beside, condition)
         if index < len(record.instructions):
-            return self._instruction(position, known, program, record.instructions[index], beside, condition)
+            return self._instruction(position, known, program, index, beside, condition)
         ending = index - len(record.instructions)
         if ending >= len(ENDINGS):
             return State(position, "between steps", self._step(position), (), condition)
@@ -170,15 +170,16 @@ class Diagnosis:
         position: Position,
         known: Mapping[int, Position],
         program: Program,
-        instruction: Instruction,
+        index: int,
         beside: tuple[int, ...],
         condition: str,
     ) -> State:
         rank, mesh = position.rank, program.mesh
         step = self._step(position)
+        instruction = program.ranks[mesh.pipe_rank(rank)].instructions[index]
         if isinstance(instruction, Compute):
             action = instruction.action
-            function = program.stages[instruction.stage].functions.get(action.kind)
+            function = program.function(mesh.pipe_rank(rank), index)
             doing = f"in {action.kind} of microbatch {action.microbatch} of stage {instruction.stage}"
             lines = source_lines(program.source, function) if function else ""
             communicates = function is not None and "= yield " in body(program.source, function)

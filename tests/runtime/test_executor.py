@@ -52,9 +52,18 @@ import torch
 
 log = []
 
+def g0(m, c):
+    log.append("gathering")
+    return (c.all_gather("data", (m[0],), (0,)),)
+
 def p0(m, x, c):
-    (w,) = yield c.all_gather("data", (m[0],), (0,))
-    return (w,)
+    return [None]
+
+def o0(p, h, f, a, c):
+    assert p == [None]
+    (w,) = yield h[0]
+    p[0] = w
+    yield from f0(p, f, a, c)
 
 def f0(p, f, a, c):
     log.append("F")
@@ -63,10 +72,13 @@ def f0(p, f, a, c):
     (rows,) = yield c.all_reduce("data", (torch.tensor(float(len(f[0])), dtype=torch.float64),))
     a[0].add_(rows)
 
-def r0(a, c):
-    started = c.all_reduce("data", (a[0],))
+def c0(p, f, a, c):
+    yield from f0(p, f, a, c)
     log.append("begun")
-    (rows,) = yield started
+    return (c.all_reduce("data", (a[0],)),)
+
+def r0(a, h, c):
+    (rows,) = yield h[0]
     log.append("ended")
     return (rows / 2,)
 
@@ -76,9 +88,12 @@ def p1(m, x, c):
 def f1(p, f, a, c):
     a[0].add_(f[0].sum(0))
 
-def r1(a, c):
-    started = c.reduce_scatter("data", (a[0],), (0,))
-    (total,) = yield started
+def c1(p, f, a, c):
+    f1(p, f, a, c)
+    return (c.reduce_scatter("data", (a[0],), (0,)),)
+
+def r1(a, h, c):
+    (total,) = yield h[0]
     return (total,)
 
 def finish0(t, c):
@@ -127,7 +142,7 @@ def program() -> Program:
             "shared": {},
             "peaks": {},
         }
-        names = {kind: f"{kind.lower()}{index}" for kind in "PFR"}
+        names = {kind: f"{kind.lower()}{index}" for kind in ("PFCR" if index else "GPOFCR")}
         return StageProgram(index=index, rank=index, chunk=0, functions=names, frame=2, **common, **fields)
 
     stages = (
@@ -239,7 +254,32 @@ def test_a_reduction_begins_as_its_stage_is_done() -> None:
         for step in steps:
             next(step)
     # Stage 1 has not come to receive, so what was sent is still waited for.
-    assert logs == [["F", "F", "begun"]] * 2
+    assert logs == [["gathering", "F", "F", "begun"]] * 2
+
+
+def test_what_a_step_computes_with_can_be_gathered_ahead_once() -> None:
+    made = program()
+    cluster = VirtualCluster(MESH.ranks)
+    _functions.cache_clear()
+    executors = []
+    for rank in range(MESH.ranks):
+        transport = cluster.transport(rank)
+        transport.open(MESH, made.channels)
+        memory = Memory(
+            {f"w{MESH.pipe_rank(rank)}": torch.ones(2, dtype=torch.float64)},
+            {("momentum", "w1"): torch.zeros(2, dtype=torch.float64)},
+        )
+        executors.append(Executor(made, rank, transport, memory, 0, CPU))
+    log = executors[0].stages[0].functions["R"].__globals__["log"]
+    batch = {"x": torch.ones(ROWS, WIDTH, dtype=torch.float64)}
+    for executor in executors:
+        executor.gather_ahead()
+        executor.gather_ahead()
+    assert log == ["gathering"] * 2  # on both ranks that have the stage
+    for number in (1, 2):
+        cluster.run([executor.step(number, batch, (0.5,)) for executor in executors])
+        assert log.count("gathering") == 2 * number
+        assert log.index("F") > 1
 
 
 class Answered:

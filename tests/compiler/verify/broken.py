@@ -58,6 +58,12 @@ def program() -> Compilation:
     return compiled()
 
 
+@cache
+def gathering() -> Compilation:
+    """A program that gathers a parameter once it is updated, since its state is split further than itself."""
+    return compiled(FILE.replace("ffn, vocab -> tensor", "ffn -> tensor shard param -> tensor"))
+
+
 def the(state: Compilation, name: str) -> tuple[Place, Node]:
     """The node that makes a value, by the value's name, and where it stands."""
     return next(

@@ -15,7 +15,7 @@ from partita.compiler.ops.pointwise import Constant
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
-from tests.compiler.verify.broken import FILE, Edit, compiled, output, problem, program
+from tests.compiler.verify.broken import FILE, Edit, compiled, gathering, output, problem, program
 from tests.compiler.verify.changes import places
 
 # ---------------------------------------------------------------- the end of the step
@@ -112,13 +112,13 @@ def test_gradients_are_clipped_by_the_norm_of_all():
 
 def updated(edit: Edit, kind: type = Update) -> str:
     """What is wrong with a program with another update of its first parameter."""
-    place = next(p for p in places(program()) if p.name == "the update of m.wte")
+    place = next(p for p in places(gathering()) if p.name == "the update of m.wte")
     node = next(n for n in place.nodes if isinstance(n.op, kind))
     return problem(place.changed({}, {node: edit(node)})).message
 
 
 def unclipped() -> Value:
-    return program().update.parameters[0].gradient
+    return gathering().update.parameters[0].gradient
 
 
 @pytest.mark.parametrize(
@@ -133,27 +133,27 @@ def unclipped() -> Value:
         ),
         (
             lambda node: (
-                evolve(node, inputs=(node.inputs[0], program().update.parameters[0].gradient, *node.inputs[2:])),
+                evolve(node, inputs=(node.inputs[0], gathering().update.parameters[0].gradient, *node.inputs[2:])),
             ),
             "is updated from something else than itself and its own",
         ),
     ],
 )
 def test_a_parameter_is_updated_as_declared(edit: Edit, message: str):
-    assert isinstance(program().update.parameters[0].update[3].op, AdamW)
+    assert isinstance(gathering().update.parameters[0].update[3].op, AdamW)
     assert message in updated(edit)
 
 
 def test_a_parameter_is_stored_once():
     assert "`m.wte` is stored 0 times" in updated(lambda node: (), Store)
     assert "`m.wte` is stored 2 times" in updated(lambda node: (node, node), Store)
-    store = next(n for n in program().update.parameters[0].update if isinstance(n.op, Store))
+    store = next(n for n in gathering().update.parameters[0].update if isinstance(n.op, Store))
 
     def of(value: Value) -> Edit:
         return lambda node: (evolve(node, inputs=(*node.inputs[:-1], value)),)
 
     assert "`master(m.wte)` is not the updated `m.wte`" in updated(of(store.inputs[0]), Store)
-    part = next(n for n in program().update.parameters[0].update if isinstance(n.op, Part))
+    part = next(n for n in gathering().update.parameters[0].update if isinstance(n.op, Part))
     assert "what an update wrote to is read after it" in updated(of(output(part)), AllGather)
 
 

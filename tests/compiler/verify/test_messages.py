@@ -170,7 +170,7 @@ def recorded(stage: int | None = None, **changes: object) -> Diagnostic:
 
 def test_the_runtime_is_told_how_parameters_are_stored():
     found = recorded(layout=REPLICATED)
-    assert "`m.wte` is stored as replicated, not vocab/tensor" in found.message
+    assert "`m.wte` is stored as replicated, not embed/data vocab/tensor" in found.message
     assert found.span.line == 9
     assert (
         "the optimizer's state of `m.wte` is stored as replicated, not embed"

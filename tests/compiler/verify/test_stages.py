@@ -242,7 +242,7 @@ BROKEN: dict[str, tuple[Callable[[], Compilation], str, int | None, str]] = {
         # The norm of `x` there is; the product of that with this turn's parameter there is not.
         "the single-device program has no `dot` of these operands (`m.layer.1.mlp.dot`)",
         5,
-        "m.layer.1.mlp.up: f32[embed=8, ffn=6] on each rank, laid out as ffn/tensor",
+        "m.layer.1.mlp.up.gathered: f32[embed=8, ffn=6] on each rank, laid out as ffn/tensor",
     ),
     "a shard that does not know where it lies": (
         lambda: op("m.keep", shards=()),
@@ -372,7 +372,7 @@ def test_inputs_and_parameters_are_those_of_the_file():
     assert "is read before it is made, or is not made at all" in given(inputs=())
     first, *others = stage.parameters
     assert "is another parameter than declared" in given(parameters=(evolve(first, decays=not first.decays), *others))
-    elsewhere = evolve(first.value, layout=layout_of((("data", "vocab"),)))
+    elsewhere = evolve(first.value, layout=layout_of((("data", "vocab"), ("tensor", "embed"))))
     place = next(places(state))
     moved = place.changed({first.value: elsewhere}, made=True)
     assert "a parameter is not as it is stored" in problem(moved).message

@@ -1,4 +1,4 @@
-"""Masters in mixed precision: part of the state, as in the ZeRO paper (arXiv 1910.02054)."""
+"""Masters of parameters whose state is split: part of it, as in the ZeRO paper (arXiv 1910.02054)."""
 
 from __future__ import annotations
 
@@ -60,15 +60,16 @@ def gathers(state: Compilation) -> set[tuple[Phase, str, str]]:
     }
 
 
-def test_masters_are_stored_as_states_and_gathered_in_the_dtype_that_computes() -> None:
-    state = compile_spec(file())
+@pytest.mark.parametrize("precision", ["bf16", "f32", "f64"])
+def test_masters_are_stored_as_states_and_gathered_in_the_dtype_that_computes(precision: str) -> None:
+    state = compile_spec(file(precision))
     assert stored(state.program) == {
         "net.up": "hidden/data",
         "net.base": "replicated",  # frozen: it has no state
         "net.scale": "width/data",
         "net.head": "width/data",
     }
-    wanted = {(Phase.PROLOGUE, f"net.{name}", "bf16") for name in ("up", "scale", "head")}
+    wanted = {(Phase.PROLOGUE, f"net.{name}", precision) for name in ("up", "scale", "head")}
     assert gathers(state) == wanted
     updates = {each.name: each.update for each in state.update.parameters}
     assert not any(isinstance(node.op, AllGather) for node in (*updates["net.up"], *updates["net.scale"]))
@@ -81,9 +82,8 @@ def test_they_are_gathered_once_a_step_where_parameters_are_gathered_for_each_us
     assert {name for phase, name, _ in found if phase is not Phase.PROLOGUE} == {"net.head"}
 
 
-@pytest.mark.parametrize("precision", ["f32", "f64"])
-def test_where_masters_compute_they_are_whole(precision: str) -> None:
-    state = compile_spec(file(precision))
+def test_where_states_are_whole_masters_compute() -> None:
+    state = compile_spec(file("f32", rules=""))
     assert set(stored(state.program).values()) == {"replicated"}
     assert not gathers(state)
 
