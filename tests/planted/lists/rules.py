@@ -273,7 +273,7 @@ MISTAKES = [
         "commit.read(tensor.name)",
         f"{MEANS}::test_export_of_the_means_and_import_of_parameters",
     ),
-    # ------------------------------------------------------------ masters in mixed precision
+    # ------------------------------------------------------------ masters that are parts of the state
     Planted(
         "masters-gathered-for-each-use",
         "compiler/passes/shard/shard.py",
@@ -286,13 +286,6 @@ MISTAKES = [
         "compiler/pipeline.py",
         "whole = build(model, state.train.precision, False) if state.outputs else forward",
         "whole = forward",
-        MASTERS,
-    ),
-    Planted(
-        "a-proxy-has-one-precision",
-        "compiler/verify/proxy.py",
-        '            precision="f64",\n',
-        '            precision="f64",\n            mixed=False,\n',
         MASTERS,
     ),
     Planted(

@@ -1,0 +1,84 @@
+"""What hides at the ends of a step, in the prediction."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from partita.compiler.analysis.time import Ends, predict, silenced, stage_seconds
+from partita.compiler.costs.links import Link
+from partita.compiler.pipeline import schedule_spec
+from partita.compiler.state import Scheduled
+from tests.files import checked
+
+FILE = """
+axis batch = 32, width = 64, hidden = 256
+model net(x: [batch, width], y: [batch, width]) {{
+  let h = x
+  repeat 6 as layer {{
+    param up: [width, hidden] ~ kaiming()
+    param down: [hidden, width] ~ kaiming()
+    let h = h + dot(relu(dot(h, up, over = width)), down, over = hidden)
+  }}
+  loss mse(h, y)
+}}
+mesh cluster(data = 2, pipe = {ranks}) {{ device = device(flops = 1GFLOP/s, memory = 1GiB, bandwidth = 10GB/s) }}
+layout split on cluster {{ shard batch -> data  shard state -> data  stage layer -> pipe }}
+schedule s = {schedule}(microbatches = 4)
+train {{ data = random()  optimizer = adamw(lr = 1e-2)  steps = 4 }}
+"""
+
+
+def compiled(bandwidth: float, latency: float = 1e-5, ranks: int = 1, schedule: str = "one_f_one_b") -> Scheduled:
+    text = FILE.format(ranks=ranks, schedule=schedule)
+    link = f"link = [data -> link(bandwidth = {bandwidth:.0f}B/s, latency = {latency * 1e9:.0f}ns)]"
+    return schedule_spec(checked(text.replace("bandwidth = 10GB/s) }", f"bandwidth = 10GB/s) {link} }}"), "net.par"))
+
+
+@given(
+    st.sampled_from((1, 2, 3)),
+    st.sampled_from(("one_f_one_b", "zb_h1", "zb_v", "gpipe")),
+    st.floats(4, 11),
+)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_hides_is_what_a_step_is_shorter_by(ranks: int, schedule: str, magnitude: float) -> None:
+    state = compiled(10**magnitude, ranks=ranks, schedule=schedule)
+    prediction, waiting = predict(state), predict(state, overlap=False)
+    silent = predict(silenced(state))
+    assert silent.step_time * (1 - 1e-9) <= prediction.step_time <= waiting.step_time * (1 + 1e-9)
+    assert prediction.exposed == pytest.approx(prediction.step_time - silent.step_time, abs=1e-12)
+    assert silent.exposed == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_slow_link_is_the_step_and_a_fast_one_shows_its_last_message() -> None:
+    """Of one rank of the pipeline: first all is gathered, and the last F goes on; then all is reduced."""
+    state = compiled(1e4)
+    bytes = sum(each.type.bytes for each in state.plan.parameters)
+    ends = Ends(state, state.plan.ranks[0])
+    gathered = bytes / 2 / 1e4  # of two ranks, each sends its half
+    assert ends.ready[0] == pytest.approx(gathered, rel=0.05)
+    seconds = stage_seconds(state)
+    assert predict(state).exposed == pytest.approx(2 * gathered - seconds[0, "F"] - seconds[0, "BW"], rel=0.05)
+    # The first message that is gathered has three of the twelve tensors, the last that is reduced has two.
+    fast = compiled(1e9, 1e-7)
+    message = 64 * 256 * 4 / 2 / 1e9
+    assert message < predict(fast).exposed < 5.5 * message
+    waiting = predict(fast, overlap=False).step_time - predict(silenced(fast)).step_time
+    assert waiting == pytest.approx(24 * message, rel=0.1)
+
+
+def test_statistics_follow_the_last_action_at_a_fixed_distance() -> None:
+    state = compiled(1e6)
+    ends = Ends(state, state.plan.ranks[0])
+    assert ends.reduced({0: 0.75}) == pytest.approx(ends.reduced({0: 0.5}) + 0.25)
+
+
+def test_nothing_is_waited_for_that_is_not_gathered() -> None:
+    state = schedule_spec(checked(FILE.format(ranks=1, schedule="gpipe").replace("shard state -> data", ""), "net.par"))
+    assert Ends(state, state.plan.ranks[0]).ready == {}
+    free = evolve(state, mesh=state.mesh.joined_by(Link("nothing", inf, 0.0)))
+    assert predict(free).exposed == pytest.approx(0.0, abs=1e-12)
