@@ -38,7 +38,6 @@ from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.graph import Node, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
 from partita.compiler.layout import local_type
-from partita.compiler.ops.collective import Collective
 from partita.compiler.passes.cut import StageGraph, message_of
 from partita.compiler.program import InputPart, RankPlan
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
@@ -288,9 +287,9 @@ def _gathering(state: Scheduled, rank: RankPlan) -> int:
     arrives is copied from.
     """
     prologue = [node for stage in _stages(state, rank) for node in stage.nodes if node.phase is Phase.PROLOGUE]
-    gathers = [(node, node.op) for node in prologue if isinstance(node.op, Collective)]
-    arriving = max((sum(value.type.bytes for value in node.outputs) for node, _ in gathers), default=0)
-    return arriving + sum(op.copied([value.type for value in node.inputs]) for node, op in gathers)
+    gathers = [node for node in prologue if node.op.communicates]
+    arriving = max((sum(value.type.bytes for value in node.outputs) for node in gathers), default=0)
+    return arriving + sum(node.op.copied([value.type for value in node.inputs]) for node in gathers)
 
 
 def _largest_buffer(state: Scheduled, rank: RankPlan) -> int:
@@ -300,11 +299,10 @@ def _largest_buffer(state: Scheduled, rank: RankPlan) -> int:
 
 
 def _buffers(state: Scheduled, nodes: Iterable[Node]) -> Iterator[int]:
-    """Bytes that each collective among nodes holds in buffers."""
+    """Bytes that each of the nodes holds in buffers while it communicates."""
     for node in nodes:
-        if isinstance(node.op, Collective):
-            types = [value.type for value in node.inputs], [value.type for value in node.outputs]
-            yield node.op.buffer(*types, adds=not state.device.gpu)
+        types = [value.type for value in node.inputs], [value.type for value in node.outputs]
+        yield node.op.buffer(*types, adds=not state.device.gpu)
 
 
 def _left_over(nodes: Sequence[Node]) -> int:

@@ -13,7 +13,6 @@ from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import global_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -178,7 +177,6 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
 
 def _buffered(node: Node, adds: bool) -> Node:
     """A collective that stays in flight, as what makes the buffers that it holds."""
-    assert isinstance(node.op, Collective)
     size = node.op.buffer([value.type for value in node.inputs], [value.type for value in node.outputs], adds)
     return evolve(node, outputs=(Value(f"buffers of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),))),))
 

@@ -110,17 +110,18 @@ class Start(Statement):
 
 @frozen(eq=False)
 class Wait(Statement):
-    """Waits for a collective; a single result takes the name of a local handle."""
+    """Waits for a collective. The handle may be `given` by the caller; else a single result takes its name."""
 
     handle: str
     results: tuple[Value, ...]
+    given: bool = False
 
     def text(self, names: Names) -> str:
         """`(h,) = yield h`."""
         results = names.list(self.results)
         if len(self.results) == 1:
             return f"({results},) = yield {self.handle}"
-        return f"{results} = yield {self.handle}" + (f"; del {self.handle}" if self.handle.isidentifier() else "")
+        return f"{results} = yield {self.handle}" + ("" if self.given else f"; del {self.handle}")
 
 
 @frozen(eq=False)

@@ -113,6 +113,7 @@ class Writer:
         self.waits = False  # whether the function waits for collectives, which makes it a generator
         self.after: Mapping[Node, Sequence[Node]] = {}  # nodes to write after others
         self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives in flight
+        self._given: set[Value] = set()  # those whose handles are an argument
         self._crossing: set[Value] = set()  # those that may be in flight where a block ends
         self._late: dict[Value, Node] = {}  # what is computed where it is first read
 
@@ -137,6 +138,7 @@ class Writer:
         """
         for i, node in enumerate(nodes):
             self._started.update(dict.fromkeys(node.outputs, (f"{handles}[{i}]", node)))
+            self._given.update(node.outputs)
             self._crossing.update(node.outputs)
         for node in rest:
             self._late.update(dict.fromkeys(node.outputs, node))
@@ -173,12 +175,13 @@ class Writer:
         handle, node = self._started[value]
         for other in node.outputs:
             del self._started[other]
-        if len(node.outputs) == 1 and handle.isidentifier():
+        given = value in self._given
+        if len(node.outputs) == 1 and not given:
             self.names.named(value, handle)
         else:
             for other in node.outputs:
                 self.names.name(other)
-        self.add(Wait(handle, node.outputs))
+        self.add(Wait(handle, node.outputs, given))
         self.waits = True
         self._probe(node)
         return tuple(other for other in node.outputs if other not in self._crossing)

@@ -350,6 +350,14 @@ class Op:
         """Bytes of temporary tensors while it runs, in addition to operands and results."""
         return 0
 
+    def copied(self, operands: Sequence[Type]) -> int:
+        """Bytes of copies of what it communicates."""
+        return 0
+
+    def buffer(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> int:
+        """Bytes of buffers that it holds while it communicates; `adds`: ranks add what they receive (over Gloo)."""
+        return 0
+
     def launches(self) -> int:
         """How many kernels it runs, one after the other."""
         return 1

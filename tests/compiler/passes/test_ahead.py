@@ -14,6 +14,7 @@ from partita.compiler.state import Compilation
 from tests.files import checked
 from tests.programs import Program, sharded_programs
 
+WEIGHTS = ("first", "second", "last")
 # The weights are declared in another order than they are read in.
 FILE = """
 axis batch = 8, width = 256, hidden = 512, out = 256
@@ -38,7 +39,7 @@ def messages(state: Compilation) -> tuple[list[list[str]], list[list[str]]]:
     (of,) = functions_of(state.partitioned, state.schedule)
     reduced = of.reduced(dict(state.update.reduce)[0], state.update.totals[0])
     return tuple(
-        [[value.tensor.split(".")[-1].removesuffix(")") for value in node.inputs] for node in nodes]
+        [[next(name for name in WEIGHTS if name in value.name) for value in node.inputs] for node in nodes]
         for nodes in (of.gathered.collectives, reduced.collectives)
     )
 
