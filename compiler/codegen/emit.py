@@ -121,7 +121,7 @@ class StageEmitter:
         name = stage_function(self.stage.index, "G")
         writer = Writer(GATHER, self._masters(), self.module, name)
         collectives = self.of.gathered.collectives
-        writer.leave(collectives)
+        writer.leave(self.of.gathered.start)
         writer.block(self.of.gathered.start, ())
         writer.add(Leave(writer.handles(collectives)))
         comment = "Ahead of a step: starts to gather what the stage computes with."
@@ -196,9 +196,9 @@ class StageEmitter:
             writer.compute(value for node in opening.follow if node.op.communicates for value in node.outputs)
         if closing:
             behind = self.of.behind(kind, closing.start)
-            writer.leave(closing.collectives)
+            writer.leave(closing.start)
             writer.after = {node: started for node, started in behind.items() if node is not None}
-            writer.block(behind.get(None, ()), ())
+            writer.block(behind.get(None, ()), closing.late | made_by(closing.start))
         passing: set[Value] = set()
         sent = {node.inputs[0] for node, _ in sends(nodes)}
         received = {node.output for node, _ in receives(nodes)}

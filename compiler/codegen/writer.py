@@ -144,9 +144,11 @@ class Writer:
             self._late.update(dict.fromkeys(node.outputs, node))
             self._crossing.update(node.outputs)
 
-    def leave(self, nodes: Iterable[Node]) -> None:
-        """Collectives that the function starts, but does not wait for: it returns their handles."""
-        self._crossing.update(value for node in nodes for value in node.outputs)
+    def leave(self, start: Iterable[Node]) -> None:
+        """Nodes that start collectives for which the function does not wait: it returns their handles. They may stand
+        in several blocks.
+        """
+        self._crossing.update(value for node in start for value in node.outputs)
 
     def compute(self, values: Iterable[Value]) -> None:
         """Computes those of the values that are computed late; a collective starts."""
@@ -279,7 +281,7 @@ class Writer:
         """Writes what comes after nodes."""
         behind = [each for node in nodes for each in self.after.get(node, ())]
         if behind:
-            self.block(behind, ())
+            self.block(behind, self._crossing)
 
     def literal(self, node: Node) -> None:
         """Writes a node's result as a literal."""

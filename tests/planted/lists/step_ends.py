@@ -23,6 +23,13 @@ MISTAKES = [
         VERIFY,
     ),
     Planted(
+        "parts-forgotten-before-they-are-reduced",
+        "compiler/codegen/writer.py",
+        "            self.block(behind, self._crossing)\n",
+        "            self.block(behind, ())\n",
+        VERIFY,
+    ),
+    Planted(
         "gathered-as-declared",
         "compiler/passes/overlap.py",
         "bucketed(by_depth(_as_read(prologue, rest)), BUCKET_BYTES, full)",
