@@ -46,6 +46,7 @@ from partita.compiler.passes.shard.shard import gathered_bytes, shard
 from partita.compiler.passes.shard.undeclared import undeclared_splits
 from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
+from partita.compiler.passes.zigzag import Order, in_zigzag
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import one_microbatch, size_of
 from partita.compiler.state import (
@@ -66,7 +67,7 @@ from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.divisibility import schedule_span, shared_axes
+from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
 from partita.dsl.language_model import no_output
 from partita.dsl.report import listed
 
@@ -264,6 +265,12 @@ def _build(state: Configured) -> Built:
     return extended(Built, state, forward=forward, updates=assign(whole, state.train.optimizer).updates)
 
 
+def _ordered(state: Built, graph: Graph) -> Graph:
+    """A graph with axes in the order that the layout says; what goes through a sequence part by part has them all."""
+    orders = {axis: Order(*found) for axis, found in zigzag_axes(state.spec).items() if axis not in state.parts}
+    return in_zigzag(graph, orders, state.batch)
+
+
 def _place(state: Built) -> Placed:
     # Evaluation must have the same stages as training, despite more rows and no dropout; and so must outputs.
     one = state.forward
@@ -283,7 +290,7 @@ def _place(state: Built) -> Placed:
         return 0.0 if op is None else seconds(evolve(node, op=op), state.device)
 
     like = one if state.beside is not None else None
-    placed = place(state.forward, state.pipeline, state.spec.layout, cost, like)
+    placed = place(_ordered(state, state.forward), state.pipeline, state.spec.layout, cost, like)
     return extended(Placed, state, placed=guarded(of_mode(placed, state.training, state.batch)))
 
 

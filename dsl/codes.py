@@ -113,6 +113,7 @@ CODES: dict[str, Code] = {
     "E0414": Code("parameter without a rule", "Every parameter needs a rule of the optimizer; the first that matches applies.", "End with `update all -> adamw(…)`, or `freeze all`."),
     "E0415": Code("nothing is trained", "The optimizer freezes every parameter of the model.", "`update … -> adamw(…)` before `freeze all`."),
     "E0416": Code("optimizer does not fit", "The optimizer of a rule cannot update a parameter that the rule matches: `muon` updates matrices, which a `dot` reads.", "`update matrices -> muon(…)`, then a rule for the others."),
+    "E0419": Code("axis cannot be split so", "A rule for one axis may say after `by` that its positions are in zigzag order, and how attention gets at keys and values of other ranks. All rules for the axis must agree, and nothing but attention and functions of a position may depend on the order of positions.", "`shard seq -> context by zigzag`, and no convolution, shift or scan over `seq`."),
     "E0417": Code("axis cannot be shared by the pipeline", "All ranks of a pipeline can share an axis that is looked up in before the first stage, or reduced by the loss after the last one, in one exchange.", "Split it over another mesh axis."),
     # ------------------------------------------------------------ schedules
     "E0501": Code("invalid schedule", "Every forward and backward action of every chunk and microbatch must appear exactly once, after its dependencies.", "See the invariants in docs/schedules.md."),

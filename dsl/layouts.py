@@ -14,6 +14,10 @@ from partita.dsl.units import PLAIN
 from partita.dsl.unparse import expression_text
 
 CLASSES = ("param", "grad", "state")
+# What may follow `by` in a rule for an axis: the order of its positions, and how attention exchanges along it.
+ZIGZAG = "zigzag"
+EXCHANGES = ("gather", "heads")
+BY = (ZIGZAG, *EXCHANGES)
 
 
 class Layouts:
@@ -44,7 +48,8 @@ class Layouts:
                     for target in rule.targets:
                         self.target(target, known)
                     axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
-                    return spec.ShardRule(tuple(map(_target, rule.targets)), axes, rule.span)
+                    zigzag, exchange = self.words(rule)
+                    return spec.ShardRule(tuple(map(_target, rule.targets)), axes, rule.span, zigzag, exchange)
                 case tree.Stage():
                     self.repeats(rule.repeats, known)
                     names = tuple(name.text for name in rule.repeats)
@@ -63,6 +68,23 @@ class Layouts:
         except Refused as refused:
             self.report.refused(refused)
             return None
+
+    def words(self, rule: tree.Shard) -> tuple[bool, str | None]:
+        """Whether a rule's axis is in zigzag order, and how attention exchanges along it. Raises Refused (E0419)."""
+        for word in rule.by:
+            if word.text not in BY:
+                help = suggestion(word.text, BY, "there are")
+                raise refuse("E0419", f"an axis is not split by `{word.text}`", word.span, help=help)
+        if rule.by and (len(rule.targets) > 1 or rule.targets[0].path or rule.targets[0].name.text in CLASSES):
+            message = "`by` says how one axis is split, of all tensors"
+            help = "give that axis a rule of its own, such as `shard seq -> context by zigzag`"
+            raise refuse("E0419", message, rule.span, help=help)
+        words = [word.text for word in rule.by]
+        exchanges = [word for word in words if word != ZIGZAG]
+        if len(exchanges) > 1 or len(set(words)) < len(words):
+            help = f"one of {', '.join(f'`{word}`' for word in EXCHANGES)}, and `{ZIGZAG}`, each at most once"
+            raise refuse("E0419", f"`by {', '.join(words)}` says more than one thing", rule.by[-1].span, help=help)
+        return ZIGZAG in words, exchanges[0] if exchanges else None
 
     def mesh_axis(self, name: tree.Name, mesh_axes: Sequence[str] | None) -> str:
         """The name of a mesh axis. Raises Refused (E0313) if the layout's mesh has no such axis."""

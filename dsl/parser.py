@@ -360,7 +360,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "update": lambda s, name, value: tree.Update(_name(s, name), value, s),
     "mesh": _mesh,
     "layout": lambda s, name, mesh, *rules: tree.Layout(_name(s, name), _name(s, mesh), rules, s),
-    "shard": lambda s, targets, axes: tree.Shard(targets, axes, s),
+    "shard": lambda s, targets, axes, by=(): tree.Shard(targets, axes, by or (), s),
     "target": _target,
     "stage": _stage,
     "place": _place,

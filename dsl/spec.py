@@ -333,11 +333,17 @@ class Target:
 
 @frozen
 class ShardRule:
-    """`shard targets -> mesh axes`."""
+    """`shard targets -> mesh axes by order, exchange`.
+
+    `zigzag`: the positions of the axis stand in that order (`partita.compiler.passes.zigzag`). `exchange` is how
+    attention over the axis gets at keys and values of other ranks; None for the fastest.
+    """
 
     targets: tuple[Target, ...]
     mesh_axes: tuple[str, ...]
     span: Span = field(eq=False)
+    zigzag: bool = False
+    exchange: str | None = None
 
     __repr__ = shortened
 

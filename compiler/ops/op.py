@@ -98,6 +98,8 @@ class Op:
     communicates: ClassVar[bool] = False
     # Its result repeats its operand: a literal stays the same literal.
     repeats: ClassVar[bool] = False
+    # What it does over the axes that its fields name does not depend on the order of their positions.
+    orderless: ClassVar[bool] = False
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
 
@@ -281,6 +283,16 @@ class Op:
         """
         return False
 
+    def mentions(self, axis: str) -> bool:
+        """Whether a field names an axis: one that names it nowhere does the same at each of its positions."""
+        return any(_mentions(getattr(self, each.name), axis) for each in attributes(type(self)))
+
+    def in_zigzag(self, axis: str, ranks: int) -> Op | None:
+        """The operation where the positions of an axis stand in zigzag order (`partita.compiler.ops.runs`); None if it
+        needs them one after the other.
+        """
+        return self if self.orderless or not self.mentions(axis) else None
+
     def total(self, axis: str) -> Op | None:
         """The operation whose result is the sum of its own over the positions of an axis that all operands have."""
         return None
@@ -399,6 +411,15 @@ def _resized(value: object, axis: str, size: int) -> object:
     if isinstance(value, tuple) and any(isinstance(each, Axis) and each.name == axis for each in value):
         return tuple(_resized(each, axis, size) for each in value)
     return value
+
+
+def _mentions(value: object, axis: str) -> bool:
+    """Whether a field of an operation names an axis."""
+    if isinstance(value, Type):
+        return value.has(axis)
+    if isinstance(value, tuple):
+        return any(_mentions(each, axis) for each in value)
+    return value == axis or (isinstance(value, Axis) and value.name == axis)
 
 
 class Kernel(NamedTuple):

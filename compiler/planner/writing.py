@@ -186,9 +186,11 @@ def _call(call: spec.Call) -> str:
 
 def _rule(rule: spec.Rule) -> str:
     match rule:
-        case spec.ShardRule(targets=targets, mesh_axes=mesh_axes):
+        case spec.ShardRule(targets=targets, mesh_axes=mesh_axes, zigzag=zigzag, exchange=exchange):
             shown = (f"{'.'.join(t.path)}: {t.name}" if t.path else t.name for t in targets)
-            return f"shard {', '.join(shown)} -> {', '.join(mesh_axes)}"
+            words = [*["zigzag"] * zigzag, *[exchange] * (exchange is not None)]
+            by = f" by {', '.join(words)}" if words else ""
+            return f"shard {', '.join(shown)} -> {', '.join(mesh_axes)}{by}"
         case spec.StageRule(repeats=repeats, mesh_axis=mesh_axis, counts=counts):
             listed = f" [{', '.join(map(str, counts))}]" if counts else ""
             return f"stage {', '.join(repeats)} -> {mesh_axis}{listed}"

@@ -204,6 +204,7 @@ def _demands(
                 classes.extend(rule.mesh_axes)
             else:
                 over.setdefault(target.name, {}).update(dict.fromkeys(rule.mesh_axes))
+    zigzag = {rule.targets[0].name for rule in _shards(given) if rule.zigzag}
     multiples: dict[str, int] = {}
     avoided: dict[str, int] = {}
     for name, size in axes.declared.items():
@@ -214,6 +215,8 @@ def _demands(
             multiple *= microbatches
         if name in axes.even and size % 2 == 0:
             multiple = lcm(multiple, 2)
+        if name in zigzag:
+            multiple *= 2
         for mesh_axis in classes if name in axes.parameters else ():
             if size % old[mesh_axis] == 0:
                 multiple = lcm(multiple, new[mesh_axis])
