@@ -15,8 +15,8 @@ from partita.dsl.unparse import expression_text
 
 CLASSES = ("param", "grad", "state")
 # What may follow `by` in a rule for an axis: the order of its positions, and how attention exchanges along it.
-ZIGZAG = "zigzag"
-EXCHANGES = ("gather", "heads")
+ZIGZAG, GATHER, HEADS = "zigzag", "gather", "heads"
+EXCHANGES = (GATHER, HEADS)
 BY = (ZIGZAG, *EXCHANGES)
 
 
@@ -35,6 +35,7 @@ class Layouts:
             self.report.error("E0302", f"unknown mesh `{layout.mesh.text}`", layout.mesh.span, help=help)
         mesh_axes = [entry.key.text for entry in mesh.axes] if mesh else None
         rules = [self.rule(rule, mesh_axes, known) for rule in layout.rules]
+        self.agree(layout)
         if self.report.errors > errors:
             return None
         found = tuple(rule for rule in rules if rule is not None)
@@ -85,6 +86,20 @@ class Layouts:
             help = f"one of {', '.join(f'`{word}`' for word in EXCHANGES)}, and `{ZIGZAG}`, each at most once"
             raise refuse("E0419", f"`by {', '.join(words)}` says more than one thing", rule.by[-1].span, help=help)
         return ZIGZAG in words, exchanges[0] if exchanges else None
+
+    def agree(self, layout: tree.Layout) -> None:
+        """Report (E0419) rules for one axis that say different things of how it is split."""
+        first: dict[str, tree.Shard] = {}
+        for rule in layout.rules:
+            for target in rule.targets if isinstance(rule, tree.Shard) else ():
+                if target.path is not None or target.name.text in CLASSES:
+                    continue
+                other = first.setdefault(target.name.text, rule)
+                if {word.text for word in other.by} != {word.text for word in rule.by}:
+                    message = f"rules split `{target.name.text}` in different ways"
+                    notes = [f"`{each.span.text}`   ({each.span.place})" for each in (other, rule)]
+                    help = "name all mesh axes in one rule, or say the same after `by` in both"
+                    self.report.error("E0419", message, rule.span, notes=notes, help=help)
 
     def mesh_axis(self, name: tree.Name, mesh_axes: Sequence[str] | None) -> str:
         """The name of a mesh axis. Raises Refused (E0313) if the layout's mesh has no such axis."""

@@ -7,7 +7,8 @@ from math import prod
 
 from attrs import evolve, frozen
 
-from partita.compiler.ops.op import Argument, Kernel, Op, agree, broadcast, permuted, wide_bytes
+from partita.compiler.layout import is_split
+from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted, wide_bytes
 from partita.compiler.ops.position import (
     ZIGZAG,
     Positioned,
@@ -129,6 +130,16 @@ class Attention(Positioned):
         return evolve(q, axes=tuple(wide if axis.name == self.along else axis for axis in q.axes))
 
     # ------------------------------------------------------------ axes
+
+    @property
+    def exchanged(self) -> str:
+        """`over`, along which queries read the keys and values of all positions."""
+        return self.over
+
+    def exchange(self, rule: ShardingRule) -> str | None:
+        """By the state of the queries."""
+        state = rule.operands[0]
+        return None if not is_split(state) else "gather" if state == self.over else "heads"
 
     def orders(self, q: Type, k: Type, v: Type) -> tuple[list[str], list[str], list[str]]:
         """Axes of q in three groups: batch axes that k or v have too; other batch axes; and the query position.

@@ -213,6 +213,15 @@ class Op:
         """All sharding rules for one mesh axis, other than everything replicated."""
         raise NotImplementedError
 
+    @property
+    def exchanged(self) -> str | None:
+        """The axis along which it reads what other shards have, in one of several ways."""
+        return None
+
+    def exchange(self, rule: ShardingRule) -> str | None:
+        """The way in which a sharding rule does so: `gather`, or `heads` if it exchanges that axis for another."""
+        return None
+
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """The node's results from primitives that can be sharded along `axis`, where no rule of the operation can; None
         if there are none.
