@@ -64,7 +64,7 @@ class Scores:
 
     def allowed(self, q4: Tensor, k4: Tensor) -> Tensor | None:
         """A boolean tensor that broadcasts to the scores; None if everything is allowed."""
-        found = [each for each in (self.mask, self._near(q4, k4), self._same(q4)) if each is not None]
+        found = [each for each in (self.mask, self._near(q4, k4), self._same()) if each is not None]
         return reduce(and_, found) if found else None
 
     def _near(self, q4: Tensor, k4: Tensor) -> Tensor | None:
@@ -81,12 +81,9 @@ class Scores:
                 seen = seen.tril(start + self.window - 1)
         return seen
 
-    def _same(self, q4: Tensor) -> Tensor | None:
+    def _same(self) -> Tensor | None:
         """Where the query's segment is the key's."""
-        if self.segments is None:
-            return None
-        own = self.segments.narrow(-1, self.start, q4.shape[-2]) if self.own is None else self.own
-        return own.transpose(-1, -2) == self.segments
+        return None if self.segments is None or self.own is None else self.own.transpose(-1, -2) == self.segments
 
     def added(self, q4: Tensor, k4: Tensor) -> tuple[bool, Tensor | None]:
         """Arguments for torch's own kernel: causal, if queries begin at the first key; otherwise numbers to add."""
