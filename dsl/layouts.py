@@ -91,7 +91,9 @@ class Layouts:
         """Report (E0419) rules for one axis that say different things of how it is split."""
         first: dict[str, tree.Shard] = {}
         for rule in layout.rules:
-            for target in rule.targets if isinstance(rule, tree.Shard) else ():
+            if not isinstance(rule, tree.Shard):
+                continue
+            for target in rule.targets:
                 if target.path is not None or target.name.text in CLASSES:
                     continue
                 other = first.setdefault(target.name.text, rule)

@@ -296,8 +296,8 @@ class Attention(Positioned):
             return full
         if not q.has(self.over):
             return full // 2 if self.causal else full
-        keys = ((0, length),)
-        most = max(seen(queries, keys, self.causal, self.window) for queries in self.of_ranks(q.axis(self.over)))
+        whole, own = ((0, length),), q.axis(self.over)
+        most = max(seen(queries, whole, self.causal, self.window) for queries in self.of_ranks(own))
         return full * most // (2 * q.axis(self.over).size * length)
 
     def of_ranks(self, own: Axis) -> list[Runs]:

@@ -188,7 +188,7 @@ def _rule(rule: spec.Rule) -> str:
     match rule:
         case spec.ShardRule(targets=targets, mesh_axes=mesh_axes, zigzag=zigzag, exchange=exchange):
             shown = (f"{'.'.join(t.path)}: {t.name}" if t.path else t.name for t in targets)
-            words = [*["zigzag"] * zigzag, *[exchange] * (exchange is not None)]
+            words = [*["zigzag"] * zigzag, *([exchange] if exchange else [])]
             by = f" by {', '.join(words)}" if words else ""
             return f"shard {', '.join(shown)} -> {', '.join(mesh_axes)}{by}"
         case spec.StageRule(repeats=repeats, mesh_axis=mesh_axis, counts=counts):

@@ -243,7 +243,7 @@ def refused(text: str):
         (
             text_of(f"{ZIGZAG}, heads").replace("groups = 6, heads = 2", "groups = 3, heads = 5"),
             "E0419",
-            25,
+            24,
             3,
             "heads",
         ),

@@ -153,8 +153,8 @@ class Chooser:
                     "E0419",
                     f"`{op.label}` cannot be exchanged over `{over}` of {sizes[over]} by `{said.how}`",
                     said.span,
-                    notes=[f"of {operands[0].type}, no axis but `{op.exchanged}` divides"],
-                    help=f"choose sizes of which {sizes[over]} is a divisor, or another exchange",
+                    notes=[f"the queries are {operands[0].type}"],
+                    help=f"choose sizes so that an axis of heads divides into {sizes[over]} parts, or another exchange",
                 )
             assert rated, (op, operands)
             _, best, _ = min(rated, key=lambda each: each[0])
