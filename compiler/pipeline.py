@@ -253,7 +253,7 @@ def _build(state: Configured) -> Built:
     forward = build(model, state.train.precision, state.training, state.outputs)
     if state.training:
         found = assign(forward, state.train.optimizer)
-        warnings = (*state.warnings, *found.warnings)
+        warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates))
         return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
     if not state.reads_means and not state.apart:
         return extended(Built, state, forward=forward)
@@ -262,6 +262,14 @@ def _build(state: Configured) -> Built:
     # Outputs may read parameters in other ways than the loss does.
     whole = build(model, state.train.precision, False) if state.outputs else forward
     return extended(Built, state, forward=forward, updates=assign(whole, state.train.optimizer).updates)
+
+
+def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator[Diagnostic]:
+    """A warning (W0301) of a rule that would keep in the host's memory what there is not."""
+    rule = state.offload_rule
+    if rule is not None and not state.apart and state.train.ema is None and not any(u.states for u in updates.values()):
+        message = "`offload state` applies to nothing: the optimizer keeps none"
+        yield Diagnostic("W0301", message, rule.span, help="remove it")
 
 
 def _place(state: Built) -> Placed:
@@ -386,7 +394,8 @@ def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)
-    update = update_graph(state.partitioned, layouts, resharding, updates, train.clip, timed, train.ema, spans)
+    given = resharding, updates, train.clip, timed, train.ema, spans, state.offloads_state, state.on_host
+    update = update_graph(state.partitioned, layouts, *given)
     return extended(Partitioned, state, update=update)
 
 

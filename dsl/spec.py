@@ -381,7 +381,18 @@ class RecomputeRule:
     __repr__ = shortened
 
 
-Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule
+@frozen
+class OffloadRule:
+    """`offload paths`; the path `("state",)` is a keyword."""
+
+    paths: tuple[tuple[str, ...], ...]
+    span: Span = field(eq=False)
+    path_spans: tuple[Span, ...] = field(eq=False)
+
+    __repr__ = shortened
+
+
+Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule | OffloadRule
 
 
 @frozen

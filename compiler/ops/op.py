@@ -100,6 +100,8 @@ class Op:
     repeats: ClassVar[bool] = False
     # The direction in which it goes through the slices of a microbatch, whose shared tensor is its first operand.
     through_slices: ClassVar[Literal["forward", "backward"] | None] = None
+    # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
+    host: ClassVar[bool | None] = None
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
 
