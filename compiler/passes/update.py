@@ -390,23 +390,23 @@ class _UpdateBuilder:
             gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=layout)
         part = self._moved(each.master, layout)
         # What is computed of whole tensors is computed on the device.
-        there = [self._copied(value, False) for value in (part, *states)]
-        others = op.operands(self.build, whole, there[0], gradient, there[1:])
+        on_device = [self._copied(value, False) for value in (part, *states)]
+        others = op.operands(self.build, whole, on_device[0], gradient, on_device[1:])
         read = {value for node in self.build.nodes for value in node.inputs}
         self.build.nodes = [node for node in self.build.nodes if node.op.host is None or read.issuperset(node.outputs)]
         prepare: tuple[Node, ...] = ()
         if self.build.deferred(self.build.nodes):
             prepare, self.build.nodes = tuple(self.build.nodes), []
         others = tuple(self._moved(other, within_axes(layout, other.type)) for other in others)
-        own, gradient, *others_ = (self._copied(value, self.offloaded) for value in (part, gradient, *others))
+        written, *given = (self._copied(value, self.offloaded) for value in (part, gradient, *others))
         layouts = (layout, *(state.layout for state in states))
-        new = self.build.laid_out(op, (own, gradient, *states, *others_), layouts, f"new({each.name})")[0]
+        new = self.build.laid_out(op, (written, given[0], *states, *given[1:]), layouts, f"new({each.name})")[0]
         if self.ema is not None:
             mean = Value(f"{EMA}({each.name})", new.type, layout, host=self.offloaded)
             self._apply(Ema(self.ema), mean, new, layout=layout, name=f"new({mean.name})")
             states, names = [*states, mean], (*names, EMA)
-        if own is not each.master:
-            # The update wrote this rank's shard of the parameter, or a copy; now the shards are gathered.
+        if written is not each.master:
+            # The update wrote this rank's shard of the parameter, or a copy of it; now the shards are gathered.
             gathered = new
             if layout != each.layouts.param:
                 gathered = self._moved(self._copied(new, False), each.layouts.param)

@@ -119,8 +119,7 @@ class Records:
         require(record.state_layout == layouts.state, there)
         same = record.type == declared.master and record.initial is declared.initial and record.fans == declared.fans
         require(same, f"`{record.name}` is another parameter than declared")
-        there = record.name in self.on_host
-        require(record.host == there, f"`{record.name}` is kept in the wrong memory")
+        require(record.host == (record.name in self.on_host), f"`{record.name}` is kept in the wrong memory")
         require(record.stages == stages, f"`{record.name}` is on stages {stages}, not {record.stages}")
         names = tuple(name for name, _ in states)
         found = tuple(state.name for state in record.states)

@@ -69,7 +69,7 @@ class Updates:
         for node in nodes:
             there = {value.host for value in node.inputs}
             made = {value.host for value in node.outputs}
-            if node.op.host is None and not isinstance(node.op, Store):
+            if node.op.host is None and node.outputs:
                 require(len(there | made) <= 1, f"{quoted(node)} is made of tensors in two memories", *node.inputs)
             elif node.op.host is not None:
                 right = there == {not node.op.host} and made == {node.op.host}

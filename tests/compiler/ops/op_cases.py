@@ -17,6 +17,7 @@ from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.decoding import GoOn, Keep
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
+from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
@@ -173,6 +174,8 @@ CASES: list[Case] = [
     Case("cast-truncates", Cast("i64"), (f(A, B),), differentiable=False),
     Case("cast-booleans", Cast("f64"), (bools(A, B),), differentiable=False),
     Case("detach", Detach(), (f(A),), differentiable=False),
+    Case("to_host", ToHost(), (f(A),), differentiable=False),
+    Case("to_device", ToDevice(), (f(A),), differentiable=False),
     Case("dot-matrix", Dot(("b",)), (f(A, B), f(B, C))),
     Case("dot-two", Dot(("b", "c")), (f(A, B, C), f(B, C, D))),
     Case("dot-batch", Dot(("c",)), (f(A, B, C), f(A, C, D))),

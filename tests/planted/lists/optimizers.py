@@ -12,7 +12,7 @@ MISTAKES = [
     Planted(
         "what-the-host-updated-is-not-stored",
         "compiler/passes/update.py",
-        "        if own is not each.master:\n",
+        "        if written is not each.master:\n",
         "        if part is not each.master:\n",
         "tests/training/test_offload.py",
     ),
