@@ -224,9 +224,12 @@ class Attention(Positioned):
         return wide_bytes(q.without([self.along])) * k.axis(self.over).size
 
     def mask_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of what a fused kernel adds to the scores, for a window or segments: as numbers, and booleans twice."""
+        """Bytes of what a fused kernel adds to the scores, for a window, segments, or where causal queries do not begin
+        at the first key: as numbers, and booleans twice.
+        """
         q, k = operands[:2]
-        if self.materializes or not (self.window or self.segments):
+        later = self.causal and any(axis == self.over for axis, _, _ in self.shards)
+        if self.materializes or not (self.window or self.segments or later):
             return 0
         pairs = q.axis(self.over).size * k.axis(self.over).size
         if self.segments:

@@ -142,7 +142,7 @@ class _Scores:
         seen = None if alone else self.allowed(q4, k4)
         if seen is None:
             return self.causal, None
-        return False, torch.zeros_like(seen, dtype=q4.dtype).masked_fill(~seen, float("-inf"))
+        return False, torch.zeros_like(seen, dtype=q4.dtype).masked_fill_(~seen, float("-inf"))
 
     def of(self, q4: Tensor, k4: Tensor) -> tuple[Tensor, Tensor | None]:
         """The scores, and the slope of the soft cap."""
