@@ -14,14 +14,14 @@ from attrs import evolve
 
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.number_format import bytes_text, count_text, seconds_text
+from partita.cli.number_format import bytes_text, count_text, microbatches_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, report
-from partita.compiler.analysis.memory import PARTS
+from partita.compiler.analysis.memory import HOST, PARTS
 from partita.compiler.graph import without_iterations
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
-from partita.compiler.schedules.text import write
+from partita.compiler.schedules.forms.text import write
 from partita.compiler.text.graph import graph_text
 from partita.compiler.text.partitioned import stage_text, stages_text, update_text
 from partita.compiler.text.sharded import sharded_text
@@ -125,7 +125,7 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
     from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
 
     program = state.program
-    microbatches = f"{program.microbatches} microbatch{'es' * (program.microbatches > 1)}"
+    microbatches = microbatches_text(program.microbatches, program.slices)
     chunks = "" if state.schedule.own_chunks == 1 else f" × {state.schedule.own_chunks} chunks"
     print_text(
         console,
@@ -249,7 +249,8 @@ def _memory(summary: Summary, width: int) -> Table:
     from partita.cli.table import Column, Table
 
     rows = []
-    texts = [tuple(map(bytes_text, (each.total, *(getattr(each, part) for part in PARTS)))) for each in summary.memory]
+    parts = (*PARTS, *((HOST,) if any(each.host for each in summary.memory) else ()))
+    texts = [tuple(map(bytes_text, (each.total, *(getattr(each, part) for part in parts)))) for each in summary.memory]
     for figures, run in groupby(range(len(texts)), lambda rank: texts[rank]):
         rows.append((_span(list(run)), *figures))
     if len(rows) > MOST_ROWS:
@@ -259,7 +260,7 @@ def _memory(summary: Summary, width: int) -> Table:
     if len(summary.memory) == 1:
         rows = [("each", *texts[0])]
     headings = [Column("rank"), Column("peak memory", right=True)]
-    return Table([*headings, *(Column(part, right=True, spare=1) for part in PARTS)], rows, width)
+    return Table([*headings, *(Column(part, right=True, spare=1) for part in parts)], rows, width)
 
 
 def _expected(expected: Sequence[Outcome], width: int) -> Table:

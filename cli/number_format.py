@@ -30,6 +30,12 @@ def seconds_text(value: float) -> str:
     return f"{value * 1e6:.0f} µs"
 
 
+def microbatches_text(count: int, slices: int = 1) -> str:
+    """`8 microbatches`, `8 microbatches of 2 slices`: of `count` that are slices."""
+    parts = count // slices
+    return f"{parts} microbatch{'es' * (parts > 1)}" + (f" of {slices} slices" if slices > 1 else "")
+
+
 def plain_text(value: float) -> str:
     """A number without a unit."""
     return f"{value:,.6g}"

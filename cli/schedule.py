@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from partita.cli import standalone_schedule
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.number_format import plain_text, seconds_text
+from partita.cli.number_format import microbatches_text, plain_text, seconds_text
 from partita.cli.output import deliver, text_of
 from partita.cli.pictures import Picture, save, unable
 from partita.cli.source import add_source_arguments, report
 from partita.compiler.analysis.time import predict
-from partita.compiler.schedules.text import write
+from partita.compiler.schedules.forms import WRITERS
 from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
@@ -28,16 +28,13 @@ if TYPE_CHECKING:
     from partita.compiler.schedules.schedule import Schedule
     from partita.compiler.schedules.timeline import Timeline
 
-# The suffix of files that hold a schedule as text.
-TEXT = ".sched"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="bubble, makespan, peak_live and actions as JSON")
     parser.add_argument(
-        "-o", "--output", metavar="OUT", help="to a file: .svg, .png, .json for a Chrome trace, or .sched"
+        "-o", "--output", metavar="OUT", help="to a file: .svg, .png, .json for a Chrome trace, .sched, or torch's .csv"
     )
     standalone_schedule.add_arguments(parser)
 
@@ -68,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _drawable(arguments: argparse.Namespace) -> bool:
     """Whether a picture can be written to the requested file, by its name; reports why not."""
-    drawn = arguments.output is not None and not arguments.json and Path(arguments.output).suffix != TEXT
+    drawn = arguments.output is not None and not arguments.json and Path(arguments.output).suffix not in WRITERS
     problem = unable(Path(arguments.output)) if drawn else None
     if problem is not None:
         print(f"partita: {problem}", file=sys.stderr)
@@ -91,8 +88,12 @@ def present(
 
         whole = {} if step is None else {"step_time": step}
         return deliver(json.dumps(as_json(schedule, timeline) | whole, indent=2) + "\n", arguments.output)
-    if arguments.output is not None and Path(arguments.output).suffix == TEXT:
-        return deliver(write(schedule), arguments.output)
+    if arguments.output is not None and Path(arguments.output).suffix in WRITERS:
+        try:
+            return deliver(WRITERS[Path(arguments.output).suffix](schedule), arguments.output)
+        except Refused as refused:
+            report(refused.diagnostics)
+            return 1
     if arguments.output is not None:
         title = headline(schedule, timeline, number, step)
         return (
@@ -120,7 +121,7 @@ def headline(
         least = f"; {what} {number(cost)}, lower bound {number(bound)}{above}"
     return (
         f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
-        f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)}; "
+        f"{microbatches_text(schedule.microbatches, schedule.slices)}; "
         f"step {whole}, bubble {timeline.bubble:.1%}{least}"
     )
 

@@ -1,7 +1,8 @@
 """`partita schedule NAME --stages P --microbatches M`: a schedule without a program, with times and memory as numbers.
 
 For comparing schedules: the timeline that the compiler would predict for a program with these costs. Times and memory
-are those of one microbatch on one rank, in any unit; each chunk of the rank has an equal share of them.
+are those of one microbatch on one rank, in any unit; each chunk of the rank, and each slice of the microbatch, has an
+equal share of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from partita.dsl.overrides import PLACE
 if TYPE_CHECKING:
     from partita.compiler.schedules.conditions import Memory
     from partita.compiler.schedules.schedule import Schedule
+    from partita.compiler.schedules.simulator import Costs
     from partita.compiler.schedules.timeline import Timeline
     from partita.dsl.spec import Call
 
@@ -93,10 +95,11 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
     problem = arguments.times.problem(ranks, chunks)
     if problem is not None:
         raise refuse("E0505", f"--times: {problem}", call.span)
-    costs = arguments.times.costs(ranks, chunks)
+    slices = call.arguments.get("slices") or 1
+    costs = _shared(arguments.times.costs(ranks, chunks), slices)
     memory = None
     if arguments.memory_limit is not None:
-        after_f, after_b = ((arguments.memory[key] / chunks,) * stages for key in ("F", "W"))
+        after_f, after_b = ((arguments.memory[key] / chunks / slices,) * stages for key in ("F", "W"))
         memory = Memory((arguments.memory_limit,) * ranks, after_f, after_b)
     messages = default_messages(stages)
     conditions = Conditions(costs, messages, None if memory is None else lambda placement: memory)
@@ -105,8 +108,8 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
         raise refuse("E0505", "a schedule without a program has no bytes: use --memory-limit", call.span)
     schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
     spread, held = arguments.times.spread(ranks, chunks), memory
+    schedule = SCHEDULES[call.name].shared(schedule, spread, costs.action)
     if spread is not None:
-        schedule = SCHEDULES[call.name].shared(schedule, spread, costs.action)
         messages += part_messages(spread)
         if memory is not None:  # it is that of the stages: S and T leave nothing
             left = (0.0,) * (spread.total - stages)
@@ -133,6 +136,17 @@ def _call(arguments: argparse.Namespace) -> Call:
     if spec is None or spec.schedule is None:
         raise Refused([each for each in diagnostics if each.severity == "error"])
     return spec.schedule.call
+
+
+def _shared(costs: Costs, slices: int) -> Costs:
+    """The costs of a slice, of those of a microbatch."""
+    if slices == 1:
+        return costs
+    return evolve(
+        costs,
+        action=lambda stage, kind: costs.action(stage, kind) / slices,
+        transfer=lambda message: costs.transfer(message) / slices,
+    )
 
 
 def _hold(schedule: Schedule, memory: Memory) -> None:

@@ -254,7 +254,7 @@ def _build(state: Configured) -> Built:
     forward = build(model, state.train.precision, state.training, state.outputs)
     if state.training:
         found = assign(forward, state.train.optimizer)
-        warnings = (*state.warnings, *found.warnings)
+        warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates))
         return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
     if not state.reads_means and not state.apart:
         return extended(Built, state, forward=forward)
@@ -268,7 +268,20 @@ def _build(state: Configured) -> Built:
 def _ordered(state: Built, graph: Graph) -> Graph:
     """A graph with axes in the order that the layout says; what goes through a sequence part by part has them all."""
     orders = {axis: Order(*found) for axis, found in zigzag_axes(state.spec).items() if axis not in state.parts}
+    sequence = state.schedule_call.sequence
+    if sequence is not None and sequence[0] in orders:
+        axis, place = sequence[0], orders[sequence[0]].span
+        help = f"`shard {axis} -> {', '.join(name for name, _ in orders[axis].mesh_axes)}`, or no slices"
+        raise refuse("E0419", f"`{axis}` cannot be in zigzag order and be cut into slices as well", place, help=help)
     return in_zigzag(graph, orders, state.batch)
+
+
+def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator[Diagnostic]:
+    """A warning (W0301) of a rule that would keep in the host's memory what there is not."""
+    rule = state.offload_rule
+    if rule is not None and not state.apart and state.train.ema is None and not any(u.states for u in updates.values()):
+        message = "`offload state` applies to nothing: the optimizer keeps none"
+        yield Diagnostic("W0301", message, rule.span, help="remove it")
 
 
 def _place(state: Built) -> Placed:
@@ -301,6 +314,10 @@ def _differentiate(state: Placed) -> Differentiated:
     if not shared or pipeline.axis is None or pipeline.ranks == 1:
         return extended(Differentiated, state, joint=joint, flops=flops)
     whole = joint
+    if state.sequence is not None:
+        call = state.schedule_call.call
+        message = f"schedule `{call.name}` cannot have slices yet where all ranks share an axis"
+        raise refuse("E0505", message, call.span, help="cut the batch alone: `over = batch`, without `slices`")
     joint, stages = spread(joint, shared, pipeline.axis, pipeline.ranks, pipeline.stages, portable_values(joint))
     rules, updates = of_parts(joint, state.rules), of_parts(joint, state.updates)
     _check_parts(joint, updates)
@@ -343,8 +360,9 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 
 def _split(state: Differentiated) -> Microbatched:
-    count = state.microbatches * state.batches
-    return extended(Microbatched, state, step=split_batch(state.joint, state.batch, count, schedule_span(state.spec)))
+    count, sequence = state.batch_parts * state.batches, state.sequence
+    step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence)
+    return extended(Microbatched, state, step=step)
 
 
 def _shard(state: Microbatched) -> Sharded:
@@ -388,7 +406,8 @@ def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)
-    update = update_graph(state.partitioned, layouts, resharding, updates, train.clip, timed, train.ema, spans)
+    given = resharding, updates, train.clip, timed, train.ema, spans, state.offloads_state, state.on_host
+    update = update_graph(state.partitioned, layouts, *given)
     return extended(Partitioned, state, update=update)
 
 

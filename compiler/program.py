@@ -73,12 +73,13 @@ class InputPart:
 @frozen
 class StateRecord:
     """A tensor that the optimizer keeps for a parameter, zero at first, or a copy of the parameter; `type` is the
-    global type.
+    global type, and `host` whether it lies in the host's memory.
     """
 
     name: str
     type: Type
     copy: bool = False
+    host: bool = False
 
 
 @frozen
@@ -86,7 +87,8 @@ class ParameterRecord:
     """A parameter: its master type, initializer, stages, and its optimizer states.
 
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
-    by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`).
+    by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`). `host`: whether the
+    master lies in the host's memory.
     """
 
     name: str
@@ -97,6 +99,7 @@ class ParameterRecord:
     fans: tuple[int, int]
     stages: tuple[int, ...]
     states: tuple[StateRecord, ...]
+    host: bool = False
 
     __repr__ = shortened
 
@@ -135,7 +138,8 @@ class StagePlan:
     """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch. In
     bytes: `saved` is what one microbatch keeps from F for the backward pass; `kept` what it keeps from B to W,
     including what B adds; `peaks` the most that each kind of function (F, B, W, BW) holds in addition to what its
-    microbatch holds before or after it, whichever is more.
+    microbatch holds before or after it, whichever is more. `shared` is what the slices of a part of the batch share:
+    from the first F on, and from the first B on.
     """
 
     index: int
@@ -147,6 +151,7 @@ class StagePlan:
     accumulators: tuple[AccumulatorRecord, ...]
     saved: int
     kept: int
+    shared: Mapping[str, int]
     peaks: Mapping[str, int]
 
     __repr__ = shortened
@@ -221,7 +226,8 @@ class StepPlan:
     name: str
     inputs: tuple[InputRecord, ...]
     batch: str
-    microbatches: int  # per batch
+    microbatches: int  # per batch, slices counted
+    slices: int  # per part of the batch
     batches: Fraction  # per step: one, or all of an evaluation; `inputs` have the rows of all
     mesh: Mesh
     parameters: tuple[ParameterRecord, ...]
@@ -255,6 +261,11 @@ class StepPlan:
         if counts:
             return max(counts)
         return max((e.type.axis(self.batch).size for e in self.inputs if e.type.has(self.batch)), default=1)
+
+    @property
+    def batch_parts(self) -> int:
+        """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
+        return self.microbatches // self.slices
 
     def parameter(self, name: str) -> ParameterRecord:
         """The record of a parameter by its full name. Raises KeyError."""

@@ -77,6 +77,13 @@ class AxisName:
 
 
 @frozen
+class AxisNames:
+    """The name of a declared axis, or a list of `count` names."""
+
+    count: int
+
+
+@frozen
 class MeshAxisName:
     """The name of an axis of the layout's mesh."""
 
@@ -98,7 +105,7 @@ class SharesOf:
 
 
 Kind: TypeAlias = (
-    Number | OrWord | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf | SharesOf
+    Number | OrWord | Keyword | Flag | Text | TextFile | ListOf | AxisName | AxisNames | MeshAxisName | OneOf | SharesOf
 )
 
 
@@ -157,6 +164,8 @@ SHARE = Number(RATIO, minimum=0, exclusive_maximum=1)
 # Parameters that schedules share.
 MICROBATCHES = Setting("microbatches", COUNT)
 OVER = Setting("over", AxisName(), "batch")
+# Of schedules whose microbatches may be slices of a sequence: over the batch, or over both.
+OVER_BOTH, SLICES = Setting("over", AxisNames(2), "batch"), Setting("slices", COUNT, None)
 CHUNKS = Setting("chunks", COUNT)
 BOUND = Setting("memory", Number(BYTES, exclusive_minimum=0), None)
 PLACEMENT = Setting("placement", Keyword(("loop", "v")), "loop")

@@ -102,8 +102,8 @@ CODES: dict[str, Code] = {
     "E0403": Code("more stages than layers", "Every stage needs at least one iteration of the repeats that `stage` names.", "Fewer ranks, or fewer chunks."),
     "E0404": Code("stages do not match", "The number of layers per stage, or the stages of a `place` rule, do not match the number of stages.", "`stage layer -> pipe [3, 3]` for 6 layers on 2 stages."),
     "E0405": Code("value flows backwards", "A value is produced on a later stage than one that reads it.", "Change the `place` rule."),
-    "E0406": Code("batch does not divide evenly", "The batch axis must be divisible by the number of microbatches.", "`axis batch = 32` with `microbatches = 8`."),
-    "E0407": Code("loss cannot be split", "After the reduction over the batch the loss may only be scaled or added to, so that microbatches can be summed.", "Move the nonlinear part into a metric."),
+    "E0406": Code("batch does not divide evenly", "The batch axis must be divisible by the number of microbatches, and that of a sequence by the number of slices.", "`axis batch = 32` with `microbatches = 8`."),
+    "E0407": Code("loss cannot be split", "After the reduction over the batch the loss may only be scaled or added to, so that microbatches can be summed. In slices of a sequence, a position may depend on earlier ones only, by causal attention.", "Move the nonlinear part into a metric; cut the batch alone."),
     "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and was probably forgotten. One that an optimizer freezes may be used without a gradient.", "Use it, remove it, or freeze it."),
     "E0409": Code("rule matches nothing", "A path of a `place` or `recompute` rule does not name a part of the model, or a path of an optimizer's rule names no parameter.", "Check the spelling."),
     "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
@@ -114,6 +114,7 @@ CODES: dict[str, Code] = {
     "E0415": Code("nothing is trained", "The optimizer freezes every parameter of the model.", "`update … -> adamw(…)` before `freeze all`."),
     "E0416": Code("optimizer does not fit", "The optimizer of a rule cannot update a parameter that the rule matches: `muon` updates matrices, which a `dot` reads.", "`update matrices -> muon(…)`, then a rule for the others."),
     "E0417": Code("axis cannot be shared by the pipeline", "All ranks of a pipeline can share an axis that is looked up in before the first stage, or reduced by the loss after the last one, in one exchange.", "Split it over another mesh axis."),
+    "E0418": Code("cannot be offloaded", "What the optimizer keeps can lie in the host's memory, between uses and as it is updated.", "`offload state`"),
     "E0419": Code("axis cannot be split so", "A rule for one axis may say after `by` that its positions are in zigzag order, and how attention gets at keys and values of other ranks. All rules for the axis must agree, and nothing but attention and functions of a position may depend on the order of positions.", "`shard seq -> context by zigzag`, and no convolution, shift or scan over `seq`."),
     # ------------------------------------------------------------ schedules
     "E0501": Code("invalid schedule", "Every forward and backward action of every chunk and microbatch must appear exactly once, after its dependencies.", "See the invariants in docs/schedules.md."),

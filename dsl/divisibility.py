@@ -6,7 +6,7 @@ tensors, with the same diagnostics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from partita.dsl import spec
@@ -40,14 +40,16 @@ def undivided(
     )
 
 
-def unequal(axis: Axis, microbatches: int, schedule: Span | None, tensor: str, declared: Span | None) -> Diagnostic:
-    """E0406: an axis of `tensor` does not divide evenly into the microbatches of a schedule."""
+def unequal(
+    axis: Axis, count: int, schedule: Span | None, tensor: str, declared: Span | None, parts: str = "microbatches"
+) -> Diagnostic:
+    """E0406: an axis of `tensor` does not divide evenly into the microbatches of a schedule, or into slices."""
     return Diagnostic(
         "E0406",
-        f"axis `{axis.name}` of {axis.size} does not divide into {microbatches} microbatches",
+        f"axis `{axis.name}` of {axis.size} does not divide into {count} {parts}",
         schedule or declared,
         (_declared(tensor, declared),),
-        f"choose a number of microbatches that divides {axis.size}",
+        f"choose a number of {parts} that divides {axis.size}",
     )
 
 
@@ -145,19 +147,25 @@ def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
         )
 
 
-def _cut(given: spec.Spec) -> tuple[str, int]:
-    """The axis that is split into microbatches, and their number; 1 if only a schedule file says it."""
+def _cuts(given: spec.Spec) -> dict[str, tuple[int, str]]:
+    """The axes that are split over time, each with the number of its parts and what these are; 1 if only a schedule
+    file says it.
+    """
     arguments = given.schedule.call.arguments if given.schedule else {}
-    return given.batch, int(arguments.get("microbatches", 1))
+    cuts = {given.batch: (int(arguments.get("microbatches", 1)), "microbatches")}
+    if given.schedule and given.schedule.sequence is not None:
+        axis, count = given.schedule.sequence
+        cuts[axis] = count, "slices"
+    return cuts
 
 
 def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:
-    axis, count = _cut(given)
     model, _ = given.trained
-    for name, type, place in _inputs(model):
-        if type.has(axis) and type.axis(axis).size % count:
-            yield unequal(type.axis(axis), count, schedule_span(given), f"{name}: {type}", place)
-            return
+    for axis, (count, parts) in _cuts(given).items():
+        for name, type, place in _inputs(model):
+            if type.has(axis) and type.axis(axis).size % count:
+                yield unequal(type.axis(axis), count, schedule_span(given), f"{name}: {type}", place, parts)
+                break
 
 
 def _splits(given: spec.Spec) -> list[Diagnostic]:
@@ -165,7 +173,7 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
     mesh, layout = given.mesh, given.layout
     if mesh is None or layout is None or given.model is None:
         return []
-    cut, count = _cut(given)
+    cuts = {axis: count for axis, (count, _) in _cuts(given).items()}
     targets = [
         (target, rule.mesh_axes)
         for rule in layout.rules
@@ -175,7 +183,7 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
     ]
     general = [each for each in targets if each[0].path is None]
     found: dict[tuple[str, str], Diagnostic] = {}
-    tensors = [(name, _of_a_microbatch(type, cut, count), span) for name, type, span in _inputs(given.model)]
+    tensors = [(name, _of_a_microbatch(type, cuts), span) for name, type, span in _inputs(given.model)]
     for name, type, span in (*tensors, *_parameters(given.model)):
         own = [each for each in targets if _names(each[0], name)]  # these replace the general ones
         for axis, mesh_axes, rule in _assigned(own or general, type.names):
@@ -205,8 +213,10 @@ def _assigned(
             yield target.name, free, target.span
 
 
-def _of_a_microbatch(type: Type, axis: str, count: int) -> Type:
-    return type.resized(axis, type.axis(axis).size // count) if type.has(axis) else type
+def _of_a_microbatch(type: Type, cuts: Mapping[str, int]) -> Type:
+    for axis, count in cuts.items():
+        type = type.resized(axis, type.axis(axis).size // count) if type.has(axis) else type
+    return type
 
 
 def _inputs(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:

@@ -13,7 +13,8 @@ from partita.dsl.report import Report, suggestion
 from partita.dsl.units import PLAIN
 from partita.dsl.unparse import expression_text
 
-CLASSES = ("param", "grad", "state")
+STATE = "state"
+CLASSES = ("param", "grad", STATE)
 # What may follow `by` in a rule for an axis: the order of its positions, and how attention exchanges along it.
 ZIGZAG, GATHER, HEADS = "zigzag", "gather", "heads"
 EXCHANGES = (GATHER, HEADS)
@@ -66,6 +67,14 @@ class Layouts:
                     self.paths([p for p in rule.paths if str(p) not in ("all", "auto")], known)
                     spans = tuple(path.span for path in rule.paths)
                     return spec.RecomputeRule(_parts(rule.paths), rule.span, spans)
+                case tree.Offload():
+                    for path in rule.paths:
+                        if str(path) != STATE:
+                            message = f"only `state` can be kept in the host's memory, not `{path}`"
+                            help = "`offload state`; what a block keeps for the backward pass, `recompute` saves"
+                            raise refuse("E0418", message, path.span, help=help)
+                    spans = tuple(path.span for path in rule.paths)
+                    return spec.OffloadRule(_parts(rule.paths), rule.span, spans)
         except Refused as refused:
             self.report.refused(refused)
             return None

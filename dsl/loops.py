@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from attrs import evolve
+
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import positive_integer
 from partita.dsl.declarations import unreserved
@@ -91,7 +93,8 @@ class Loops:
             return False
         carried = tuple(map(_carried_operand, before.values()))
         names = tuple(before)
-        step = spec.Scan(axis, statement.backward, checked.body, carried, inner.captured, names, statement.axis.span)
+        head = evolve(statement.span, end=statement.axis.span.end)
+        step = spec.Scan(axis, statement.backward, checked.body, carried, inner.captured, names, head)
         types = [type for type in map(_carried_type, before.values()) if type is not None]
         made = [Type(type.dtype, (axis, *type.axes)) for type in types]
         for name, value in zip(before, self.scope.add(step, made, checked.nodes, checked.depth + 1), strict=True):

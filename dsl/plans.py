@@ -228,7 +228,19 @@ class Plans:
     def schedule(self, name: str, schedule: tree.Schedule) -> spec.Schedule | None:
         """A schedule with its call checked; None after reporting errors."""
         call = self.settings.call(schedule.call, SCHEDULES, "schedule")
-        return spec.Schedule(name, call, schedule.span) if call is not None else None
+        if call is None:
+            return None
+        over = call.arguments.get("over")
+        if isinstance(over, tuple) and call.arguments["slices"] is None:
+            message = f"`{call.name}` needs the number of slices of `{over[1]}`"
+            self.report.error("E0210", message, schedule.call.span, help=f"such as `slices = 2`, or `over = {over[0]}`")
+            return None
+        found = spec.Schedule(name, call, schedule.span)
+        if found.sequence is not None and found.sequence[0] == found.batch:
+            message = f"`{found.batch}` cannot be cut into microbatches and these into slices of it"
+            self.report.error("E0306", message, schedule.call.span, help="name both axes: `over = [batch, seq]`")
+            return None
+        return found
 
     def weights(self, written: tree.Weights, chosen: spec.Model | None) -> Weights | None:
         """Checked `weights`, of the model that its first path begins with, or the chosen one; None after errors."""

@@ -15,6 +15,7 @@ from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.axes import Axes
 from partita.dsl.builtins import (
     AxisName,
+    AxisNames,
     Flag,
     Keyword,
     Kind,
@@ -126,6 +127,13 @@ class Settings:
                 name = self._word(written, self.axes.entries, f"{what} is the name of an axis", "E0202", "axis")
                 self.axes.used.add(name)
                 return name
+            case AxisNames(count):
+                if not isinstance(written, tree.List):
+                    return self._convert(written, AxisName(), what, lookup)
+                names = [self._convert(tree.bare(each), AxisName(), what, lookup) for each in written.items]
+                if len(set(names)) != count:
+                    raise refuse("E0306", f"{what} is the name of an axis, or a list of {count}", written.span)
+                return tuple(names)
             case MeshAxisName():
                 message = f"{what} is the name of a mesh axis"
                 single = tree.single(written)

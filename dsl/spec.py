@@ -39,6 +39,8 @@ class Call:
 
 # The default of `over` in the call of a schedule.
 BATCH = "batch"
+# The axis that slices cut where `over` names only one.
+SEQUENCE = "seq"
 # The default of `train.on_bad_step`.
 STOP = Call("stop", {"spike": None, "window": 100})
 
@@ -385,7 +387,18 @@ class RecomputeRule:
     __repr__ = shortened
 
 
-Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule
+@frozen
+class OffloadRule:
+    """`offload paths`; the path `("state",)` is a keyword."""
+
+    paths: tuple[tuple[str, ...], ...]
+    span: Span = field(eq=False)
+    path_spans: tuple[Span, ...] = field(eq=False)
+
+    __repr__ = shortened
+
+
+Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule | OffloadRule
 
 
 @frozen
@@ -416,7 +429,15 @@ class Schedule:
     @property
     def batch(self) -> str:
         """The axis that is split into microbatches."""
-        return str(self.call.arguments.get("over", BATCH))
+        over = self.call.arguments.get("over", BATCH)
+        return str(over[0] if isinstance(over, tuple) else over)
+
+    @property
+    def sequence(self) -> tuple[str, int] | None:
+        """The axis along which each microbatch is cut into slices, and their number; None if it is not."""
+        over, count = (self.call.arguments.get(each) for each in ("over", "slices"))
+        axis = str(over[1]) if isinstance(over, tuple) else SEQUENCE
+        return (axis, int(count)) if count is not None and count > 1 else None
 
 
 @frozen

@@ -422,7 +422,15 @@ class Recompute:
     span: Span = field(eq=False, repr=False)
 
 
-Rule: TypeAlias = Shard | Stage | Place | Recompute
+@frozen
+class Offload:
+    """`offload paths`."""
+
+    paths: tuple[Path, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+Rule: TypeAlias = Shard | Stage | Place | Recompute | Offload
 
 
 @frozen

@@ -24,7 +24,8 @@ class Context:
     """The state of a step. `seed` and `step` determine random numbers; `rates` are the learning rates of the optimizer
     rule by rule; `update` counts parameter updates, from 1.
 
-    `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch.
+    `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch. `slice` is
+    which part of its sequence is run, and `shared` the tensors that the slices of the microbatch share on a stage.
     `position` is where the part of a sequence begins that a step goes through (`partita.compiler.passes.decode`).
     `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
     are those of the operations that the file defines. `record` is
@@ -38,6 +39,8 @@ class Context:
     update: int = 0
     microbatch: int = 0
     first: int = 0
+    slice: int = 0
+    shared: dict[str, torch.Tensor] = field(factory=dict)
     position: int = 0
     rates: tuple[float, ...] = ()
     coordinates: Mapping[str, int] = field(factory=dict)
@@ -47,6 +50,13 @@ class Context:
     lap: Callable[[int], None] | None = None
     flight: Flight | None = None
     waited: int = 0
+
+    def of_slices(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that the slices of the microbatch share, zero before the first of them."""
+        found = self.shared.get(key)
+        if found is None:
+            found = self.shared[key] = torch.zeros(shape, dtype=dtype, device=self.device)
+        return found
 
     def custom(self, name: str, operands: Tensors, wanted: Wanted) -> Tensors:
         """The results of an operation that the file defines. Raises OperationFailed."""

@@ -65,7 +65,8 @@ class Executor:
         self.context = Context(seed, device, coordinates=coordinates, transport=transport, functions=custom)
         functions = load(program)
         self.stages = {
-            i: Stage(program.stages[i], functions, memory, device, program.microbatches) for i in self.record.stages
+            i: Stage(program.stages[i], functions, memory, device, program.microbatches, program.slices)
+            for i in self.record.stages
         }
         self._finish = functions[self.record.finish]
         self._update = functions[self.record.update] if self.record.update else None
@@ -131,7 +132,7 @@ class Executor:
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions, mark = self._timed, self._recorded
         for index in range(self.program.rounds):
-            context.first = index * self.program.microbatches
+            context.first = index * self.program.batch_parts
             if index:
                 # No rank sends anything of the next batch before all have received everything of this one.
                 yield from self._summed(torch.zeros_like(self.statistics))

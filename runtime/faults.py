@@ -156,7 +156,7 @@ def _rows_of(first: _First, node: Node, value: Value, trial: Trial, program: Pro
     mesh, position = program.mesh, value.type.position(program.batch)
     whole = global_type(value.type, value.layout, mesh.sizes)
     start = region_of(whole, value.layout, mesh.sizes, mesh.coordinates(rank))[position].start
-    index, microbatch = divmod(first.microbatch, program.microbatches)
+    index, microbatch = divmod(first.microbatch, program.batch_parts)
     if node.phase is not Phase.PROLOGUE:
         start += microbatch * whole.axis(program.batch).size
     return _named(_along(first.wrong, position), first.wrong.shape[position], start, trial.rows(index))

@@ -29,11 +29,11 @@ class Inputs:
         self, program: Program, stages: Iterable[StageProgram], coordinates: Mapping[str, int], device: torch.device
     ) -> None:
         self._device = device
-        self._microbatches = program.microbatches
+        self._parts = program.batch_parts
         self._rounds = program.rounds
         self._batch = program.batch
         self._types = types = {each.name: each.type for each in program.inputs}
-        parts = program.microbatches * program.batches
+        parts = program.batch_parts * program.batches
         self._regions: dict[InputPart, Region] = {}
         self._batch_positions: dict[InputPart, int] = {}
         for stage in stages:
@@ -66,7 +66,7 @@ class Inputs:
         """
         found = {}
         for part, position in self._batch_positions.items():
-            cut = batch[part.name].unflatten(position, (self._microbatches, -1))  # type: ignore[no-untyped-call]
+            cut = batch[part.name].unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
             found[part] = tensor.contiguous().to(self._device)
         return found

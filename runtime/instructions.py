@@ -58,6 +58,7 @@ class Binder:
         """The closures of each instruction: its own, and one for each stage whose reduction begins after it."""
         last_send: dict[tuple[int, int, int], int] = {}
         last_touch: dict[tuple[int, int], int] = {}
+        last_of_slices: dict[tuple[int, int], int] = {}
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, PostSend):
                 message, microbatch = instruction.transfer.message, instruction.transfer.microbatch
@@ -66,12 +67,15 @@ class Binder:
                 last_touch[message.source, microbatch] = i
             elif isinstance(instruction, Compute):
                 last_touch[instruction.stage, instruction.action.microbatch] = i
+                last_of_slices[instruction.stage, instruction.action.microbatch // self.program.slices] = i
         transfers: dict[Transfer, _UnderWay] = {}
         bound: list[tuple[Bound, ...]] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
-                final = last_touch[instruction.stage, instruction.action.microbatch] == i
-                own = self._compute(instruction, final)
+                microbatch = instruction.action.microbatch
+                final = last_touch[instruction.stage, microbatch] == i
+                whole = last_of_slices[instruction.stage, microbatch // self.program.slices] == i
+                own = self._compute(instruction, final, whole)
             else:
                 transfer = instruction.transfer
                 under_way = transfers.setdefault(transfer, _UnderWay())
@@ -88,8 +92,10 @@ class Binder:
             bound.append((own, *(self._reduce(stage) for stage in self.record.reductions.get(i, ()))))
         return tuple(bound)
 
-    def _compute(self, instruction: Compute, final: bool) -> Bound:
-        """Run a function of a stage on a microbatch, and do its local transfers; `final`: the last use of the frame."""
+    def _compute(self, instruction: Compute, final: bool, whole: bool) -> Bound:
+        """Run a function of a stage on a microbatch, and do its local transfers; `final`: the last use of the frame,
+        `whole`: the last function of all slices of its part of the batch.
+        """
         stage, context = self.stages[instruction.stage], self.context
         kind, microbatch = instruction.action.kind, instruction.action.microbatch
         function: Callable[..., Any] = stage.functions.get(kind, _nothing)
@@ -103,6 +109,13 @@ class Binder:
         ]
         ended = [slot for slot, _, _ in overs if slot in record.released and slot not in sent]
         empty = [None] * record.frame
+        part, own = divmod(microbatch, self.program.slices)
+        shared = stage.shared[part]
+        ends = whole and self.program.slices > 1
+
+        def begin() -> None:
+            context.microbatch = context.first + part
+            context.slice, context.shared = own, shared
 
         def transfer_locally() -> None:
             for slot, target, target_slot in overs:
@@ -111,15 +124,17 @@ class Binder:
                 frame[slot] = None
             if final:
                 frame[:] = empty
+            if ends:
+                shared.clear()
 
         def run() -> None:
-            context.microbatch = context.first + microbatch
+            begin()
             function(stage.constants, frame, accumulators, context)
-            if final or overs:
+            if final or overs or ends:
                 transfer_locally()
 
         def run_communicating() -> Waits:
-            context.microbatch = context.first + microbatch
+            begin()
             yield from begun(function(stage.constants, frame, accumulators, context), context)
             transfer_locally()
 

@@ -44,7 +44,9 @@ def allocator(type: Type, device: torch.device) -> Callable[[], torch.Tensor]:
 
 
 class Stage:
-    """A stage at run time: its constants of the step, accumulators, and a frame for each microbatch."""
+    """A stage at run time: its constants of the step, accumulators, a frame for each microbatch, and what the slices of
+    each part of the batch share.
+    """
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Stage:
         memory: Memory,
         device: torch.device,
         microbatches: int,
+        slices: int = 1,
     ) -> None:
         self.record = record
         self.functions = {kind: functions[name] for kind, name in record.functions.items()}
@@ -60,17 +63,21 @@ class Stage:
         self.accumulators = tuple(allocator(each.type, device)() for each in record.accumulators)
         self.constants: tuple[torch.Tensor, ...] = ()
         self.frames: tuple[Frame, ...] = tuple([None] * record.frame for _ in range(microbatches))
+        self.slices = slices
+        self.shared: tuple[dict[str, torch.Tensor], ...] = tuple({} for _ in range(microbatches // slices))
 
     @property
     def in_flight(self) -> list[int]:
-        """The microbatches whose frame holds anything; none between steps."""
-        return [i for i, frame in enumerate(self.frames) if any(slot is not None for slot in frame)]
+        """The microbatches whose frame, or what it shares, holds anything; none between steps."""
+        frames = enumerate(self.frames)
+        return [i for i, frame in frames if self.shared[i // self.slices] or any(slot is not None for slot in frame)]
 
     def fill(self, inputs: Mapping[InputPart, torch.Tensor]) -> None:
         """At the start of a batch: give every frame its microbatch's part of the inputs."""
         for part, slot in zip(self.record.inputs, self.record.input_slots, strict=True):
-            for frame, own in zip(self.frames, inputs[part].unbind(), strict=True):
-                frame[slot] = own
+            for i, own in enumerate(inputs[part].unbind()):
+                for frame in self.frames[i * self.slices : (i + 1) * self.slices]:
+                    frame[slot] = own
 
     def scale(self, factor: Fraction) -> None:
         """Multiply all sums so far."""

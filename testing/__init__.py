@@ -12,14 +12,16 @@ To test a schedule:
         assert timeline.bubble <= 0.5
 
 `assert_lawful` checks a schedule against all invariants of `partita.compiler.schedules.invariants`, with any messages.
-The strategies generate shapes, valid schedules (named ones, and random orders), mutants of them, messages that skip
-stages, costs, and memory limits.
+The strategies generate shapes, valid schedules (named ones, random orders, orders that sum gradients differently, and
+orders of ranks that share a vocabulary), mutants of them, messages that skip stages, costs, and memory limits.
+Shapes have slices of the sequence if asked to, `shapes(max_slices=4)`.
 """
 
 from partita.testing.assertions import assert_lawful, dependency_bound
 from partita.testing.strategies import (
     Shape,
     costs,
+    descending_orders,
     memories,
     messages,
     mutants,
@@ -27,6 +29,7 @@ from partita.testing.strategies import (
     random_orders,
     schedules,
     shapes,
+    shared_schedules,
 )
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "assert_lawful",
     "costs",
     "dependency_bound",
+    "descending_orders",
     "memories",
     "messages",
     "mutants",
@@ -41,4 +45,5 @@ __all__ = [
     "random_orders",
     "schedules",
     "shapes",
+    "shared_schedules",
 ]

@@ -9,6 +9,7 @@ from partita.compiler.schedules.communication import communicate, default_messag
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, Schedule, ranks_of
 from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
+from partita.compiler.schedules.spread import part_messages
 from partita.compiler.schedules.timeline import Timeline
 
 
@@ -20,12 +21,15 @@ def assert_lawful(
 ) -> Timeline:
     """Check a schedule against all invariants, and return its timeline.
 
-    By default `costs` are equal with free transfers, and `messages` are the chain from stage to stage. Raises Refused
+    By default `costs` are equal with free transfers, and `messages` are the chain from stage to stage, and those of
+    the parts that all ranks share. Raises Refused
     with the invariant, the ranks and the actions for invariants 1 to 4 and 6, AssertionError for invariant 5.
     """
     costs = costs or equal_costs()
     if messages is None:
-        messages = default_messages(schedule.stages, schedule.training)
+        spread = schedule.spread
+        messages = default_messages(spread.stages if spread else schedule.stages, schedule.training)
+        messages += part_messages(spread, schedule.training) if spread else ()
     check_schedule(schedule)
     programs = communicate(schedule, messages, lookahead=lookahead)
     check_program(programs)
@@ -57,14 +61,14 @@ def dependency_bound(schedule: Schedule, costs: Costs, messages: Sequence[Messag
             begin = ready[stage]
             for message in messages:
                 producer = message.source
-                forward = message.destination > producer
+                forward = message.direction == "forward"
                 if message.destination == stage and forward == (FORWARD in kinds):
                     crossing = rank_of[producer] != rank_of[stage]
                     begin = max(begin, ends[producer] + (costs.transfer(message) if crossing else 0.0))
             ends[stage] = begin + min(costs.action(stage, kind) for kind in kinds if (stage, kind) in runs)
         return ends
 
-    stages = range(schedule.stages)
+    stages = sorted(range(schedule.stages), key=schedule.depth)
     ends = pass_through(stages, (FORWARD,), [0.0] * len(stages))
     if schedule.training:
         # BW may replace B on some stages, and may be faster.

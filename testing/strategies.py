@@ -20,34 +20,44 @@ from partita.compiler.schedules.schedule import (
     WEIGHT,
     Action,
     Schedule,
+    Spread,
     loop_placement,
     peak_live,
+    turn,
 )
 from partita.compiler.schedules.simulator import Costs
 
 # The schedules that a shape alone determines, rather than a file.
 NAMED = sorted(each.name for each in SCHEDULES.values() if each.written is None)
+# Those that nothing else determines: they are not searched for.
+FIXED = [name for name in NAMED if not SCHEDULES[name].conditional]
 
 
 @frozen
 class Shape:
-    """The size of a pipeline. `group` is a valid group of microbatches for interleaved orders."""
+    """The size of a pipeline. `group` is a valid group of microbatches for interleaved orders; `slices` is into how
+    many slices of the sequence each microbatch is cut, if a schedule can.
+    """
 
     ranks: int
     chunks: int
     microbatches: int
     group: int
+    slices: int = 1
 
 
 @st.composite
-def shapes(draw: st.DrawFn, max_ranks: int = 6, max_chunks: int = 3, max_microbatches: int = 12) -> Shape:
-    """Shapes from 1 rank, 1 chunk and 1 microbatch up; groups from P to 2P."""
+def shapes(
+    draw: st.DrawFn, max_ranks: int = 6, max_chunks: int = 3, max_microbatches: int = 12, max_slices: int = 1
+) -> Shape:
+    """Shapes from 1 rank, 1 chunk, 1 microbatch and 1 slice up; groups from P to 2P."""
     ranks = draw(st.integers(1, max_ranks))
     return Shape(
         ranks,
         draw(st.integers(1, max_chunks)),
         draw(st.integers(1, max_microbatches)),
         draw(st.integers(ranks, 2 * ranks)),
+        draw(st.integers(1, max_slices)),
     )
 
 
@@ -61,6 +71,8 @@ def named_schedules(
     chunks = generator.chunks or shape.chunks
     legal = generator.legal(shape.ranks, chunks).items()
     arguments = draw(st.fixed_dictionaries({key: st.sampled_from(list(values)) for key, values in legal}))
+    if shape.slices > 1 and "slices" in generator.own:
+        arguments["slices"] = shape.slices
     stages = shape.ranks * chunks
     given = Conditions(draw(costs(stages)), default_messages(stages)) if generator.conditional else None
     return make(generator, shape.ranks, chunks, shape.microbatches, conditions=given, **arguments)
@@ -75,12 +87,12 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
     deadlock. The bound of live activations is the resulting peak.
     """
     shape = draw(of if of is not None else shapes(4, 3, 5))
-    P, V, M = shape.ranks, shape.chunks, shape.microbatches
+    P, V, M = shape.ranks, shape.chunks, shape.microbatches * shape.slices
     placement = draw(_placements(P, V))
     rank_of = {stage: (r, c) for r, stages in enumerate(placement) for c, stage in enumerate(stages)}
     split = draw(st.lists(st.booleans(), min_size=M, max_size=M))
     random = draw(st.randoms(use_true_random=False))
-    # The next microbatch of each part of each stage; a part may run once the part before it is ahead.
+    # The next turn of each part of each stage; a part may run once the part before it is ahead.
     following = {(part, stage): 0 for part in (FORWARD, BACKWARD, WEIGHT) for stage in range(P * V)}
     actions: list[list[Action]] = [[] for _ in range(P)]
 
@@ -95,7 +107,7 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
         arrived = stage == P * V - 1 or following[BACKWARD, stage + 1] > m
         # BW accumulates too, so it must not overtake the W of earlier microbatches.
         in_turn = split[m] or following[WEIGHT, stage] == m
-        return arrived and in_turn and following[FORWARD, stage] > m
+        return arrived and in_turn and following[FORWARD, stage] > turn(BACKWARD, m, shape.slices)
 
     while possible := [key for key in following if ready(*key)]:
         part, stage = random.choice(possible)
@@ -106,9 +118,41 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
             following[WEIGHT, stage] += 1
             kind = FULL_BACKWARD
         rank, chunk = rank_of[stage]
-        actions[rank].append(Action(kind, chunk, m))
+        actions[rank].append(Action(kind, chunk, turn(kind, m, shape.slices)))
     orders = tuple(map(tuple, actions))
-    return Schedule("random", M, placement, orders, tuple(map(peak_live, orders)))
+    return Schedule("random", M, placement, orders, tuple(map(peak_live, orders)), slices=shape.slices)
+
+
+@st.composite
+def shared_schedules(
+    draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None, names: Sequence[str] = FIXED
+) -> Schedule:
+    """Built-in schedules with the passes of a vocabulary that all ranks share: its lookup, its output layer, or both;
+    those of each action among the others depend on random costs.
+    """
+    schedule = draw(named_schedules(of, names))
+    inputs, outputs = draw(st.sampled_from(((False, True), (True, False), (True, True))))
+    spread = Spread(schedule.ranks, schedule.stages, inputs, outputs)
+    return SCHEDULES[schedule.name].shared(schedule, spread, draw(costs(spread.total)).action)
+
+
+@st.composite
+def descending_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -> Schedule:
+    """Valid schedules that sum gradients in another order: all forwards, then backwards in any order of microbatches,
+    which is the same on all ranks.
+    """
+    shape = draw(of if of is not None else shapes(4, 3, 5))
+    placement = draw(_placements(shape.ranks, shape.chunks))
+    order = draw(st.permutations(range(shape.microbatches)))
+    kinds = draw(st.sampled_from(((FULL_BACKWARD,), (BACKWARD, WEIGHT))))
+    lines = []
+    for stages in placement:
+        chunks = sorted(range(len(stages)), key=stages.__getitem__)
+        forwards = [Action(FORWARD, chunk, m) for chunk in chunks for m in range(shape.microbatches)]
+        backwards = [Action(kind, chunk, m) for chunk in reversed(chunks) for m in order for kind in kinds]
+        lines.append((*forwards, *backwards))
+    bound = tuple(map(peak_live, lines))
+    return Schedule("descending", shape.microbatches, placement, tuple(lines), bound, ascending=False)
 
 
 def schedules(of: st.SearchStrategy[Shape] | None = None) -> st.SearchStrategy[Schedule]:

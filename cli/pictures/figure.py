@@ -29,6 +29,7 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "partita",
     "font.size": 8.0,
+    "font.sans-serif": ["DejaVu Sans"],  # and any other, if it is missing: named again with each text
     "text.parse_math": False,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from partita.cli.number_format import seconds_text
 from partita.cli.pictures.picture import NAMES, colour, labels
+from partita.compiler.schedules.forms import json_form as written
 from partita.compiler.schedules.schedule import Action, Schedule
 from partita.compiler.schedules.timeline import Interval, Timeline
 
@@ -71,18 +72,15 @@ def _style(interval: Interval, schedule: Schedule) -> str:
 
 
 def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
-    """The object of `schedule --json`, a stable format: `actions` are one list per rank, as `F0.3`; `placement` are the
-    stages of each rank by chunk; `pairs`, if actions overlap with the next one, are the positions of the first ones.
+    """The object of `schedule --json`, a stable format: numbers of the timeline, the schedule for `from_file`
+    (`partita.compiler.schedules.forms.json_form`), and the report of a search.
     """
     found: dict[str, Any] = {
         "bubble": timeline.bubble,
         "makespan": timeline.makespan,
         "peak_live": list(timeline.peak_live),
-        "placement": [list(stages) for stages in schedule.placement],
-        "actions": [[str(action) for action in actions] for actions in schedule.actions],
+        **written.as_json(schedule),
     }
-    if schedule.pairs:
-        found["pairs"] = [sorted(paired) for paired in schedule.pairs]
     if schedule.search is None:
         return found
     least = schedule.search.least

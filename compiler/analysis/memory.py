@@ -22,6 +22,8 @@ The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
     state         the optimizer's
     activations   what microbatches in flight keep, and the working set of the function that runs
     buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update
+
+What lies in the host's memory (`offload`) is not part of it, and counted apart, as if the device had its own memory.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from itertools import chain
 
 from attrs import evolve, frozen
 
-from partita.compiler.analysis.liveness import held, line_by_line, roots, tables, working_set
+from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, roots, tables, working_set
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.graph import Node, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
@@ -49,7 +51,7 @@ _NUMBERS = 1 << 10
 
 @frozen
 class MemoryReport:
-    """Bytes of a rank at its greatest `moment`, by purpose."""
+    """Bytes of a rank at its greatest `moment`, by purpose; and what it keeps in the memory of its `host`."""
 
     moment: str
     parameters: int
@@ -57,16 +59,18 @@ class MemoryReport:
     state: int
     activations: int
     buffers: int
+    host: int = 0
 
     __repr__ = shortened
 
     @property
     def total(self) -> int:
-        """The bound."""
+        """The bound of the device's memory."""
         return self.parameters + self.gradients + self.state + self.activations + self.buffers
 
 
 PARTS = ("parameters", "gradients", "state", "activations", "buffers")
+HOST = "host"
 
 
 def peak_memory(state: Scheduled, rank: RankPlan) -> int:
@@ -95,7 +99,15 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
         always.state,
         most.activations,
         always.buffers + most.buffers,
+        _on_host(state, rank),
     )
+
+
+def _on_host(state: Scheduled, rank: RankPlan) -> int:
+    """Bytes in the host's memory: masters and states, and on a GPU copies of what their updates read and make."""
+    total = sum(size for part in stored(state, rank, host=True) for size in part.values())
+    copies = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
+    return total + (working_set(line_by_line(copies), (), size=host_bytes) if state.device.gpu else 0)
 
 
 def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, MemoryReport]:
@@ -177,14 +189,18 @@ def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
     )
 
 
-def stored(state: Scheduled, rank: RankPlan) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes that a rank keeps of each parameter's master, and of its optimizer states, by parameter name."""
+def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes that a rank keeps of each parameter's master, and of its optimizer states, by parameter name: on the device
+    or in the host's memory.
+    """
     sizes, own = state.mesh.sizes, set(rank.parameters)
     records = [record for record in state.plan.parameters if record.name in own]
     return (
-        {each.name: local_type(each.type, each.layout, sizes).bytes for each in records},
+        {each.name: local_type(each.type, each.layout, sizes).bytes for each in records if each.host == host},
         {
-            each.name: sum(local_type(state.type, each.stored(state), sizes).bytes for state in each.states)
+            each.name: sum(
+                local_type(state.type, each.stored(state), sizes).bytes for state in each.states if state.host == host
+            )
             for each in records
         },
     )
@@ -209,7 +225,7 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
         for part in (*program.stages[index].inputs, *program.stages[index].full_inputs):
             type, times = types[part.name], 1
             if part.batch is not None:
-                times = program.microbatches
+                times = program.batch_parts
                 type = type.resized(part.batch, type.axis(part.batch).size // times)
             parts[part] = times * local_type(type, part.layout, state.mesh.sizes).bytes
     whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())
@@ -228,14 +244,29 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
         arriving[message.destination, message.direction] += size
         leaving[message.source, message.direction] += size
     kept = reducing = 0
+    # What the slices of a part of the batch share is there from the first F, or the first B, to the last function.
+    runs: Counter[tuple[int, int]] = Counter()
+    last = {
+        (each.stage, each.action.microbatch // state.slices): i
+        for i, each in enumerate(rank.instructions)
+        if isinstance(each, Compute)
+    }
     messages = collective = _largest_buffer(_of_microbatches(_stages(state, rank)))
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         if isinstance(instruction, Compute):
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
             working = stage.peaks.get(kind, 0)
+            part = instruction.stage, instruction.action.microbatch // state.slices
+            runs[part] += 1
+            if kind == "F" and runs[part] == 1:
+                kept += stage.shared["F"]
+            elif kind in DIRECTION and runs[part] == state.slices + 1:
+                kept += stage.shared["B"]
             yield kept + working, reducing, messages
             kept += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
+            if last[part] == i:
+                kept -= sum(stage.shared.values())
             if kind in DIRECTION:
                 messages += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
             yield kept + working, reducing, messages

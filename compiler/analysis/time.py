@@ -125,6 +125,10 @@ def end_seconds(state: Partitioned, rank: RankPlan, overlap: bool = True) -> flo
         total += cleared / (state.device.bandwidth * state.device.streaming)
         prologue = [node for node in state.partitioned.stages[index].nodes if node.phase is Phase.PROLOGUE]
         total += _elapsed(prologue, state, resharding, overlap)
+        if state.device.gpu:
+            parameters = state.partitioned.stages[index].parameters
+            copied = sum(each.value.type.bytes for each in parameters if each.name in state.on_host)
+            total += copied / state.device.host_link
         total += _elapsed(reduce.get(index, ()), state, resharding, overlap)
     return total
 

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from partita.compiler.codegen.functions import StageFunctions, is_literal, made_by, read_by, receives, sends
 from partita.compiler.codegen.names import View, identifier
-from partita.compiler.codegen.statements import Call, End, Keep, Load, Return
+from partita.compiler.codegen.statements import Bind, Call, End, Keep, Load, Return
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
@@ -104,9 +104,14 @@ class StageEmitter:
     def _emit_prologue(self) -> None:
         name = stage_function(self.stage.index, "P")
         writer = Writer(PROLOGUE, module=self.module, stem=name)
+        read = {*read_by(self.of.prologue), *self.constants}
         for i, parameter in enumerate(self.stage.parameters):
-            text = f"m[{i}]{self.masters.get(parameter.name, '')}"
-            writer.names.texts[parameter.value] = Argument(text, parameter.value.type)
+            text = self.masters[parameter.name].format(f"m[{i}]")
+            if text == f"m[{i}]":
+                writer.names.texts[parameter.value] = Argument(text, parameter.value.type)
+            elif parameter.value in read:
+                writer.names.name(parameter.value)
+                writer.add(Bind(parameter.value, text))
         for i, each in enumerate(self.of.full_inputs):
             writer.names.texts[each.value] = Argument(f"x[{i}]", each.value.type)
         writer.block(self.of.prologue, self.constants)

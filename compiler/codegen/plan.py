@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from partita.compiler.analysis.liveness import beside, held
+from partita.compiler.analysis.liveness import beside, held, shared
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
@@ -48,11 +48,13 @@ def plan_step(
     mesh: Mesh,
     batches: Fraction = Fraction(1),
     compiled: bool = False,
+    on_host: Collection[str] = (),
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
-    The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. Raises
-    Refused if the schedule violates an invariant (E0501 to E0504).
+    The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
+    parameters `on_host` lie in the host's memory. Raises Refused if the schedule violates an invariant (E0501 to
+    E0504).
     """
     _check_ends(partitioned)
     check_schedule(schedule)
@@ -74,11 +76,17 @@ def plan_step(
         ),
         batch=batch,
         microbatches=schedule.microbatches,
+        slices=schedule.slices,
         batches=batches,
         mesh=mesh,
         parameters=tuple(
             _parameter_record(
-                parameter, layouts[parameter.name], stage_sets[parameter.name], updates.get(parameter.name), mesh.sizes
+                parameter,
+                layouts[parameter.name],
+                stage_sets[parameter.name],
+                updates.get(parameter.name),
+                mesh.sizes,
+                parameter.name in on_host,
             )
             for parameter in partitioned.graph.parameters
             if parameter.name in stage_sets  # evaluation may not use one
@@ -115,6 +123,7 @@ def _parameter_record(
     stages: tuple[int, ...],
     update: ParameterUpdate | None,
     sizes: dict[str, int],
+    host: bool,
 ) -> ParameterRecord:
     named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
@@ -125,7 +134,11 @@ def _parameter_record(
         parameter.initial,
         parameter.fans,
         stages,
-        tuple(StateRecord(name, global_type(state.type, state.layout, sizes), name == EMA) for name, state in named),
+        tuple(
+            StateRecord(name, global_type(state.type, state.layout, sizes), name == EMA, state.host)
+            for name, state in named
+        ),
+        host,
     )
 
 
@@ -157,6 +170,7 @@ def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
         ),
         saved=held(saved, forward),
         kept=held(kept, (*forward, *backward)),
+        shared={"F": shared(forward), "B": shared(functions.groups["BW"])},
         peaks=peaks,
     )
 

@@ -57,7 +57,9 @@ class Device:
 
     Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step.
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
-    own memory, and programs for it are compiled by default. `timings` are measured, if the device is profiled.
+    own memory, and programs for it are compiled by default. It is joined to the host's by `host_link` bytes/s in each
+    direction, and has a share of `host_bandwidth` bytes/s of that memory; where the device is a CPU, both memories are
+    one. `timings` are measured, if the device is profiled.
     """
 
     name: str
@@ -72,6 +74,8 @@ class Device:
     vector: float = 0.0
     node: int = 1
     gpu: bool = False
+    host_link: float = 25.6e9
+    host_bandwidth: float = 5e10
     timings: Timings = field(factory=Timings, eq=False, repr=False)
     sources: tuple[str, ...] = ()
 
@@ -87,6 +91,11 @@ _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (be
 _LOWERED = "best: that table, lowered as A100's"
 # The share is 0.90 for 100 MB, 0.75 for 10 MB.
 _STREAMING = "streaming: Isaev et al., Calculon, SC23, systems/a100_80g.json"
+# PCI Express x16 in one direction, of which a share is assumed as in `links`; the memory channels of a machine's two
+# processors, for each of its 8 GPUs: DDR4-3200, DDR5-4800, DDR5-5600, 8 channels each.
+_HOST = "host: NVIDIA DGX A100, H100, B200, user guides"
+_HOST_LINK = 0.8
+_GEN4, _GEN5, _GEN5_B = (32e9, 51e9), (64e9, 77e9), (64e9, 90e9)
 # Estimates: the prologue and epilogue of a tile, as a depth that takes as long; and the overhead of each kernel.
 _DEPTH, _LAUNCH = 192.0, 4e-6
 
@@ -97,6 +106,7 @@ def _gpu(
     memory: int,
     bandwidth: float,
     products: Products,
+    host: tuple[float, float],
     *sources: str,
 ) -> Device:
     f32, bf16, f64, vector = flops
@@ -111,7 +121,9 @@ def _gpu(
         vector=vector,
         node=8,
         gpu=True,
-        sources=(*sources, _PRODUCTS, _STREAMING),
+        host_link=host[0] * _HOST_LINK,
+        host_bandwidth=host[1],
+        sources=(*sources, _PRODUCTS, _STREAMING, _HOST),
     )
 
 
@@ -129,10 +141,12 @@ DEVICES = {
             1e10,
             sources=("one core of a server processor, measured with this project's own products",),
         ),
-        _gpu("a100", _A100, 80, 2.039e12, Products(0.75, _DEPTH, 108), "NVIDIA A100 80GB SXM, data sheet", _FITTED),
-        _gpu("h100", _H100, 80, 3.35e12, Products(0.69, _DEPTH, 132), "NVIDIA H100 SXM, data sheet", _LOWERED),
-        _gpu("h200", _H100, 141, 4.8e12, Products(0.69, _DEPTH, 132), "NVIDIA H200 SXM, data sheet", _LOWERED),
-        _gpu("b200", _B200, 180, 7.7e12, Products(0.68, _DEPTH, 148), "NVIDIA HGX B200, data sheet", _LOWERED),
+        _gpu(
+            "a100", _A100, 80, 2.039e12, Products(0.75, _DEPTH, 108), _GEN4, "NVIDIA A100 80GB SXM, data sheet", _FITTED
+        ),
+        _gpu("h100", _H100, 80, 3.35e12, Products(0.69, _DEPTH, 132), _GEN5, "NVIDIA H100 SXM, data sheet", _LOWERED),
+        _gpu("h200", _H100, 141, 4.8e12, Products(0.69, _DEPTH, 132), _GEN5, "NVIDIA H200 SXM, data sheet", _LOWERED),
+        _gpu("b200", _B200, 180, 7.7e12, Products(0.68, _DEPTH, 148), _GEN5_B, "NVIDIA HGX B200, data sheet", _LOWERED),
     )
 }
 

@@ -21,7 +21,7 @@ FLOATS = ("f32", "bf16", "f64")
 
 def takes_no_time(op: Op) -> bool:
     """Whether an operation runs no kernel. Sends, receives and collectives take time on a link."""
-    return op.is_view or op.literal is not None or op.sends or op.receives
+    return op.is_view or op.literal is not None or op.sends or op.receives or op.of_slices
 
 
 def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
@@ -38,7 +38,13 @@ def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
 
 
 def seconds(node: Node, device: Device, added: bool = False) -> float:
-    """The time of one node on a device."""
+    """The time of one node on a device; or on its host, where that keeps its operands."""
+    there = {value.host for value in (*node.inputs, *node.outputs)}
+    if len(there) > 1:  # a copy from one memory to the other
+        return node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0
+    if device.gpu and True in there:
+        moved = node.op.accessed([value.type for value in node.inputs], [value.type for value in node.outputs])
+        return moved / device.host_bandwidth
     known = kernel_of(node, added)
     if known is None:
         return 0.0

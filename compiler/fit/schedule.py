@@ -43,6 +43,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         state.mesh,
         state.batches,
         state.compiled,
+        state.on_host,
     )
     return extended(Scheduled, state, schedule=schedule, plan=plan)
 
@@ -54,7 +55,7 @@ def scheduled(state: Partitioned) -> Scheduled:
     """
     call = state.schedule_call.call
     span = call.span or state.schedule_call.span
-    size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
+    size = state.pipeline.ranks, state.pipeline.chunks, state.batch_parts
     if not state.training:
         return planned_with(
             state, _shared(state, FORWARD_ONLY, make(FORWARD_ONLY, *size, span=span, placement=state.placement))
@@ -62,34 +63,30 @@ def scheduled(state: Partitioned) -> Scheduled:
     generator, own = SCHEDULES[call.name], own_arguments(call)
     if not generator.conditional:
         return planned_with(state, _shared(state, generator, make(generator, *size, span=span, **own)))
-    if state.spread is not None:
-        raise refuse(
-            "E0505",
-            f"schedule `{call.name}` is searched for, and cannot be yet where all ranks share an axis",
-            span,
-            help="name an order: `one_f_one_b(microbatches = …)`",
-        )
-    conditions = Conditions(costs_of(state), state.partitioned.messages)
+    conditions = Conditions(costs_of(state), state.partitioned.messages, spread=state.spread)
     if not generator.bounded:
-        return planned_with(state, make(generator, *size, conditions=conditions, span=span, **own))
+        return planned_with(
+            state, _shared(state, generator, make(generator, *size, conditions=conditions, span=span, **own))
+        )
     limit = float(own.pop(BOUND.name, state.device.memory))
-    return _searched(state, partial(make, generator, *size, span=span, **own), conditions, limit, span)
+    return _searched(state, generator, partial(make, generator, *size, span=span, **own), conditions, limit, span)
 
 
 def _shared(state: Partitioned, generator: Generator, schedule: Schedule) -> Schedule:
     """The schedule with the passes over what all ranks share."""
-    return schedule if state.spread is None else generator.shared(schedule, state.spread, costs_of(state).action)
+    return generator.shared(schedule, state.spread, costs_of(state).action)
 
 
 def _searched(
     state: Partitioned,
+    generator: Generator,
     made: Callable[..., Schedule],
     conditions: Conditions,
     limit: float,
     span: Span | None,
 ) -> Scheduled:
     """The schedule, from `made` within a memory limit, with which no rank exceeds `limit`."""
-    beside = cache(lambda placement: _beside(state, placement))
+    beside = cache(lambda placement: _beside(state, generator, placement))
 
     def within(bytes: float) -> Callable[[Placement], Memory]:
         def memory(placement: Placement) -> Memory:
@@ -101,7 +98,7 @@ def _searched(
     left = limit
     for _ in range(_ATTEMPTS):
         schedule = made(conditions=evolve(conditions, memory=within(left)))
-        found = planned_with(state, schedule)
+        found = planned_with(state, _shared(state, generator, schedule))
         excess = max(peak_memory(found, rank) for rank in found.plan.ranks) - limit
         if excess <= 0:
             return found
@@ -112,15 +109,20 @@ def _searched(
     raise refuse("E0505", message, span, help="allow more memory, or `recompute` more")
 
 
-def _beside(state: Partitioned, placement: Placement) -> Memory:
+def _beside(state: Partitioned, generator: Generator, placement: Placement) -> Memory:
     """What microbatches keep on each stage; and, as each rank's limit, the room that a limit of zero leaves: negative,
-    by all that it holds in addition to microbatches in flight.
+    by all that it holds in addition to microbatches in flight. Of these, passes over what all ranks share take more.
     """
-    schedule = one_by_one(placement, state.microbatches)
-    trial = planned_with(state, schedule)
-    return Memory(
+    alone = one_by_one(placement, state.microbatches)
+    trial = planned_with(state, _shared(state, generator, alone))
+    found = Memory(
         tuple(room(trial, rank, 0) for rank in trial.plan.ranks),
         tuple(float(stage.saved) for stage in trial.plan.stages),
         tuple(float(stage.kept) for stage in trial.plan.stages),
         "bytes",
     )
+    taken = [
+        [found.peak(*each) for each in zip(schedule.actions, schedule.placement, strict=True)]
+        for schedule in (trial.schedule, alone)
+    ]
+    return evolve(found, limit=tuple(left - both + one for left, both, one in zip(found.limit, *taken, strict=True)))

@@ -120,6 +120,10 @@ class Attention(Positioned):
         """For where a shard begins; with dropout for the seed and the step."""
         return bool(self.dropout) or super().reads_context
 
+    def looks_back(self, axis: str) -> bool:
+        """Whether queries look back only."""
+        return self.causal and axis == self.over
+
     def check(self, q: Type, *others: Type) -> None:
         """Sizes must match, except for the queries' own positions."""
         assert agree(q.without([self.over]), *others), (self, q, others)
@@ -272,6 +276,16 @@ class Attention(Positioned):
         q, k, v = operands[:3]
         _, own, _ = self.orders(q, k, v)
         return prod(q.axis(name).size for name in own) * (k.bytes + v.bytes) if own else 0
+
+    def pieces_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of what is made of queries that stand elsewhere than at the first keys, in the dtype of accumulation
+        and once more as a piece makes it; in zigzag order also keys and values in their own.
+        """
+        q, k, v = operands[:3]
+        if not q.has(self.over) or self.over not in self.begins or not any(n == self.over for n, *_ in self.shards):
+            return 0
+        own = 2 * wide_bytes(self.attended(q, v))
+        return own if ranks_of_order(self.over, self.shards) is None else own + k.bytes + v.bytes
 
     def padded_bytes(self, operands: Sequence[Type]) -> int:
         """Bytes of a query, key or value padded to the larger of their sizes, which fused kernels want equal."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
@@ -100,6 +100,10 @@ class Op:
     repeats: ClassVar[bool] = False
     # What it does over the axes that its fields name does not depend on the order of their positions.
     orderless: ClassVar[bool] = False
+    # The direction in which it goes through the slices of a microbatch, whose shared tensor is its first operand.
+    through_slices: ClassVar[Literal["forward", "backward"] | None] = None
+    # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
+    host: ClassVar[bool | None] = None
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
 
@@ -149,6 +153,16 @@ class Op:
     def of_microbatch(self) -> bool:
         """Whether it depends on the index of the microbatch."""
         return False
+
+    @property
+    def of_slices(self) -> bool:
+        """Whether its result is a tensor that the slices of a microbatch share (`partita.compiler.ops.slices`)."""
+        return False
+
+    @property
+    def slices(self) -> frozenset[int]:
+        """Into how many slices of a microbatch it cuts axes."""
+        return frozenset()
 
     @property
     def draws(self) -> bool:
@@ -259,7 +273,7 @@ class Op:
 
     def looks_back(self, axis: str) -> bool:
         """Whether, split along an axis, its results at a position depend on the operands that it needs whole only at
-        positions up to there.
+        positions up to there; and of a gradient, whether the terms of their cotangents are zero after there.
         """
         return False
 

@@ -3,10 +3,10 @@
 Operations that look up or count along an axis (`gather`, `pick`, `first_index`, …) are `Positioned` too.
 
 `shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first. A rank's shard begins at its
-size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`. Parts that are
-gone through one after the other are the mesh axis `position`: they begin at the context's position. An axis in zigzag
-order (`partita.compiler.ops.runs`) has an entry of the mesh axis `zigzag`, which is no cut, with the number of ranks
-that the order is for.
+size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`, and slices of
+their sequence the mesh axis `slice`. Parts that are gone through one after the other are the mesh axis `position`: they
+begin at the context's position. An axis in zigzag order (`partita.compiler.ops.runs`) has an entry of the mesh axis
+`zigzag`, which is no cut, with the number of ranks that the order is for.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Shards = tuple[tuple[str, str, int], ...]
 TIME = "time"
+SLICE = "slice"
 POSITION = "position"  # always the outermost cut
 ZIGZAG = "zigzag"
 
@@ -47,12 +48,12 @@ def offset_text(axis: Axis, shards: Shards) -> str:
     over = [(mesh_axis, parts) for name, mesh_axis, parts in shards if name == axis.name and mesh_axis != ZIGZAG]
     if not over:
         return "0"
-    text = ""
+    text, times = "", {TIME: "c.microbatch", SLICE: "c.slice"}
     if over[0][0] == POSITION:
         inner = offset_text(axis, tuple((axis.name, *cut) for cut in over[1:]))
         return "c.position" if inner == "0" else f"(c.position + {inner})"
     for mesh_axis, parts in over:
-        coordinate = "c.microbatch" if mesh_axis == TIME else f"c.coordinates[{mesh_axis!r}]"
+        coordinate = times.get(mesh_axis) or f"c.coordinates[{mesh_axis!r}]"
         text = f"({text} * {parts} + {coordinate})" if text else coordinate
     return f"{text} * {axis.size}"
 
@@ -114,8 +115,13 @@ class Positioned(Op):
 
     @property
     def of_microbatch(self) -> bool:
-        """Whether an axis is cut into microbatches."""
-        return any(mesh_axis == TIME for _, mesh_axis, _ in self.shards)
+        """Whether an axis is cut into microbatches, or these into slices."""
+        return any(mesh_axis in (TIME, SLICE) for _, mesh_axis, _ in self.shards)
+
+    @property
+    def slices(self) -> frozenset[int]:
+        """The parts of these cuts."""
+        return frozenset(parts for _, mesh_axis, parts in self.shards if mesh_axis == SLICE)
 
     @property
     def begins(self) -> tuple[str, ...]:

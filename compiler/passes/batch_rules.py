@@ -103,13 +103,13 @@ def from_inputs_alone(graph: Graph) -> frozenset[Value]:
     """Values computed from the model's inputs, constants and random numbers, without parameters.
 
     Random numbers are functions of their coordinates, so they can be drawn for the full batch. So can rematerialized
-    values; but cotangents, which sometimes need nothing else either, are left alone.
+    values; but cotangents, which sometimes need nothing else either, are left alone. What is of one slice is not.
     """
     alone = {each.value for each in graph.inputs}
     made: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
     same: dict[Value, Value] = {}  # the first value computed in the same way
     for node in graph.nodes:
-        if all(value in alone for value in node.inputs):
+        if all(value in alone for value in node.inputs) and not node.op.of_microbatch:
             key = node.op, tuple(same.get(value, value) for value in node.inputs)
             if node.phase is Phase.FORWARD or key in made:
                 alone.update(node.outputs)

@@ -131,7 +131,8 @@ def _stage(
         index,
         tuple(each for each in graph.inputs if each.value in read),
         tuple(p for p in graph.parameters if p.value in read | kept or index in p.kept),
-        tuple(nodes),
+        # What slices share comes first, so that it does not stand between the nodes of an iteration.
+        tuple(sorted(nodes, key=lambda node: not node.op.of_slices)),
         tuple(known[name, index] for name in dict.fromkeys(targets)),
     )
 

@@ -28,10 +28,13 @@ from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
-from partita.compiler.ops.position import TIME, Microbatch
+from partita.compiler.ops.position import SLICE, TIME, Microbatch
+from partita.compiler.ops.slices import FirstPart
+from partita.compiler.passes.ancestors import ancestors
 from partita.compiler.passes.batch_rules import BatchRules, from_inputs_alone
 from partita.compiler.passes.buffers import Endings, ends_of
 from partita.compiler.passes.differentiate import without_dead
+from partita.compiler.passes.slices import Sliced, sliced
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.divisibility import unequal
 from partita.dsl.source import Span
@@ -41,8 +44,15 @@ LOSS = "loss"
 OUTPUT = "output "  # prefix of the accumulators of the model's outputs
 
 
-def split_batch(graph: Graph, batch: str, microbatches: int | Fraction, schedule: Span | None = None) -> Graph:
-    """The graph of one of `microbatches` parts of the axis `batch`; `schedule` is the place that asks for them.
+def split_batch(
+    graph: Graph,
+    batch: str,
+    microbatches: int | Fraction,
+    schedule: Span | None = None,
+    sequence: tuple[str, int] | None = None,
+) -> Graph:
+    """The graph of one of `microbatches` parts of the axis `batch`; `schedule` is the place that asks for them. With a
+    `sequence`, an axis and a number, each is cut into so many slices of that axis (`partita.compiler.passes.slices`).
 
     A fraction: the step runs over more rows than the axis has, of which those that fill up the last batch are taken out
     of the sums again (`StepPlan.padding`). Then nothing may depend on where a row stands in the whole batch.
@@ -50,7 +60,8 @@ def split_batch(graph: Graph, batch: str, microbatches: int | Fraction, schedule
     Raises Refused: E0406, E0407.
     """
     if graph.gradients:
-        return _Splitter(graph, batch, microbatches, schedule).graph()
+        slices = sliced(graph, *sequence, schedule) if sequence is not None else None
+        return _Splitter(slices.graph if slices else graph, batch, microbatches, schedule, slices=slices).graph()
     try:
         # Defer to the end of the step rather than compute over the full batch: an evaluation may read much data.
         return _Splitter(graph, batch, microbatches, schedule, early=False).graph()
@@ -60,9 +71,16 @@ def split_batch(graph: Graph, batch: str, microbatches: int | Fraction, schedule
 
 class _Splitter:
     def __init__(
-        self, graph: Graph, batch: str, count: int | Fraction, schedule: Span | None, early: bool = True
+        self,
+        graph: Graph,
+        batch: str,
+        count: int | Fraction,
+        schedule: Span | None,
+        early: bool = True,
+        slices: Sliced | None = None,
     ) -> None:
         self.source = graph
+        self.slices = slices
         self.schedule = schedule
         self.batch = batch
         self.count = int(count) if count == int(count) else count
@@ -86,8 +104,8 @@ class _Splitter:
         ends = ends_of(graph, batch)
         self.endings = Endings(graph, ends, self.build, self._statistic)
         gradients = [gradient.value for gradient in graph.gradients]
-        self.essential = _ancestors(graph, [graph.loss, *gradients]) if gradients else set[Value]()
-        self.statistics = _ancestors(graph, ends.statistics, self.producers)
+        self.essential = ancestors(graph, [graph.loss, *gradients]) if gradients else set[Value]()
+        self.statistics = ancestors(graph, ends.statistics, self.producers)
 
     def graph(self) -> Graph:
         """Walk the nodes once, then accumulate the results of the microbatch."""
@@ -134,8 +152,8 @@ class _Splitter:
 
     def _node(self, node: Node) -> None:
         self.build.at(node).phase = node.phase
-        if any(value not in self.state for value in node.inputs):
-            # An operand was deferred to the end of the step.
+        if any(value not in self.state for value in node.inputs) or (self.slices and node in self.slices.deferred):
+            # It, or an operand, was deferred to the end of the step.
             self.deferred.append(node)
             return
         states = [self.state[value] for value in node.inputs]
@@ -194,7 +212,7 @@ class _Splitter:
         """The value computed once, in the prologue, over the full batch."""
         if isinstance(self.count, Fraction) and value.type.has(self.batch):
             raise self._incomplete(value)
-        wanted = _ancestors(self.source, [value], self.producers)
+        wanted = ancestors(self.source, [value], self.producers)
         for each in self.source.inputs:
             if each.value in wanted and each.value not in self.whole:
                 if self.state[each.value] is None:
@@ -293,6 +311,12 @@ class _Splitter:
         self.build.phase = Phase.FORWARD
         local = local or self.local[value]
         type = local.type.with_dtype(accumulation(local.type.dtype))
+        if self.slices is not None:
+            along = self.slices.states[value]
+            if SUM in (state, along) and None in (state, along):
+                # It is summed over the batch or over the sequence, and the same in all parts of the other.
+                local = self.build.derive(FirstPart(TIME if state is None else SLICE), value, local, ending="once")
+            state = state or along
         return self._accumulate(name, local, type, state == MAX, keep=state is None)
 
     def _accumulate(self, name: str, local: Value, type: Type, maximum: bool = False, keep: bool = False) -> Value:
@@ -340,7 +364,7 @@ class _Splitter:
         if value in self.state:
             return self._accumulated(name if name == LOSS else f"metric {name}", value)
         totals: dict[Value, Value] = {}
-        wanted = _ancestors(self.source, [value], self.producers)
+        wanted = ancestors(self.source, [value], self.producers)
         last = self.producers[value].stage
         for original in self.deferred:
             node = evolve(original, stage=last)
@@ -386,19 +410,3 @@ def _described(state: State, batch: str) -> str:
     if state in (SUM, MAX):
         return f"partial over `{batch}`"
     return f"cut along `{state}`"
-
-
-def _ancestors(graph: Graph, values: Iterable[Value], producers: dict[Value, Node] | None = None) -> set[Value]:
-    """The values and everything they are computed from."""
-    producers = graph.producers() if producers is None else producers
-    seen = set(values)
-    stack = list(seen)
-    while stack:
-        node = producers.get(stack.pop())
-        if node is not None:
-            for value in (*node.inputs, *node.outputs):
-                if value not in seen:
-                    seen.add(value)
-                    if value in node.inputs:
-                        stack.append(value)
-    return seen

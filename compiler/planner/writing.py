@@ -196,5 +196,7 @@ def _rule(rule: spec.Rule) -> str:
             return f"stage {', '.join(repeats)} -> {mesh_axis}{listed}"
         case spec.RecomputeRule(paths=paths):
             return f"recompute {', '.join('.'.join(path) for path in paths)}"
+        case spec.OffloadRule(paths=paths):
+            return f"offload {', '.join('.'.join(path) for path in paths)}"
         case spec.PlaceRule(paths=paths, mesh_axis=mesh_axis, first=first, last=last):
             return f"place {', '.join('.'.join(path) for path in paths)} -> {mesh_axis}[{first}..{last}]"

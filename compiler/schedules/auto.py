@@ -39,6 +39,8 @@ from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,
+    FULL_BACKWARD,
+    WEIGHT,
     Action,
     Schedule,
     Search,
@@ -51,9 +53,10 @@ from partita.dsl.spec import Call
 
 # What is minimized by default.
 BUBBLE = "bubble"
-# The budget: visited actions for each action of an order, and at most so many (some seconds). It is divided between
-# list scheduling, building blocks, static orders, filled gaps, changes of plans, and changes of orders.
-VISITS, STEPS = 8_000, 11_000_000
+# The budget: visited actions for each action of an order, and at most so many (some seconds), less what the first order
+# of each kind takes. It is divided between list scheduling, building blocks, static orders, filled gaps, changes of
+# plans, and changes of orders.
+VISITS, STEPS, FIRST = 8_000, 20_000_000, 200
 LISTED, PATTERNED, STATIC, FILLED, PLANNED, REFINED = 0.15, 0.2, 0.1, 0.1, 0.25, 0.2
 # Listing an action takes as long as this many visits of the estimate.
 LISTING = 30
@@ -84,7 +87,8 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions, min
         ]
         for role in ("varied", "compared")
     )
-    budget = min(STEPS, VISITS * sum(map(len, families[0].actions)))
+    length = sum(map(len, families[0].actions))
+    budget = max(0, min(STEPS - FIRST * length, VISITS * length))
     searches = []
     for family in families:
         placement = family.placement
@@ -99,9 +103,10 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions, min
         raise ValueError(_too_little(searches[-1].family.placement, searches[-1].within()))
     found.sort(key=lambda each: each.value)
     least = min(search.least for search in searches)
+    shared = max(search.shared for search in searches)
     if found[0].value[0] > least * (1 + NEAR):
         found = sorted([*found, *_improved(found, budget, least)], key=lambda each: each.value)
-    return _simulated(found, least, minimize)
+    return _simulated(found, max(least, shared), minimize)
 
 
 def _improved(found: Iterable[_Found], budget: int, least: float) -> Iterator[_Found]:
@@ -136,7 +141,8 @@ def _simulated(found: Iterable[_Found], least: float, minimize: str) -> Schedule
         if len(judged) >= SIMULATED and each.schedule.name not in SCHEDULES:
             continue
         conditions = each.search.conditions
-        timeline = simulate(communicate(each.schedule, conditions.messages), conditions.costs)
+        whole = AUTO.shared(each.schedule, conditions.spread, conditions.costs.action)
+        timeline = simulate(communicate(whole, conditions.messages), conditions.costs)
         times = timeline.cost, timeline.makespan
         judged.append((times if minimize == BUBBLE else times[::-1], each.schedule))
     (value, _), best = min(judged, key=lambda each: each[0])
@@ -209,6 +215,20 @@ class _Search:
     def _least(self) -> float:
         family, estimate = self.family, self.estimate
         return lower_bound(family.placement, family.microbatches, estimate.prices, self.memory, estimate.whole)
+
+    @property
+    def shared(self) -> float:
+        """The work of the busiest rank, with what all ranks share; 0 if that is nothing."""
+        spread, seconds = self.conditions.spread, self.conditions.costs.action
+        if spread is None:
+            return 0.0
+
+        def one(stage: int) -> float:
+            apart = seconds(stage, BACKWARD) + seconds(stage, WEIGHT)
+            return seconds(stage, FORWARD) + min(apart, seconds(stage, FULL_BACKWARD))
+
+        work = max(sum(map(one, line)) for line in spread.placement(self.family.placement))
+        return work * self.family.microbatches
 
     def improvement(self, least: float) -> Improvement:
         """A local search down to a bound."""
@@ -303,7 +323,7 @@ def _proxy(call: Call, sizes: Sizes) -> Call:
 
 
 # `plan` omits it: the search takes too long to be run for every candidate.
-register(
+AUTO = register(
     Generator(
         "auto",
         (

@@ -13,7 +13,16 @@ from itertools import accumulate
 from attrs import frozen
 
 from partita.compiler.instructions import Message
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action, Schedule, ranks_of
+from partita.compiler.schedules.schedule import (
+    BACKWARD,
+    FORWARD,
+    FULL_BACKWARD,
+    WEIGHT,
+    Action,
+    Schedule,
+    Spread,
+    ranks_of,
+)
 from partita.compiler.schedules.simulator import Costs
 
 Placement = tuple[tuple[int, ...], ...]
@@ -71,11 +80,16 @@ class Memory:
 
 @frozen
 class Conditions:
-    """Costs, the messages between stages, and the memory of the ranks for a placement of stages (None: unlimited)."""
+    """Costs, the messages between stages, and the memory of the ranks for a placement of stages (None: unlimited).
+
+    Where ranks share an axis, the costs and messages are also those of its stages (`spread`). What is searched for is
+    the order of the pipeline's own; memory is what these may use.
+    """
 
     costs: Costs
     messages: tuple[Message, ...]
     memory: Callable[[Placement], Memory] | None = None
+    spread: Spread | None = None
 
 
 @frozen
@@ -113,7 +127,8 @@ def prices(conditions: Conditions, placement: Sequence[Sequence[int]]) -> StageT
     transfers = {"forward": [0.0] * (count - 1), "backward": [0.0] * (count - 1)}
     for message in conditions.messages:
         first, second = sorted((message.source, message.destination))
-        if second == first + 1 and rank_of[first] != rank_of[second] and message.direction in transfers:
+        neighbors = second == first + 1 and second < count
+        if neighbors and rank_of[first] != rank_of[second] and message.direction in transfers:
             transfers[message.direction][first] += conditions.costs.transfer(message)
 
     def by_stage(kind: str) -> tuple[float, ...]:

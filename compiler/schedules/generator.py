@@ -16,6 +16,7 @@ from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement
 from partita.compiler.schedules.spread import with_spread
 from partita.dsl import builtins, spec
 from partita.dsl.builtins import DEFAULT_SCHEDULE, Signature
+from partita.dsl.diagnostic import refuse
 from partita.dsl.registry import Registry
 
 # Arguments that every schedule may have; the others are a schedule's own.
@@ -102,8 +103,22 @@ class Generator(Signature):
     fewest: Callable[[spec.Call], int] = lambda call: 0
     legal: Callable[[int, int], Mapping[str, Iterable[Any]]] = lambda ranks, chunks: {}
 
-    def shared(self, schedule: Schedule, spread: Spread, seconds: Callable[[int, str], float]) -> Schedule:
-        """One of its schedules with the passes over parts that all ranks have."""
+    def shared(self, schedule: Schedule, spread: Spread | None, seconds: Callable[[int, str], float]) -> Schedule:
+        """One of its schedules with the passes over parts that all ranks have, if there are any and it was not written
+        with them.
+
+        Raises Refused (E0505) if it was written with others, and for slices.
+        """
+        if spread is not None and schedule.slices > 1:
+            message = f"schedule `{schedule.name}` cannot have slices yet where all ranks share an axis"
+            raise refuse("E0505", message, help="cut the batch alone: `over = batch`, without `slices`")
+        if schedule.spread not in (None, spread):
+            shared = "other parts" if spread else "nothing"
+            message = f"`{schedule.name}` has passes over what all ranks share, and this pipeline shares {shared}"
+            help = "`shard vocab -> pipe` shares the vocabulary; without a program, --times S=…,T=… do"
+            raise refuse("E0505", message, help=help)
+        if spread is None or schedule.spread == spread:
+            return schedule
         passes = self.passes(schedule.ranks, schedule.microbatches) if self.passes else None
         return with_spread(schedule, spread, seconds, self.slack, passes)
 
@@ -139,7 +154,7 @@ def size_of(call: spec.Call | None) -> tuple[int, int]:
     generator = SCHEDULES[call.name]
     if generator.written is not None:
         schedule = generator.written(call)
-        return schedule.chunks, schedule.microbatches
+        return schedule.own_chunks, schedule.microbatches // schedule.slices
     chunks = generator.chunks or call.arguments.get("chunks") or 1
     return int(chunks), int(call.arguments["microbatches"])
 

@@ -9,20 +9,22 @@ from partita.compiler.schedules.schedule import (
     Action,
     Schedule,
     loop_placement,
+    turn,
 )
-from partita.dsl.builtins import MICROBATCHES, OVER
+from partita.dsl.builtins import MICROBATCHES, OVER_BOTH, SLICES
 
 
-def gpipe(ranks: int, microbatches: int) -> Schedule:
-    """Every rank runs the forwards of all microbatches, then the backwards of all.
+def gpipe(ranks: int, microbatches: int, slices: int = 1) -> Schedule:
+    """Every rank runs the forwards of all microbatches, or of all their slices, then the backwards of all.
 
     Live activations: M on every rank. The bubble is P−1 forwards and backwards, as in one_f_one_b. Backwards run in
     ascending order of microbatches, reversed from the paper's figure: gradients are then summed in the same order as in
     every other schedule, and the makespan is the same.
     """
-    order = tuple(Action(kind, 0, m) for kind in (FORWARD, FULL_BACKWARD) for m in range(microbatches))
-    bound = live(ranks, 1, microbatches)
-    return Schedule("gpipe", microbatches, loop_placement(ranks, 1), (order,) * ranks, bound)
+    count = microbatches * slices
+    order = tuple(Action(kind, 0, turn(kind, m, slices)) for kind in (FORWARD, FULL_BACKWARD) for m in range(count))
+    bound = live(ranks, 1, count)
+    return Schedule("gpipe", count, loop_placement(ranks, 1), (order,) * ranks, bound, slices=slices)
 
 
 def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
@@ -33,7 +35,7 @@ def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
 register(
     Generator(
         "gpipe",
-        (MICROBATCHES, OVER),
+        (MICROBATCHES, OVER_BOTH, SLICES),
         order=gpipe,
         live=live,
         bubble=whole_stage,

@@ -22,12 +22,13 @@ from partita.compiler.schedules.schedule import (
     Action,
     Schedule,
     loop_placement,
+    turn,
 )
-from partita.dsl.builtins import CHUNKS, COUNT, MICROBATCHES, OVER, Setting
+from partita.dsl.builtins import CHUNKS, COUNT, MICROBATCHES, OVER_BOTH, SLICES, Setting
 from partita.dsl.spec import Call
 
 
-def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | None = None) -> Schedule:
+def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | None = None, slices: int = 1) -> Schedule:
     """Forwards in groups of `group` microbatches (default: P), chunk by chunk within a group; backwards likewise with
     the chunks reversed; after a warm-up, forwards and backwards alternate.
 
@@ -35,39 +36,51 @@ def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | No
     Live activations: one more than that, at most M·V. At equal costs, with M a multiple of P, the bubble is (P−1)/V of
     a microbatch's time. With one chunk it is one_f_one_b.
 
-    Raises ValueError for a group smaller than the number of ranks: the next chunk would need its first microbatch
-    before it arrives.
+    The same with S slices of each microbatch, S−1 more of which warm up, and P/S microbatches to a group.
+
+    Raises ValueError for a group of fewer slices than ranks: the next chunk would need its first one before it arrives.
     """
-    if group is not None and group < ranks:
+    if group is not None and group * slices < ranks:
         raise ValueError(f"group = {group} is less than the {ranks} ranks of the pipeline")
     if chunks == 1:
-        return evolve(one_f_one_b(ranks, microbatches), name="interleaved_1f1b")
-    starts = [0, *accumulate(group_sizes(microbatches, group or ranks, ranks))]
-    groups = [range(start, end) for start, end in pairwise(starts)]
+        return evolve(one_f_one_b(ranks, microbatches, slices), name="interleaved_1f1b")
+    starts = [0, *accumulate(_groups(ranks, microbatches, group, slices))]
+    groups = [range(start * slices, end * slices) for start, end in pairwise(starts)]
     forwards = [Action(FORWARD, chunk, m) for members in groups for chunk in range(chunks) for m in members]
     backwards = [
-        Action(FULL_BACKWARD, chunk, m) for members in groups for chunk in reversed(range(chunks)) for m in members
+        Action(FULL_BACKWARD, chunk, turn(FULL_BACKWARD, m, slices))
+        for members in groups
+        for chunk in reversed(range(chunks))
+        for m in members
     ]
-    warm_ups = _warm_ups(ranks, chunks, microbatches, starts[1])
+    warm_ups = _warm_ups(ranks, chunks, microbatches, starts[1], slices)
     return Schedule(
         "interleaved_1f1b",
-        microbatches,
+        microbatches * slices,
         loop_placement(ranks, chunks),
         tuple(alternate(forwards, backwards, warm_up) for warm_up in warm_ups),
-        live(ranks, chunks, microbatches, group),
+        tuple(min(microbatches * slices * chunks, warm_up + 1) for warm_up in warm_ups),
+        slices=slices,
     )
 
 
-def _warm_ups(ranks: int, chunks: int, microbatches: int, first: int) -> list[int]:
+def _warm_ups(ranks: int, chunks: int, microbatches: int, first: int, slices: int = 1) -> list[int]:
     """The number of warm-up forwards of each rank; `first` is the size of the first group."""
-    return [min(microbatches * chunks, 2 * (ranks - rank - 1) + (chunks - 1) * first) for rank in range(ranks)]
+    most, fill = microbatches * slices * chunks, (chunks - 1) * first * slices + slices - 1
+    return [min(most, 2 * (ranks - rank - 1) + fill) for rank in range(ranks)]
 
 
-def live(ranks: int, chunks: int, microbatches: int, group: int | None = None) -> tuple[int, ...]:
+def _groups(ranks: int, microbatches: int, group: int | None = None, slices: int = 1) -> list[int]:
+    """The number of microbatches in each group: at least P slices."""
+    least = ceil(ranks / slices)
+    return group_sizes(microbatches, group or least, least)
+
+
+def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
     """One more than the warm-up, at most M·V."""
     if chunks == 1:
         return one_f_one_b_live(ranks, 1, microbatches)
-    first = group_sizes(microbatches, group or ranks, ranks)[0]
+    first = _groups(ranks, microbatches)[0]
     return tuple(min(microbatches * chunks, each + 1) for each in _warm_ups(ranks, chunks, microbatches, first))
 
 
@@ -103,10 +116,10 @@ def _proxy(call: Call, sizes: Sizes) -> Call:
     return evolve(call, arguments={**call.arguments, "group": kept})
 
 
-register(
+INTERLEAVED = register(
     Generator(
         "interleaved_1f1b",
-        (MICROBATCHES, CHUNKS, Setting("group", COUNT, None), OVER),
+        (MICROBATCHES, CHUNKS, Setting("group", COUNT, None), OVER_BOTH, SLICES),
         others=("interleaved",),
         order=interleaved_1f1b,
         chunks=None,

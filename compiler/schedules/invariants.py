@@ -8,7 +8,8 @@
 4. Live activations never exceed the schedule's bound, and end at zero; no W is left at the end.
 5. The makespan is never below the critical path or the busiest rank's work: the simulator's, checked by tests.
 6. Microbatches of one chunk and kind run in ascending order, so that the order of summation of a gradient does not
-   depend on the schedule.
+   depend on the schedule; backwards in any order, if the schedule says so. Those that are slices of one sequence run
+   forward in order, and backward from the last to the first: F reads what earlier slices left, and B what later did.
 
 Collectives along the other mesh axes need no invariant of their own. The instructions of a pipeline rank are run by all
 ranks at that pipeline coordinate, with the same functions in the same order; so the ranks of a group start and await
@@ -55,7 +56,7 @@ INVARIANTS = {
     1: "invariant 1: every F, B and W runs exactly once per chunk and microbatch, after its dependencies",
     3: "invariant 3: sends and receives match one to one and in the same order on each channel",
     4: "invariant 4: live activations stay within the bound that the schedule declares",
-    6: "invariant 6: the microbatches of one chunk and kind run in ascending order",
+    6: "invariant 6: the microbatches of one chunk and kind run in ascending order, and backward slices in reverse",
 }
 
 _MOST_ERRORS = 10
@@ -184,10 +185,27 @@ def _ascending(schedule: Schedule, rank: int) -> Problems:
     for position, action in enumerate(schedule.actions[rank]):
         for part in PARTS[action.kind]:
             before = last.get((part, action.chunk))
-            if before is not None and before.microbatch > action.microbatch:
+            unordered = before is not None and _turn(schedule, part, before) > _turn(schedule, part, action)
+            if unordered and (schedule.ascending or part == FORWARD or _of_one(schedule, action, before)):
                 message = f"{_where(schedule, rank)} runs {action} after {before}"
-                yield _problem("E0501", 6, message, span=_span(schedule, rank, position))
+                yield _problem("E0501", 6, message, _accepting(part, schedule), _span(schedule, rank, position))
             last[part, action.chunk] = action
+
+
+def _turn(schedule: Schedule, part: str, action: Action) -> int:
+    return schedule.turn(part, action.microbatch)
+
+
+def _of_one(schedule: Schedule, *actions: Action | None) -> bool:
+    """Whether actions are of slices of one part of the batch."""
+    return len({action.microbatch // schedule.slices for action in actions if action is not None}) == 1
+
+
+def _accepting(part: str, schedule: Schedule) -> str | None:
+    """How a file accepts an order of backwards."""
+    if part == FORWARD or not schedule.spans:
+        return None
+    return "`from_file(…, summation = any)` accepts gradients that are summed in another order, and round differently"
 
 
 def _bounded(schedule: Schedule, rank: int) -> Problems:

@@ -102,6 +102,8 @@ class Patterns:
             found = self.value(pattern, self.microbatches)
             if found is not None:
                 yield found
+            if self._steps > 2 * self.budget:
+                return  # long orders
 
     def value(self, pattern: Pattern, microbatches: int) -> tuple[Value, list[Codes]] | None:
         """The estimated value of a pattern's orders; None if it does not fit."""

@@ -35,13 +35,15 @@ def make(
         help = f"did you mean `{near[0]}`?" if near else f"schedules: {', '.join(SCHEDULES)}"
         raise refuse("E0505", f"there is no schedule `{named}`", span, help=help)
     name = generator.name
-    for what, size in (("ranks", ranks), ("chunks", chunks), ("microbatches", microbatches)):
+    slices = arguments.get("slices") or 1
+    for what, size in (("ranks", ranks), ("chunks", chunks), ("microbatches", microbatches), ("slices", slices)):
         if size < 1:
             raise refuse("E0505", f"schedule `{name}` needs at least 1 of `{what}`, not {size}", span)
-    if ranks * chunks * microbatches > LIMIT:
+    if ranks * chunks * microbatches * slices > LIMIT:
+        many = f"{microbatches} microbatches" + (f" of {slices} slices" if slices > 1 else "")
         raise refuse(
             "E0505",
-            f"schedule `{name}` would have {ranks} ranks × {chunks} chunks × {microbatches} microbatches",
+            f"schedule `{name}` would have {ranks} ranks × {chunks} chunks × {many}",
             span,
             help=f"at most {LIMIT} of these together can be scheduled",
         )
@@ -71,7 +73,7 @@ def make(
         raise
     except ValueError as error:
         raise refuse("E0505", f"schedule `{name}`: {error}", span) from error
-    shape, asked = (made.ranks, made.microbatches), (ranks, microbatches)
+    shape, asked = (made.ranks, made.microbatches // made.slices), (ranks, microbatches)
     if shape != asked:
         message = "schedule `{}` is for {} ranks and {} microbatches, not for {} and {}"
         raise refuse("E0505", message.format(name, *shape, *asked), span)

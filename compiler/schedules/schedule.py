@@ -104,7 +104,11 @@ class Schedule:
     `pairs` gives, for each rank, the positions of forwards that should overlap with the full backward that follows; it
     is empty if there are none. `search` is the report of the search that found the schedule. `spans` locate the actions
     of a schedule read from a file. `spread` says which stages are parts of an axis that all ranks share
-    (`partita.compiler.schedules.spread`).
+    (`partita.compiler.schedules.spread`). Unless `ascending`, the backwards of a chunk may run in any order of
+    microbatches, which is the order in which gradients are summed.
+
+    With `slices`, each part of the batch counts as so many `microbatches`, one for each slice of its sequence: slice s
+    of part b is microbatch `b * slices + s`. Their backwards run from the last slice to the first.
     """
 
     name: str
@@ -117,6 +121,8 @@ class Schedule:
     search: Search | None = field(default=None, eq=False)
     spans: tuple[tuple[Span, ...], ...] = field(default=(), eq=False, repr=False)
     spread: Spread | None = None
+    ascending: bool = True
+    slices: int = 1
 
     __repr__ = shortened
 
@@ -159,6 +165,10 @@ class Schedule:
         """The place of a stage in the order of stages of a microbatch: those that depend on it come later."""
         return stage - self.stages if self.spread is not None and stage in self.spread.first else stage
 
+    def turn(self, kind: str, microbatch: int) -> int:
+        """The place of a microbatch in the order in which a stage runs its actions of a kind."""
+        return turn(kind, microbatch, self.slices)
+
     def position(self, stage: int) -> tuple[int, int]:
         """The (rank, chunk) that runs a stage."""
         for rank, stages in enumerate(self.placement):
@@ -173,6 +183,14 @@ class Schedule:
     def __str__(self) -> str:
         """One line per rank, `F0.0 F0.1 BW0.0 …`."""
         return "\n".join(" ".join(map(str, actions)) for actions in self.actions)
+
+
+def turn(kind: str, microbatch: int, slices: int) -> int:
+    """The place of a microbatch among those of an action's kind: F of slices in order, all else in the reverse order.
+    It is its own inverse.
+    """
+    part, own = divmod(microbatch, slices)
+    return microbatch if kind == FORWARD else part * slices + slices - 1 - own
 
 
 def ranks_of(placement: Sequence[Sequence[int]]) -> dict[int, int]:

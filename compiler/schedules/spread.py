@@ -168,21 +168,21 @@ class _Insertion:
         schedule, spread = self.schedule, self.spread
         split = any(each.kind == WEIGHT for each in schedule.actions[rank])
         whole = (BACKWARD, WEIGHT) if split else (FULL_BACKWARD,)
-        each = range(schedule.microbatches)
+        each, back = range(schedule.microbatches), self._backwards()
         backward = whole if schedule.training else ()
         found = []
         if spread.outputs:
             if spread.stages - 1 in schedule.placement[rank]:
-                found.append([(kind, spread.loss, m) for m in each for kind in (FORWARD, *backward)])
+                found.append([(kind, spread.loss, m) for m in back for kind in (FORWARD, *backward)])
             else:
                 found.append([])
-            found.append([(kind, spread.output(rank), m) for m in each for kind in backward])
+            found.append([(kind, spread.output(rank), m) for m in back for kind in backward])
             found.append([(FORWARD, spread.output(rank), m) for m in each])
         else:
             found += [[], [], []]
         if spread.inputs:
             found.append([(FORWARD, spread.input(rank), m) for m in each])
-            found.append([(kind, spread.input(rank), m) for m in each for kind in backward])
+            found.append([(kind, spread.input(rank), m) for m in back for kind in backward])
         else:
             found += [[], []]
         stages = schedule.placement[rank]
@@ -191,6 +191,14 @@ class _Insertion:
             own, found[1], found[2] = self._placed(rank, own, whole), [], []
         found.append(own)
         return [_Line(priority, actions) for priority, actions in enumerate(found)]
+
+    def _backwards(self) -> Sequence[int]:
+        """The microbatches in the order of the last stage's backwards."""
+        if not self.schedule.training:
+            return range(self.schedule.microbatches)
+        rank, chunk = self.schedule.position(self.spread.stages - 1)
+        own = (each for each in self.schedule.actions[rank] if each.chunk == chunk)
+        return [each.microbatch for each in own if each.kind in (BACKWARD, FULL_BACKWARD)]
 
     def _placed(self, rank: int, own: Sequence[Work], backward: Sequence[str]) -> list[Work]:
         """A rank's own actions with S and T at their places."""

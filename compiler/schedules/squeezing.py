@@ -7,6 +7,7 @@ arXiv 2405.15362 §4).
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -36,11 +37,13 @@ class _Slots:
     at: list[dict[int, _Slot]] = field(init=False)
     slot: dict[_Slot, int] = field(init=False)
     level: list[list[int]] = field(init=False)  # what a rank holds after each slot
+    backwards: list[list[int]] = field(init=False)  # the slots of a rank's B, ascending
 
     def __attrs_post_init__(self) -> None:
         self.rank_of = {stage: rank for rank, stages in enumerate(self.placement) for stage in stages}
         self.at = [self._filled(stages) for stages in self.placement]
         self.slot = {what: where for used in self.at for where, what in used.items()}
+        self.backwards = [sorted(where for where, what in used.items() if what[0] == BACKWARD) for used in self.at]
         self.level = []
         for used in self.at:
             levels, held = [], 0
@@ -97,6 +100,10 @@ class _Slots:
             if earlier not in used and (what[0] != FORWARD or max(level[earlier:where]) < most):
                 del used[where]
                 used[earlier], self.slot[what] = what, earlier
+                if what[0] == BACKWARD:
+                    ends = self.backwards[rank]
+                    del ends[bisect_left(ends, where)]
+                    insort(ends, earlier)
                 for each in range(earlier, where):
                     level[each] += _change(what)
                 return
@@ -112,9 +119,7 @@ class _Slots:
             later = (BACKWARD, stage + 1, m)
             yield self.slot[later if later in self.slot else (FORWARD, stage, m)]
         elif kind == WEIGHT:
-            stages = self.placement[self.rank_of[stage]]
-            starts = (self.slot[BACKWARD, each, n] for each in stages for n in range(self.microbatches))
-            yield sorted(starts)[m]
+            yield self.backwards[self.rank_of[stage]][m]
 
 
 def _change(what: _Slot | None) -> int:

@@ -8,6 +8,7 @@ consulted: a program written by hand would be validated the same way. The checks
    Rows that stand in the order of their experts are first taken back into their own (`row_orders`).
 2. Apart from resharding, sends and receives, each stage computes only values of the single-device program, by the same
    operations, and adds the same contributions to the same accumulators in the same order (`stages`).
+   What slices of a sequence share is held by one operation each (`slices`).
 3. Every message is sent once, by the stage that computes it, and received once, in the same layout (`messages`).
 4. At the end of the step every gradient is the sum of its totals, in the layout that the update needs; every parameter
    is updated by the declared optimizer and stored back, its mean follows if `ema` keeps one, and every buffer is
@@ -20,7 +21,8 @@ ranks of the pipeline share is in parts there already:
 
 6. These parts amount to the whole (`division`).
 
-The types, sharding rules and decompositions (`Op.split`) of operations are trusted; they have their own tests.
+A sequence that is cut into slices is so there, too; that these amount to the whole is what running a proxy shows. The
+types, sharding rules and decompositions (`Op.split`) of operations are trusted; they have their own tests.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from partita.compiler.verify.records import Records
 from partita.compiler.verify.reference import Reference
 from partita.compiler.verify.row_orders import in_own_order
 from partita.compiler.verify.rules import Rules
+from partita.compiler.verify.slices import Slices
 from partita.compiler.verify.stages import Stages
 from partita.compiler.verify.transfers import Transfers
 from partita.compiler.verify.updates import Updates
@@ -61,13 +64,16 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         messages = Messages.of(partitioned, check)
         count = messages.count
         Stages(partitioned, layouts, whole, messages, check).run()
+        Slices(partitioned, compilation.schedule, check).run()
         ending = Ending(partitioned, compilation.update, layouts, whole, check)
         ending.run()
         train = compilation.train
         Buffers(ending, compilation.training).run()
-        Updates(ending, compilation.updated, train.clip, train.ema).run()
+        memories = compilation.offloads_state, compilation.on_host
+        Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
         if program:
-            Records(partitioned, layouts, compilation.update, whole, compilation.program, check).run()
+            given = compilation.update, whole, compilation.program, check, compilation.on_host
+            Records(partitioned, layouts, *given).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
     return Validation(
         check.nodes,

@@ -31,6 +31,7 @@ from partita.dsl.types import Axis
 # the next rank is not also the previous one.
 LONGEST, OTHERS = 3, 2
 PIPELINE = 3
+SLICES = 3
 MOST_RANKS, MOST_STAGES = 40, 48
 # Of a value, where sizes are not shrunk.
 MOST_ELEMENTS = 1_000_000
@@ -216,6 +217,8 @@ def _demands(
         multiple = lcm(*(prod(new[axis] for axis in each) for each in together))
         if name == given.batch:
             multiple *= microbatches
+        if given.schedule is not None and given.schedule.sequence is not None and name == given.schedule.sequence[0]:
+            multiple *= min(given.schedule.sequence[1], SLICES)
         if name in axes.even and size % 2 == 0:
             multiple = lcm(multiple, 2)
         if name in zigzag:
@@ -323,4 +326,6 @@ def _schedule(given: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule
     arguments = {**call.arguments, "microbatches": microbatches}
     if call.arguments.get("chunks"):
         arguments["chunks"] = pipe.after[1]
+    if call.arguments.get("slices"):
+        arguments["slices"] = min(call.arguments["slices"], SLICES)
     return evolve(given.schedule, call=evolve(call, arguments=arguments))

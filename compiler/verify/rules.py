@@ -20,7 +20,7 @@ from partita.compiler.layout import MAX, SUM, Layout, State, global_type, is_spl
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import Reshard
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.position import TIME
+from partita.compiler.ops.position import SLICE, TIME
 from partita.dsl.types import Type
 
 Typed = tuple[Type, Layout]
@@ -102,7 +102,7 @@ class Rules:
 
     def _whole_operation(self, op: Op, placed: Sequence[Value]) -> Op:
         """The operation at global sizes, without positions on the mesh."""
-        whole = op.unsharded((TIME, self.mesh.pipe))  # parts of ranks are so in the single-device program
+        whole = op.unsharded((TIME, SLICE, self.mesh.pipe))  # parts of ranks are so in the single-device program
         for value in placed:
             for _, state in value.layout.states:
                 if is_split(state):

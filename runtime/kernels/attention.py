@@ -30,7 +30,7 @@ from torch import Tensor
 
 from partita.compiler.ops.runs import Runs
 from partita.runtime.kernels.dtypes import widened
-from partita.runtime.kernels.pieces import Merged, Piece, Sums, alone, back, in_order, pieces
+from partita.runtime.kernels.pieces import Merged, Piece, Sums, alone, back, in_order, part, pieces
 from partita.runtime.kernels.registry import kernel
 from partita.runtime.kernels.scores import Scores, attended, flash_backward, gradients, rows
 
@@ -192,7 +192,7 @@ def _pieces(how: Scores, q4: Tensor, k4: Tensor, places: tuple[Runs, Runs] | Non
 
 
 def _rows_of(piece: Piece, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return q4[..., piece.queries, :], k4[..., piece.keys, :], v4[..., piece.keys, :]
+    return part(q4, -2, piece.queries), part(k4, -2, piece.keys), part(v4, -2, piece.keys)
 
 
 @kernel
@@ -235,7 +235,7 @@ def attend_gradient(
         sums = Sums(bias is not None)
         for piece in parts:
             own = piece.queries
-            given = (*_rows_of(piece, q4, k4, v4), o4[..., own, :], l4[..., own], d4[..., own, :])
+            given = (*_rows_of(piece, q4, k4, v4), part(o4, -2, own), part(l4, -1, own), part(d4, -2, own))
             sums.add(piece, (q4, k4, v4), gradients(how.of(piece), *given))
         (dq, dk, dv), ds = (x.to(q4.dtype) for x in sums.of(q4, k4, v4)), sums.scores
     dq, dk, dv = back(dq, -2, queries), back(dk, -2, keys), back(dv, -2, keys)

@@ -82,6 +82,11 @@ def back(x: Tensor, dim: int, runs: Runs) -> Tensor:
     return torch.cat([parts[start] for start, _ in runs], dim)
 
 
+def part(x: Tensor, dim: int, places: slice) -> Tensor:
+    """What stands at places of a dimension: a view."""
+    return x.narrow(dim, places.start, places.stop - places.start)
+
+
 def _found(runs: Runs) -> list[tuple[int, int, int]]:
     """Runs with the places where they stand."""
     found, at = [], 0
@@ -113,12 +118,13 @@ class Merged:
 
     def add(self, rows: slice, values: Tensor, denominator: Tensor) -> None:
         """What a piece makes of some of the queries."""
-        old, total = self.denominator[..., rows], torch.logaddexp(self.denominator[..., rows], denominator)
+        old = part(self.denominator, -1, rows)
+        total = torch.logaddexp(old, denominator)
         finite = total.masked_fill(total == float("-inf"), 0.0)
-        own = self.values[..., rows, :]
+        own = part(self.values, -2, rows)
         own.mul_(torch.exp(old - finite).unsqueeze(-1))
         own.add_(widened(values) * torch.exp(denominator - finite).unsqueeze(-1))
-        self.denominator[..., rows] = total
+        torch.logaddexp(old, denominator, out=old)
 
 
 class Sums:
@@ -136,14 +142,14 @@ class Sums:
         *own, scores = parts
         if not self.totals:
             self.totals = [
-                widened(part.new_zeros((*x.shape[:-1], part.shape[-1]))) for x, part in zip(like, own, strict=True)
+                widened(one.new_zeros((*x.shape[:-1], one.shape[-1]))) for x, one in zip(like, own, strict=True)
             ]
-        for total, rows, part in zip(self.totals, (piece.queries, piece.keys, piece.keys), own, strict=True):
-            total[..., rows, :] += part
+        for total, rows, one in zip(self.totals, (piece.queries, piece.keys, piece.keys), own, strict=True):
+            part(total, -2, rows).add_(one)
         if self._scores and scores is not None:
             if self.scores is None:
                 self.scores = scores.new_zeros((*scores.shape[:2], like[0].shape[-2], like[1].shape[-2]))
-            self.scores[..., piece.queries, piece.keys] += scores
+            part(part(self.scores, -2, piece.queries), -1, piece.keys).add_(scores)
 
     def of(self, *like: Tensor) -> list[Tensor]:
         """The totals: zeros where there was no piece."""

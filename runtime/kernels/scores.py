@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from partita.compiler.ops.runs import Runs
 from partita.runtime.kernels.dtypes import widened
-from partita.runtime.kernels.pieces import Piece, in_order
+from partita.runtime.kernels.pieces import Piece, in_order, part
 
 aten = torch.ops.aten
 flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -91,7 +91,7 @@ class Scores:
         seen = None if alone else self.allowed(q4, k4)
         if seen is None:
             return self.causal, None
-        return False, torch.zeros_like(seen, dtype=q4.dtype).masked_fill(~seen, float("-inf"))
+        return False, torch.zeros_like(seen, dtype=q4.dtype).masked_fill_(~seen, float("-inf"))
 
     def made(self, q4: Tensor, k4: Tensor) -> tuple[Tensor, Tensor | None]:
         """The scores, and the slope of the soft cap."""
@@ -117,15 +117,14 @@ class Scores:
 
     def flash(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
         """Whether FlashAttention applies: on a GPU, in half precision, with supported head sizes. Where positions
-        count, it aligns the last query with the last key, and we the first with the first: the same only with as many
-        keys as queries.
+        count, it aligns the last query with the last key.
         """
         if self.materialized or self.segments is not None or not q4.is_cuda:
             return False
         size = max(q4.shape[-1], v4.shape[-1])
         fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
         placed = self.causal or self.window is not None
-        return fits and (not placed or (self.start == 0 and q4.shape[-2] == k4.shape[-2]))
+        return fits and (not placed or self.start + q4.shape[-2] == k4.shape[-2])
 
     def at(self, queries: Runs, keys: Runs) -> Scores:
         """With what is given besides in the order of positions, and the segments of the queries, which are those of the
@@ -142,9 +141,9 @@ class Scores:
     def of(self, piece: Piece) -> Scores:
         """Those of a piece."""
         given = (self.mask, self.bias, self.keep)
-        mask, bias, keep = (None if x is None else x[..., piece.queries, piece.keys] for x in given)
-        segments = None if self.segments is None else self.segments[..., piece.keys]
-        own = None if self.own is None else self.own[..., piece.queries]
+        mask, bias, keep = (None if x is None else part(part(x, -2, piece.queries), -1, piece.keys) for x in given)
+        segments = None if self.segments is None else part(self.segments, -1, piece.keys)
+        own = None if self.own is None else part(self.own, -1, piece.queries)
         return evolve(
             self,
             causal=piece.causal,

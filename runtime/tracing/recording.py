@@ -26,8 +26,8 @@ from partita.runtime.context import Context
 from partita.runtime.kernels.positions import take_runs
 from partita.runtime.regions import region_of
 
-# Shards of a value, by microbatch and rank.
-Parts = dict[int, dict[int, torch.Tensor]]
+# Shards of a value, by microbatch and slice, and by rank.
+Parts = dict[tuple[int, int], dict[int, torch.Tensor]]
 Differs = Callable[[torch.Tensor, torch.Tensor], bool]
 
 
@@ -50,7 +50,8 @@ class Recorder:
         """The `record` function for the context of a rank."""
 
         def record(name: str, tensor: torch.Tensor) -> None:
-            self.made.setdefault(name, {}).setdefault(context.microbatch, {})[rank] = tensor.detach().clone()
+            part = context.microbatch, context.slice
+            self.made.setdefault(name, {}).setdefault(part, {})[rank] = tensor.detach().clone()
 
         return record
 
@@ -87,8 +88,9 @@ def first_difference(
             continue
         node, value = values[reference.name]
         whole = next(iter(expected[reference.name].values()))[0]
-        for where, found in _wholes(value, made[reference.name], state.mesh, reference.type, state.batch):
-            if all(differs(found, each) for each in _orders(whole, reference.type, orders)):
+        for where, possible in _wholes(value, made[reference.name], state.mesh, reference.type, state.batch):
+            wholes = list(_orders(whole, reference.type, orders))
+            if all(differs(found, each) for found in possible for each in wholes):
                 return Culprit(node, value, where)
     return None
 
@@ -121,21 +123,37 @@ def _values(state: Compilation) -> dict[str, tuple[Node, Value]]:
     return {name: pair for name, pair in found.items() if name not in unclear}
 
 
-def _wholes(value: Value, parts: Parts, mesh: Mesh, wanted: Type, batch: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The full value from each set of ranks that holds a copy of it; nothing if it cannot be assembled."""
+def _wholes(
+    value: Value, parts: Parts, mesh: Mesh, wanted: Type, batch: str
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """What the full value may be from each set of ranks that holds a copy of it; nothing if it cannot be assembled."""
     type = global_type(value.type, value.layout, mesh.sizes)
-    microbatches = [_copies(value, type, by_rank, mesh) for _, by_rank in sorted(parts.items())]
-    if sorted(type.without([batch]).axes, key=str) != sorted(wanted.without([batch]).axes, key=str):
+    if sorted(type.names) != sorted(wanted.names):
+        return
+    cut = [name for name in wanted.names if name != batch and type.axis(name) != wanted.axis(name)]
+    count = 1 + max(own for _, own in parts)
+    if len(cut) > 1 or any(type.axis(name).size * count != wanted.axis(name).size for name in cut):
         return
     order = [type.position(name) for name in wanted.names]
-    for where in microbatches[0]:
-        tensors = [each[where].permute(order) for each in microbatches if where in each]
-        if wanted.has(batch) and type.axis(batch) != wanted.axis(batch):
-            yield where, torch.cat(tensors, wanted.position(batch))
-        elif len(tensors) == 1 or all(torch.equal(tensors[0], other) for other in tensors):
-            yield where, tensors[0]
-        else:
-            yield where, torch.stack(tensors).sum(0)
+    microbatches: dict[int, list[dict[str, torch.Tensor]]] = {}
+    for (microbatch, _), by_rank in sorted(parts.items()):
+        microbatches.setdefault(microbatch, []).append(_copies(value, type, by_rank, mesh))
+    split = batch if wanted.has(batch) and type.axis(batch) != wanted.axis(batch) else None
+    for where in next(iter(microbatches.values()))[0]:
+        own = [
+            _joined([each[where].permute(order) for each in slices if where in each], wanted, cut[0] if cut else None)
+            for slices in microbatches.values()
+        ]
+        yield where, [whole for parts in zip(*own, strict=True) for whole in _joined(parts, wanted, split)]
+
+
+def _joined(tensors: Sequence[torch.Tensor], wanted: Type, axis: str | None) -> list[torch.Tensor]:
+    """What a value may be, of its parts over time: these along an axis, or all alike, or terms of a sum."""
+    if axis is not None:
+        return [torch.cat(list(tensors), wanted.position(axis))]
+    total = torch.stack(list(tensors)).sum(0)
+    alike = all(torch.equal(tensors[0], other) for other in tensors[1:])
+    return [tensors[0] if alike else total, total]
 
 
 def _copies(value: Value, type: Type, by_rank: Mapping[int, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tensor]:

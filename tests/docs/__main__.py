@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.docs.errors import PAGE, page_text
-from tests.docs.pages import PAGES, ROOT, Session, commands, steady
+from tests.docs.pages import PAGES, ROOT, Session, commands, pictures, same_picture, steady
 
 
 def refresh(page: Path) -> bool:
@@ -24,6 +24,12 @@ def refresh(page: Path) -> bool:
                 print(f"{page.relative_to(ROOT)}: `{command.text}` ends with {status}, not {command.status}")
             if not command.shows(output):
                 changes.append((*command.place, _trimmed(steady(output))))
+        for picture in pictures(page):
+            made = Path(folder) / picture.name
+            if not picture.exists() or not same_picture(picture, made):
+                picture.parent.mkdir(exist_ok=True)
+                picture.write_bytes(made.read_bytes())
+                print(f"{picture.relative_to(ROOT)}: drawn")
     for start, end, output in reversed(changes):
         text = text[:start] + output + text[end:]
     if changes:

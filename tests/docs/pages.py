@@ -14,6 +14,8 @@ How a block is marked says what it is:
     ```console              commands after `$ `, each with its output; `$ echo $?` shows a status other than 0
     ```pycon                statements after `>>> `, each with its output
 
+A picture of a page, `![what it shows](images/NAME.svg)`, is what a command of the page has written into NAME.svg.
+
 The sessions of a page run in order, in one empty folder with the page's named files. In an expected output `…` stands
 for anything, spaces for any number of spaces, and numbers for numbers near them; durations and speeds may be any.
 """
@@ -31,6 +33,7 @@ import sys
 from collections.abc import Callable, Iterator
 from math import isclose
 from pathlib import Path
+from xml.etree import ElementTree
 
 from attrs import evolve, field, frozen
 
@@ -149,6 +152,30 @@ def _statements(text: str, start: int) -> Iterator[Command]:
         after = example.lineno + example.source.count("\n")
         place = (starts[after], starts[after + example.want.count("\n")])
         yield Command(example.source, example.want, 0, place, python=True)
+
+
+def pictures(page: Path) -> list[Path]:
+    """The pictures that a page shows."""
+    return [
+        page.parent / link for link in re.findall(r"!\[[^\]]*\]\(([^)\s]+\.svg)\)", page.read_text(encoding="utf-8"))
+    ]
+
+
+def same_picture(expected: Path, actual: Path) -> bool:
+    """Whether two SVGs show the same: the same texts, and the same shapes at places that differ by less than one."""
+    shown = []
+    for path in (expected, actual):
+        elements = list(ElementTree.parse(path).getroot().iter())
+        texts = [each.text for each in elements if each.tag.endswith("}text")]
+        drawn = [each.get("d", "") for each in elements] + [each.get("style", "") for each in elements]
+        shown.append((texts, "\n".join(drawn)))
+    (texts, shapes), (texts_, shapes_) = shown
+    numbers, numbers_ = ([float(each) for each in re.findall(_NUMBER, text)] for text in (shapes, shapes_))
+    return (
+        texts == texts_
+        and re.sub(_NUMBER, "", shapes) == re.sub(_NUMBER, "", shapes_)
+        and all(abs(a - b) < 1 for a, b in zip(numbers, numbers_, strict=True))
+    )
 
 
 def same(expected: str, actual: str, near: float = NEAR) -> bool:

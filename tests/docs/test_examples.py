@@ -9,7 +9,7 @@ import pytest
 
 from partita.dsl.format import format_text
 from partita.dsl.load import load
-from tests.docs.pages import PAGES, ROOT, Fence, Session, commands, fences, files, same
+from tests.docs.pages import PAGES, ROOT, Fence, Session, commands, fences, files, pictures, same, same_picture
 from tests.marks import soak
 
 FILES = [each for page in PAGES for each in files(page)]
@@ -53,6 +53,9 @@ def test_a_session_in_the_documentation_prints_what_it_shows(page: Path, tmp_pat
             f"{name_of(page)} shows for `{command.text}`\n{command.output}\nand it prints\n{output}\n"
             "`make docs` writes what is printed into the page"
         )
+    for picture in pictures(page):
+        made = tmp_path / picture.name
+        assert same_picture(picture, made), f"{name_of(picture)} is not what the page draws: `make docs` draws it"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -124,6 +124,7 @@ rules = st.one_of(
     st.builds(lambda n, a, c: node(tree.Stage, n, a, c), several(names), names, counts),
     st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(paths), names, sums, st.none() | sums),
     several(paths).map(lambda p: node(tree.Recompute, p)),
+    several(paths).map(lambda p: node(tree.Offload, p)),
 )
 claims = st.builds(
     lambda m, c, e: node(tree.Claim, m, c, e),
@@ -250,6 +251,8 @@ def words(item):
             return ["place", *separated(item.paths), "->", *words(item.mesh_axis), *stages]
         case tree.Recompute():
             return ["recompute", *separated(item.paths)]
+        case tree.Offload():
+            return ["offload", *separated(item.paths)]
         case tree.Layout():
             return ["layout", *words(item.name), "on", *words(item.mesh), *braces(item.rules)]
         case tree.Schedule():

@@ -42,7 +42,7 @@ def test_axes_and_what_depends_on_them():
         (["train.layout=other"], lambda s: s.layout.name, "other"),
         (["model=m"], lambda s: s.model.name, "m"),
         (["schedule=t"], lambda s: (s.schedule.name, s.schedule.call.arguments["chunks"]), ("t", 3)),
-        (["schedule=gpipe"], lambda s: s.schedule.call.arguments, {"microbatches": 4, "over": "batch"}),
+        (["schedule=gpipe"], lambda s: s.schedule.call.arguments, {"microbatches": 4, "over": "batch", "slices": None}),
         (["schedule=gpipe(2)"], lambda s: s.schedule.call.arguments["microbatches"], 2),
         (["schedule=looped_bfs"], lambda s: s.schedule.call.arguments["chunks"], 2),
         (["schedule=looped_bfs(chunks=5)"], lambda s: s.schedule.call.arguments["chunks"], 5),

@@ -69,7 +69,7 @@ def test_everything_is_complete_and_plain():
         "pipe": spec.Call("link", {"bandwidth": 50e9, "latency": 5e-6}),
     }
     assert found.schedule.name == "s"
-    arguments = {"microbatches": 4, "chunks": 2, "group": None, "over": "batch"}
+    arguments = {"microbatches": 4, "chunks": 2, "group": None, "over": "batch", "slices": None}
     assert found.schedule.call == spec.Call("interleaved_1f1b", arguments)
     train = found.train
     data = {"glob": "corpus/*.txt", "alphabet": "bytes", "holdout": 0.1, "tokenizer": None, "end": None}

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from attrs import frozen
 
+from partita.compiler.schedules.forms import read
+from partita.compiler.schedules.forms.text import write
 from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.text import read, write
 from partita.dsl import limits, tree
 from partita.dsl.codes import CODES
 from partita.dsl.diagnostic import Diagnostic, Refused
@@ -143,11 +145,14 @@ def tiny() -> str:
 def schedule(data: bytes) -> None:
     """A text is a schedule that keeps all laws, or is refused."""
     try:
+        for suffix in (".csv", ".json"):
+            with suppress(Refused):
+                read(decode(data, f"any{suffix}"))
         source = decode(data, "any.sched")
         found = read(source)
         size = found.ranks, found.chunks, found.microbatches
         made = [make("from_file", *size, path=source)]
-        if "placement" not in source.text:
+        if "placement" not in source.text and "shared" not in source.text:
             made += [make("from_file", *size, path=source, placement=word) for word in ("loop", "v")]
         for each in made:
             assert read(Source("any.sched", write(each))) == each

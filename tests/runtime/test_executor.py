@@ -124,6 +124,7 @@ def program() -> Program:
             "released": frozenset(),
             "saved": 0,
             "kept": 0,
+            "shared": {},
             "peaks": {},
         }
         names = {kind: f"{kind.lower()}{index}" for kind in "PFR"}
@@ -175,6 +176,7 @@ def program() -> Program:
         inputs=(InputRecord("x", Type("f64", (Axis("batch", ROWS), Axis("width", WIDTH))), None),),
         batch="batch",
         microbatches=MICROBATCHES,
+        slices=1,
         batches=Fraction(1),
         mesh=MESH,
         parameters=(parameter("w0", 0, ()), parameter("w1", 1, ("momentum",))),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from partita.compiler.fit.schedule import planned_with
 from partita.compiler.pipeline import assembled, compile_spec
 from partita.compiler.schedules.schedule import Schedule, peak_live
 from partita.compiler.state import Compilation
+from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.runtime.rank import Plan, prepare
@@ -138,10 +140,10 @@ def test_training_and_evaluation_are_those_of_one_device(call):
     same_as_whole(text, ("layout=whole", "line.pipe=1", "schedule=gpipe(microbatches=1)"))
 
 
-def same_as_whole(text: str, single: tuple[str, ...]) -> None:
+def same_as_whole(text: str, single: tuple[str, ...], folder: Path | None = None) -> None:
     runs = []
     for overrides in ((), single):
-        spec, diagnostics = load_text(text, overrides=overrides)
+        spec, diagnostics = load_text(text, overrides=overrides, path=folder and folder / "net.par")
         assert spec is not None, diagnostics
         runs.append(VirtualRun(prepare(spec)))
     cut, whole = runs
@@ -167,6 +169,23 @@ def test_a_schedule_in_a_file_runs(tmp_path):
     assert run.plan.training.microbatches == 4
     assert str(run.plan.training.schedule) == orders
     assert run.step(1, BATCH)[0] == ran(state.schedule)[0]
+
+
+def test_backwards_in_descending_order_run_where_the_file_accepts_them(tmp_path):
+    """Torch's looped BFS: gradients are those of one device, but for the order of their sums."""
+    rows = []
+    for rank in range(3):
+        forwards = [f"{stage}F{m}" for stage in (rank, rank + 3) for m in range(4)]
+        rows.append([*forwards, *(f"{stage}B{m}" for stage in (rank + 3, rank) for m in reversed(range(4)))])
+    (tmp_path / "looped.csv").write_text("\n".join(map(",".join, rows)))
+    text = NETWORK.format(layers=6, ranks=3, schedule='from_file("looped.csv", summation = any)')
+    spec, diagnostics = load_text(text, path=tmp_path / "net.par")
+    assert spec is not None, diagnostics
+    assert validate(compile_spec(spec)).passed
+    run, state = VirtualRun(prepare(spec)), compiled(3, 2, 4)
+    loss = run.step(1, BATCH)[0]
+    assert loss == ran(state.schedule)[0]
+    same_as_whole(text, ("layout=whole", "line.pipe=1", "schedule=gpipe(microbatches=1)"), tmp_path)
 
 
 def test_b_and_w_are_functions_of_their_own_where_a_schedule_runs_them():

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from partita.compiler.analysis.memory import peak_memory
+from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.files import checked
+from tests.marks import soak
+from tests.training.test_shared_vocabulary import text_of
 
 FILE = """
 axis batch = 64, embed = 64, ffn = 256
@@ -64,3 +68,23 @@ def test_the_bound_holds_and_is_near(schedule: str, rules: str) -> None:
     peak += sum(each.nbytes for rank in runs[0].ranks for each in rank.memory.masters.values())
     bound = peak_memory(plan.training, plan.program.ranks[0])
     assert 0.9 * bound <= peak <= bound, (bound, peak)
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", *soak("zb_h1", "gpipe", "interlaced")])
+def test_the_bounds_hold_where_ranks_share_a_vocabulary(schedule: str, tmp_path: Path) -> None:
+    """Of both ranks together, which need not be at their peaks at once."""
+    large = {"vocab = 12": "vocab = 512", "seq = 4": "seq = 32", "embed = 6": "embed = 32", "ffn = 8": "ffn = 128"}
+    text = text_of(order=f"{schedule}(microbatches = 4)", changes={**large, "  eval = every(1, batches = 1)\n": ""})
+    plan = prepare(checked(text, "lm.par"))
+    data = open_data(plan.program, plan.train, tmp_path)
+    runs = []
+
+    def run() -> None:
+        runs.append(VirtualRun(plan, strict=False))
+        for step in (1, 2):
+            runs[0].step(step, runs[0].ranks[0].tensors(data.batch(step)), 0.1)
+
+    peak = peak_of(run)
+    peak += sum(each.nbytes for rank in runs[0].ranks for each in rank.memory.masters.values())
+    bound = sum(peak_memory(plan.training, rank) for rank in plan.training.plan.ranks)
+    assert 0.85 * bound <= peak <= bound, (bound, peak)

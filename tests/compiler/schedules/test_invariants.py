@@ -22,15 +22,15 @@ from partita.compiler.instructions import (
     WaitSend,
 )
 from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.forms import read
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.one_f_one_b import alternate
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Action, Schedule, loop_placement
 from partita.compiler.schedules.simulator import equal_costs, simulate
-from partita.compiler.schedules.text import read
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.source import Source
-from partita.testing import assert_lawful, messages, mutants, random_orders, schedules, shapes
+from partita.testing import assert_lawful, descending_orders, messages, mutants, random_orders, schedules, shapes
 from tests.compiler.schedules.machine import Machine, Programs, Stuck, accumulations
 
 seeds = st.integers(0, 2**32)
@@ -54,6 +54,18 @@ def test_lawful_schedules_run_to_the_end_in_any_order_of_events(schedule, data, 
     programs = communicate(schedule, chain, lookahead=lookahead)
     ascending = {stage: list(range(schedule.microbatches)) for stage in range(schedule.stages)}
     assert accumulations(programs, chain, seed) == ascending
+
+
+@given(descending_orders(), seeds)
+def test_backwards_run_in_any_order_that_a_schedule_states(schedule, seed):
+    """Which is then the order in which gradients are summed, on every rank."""
+    chain = default_messages(schedule.stages)
+    programs = communicate(schedule, chain)
+    assert_lawful(schedule)
+    order = [each.microbatch for each in schedule.actions[0] if each.chunk == 0 and each.kind in ("W", "BW")]
+    assert accumulations(programs, chain, seed) == dict.fromkeys(range(schedule.stages), order)
+    if order != sorted(order):
+        assert refusal(evolve(schedule, ascending=True)).notes[0].startswith("invariant 6")
 
 
 @given(mutants(), st.data(), seeds)

@@ -132,6 +132,35 @@ def test_schedules_of_controllable_memory_hold_and_lose_what_their_paper_says(ra
         assert lost[1] <= max(5, 4 * ranks - 5)
 
 
+def hold_as_published(ranks: int, microbatches: int) -> None:
+    """Memory in that of 1F1B's P microbatches, or 2P of their halves, and time in what it loses, 6(P−1) slots: a half
+    of both with V-Half, and a third and two thirds with V-Min, in the limit of many ranks.
+    """
+    whole = 2 * make("one_f_one_b", ranks, 1, microbatches).bound[0]
+    lost = 2 * (assert_lawful(make("one_f_one_b", ranks, 1, microbatches)).cost - 3 * microbatches)
+    assert (whole, lost) == (2 * ranks, 6 * (ranks - 1))
+    for name, memory, more, time in (("v_half", 1 / 2, 2, 1 / 2), ("v_min", 1 / 3, 8 / 3, 2 / 3)):
+        timeline = assert_lawful(make(name, ranks, 2, microbatches))
+        assert max(timeline.peak_live) <= memory * whole + more + 1e-9
+        assert timeline.cost - 6 * microbatches <= time * lost
+        if microbatches >= 2 * ranks:  # it reaches its steady state
+            assert min(timeline.peak_live) >= memory * whole - 1e-9
+
+
+@settings(max_examples=5)
+@given(st.integers(2, 9), st.integers(1, 12))
+def test_v_half_and_v_min_hold_and_lose_their_part_of_1f1b(ranks: int, more: int):
+    """arXiv 2405.15362 §3.2 and table 1, from P+1 microbatches on."""
+    hold_as_published(ranks, ranks + more)
+
+
+@pytest.mark.soak
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 120))
+def test_v_half_and_v_min_hold_and_lose_their_part_of_1f1b_at_length(ranks: int, more: int):
+    hold_as_published(ranks, ranks + more)
+
+
 @given(shapes(8, 4, 24))
 def test_bounds_are_the_closed_forms(shape: Shape):
     P, M, N, V = shape.ranks, shape.microbatches, shape.group, shape.chunks

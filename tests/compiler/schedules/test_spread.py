@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.compiler.schedules.communication import communicate, default_messages
@@ -17,7 +17,8 @@ from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, Sprea
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.compiler.schedules.spread import part_messages, with_spread
 from partita.dsl.diagnostic import Refused
-from partita.testing.strategies import named_schedules, shapes
+from partita.testing import assert_lawful, costs, shared_schedules
+from partita.testing.strategies import FIXED, named_schedules, shapes
 
 
 def shared(schedule: Schedule, inputs: bool = True, outputs: bool = True) -> Schedule:
@@ -43,6 +44,24 @@ def test_invariants_hold_for_every_schedule(schedule, inputs, outputs):
             assert [a for a in own if (a.kind == FORWARD) is forward] == [
                 a for a in before if (a.kind == FORWARD) is forward
             ]
+
+
+@settings(max_examples=40)
+@given(shared_schedules(shapes(5, 3, 9)), st.data())
+def test_they_keep_all_laws_at_any_costs(schedule, data):
+    assert_lawful(schedule, data.draw(costs(schedule.stages)))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", FIXED)
+def test_they_keep_all_laws_in_every_small_shape(name):
+    generator = SCHEDULES[name]
+    for ranks, microbatches in product(range(1, 5), range(1, 7)):
+        for chunks in [generator.chunks] if generator.chunks else (1, 2):
+            schedule = make(name, ranks, chunks, microbatches)
+            for inputs, outputs in ((False, True), (True, False), (True, True)):
+                spread = Spread(ranks, schedule.stages, inputs, outputs)
+                assert_lawful(generator.shared(schedule, spread, equal_costs(2.0, 2.0, 2.0).action))
 
 
 def test_two_more_microbatches_are_in_flight():

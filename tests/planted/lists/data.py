@@ -74,7 +74,7 @@ MISTAKES = [
     Planted(
         "rounds-begin-at-the-first-microbatch",
         "runtime/executor.py",
-        "context.first = index * self.program.microbatches",
+        "context.first = index * self.program.batch_parts",
         "context.first = 0",
         f"{FILE}[figures]",
     ),

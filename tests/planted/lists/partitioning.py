@@ -290,8 +290,8 @@ MISTAKES = [
     Planted(
         "every-microbatch-the-first",
         "compiler/ops/position.py",
-        'coordinate = "c.microbatch" if mesh_axis == TIME else',
-        'coordinate = "0" if mesh_axis == TIME else',
+        'TIME: "c.microbatch"',
+        'TIME: "0"',
         FIGURES,
     ),
     # ------------------------------------------------------------ stages
@@ -391,8 +391,8 @@ MISTAKES = [
     Planted(
         "microbatches-of-every-nth-row",
         "runtime/inputs.py",
-        "cut = batch[part.name].unflatten(position, (self._microbatches, -1))",
-        "cut = batch[part.name].unflatten(position, (-1, self._microbatches)).transpose(position, position + 1)",
+        "cut = batch[part.name].unflatten(position, (self._parts, -1))",
+        "cut = batch[part.name].unflatten(position, (-1, self._parts)).transpose(position, position + 1)",
         FIGURES,
     ),
     Planted(
@@ -405,7 +405,7 @@ MISTAKES = [
     Planted(
         "microbatch-of-functions-that-communicate",
         "runtime/instructions.py",
-        "            context.microbatch = context.first + microbatch\n            yield from begun",
+        "            begin()\n            yield from begun",
         "            context.microbatch = context.first\n            yield from begun",
         AXES,
     ),

@@ -4,6 +4,7 @@ from tests.planted.planted import Planted
 
 SCHEDULES = "tests/compiler/schedules/test_schedules.py"
 LAWFUL = f"{SCHEDULES}::test_every_schedule_is_lawful_in_every_small_shape"
+FORMS = "tests/compiler/schedules/test_forms.py"
 INVARIANTS = "tests/compiler/schedules/test_invariants.py"
 COMMUNICATION = "tests/compiler/schedules/test_communication.py"
 TINY = "verify specs/tiny.par"
@@ -14,14 +15,14 @@ MISTAKES = [
     Planted(
         "warm-up-one-longer",
         "compiler/schedules/one_f_one_b.py",
-        "alternate(forwards, backwards, ranks - rank - 1) for rank",
-        "alternate(forwards, backwards, ranks - rank) for rank",
+        "alternate(forwards, backwards, ranks - rank + slices - 2) for rank",
+        "alternate(forwards, backwards, ranks - rank + slices - 1) for rank",
         LAWFUL,
     ),
     Planted(
         "warm-up-the-same-on-every-rank",
         "compiler/schedules/one_f_one_b.py",
-        "alternate(forwards, backwards, ranks - rank - 1) for rank",
+        "alternate(forwards, backwards, ranks - rank + slices - 2) for rank",
         "alternate(forwards, backwards, 0) for rank",
         f"{SCHEDULES}::test_bubbles_are_the_closed_forms_at_equal_costs",
     ),
@@ -91,8 +92,8 @@ MISTAKES = [
     Planted(
         "backwards-in-the-order-of-chunks",
         "compiler/schedules/interleaved_1f1b.py",
-        "for members in groups for chunk in reversed(range(chunks)) for m in members",
-        "for members in groups for chunk in range(chunks) for m in members",
+        "        for chunk in reversed(range(chunks))\n",
+        "        for chunk in range(chunks)\n",
         LAWFUL,
     ),
     Planted(
@@ -108,6 +109,34 @@ MISTAKES = [
         "max(level[earlier:where]) < most",
         "max(level[earlier:where]) <= most",
         f"{SCHEDULES}::test_schedules_of_controllable_memory_hold_and_lose_what_their_paper_says",
+    ),
+    Planted(
+        "weights-squeezed-before-their-backwards",
+        "compiler/schedules/squeezing.py",
+        "insort(ends, earlier)",
+        "insort(ends, 0)",
+        LAWFUL,
+    ),
+    Planted(
+        "backwards-of-torch-exchanged",
+        "compiler/schedules/forms/torch_csv.py",
+        'BACKWARD: "I", WEIGHT: "W", FULL_BACKWARD: "B"',
+        'BACKWARD: "B", WEIGHT: "W", FULL_BACKWARD: "I"',
+        f"{FORMS}::test_torchs_orders_go_there_and_back",
+    ),
+    Planted(
+        "order-of-summation-not-written",
+        "compiler/schedules/forms/text.py",
+        "if not schedule.ascending:",
+        "if False:",
+        f"{FORMS}::test_every_form_reads_back_whole",
+    ),
+    Planted(
+        "forwards-in-any-order-as-well",
+        "compiler/schedules/invariants.py",
+        "schedule.ascending or part == FORWARD",
+        "schedule.ascending",
+        f"{FORMS}::test_looped_bfs_as_torch_runs_it_needs_consent",
     ),
     Planted(
         "ahead-of-the-plan-beyond-memory",
@@ -133,17 +162,15 @@ MISTAKES = [
     Planted(
         "warm-up-without-the-chunks",
         "compiler/schedules/interleaved_1f1b.py",
-        "2 * (ranks - rank - 1) + (chunks - 1) * first)",
-        "2 * (ranks - rank - 1) + first)",
+        "(chunks - 1) * first * slices + slices - 1",
+        "first * slices + slices - 1",
         f"{SCHEDULES}::test_bounds_are_the_closed_forms",
     ),
     Planted(
         "backwards-of-gpipe-reversed",
         "compiler/schedules/gpipe.py",
-        "order = tuple(Action(kind, 0, m) for kind in (FORWARD, FULL_BACKWARD) for m in range(microbatches))",
-        "order = tuple(Action(FORWARD, 0, m) for m in range(microbatches)) + tuple(\n"
-        "        Action(FULL_BACKWARD, 0, m) for m in reversed(range(microbatches))\n"
-        "    )",
+        "Action(kind, 0, turn(kind, m, slices)) for",
+        "Action(kind, 0, m if kind == FORWARD else count - 1 - m) for",
         LAWFUL,
     ),
     Planted(

@@ -104,7 +104,7 @@ MISTAKES = [
     ),
     Planted(
         "attention-to-both-sides-kept",
-        "compiler/ops/attend.py",
+        "compiler/ops/attention.py",
         "return self.causal and axis == self.over",
         "return axis == self.over",
         AHEAD,

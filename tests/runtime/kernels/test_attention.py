@@ -71,3 +71,20 @@ def test_where_flash_attention_means_something_else_or_does_not_run_it_is_not_ta
         assert not Scores(causal, 0.125, start).flash(q, k, k)
         half = torch.empty(BATCH, HEADS, SEQ, 64, device="cuda", dtype=torch.bfloat16)
         assert Scores(causal, 0.125).flash(half, half, half)
+
+
+@pytest.mark.parametrize("start", [0, SEQ // 4, SEQ - SEQ // 4])
+@pytest.mark.parametrize("more", [{}, {"window": 16}], ids=["plain", "window"])
+def test_queries_of_a_slice_make_no_scores_and_read_no_later_keys(start: int, more: dict[str, Any]):
+    """FlashAttention aligns the last query with the last key that it is given: that is the query's own."""
+    settings: dict[str, Any] = {"groups": GROUPS, "causal": True, "scale": 0.125, "start": start, **more}
+    few = SEQ // 4
+    with FakeTensorMode(), Largest() as found:
+        q, d = (torch.empty(BATCH, HEADS, few, KEY, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        k, v = (torch.empty(BATCH, HEADS, SEQ, KEY, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        o, denominator = attend(q, k, v, **settings, orders=(ORDER, ORDER[:3]))
+        shapes = [(tuple(x.shape), ORDER) for x in (q, k, v)]
+        gradients = attend_gradient(q, k, v, **settings, result=(o, denominator, d), shapes=shapes)
+        assert [each.shape for each in gradients] == [q.shape, k.shape, v.shape]
+    assert found.elements <= BATCH * HEADS * SEQ * KEY
+    assert any("flash_attention" in each for each in found.operations)

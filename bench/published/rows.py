@@ -1,0 +1,83 @@
+"""Published runs: what each was measured to do, and the file that is the same run in this project's language.
+
+One JSON file a family: runs of one system by one group. `{"family", "spec", "assumed", "tables": [{"name", "source",
+"rows": [{"name", "set", …}]}]}`. A family, a table and a row may each have `set`: overrides of the `spec`, a file
+beside it, of which the row's come last. They may also say
+
+- `percent`, the utilization as published, and `counts`, what it counts: `model` (MFU: the model's FLOPs) or `hardware`
+  (HFU: those of recomputation as well);
+- how long a step took, in one of three ways: `seconds`, `tokens` a second of each GPU, or `teraflops` a second of each
+  GPU;
+- `ran`, how that system ran where our programs run otherwise, so that the prediction is of one that does the same:
+  `waits` overlaps nothing that it sends, `eager` is not compiled, `flash-1` has attention's kernel of before July 2023;
+- `fitted`: constants of the cost model were chosen with these rows in view.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from partita.dsl.spec import Spec
+
+HERE = Path(__file__).parent
+
+
+@frozen
+class Row:
+    """A published run. `percent` is a utilization that counts FLOPs of recomputation if `hardware`."""
+
+    family: str
+    table: str
+    name: str
+    spec: Path
+    set: Mapping[str, Any]
+    percent: float
+    hardware: bool
+    ran: frozenset[str]
+    fitted: bool
+    step: Mapping[str, float] = field(repr=False)
+
+    @property
+    def overrides(self) -> list[str]:
+        """What makes the file this run's."""
+        return [f"{name}={value}" for name, value in self.set.items()]
+
+    def load(self) -> Spec:
+        """The file of this run."""
+        from partita.dsl.load import load
+
+        spec, diagnostics = load(self.spec, self.overrides)
+        assert spec is not None, [diagnostic.render() for diagnostic in diagnostics]
+        return spec
+
+
+def families() -> tuple[str, ...]:
+    """The files of rows, by name."""
+    return tuple(sorted(path.stem for path in HERE.glob("*.json")))
+
+
+def rows(family: str) -> Iterator[Row]:
+    """The rows of a family."""
+    found: dict[str, Any] = json.loads((HERE / f"{family}.json").read_text())
+    for table in found["tables"]:
+        for row in table["rows"]:
+            said = {**found, **table, **row}
+            assert said["counts"] in ("model", "hardware"), said
+            assert set(said.get("ran", ())) <= {"waits", "eager", "flash-1"}, said
+            yield Row(
+                family,
+                table["name"],
+                row["name"],
+                HERE / found["spec"],
+                {**found.get("set", {}), **table.get("set", {}), **row["set"]},
+                row["percent"],
+                said["counts"] == "hardware",
+                frozenset(said.get("ran", ())),
+                said.get("fitted", False),
+                {key: float(row[key]) for key in ("seconds", "tokens", "teraflops") if key in row},
+            )

@@ -1,0 +1,145 @@
+"""Scores of predictions: rows compiled, predicted, and compared with what was measured.
+
+A predicted utilization is the published one, times the published time of a step, over the predicted one: whatever
+formula of FLOPs a source has, it cancels. Scores are in points of MFU; where a source counts recomputation, its
+utilization is converted by the formulas of arXiv 2104.04473, §5.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import correlation, fmean
+
+from attrs import evolve, frozen
+
+from partita.compiler.analysis.time import predict
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.state import Scheduled
+from published.rows import Row
+
+
+def reach(state: Scheduled, factor: float) -> Scheduled:
+    """A device whose large matrix products reach another share of its peak."""
+    products = state.device.products
+    return evolve(state, device=evolve(state.device, products=evolve(products, best=products.best * factor)))
+
+
+# What was fitted: how a state is changed to have a constant times a factor.
+FITTED: Mapping[str, Callable[[Scheduled, float], Scheduled]] = {"products.best": reach}
+STEP = 1.05  # the factor by which each is changed to see what that does
+RANGE = (0.8, 1.25)  # of factors that are tried
+
+
+@frozen
+class Compared:
+    """A row and its prediction: utilizations in percent as published (`measured`, `predicted`) and what converts both
+    to MFU. `slopes`: by how much the time of a step grows if the inverse of a fitted constant does, both relatively.
+    """
+
+    row: Row
+    measured: float
+    predicted: float
+    to_mfu: float
+    slopes: Mapping[str, float]
+
+    @property
+    def off(self) -> float:
+        """Points."""
+        return self.predicted - self.measured
+
+    def points(self, factors: Mapping[str, float]) -> tuple[float, float]:
+        """MFU, measured and predicted with constants times these factors."""
+        longer = 1 + sum(self.slopes[name] * (1 / factor - 1) for name, factor in factors.items())
+        return self.to_mfu * self.measured, self.to_mfu * self.predicted / longer
+
+
+# Attention in one kernel before FlashAttention-2: a little more than half as quick on A100 (arXiv 2307.08691, §4.1, its
+# columns of FlashAttention, causal, 128 a head). On H100 it is taken to be slower in the same proportion.
+FLASH_1 = 0.54
+
+
+def as_run(state: Scheduled, row: Row) -> Scheduled:
+    """The program as that system would have run it."""
+    if "flash-1" in row.ran:
+        attention = state.device.attention
+        slower = evolve(attention, best=attention.best * FLASH_1)
+        state = evolve(state, device=evolve(state.device, attention=slower))
+    if "eager" in row.ran:
+        state = evolve(state, compiled=False, train=evolve(state.train, compile=False))
+    return state
+
+
+def compared(row: Row, slopes: bool = True) -> Compared:
+    """Compile and predict a row. Without `slopes`, constants are not varied."""
+    state = as_run(compile_spec(row.load()), row)
+
+    def seconds(state: Scheduled) -> float:
+        return predict(state, overlap="waits" not in row.ran, exposed=False).step_time
+
+    step = seconds(state)
+    model, hardware = formula(state)
+    peak = state.device.flops["bf16"] * state.mesh.ranks
+    measured = row.percent
+    match row.step:
+        case {"seconds": taken}:
+            pass
+        case {"tokens": tokens}:
+            taken = state.plan.tokens / (tokens * state.mesh.ranks)
+        case {"teraflops": teraflops}:
+            taken = (hardware if row.hardware else state.flops) / (teraflops * 1e12 * state.mesh.ranks)
+            measured = 100 * teraflops * 1e12 * state.mesh.ranks / peak  # `percent` is rounded
+    found = {
+        name: (seconds(change(state, 1 / STEP)) / step - 1) / (STEP - 1) if slopes else 0.0
+        for name, change in FITTED.items()
+    }
+    return Compared(row, row.percent, measured * taken / step, model / hardware if row.hardware else 1.0, found)
+
+
+def formula(state: Scheduled) -> tuple[float, float]:
+    """The FLOPs of a step of GPT by arXiv 2104.04473, §5.1: the model's, and with every layer made again."""
+    batch, seq, depth, embed, vocab = (
+        float(state.spec.axes[name].size) for name in ("batch", "seq", "depth", "embed", "vocab")
+    )
+    layer = 24 * batch * seq * depth * embed**2 * (1 + seq / (6 * embed))
+    logits = 6 * batch * seq * embed * vocab
+    return 3 * layer + logits, 4 * layer + logits
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each; equal ones share the mean of theirs."""
+    return [sum(other < each for other in values) + (values.count(each) + 1) / 2 for each in values]
+
+
+def error(pairs: Iterable[tuple[float, float]]) -> float:
+    """The mean absolute error of measured and predicted."""
+    return fmean(abs(measured - predicted) for measured, predicted in pairs)
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's."""
+    measured, predicted = zip(*pairs, strict=True)
+    return correlation(ranks(measured), ranks(predicted))
+
+
+def fitted(found: Sequence[Compared]) -> dict[str, float]:
+    """The factors of fitted constants for which the mean absolute error is least, one constant after the other."""
+    low, high = RANGE
+    tried = [low * (high / low) ** (i / 100) for i in range(101)]
+    factors = dict.fromkeys(FITTED, 1.0)
+    for _ in range(3 if len(FITTED) > 1 else 1):
+        for name in FITTED:
+            factors[name] = min(tried, key=lambda each: error(one.points({**factors, name: each}) for one in found))
+    return factors
+
+
+def line(title: str, pairs: Sequence[tuple[float, float]], names: Sequence[str]) -> str:
+    """Scores, as a sentence."""
+    measured = [each for each, _ in pairs]
+    off = [predicted - each for each, predicted in pairs]
+    worst = max(range(len(off)), key=lambda i: abs(off[i]))
+    constant = error((each, fmean(measured)) for each in measured)
+    text = f"{title}: {len(pairs)} rows, mean absolute error {error(pairs):.2f} points, of a constant {constant:.2f}"
+    text += f", worst {off[worst]:+.1f} ({names[worst]})"
+    if len(set(measured)) > 1 and len({each for _, each in pairs}) > 1:
+        text += f", rank correlation {rank_correlation(pairs):.2f}"
+    return text
