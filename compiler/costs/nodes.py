@@ -60,6 +60,8 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
         flops = device.vector or flops
     elif matrices:
         flops *= device.products.efficiency(*matrices)
+    elif length := node.op.seen_keys(operands):
+        flops *= device.attention.efficiency(length)
     computing = node.op.flops(operands, results) / flops
     return device.launch * node.op.launches() + max(
         computing, node.op.accessed(operands, results) / (device.bandwidth * device.streaming)

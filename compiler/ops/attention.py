@@ -108,6 +108,11 @@ class Attention(Positioned):
         """Products of other shapes than a single matrix product's."""
         return ()
 
+    def seen_keys(self, operands: Sequence[Type]) -> int:
+        """All keys, or those of the window."""
+        length = operands[1].axis(self.over).size
+        return length if self.window is None else min(self.window, length)
+
     @property
     def begins(self) -> tuple[str, ...]:
         """Positions, if it depends on them; with dropout the coordinates of all queries."""

@@ -360,6 +360,10 @@ class Op:
         """
         return None
 
+    def seen_keys(self, operands: Sequence[Type]) -> int:
+        """The number of keys that each query of attention in one kernel goes through; 0 if it is not attention."""
+        return 0
+
     def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Bytes that it reads and writes."""
         return sum(type.bytes for type in (*operands, *results))
