@@ -240,7 +240,6 @@ def test_the_same_seconds_find_the_same_plans_on_a_slow_machine(monkeypatch):
         found.looked,
         [plan.candidate for plan in found.plans],
     )
-    assert again.seconds > found.seconds
 
 
 CONTRASTIVE = """
