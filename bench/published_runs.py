@@ -3,8 +3,9 @@
     python bench/published_runs.py [FAMILY ...] [--rows N ...]
 
 Each row is its family's file with the row's sizes, compiled and predicted with the presets of docs/costs.md; nothing
-else differs between rows. The constants of `FITTED` were chosen with some of these rows in view. Leave-one-family-out
-chooses them again for each family, by all the others, and predicts it with those.
+else differs between rows. The share of peak that large products reach on A100 was chosen with some of these rows in
+view, and that on H100 follows from it. Leave-one-family-out chooses both again for each family, by all the others, and
+predicts it with those.
 """
 
 from __future__ import annotations

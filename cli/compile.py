@@ -17,7 +17,7 @@ from partita.cli.compiled import compile_or_report
 from partita.cli.number_format import bytes_text, count_text, microbatches_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, report
-from partita.compiler.analysis.memory import PARTS
+from partita.compiler.analysis.memory import HOST, PARTS
 from partita.compiler.graph import without_iterations
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
@@ -249,7 +249,8 @@ def _memory(summary: Summary, width: int) -> Table:
     from partita.cli.table import Column, Table
 
     rows = []
-    texts = [tuple(map(bytes_text, (each.total, *(getattr(each, part) for part in PARTS)))) for each in summary.memory]
+    parts = (*PARTS, *((HOST,) if any(each.host for each in summary.memory) else ()))
+    texts = [tuple(map(bytes_text, (each.total, *(getattr(each, part) for part in parts)))) for each in summary.memory]
     for figures, run in groupby(range(len(texts)), lambda rank: texts[rank]):
         rows.append((_span(list(run)), *figures))
     if len(rows) > MOST_ROWS:
@@ -259,7 +260,7 @@ def _memory(summary: Summary, width: int) -> Table:
     if len(summary.memory) == 1:
         rows = [("each", *texts[0])]
     headings = [Column("rank"), Column("peak memory", right=True)]
-    return Table([*headings, *(Column(part, right=True, spare=1) for part in PARTS)], rows, width)
+    return Table([*headings, *(Column(part, right=True, spare=1) for part in parts)], rows, width)
 
 
 def _expected(expected: Sequence[Outcome], width: int) -> Table:

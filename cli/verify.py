@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.number_format import bytes_text
+from partita.cli.number_format import bytes_text, microbatches_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_python_argument, add_source_arguments, load_or_report, printable, report
 from partita.dsl.diagnostic import Refused
@@ -104,8 +104,7 @@ def _copy(found: Execution) -> str:
     mesh = " × ".join(f"{name} {size}" for name, size in found.mesh) or "one rank"
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     stages = f"{found.stages} stage{'s' * (found.stages > 1)}"
-    microbatches = f"{found.microbatches} microbatch{'es' * (found.microbatches > 1)}"
-    return f"on {mesh}; {stages}, {microbatches}; {sizes}"
+    return f"on {mesh}; {stages}, {microbatches_text(found.microbatches, found.slices)}; {sizes}"
 
 
 def _compared(found: Execution) -> str:

@@ -53,7 +53,8 @@ class Value:
 
     Until layouts are chosen, a value is a global tensor; after that, `type` is the part that one rank holds according
     to `layout`. `of` is the model's name of the tensor if `name` is another one: for a cotangent, a copy (recomputed,
-    resharded), or the second tensor of a name (`h~2`).
+    resharded), or the second tensor of a name (`h~2`). A `host` value lies in the host's memory, where an operation on
+    it runs; others lie in the device's.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Value:
     layout: Layout = REPLICATED
     of: str | None = None
     cotangent: bool = False
+    host: bool = False
 
     @property
     def tensor(self) -> str:

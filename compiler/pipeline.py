@@ -47,6 +47,7 @@ from partita.compiler.passes.shard.shard import gathered_bytes, shard
 from partita.compiler.passes.shard.undeclared import undeclared_splits
 from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
+from partita.compiler.passes.zigzag import Order, in_zigzag
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import one_microbatch, size_of
 from partita.compiler.state import (
@@ -67,7 +68,7 @@ from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.divisibility import schedule_span, shared_axes
+from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
 from partita.dsl.language_model import no_output
 from partita.dsl.report import listed
 
@@ -254,13 +255,32 @@ def _build(state: Configured) -> Built:
     forward = build(model, state.train.precision, state.training, state.outputs)
     if state.training:
         found = assign(forward, state.train.optimizer)
-        warnings = (*state.warnings, *found.warnings)
+        warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates))
         return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
     if state.beside is not None:
         return extended(Built, state, forward=forward, updates=state.beside.updates)
     # Outputs may read parameters in other ways than the loss does.
     whole = build(model, state.train.precision, False) if state.outputs else forward
     return extended(Built, state, forward=forward, updates=assign(whole, state.train.optimizer).updates)
+
+
+def _ordered(state: Built, graph: Graph) -> Graph:
+    """A graph with axes in the order that the layout says; what goes through a sequence part by part has them all."""
+    orders = {axis: Order(*found) for axis, found in zigzag_axes(state.spec).items() if axis not in state.parts}
+    sequence = state.schedule_call.sequence
+    if sequence is not None and sequence[0] in orders:
+        axis, place = sequence[0], orders[sequence[0]].span
+        help = f"`shard {axis} -> {', '.join(name for name, _ in orders[axis].mesh_axes)}`, or no slices"
+        raise refuse("E0419", f"`{axis}` cannot be in zigzag order and be cut into slices as well", place, help=help)
+    return in_zigzag(graph, orders, state.batch)
+
+
+def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator[Diagnostic]:
+    """A warning (W0301) of a rule that would keep in the host's memory what there is not."""
+    rule = state.offload_rule
+    if rule is not None and not state.train.mixed and state.train.ema is None and not any(u.states for u in updates.values()):
+        message = "`offload state` applies to nothing: the optimizer keeps none"
+        yield Diagnostic("W0301", message, rule.span, help="remove it")
 
 
 def _place(state: Built) -> Placed:
@@ -282,7 +302,7 @@ def _place(state: Built) -> Placed:
         return 0.0 if op is None else seconds(evolve(node, op=op), state.device)
 
     like = one if state.beside is not None else None
-    placed = place(state.forward, state.pipeline, state.spec.layout, cost, like)
+    placed = place(_ordered(state, state.forward), state.pipeline, state.spec.layout, cost, like)
     return extended(Placed, state, placed=guarded(of_mode(placed, state.training, state.batch)))
 
 
@@ -384,7 +404,8 @@ def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)
-    update = update_graph(state.partitioned, layouts, resharding, updates, train.clip, timed, train.ema, spans)
+    given = resharding, updates, train.clip, timed, train.ema, spans, state.offloads_state, state.on_host
+    update = update_graph(state.partitioned, layouts, *given)
     return extended(Partitioned, state, update=update)
 
 

@@ -78,12 +78,13 @@ class InputPart:
 @frozen
 class StateRecord:
     """A tensor that the optimizer keeps for a parameter, zero at first, or a copy of the parameter; `type` is the
-    global type.
+    global type, and `host` whether it lies in the host's memory.
     """
 
     name: str
     type: Type
     copy: bool = False
+    host: bool = False
 
 
 @frozen
@@ -91,7 +92,8 @@ class ParameterRecord:
     """A parameter: its master type, initializer, stages, and its optimizer states.
 
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
-    by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`).
+    by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`). `host`: whether the
+    master lies in the host's memory.
     """
 
     name: str
@@ -102,6 +104,7 @@ class ParameterRecord:
     fans: tuple[int, int]
     stages: tuple[int, ...]
     states: tuple[StateRecord, ...]
+    host: bool = False
 
     __repr__ = shortened
 

@@ -25,6 +25,7 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.layouts import STATE
 from partita.dsl.reprs import Pictured, count, outline
 
 
@@ -71,6 +72,18 @@ class Configured:
         return reads and not self.training and (not self.outputs or self.beside is not None)
 
     @property
+    def offload_rule(self) -> language.OffloadRule | None:
+        """The rule that keeps the optimizer's tensors in the host's memory, if there is one."""
+        rules = self.spec.layout.rules if self.spec.layout else ()
+        offloading = (rule for rule in rules if isinstance(rule, language.OffloadRule))
+        return next((rule for rule in offloading if (STATE,) in rule.paths), None)
+
+    @property
+    def offloads_state(self) -> bool:
+        """Whether what the optimizer keeps lies in the host's memory."""
+        return self.offload_rule is not None
+
+    @property
     def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return size_of(self.schedule_call.call)[1]
@@ -103,6 +116,12 @@ class Built(Configured):
     parts: frozenset[str] = frozenset()
     rules: Mapping[str, language.OptimizerRule] = field(factory=dict)
     updates: Mapping[str, Update] = field(factory=dict)
+
+    @property
+    def on_host(self) -> frozenset[str]:
+        """The parameters whose masters, as the program reads them, lie in the host's memory."""
+        kept = self.offloads_state and (self.train.mixed or self.reads_means)
+        return frozenset(self.updates) if kept else frozenset()
 
     @property
     def updated(self) -> Mapping[str, Update]:

@@ -91,6 +91,19 @@ def shared_axes(given: spec.Spec) -> dict[str, Span]:
     }
 
 
+def zigzag_axes(given: spec.Spec) -> dict[str, tuple[tuple[tuple[str, int], ...], Span]]:
+    """The axes that a layout puts into zigzag order: the mesh axes that split each, with sizes, and the place."""
+    if given.layout is None or given.mesh is None:
+        return {}
+    mesh = given.mesh
+    return {
+        rule.targets[0].name: (over, rule.span)
+        for rule in given.layout.rules
+        if isinstance(rule, spec.ShardRule) and rule.zigzag
+        if (over := tuple((name, size) for name, size in mesh.axes if size > 1 and name in rule.mesh_axes))
+    }
+
+
 def _stage_rule(layout: spec.Layout | None) -> spec.StageRule | spec.PlaceRule | None:
     rules = layout.rules if layout else ()
     return next((rule for rule in rules if isinstance(rule, spec.StageRule | spec.PlaceRule)), None)

@@ -13,7 +13,12 @@ from partita.dsl.report import Report, suggestion
 from partita.dsl.units import PLAIN
 from partita.dsl.unparse import expression_text
 
-CLASSES = ("param", "grad", "state")
+STATE = "state"
+CLASSES = ("param", "grad", STATE)
+# What may follow `by` in a rule for an axis: the order of its positions, and how attention exchanges along it.
+ZIGZAG, GATHER, HEADS = "zigzag", "gather", "heads"
+EXCHANGES = (GATHER, HEADS)
+BY = (ZIGZAG, *EXCHANGES)
 
 
 class Layouts:
@@ -31,6 +36,7 @@ class Layouts:
             self.report.error("E0302", f"unknown mesh `{layout.mesh.text}`", layout.mesh.span, help=help)
         mesh_axes = [entry.key.text for entry in mesh.axes] if mesh else None
         rules = [self.rule(rule, mesh_axes, known) for rule in layout.rules]
+        self.agree(layout)
         if self.report.errors > errors:
             return None
         found = tuple(rule for rule in rules if rule is not None)
@@ -44,7 +50,8 @@ class Layouts:
                     for target in rule.targets:
                         self.target(target, known)
                     axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
-                    return spec.ShardRule(tuple(map(_target, rule.targets)), axes, rule.span)
+                    zigzag, exchange = self.words(rule)
+                    return spec.ShardRule(tuple(map(_target, rule.targets)), axes, rule.span, zigzag, exchange)
                 case tree.Stage():
                     self.repeats(rule.repeats, known)
                     names = tuple(name.text for name in rule.repeats)
@@ -60,9 +67,50 @@ class Layouts:
                     self.paths([p for p in rule.paths if str(p) not in ("all", "auto")], known)
                     spans = tuple(path.span for path in rule.paths)
                     return spec.RecomputeRule(_parts(rule.paths), rule.span, spans)
+                case tree.Offload():
+                    for path in rule.paths:
+                        if str(path) != STATE:
+                            message = f"only `state` can be kept in the host's memory, not `{path}`"
+                            help = "`offload state`; what a block keeps for the backward pass, `recompute` saves"
+                            raise refuse("E0418", message, path.span, help=help)
+                    spans = tuple(path.span for path in rule.paths)
+                    return spec.OffloadRule(_parts(rule.paths), rule.span, spans)
         except Refused as refused:
             self.report.refused(refused)
             return None
+
+    def words(self, rule: tree.Shard) -> tuple[bool, str | None]:
+        """Whether a rule's axis is in zigzag order, and how attention exchanges along it. Raises Refused (E0419)."""
+        for word in rule.by:
+            if word.text not in BY:
+                help = suggestion(word.text, BY, "there are")
+                raise refuse("E0419", f"an axis is not split by `{word.text}`", word.span, help=help)
+        if rule.by and (len(rule.targets) > 1 or rule.targets[0].path or rule.targets[0].name.text in CLASSES):
+            message = "`by` says how one axis is split, of all tensors"
+            help = "give that axis a rule of its own, such as `shard seq -> context by zigzag`"
+            raise refuse("E0419", message, rule.span, help=help)
+        words = [word.text for word in rule.by]
+        exchanges = [word for word in words if word != ZIGZAG]
+        if len(exchanges) > 1 or len(set(words)) < len(words):
+            help = f"one of {', '.join(f'`{word}`' for word in EXCHANGES)}, and `{ZIGZAG}`, each at most once"
+            raise refuse("E0419", f"`by {', '.join(words)}` says more than one thing", rule.by[-1].span, help=help)
+        return ZIGZAG in words, exchanges[0] if exchanges else None
+
+    def agree(self, layout: tree.Layout) -> None:
+        """Report (E0419) rules for one axis that say different things of how it is split."""
+        first: dict[str, tree.Shard] = {}
+        for rule in layout.rules:
+            if not isinstance(rule, tree.Shard):
+                continue
+            for target in rule.targets:
+                if target.path is not None or target.name.text in CLASSES:
+                    continue
+                other = first.setdefault(target.name.text, rule)
+                if {word.text for word in other.by} != {word.text for word in rule.by}:
+                    message = f"rules split `{target.name.text}` in different ways"
+                    notes = [f"`{each.span.text}`   ({each.span.place})" for each in (other, rule)]
+                    help = "name all mesh axes in one rule, or say the same after `by` in both"
+                    self.report.error("E0419", message, rule.span, notes=notes, help=help)
 
     def mesh_axis(self, name: tree.Name, mesh_axes: Sequence[str] | None) -> str:
         """The name of a mesh axis. Raises Refused (E0313) if the layout's mesh has no such axis."""

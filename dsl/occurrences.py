@@ -194,6 +194,8 @@ class _Names:
                 case tree.Recompute(paths=paths):
                     own = ()
                     self._paths(each for each in paths if str(each) not in ("all", "auto"))
+                case tree.Offload():
+                    own = ()  # a class of tensors
             for name in own:
                 self._refer(name, (), axes)
 

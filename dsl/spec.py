@@ -335,11 +335,17 @@ class Target:
 
 @frozen
 class ShardRule:
-    """`shard targets -> mesh axes`."""
+    """`shard targets -> mesh axes by order, exchange`.
+
+    `zigzag`: the positions of the axis stand in that order (`partita.compiler.passes.zigzag`). `exchange` is how
+    attention over the axis gets at keys and values of other ranks; None for the fastest.
+    """
 
     targets: tuple[Target, ...]
     mesh_axes: tuple[str, ...]
     span: Span = field(eq=False)
+    zigzag: bool = False
+    exchange: str | None = None
 
     __repr__ = shortened
 
@@ -381,7 +387,18 @@ class RecomputeRule:
     __repr__ = shortened
 
 
-Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule
+@frozen
+class OffloadRule:
+    """`offload paths`; the path `("state",)` is a keyword."""
+
+    paths: tuple[tuple[str, ...], ...]
+    span: Span = field(eq=False)
+    path_spans: tuple[Span, ...] = field(eq=False)
+
+    __repr__ = shortened
+
+
+Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule | OffloadRule
 
 
 @frozen
@@ -478,7 +495,9 @@ class Share:
 
 @frozen
 class Train:
-    """The train block, with defaults filled in. `spans` has the place of each entry that was written."""
+    """The train block, with defaults filled in. `spans` has the place of each entry that was written. `mixed`: what
+    computes has a narrower dtype than masters, which a proxy keeps in mind.
+    """
 
     data: Call
     optimizer: Optimizer
@@ -491,6 +510,7 @@ class Train:
     eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
+    mixed: bool = field(default=Factory(lambda self: self.precision == "bf16", takes_self=True), eq=False)
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
 

@@ -385,10 +385,11 @@ class Target:
 
 @frozen
 class Shard:
-    """`shard targets -> mesh axes`."""
+    """`shard targets -> mesh axes by words`."""
 
     targets: tuple[Target, ...]
     mesh_axes: tuple[Name, ...]
+    by: tuple[Name, ...]
     span: Span = field(eq=False, repr=False)
 
 
@@ -421,7 +422,15 @@ class Recompute:
     span: Span = field(eq=False, repr=False)
 
 
-Rule: TypeAlias = Shard | Stage | Place | Recompute
+@frozen
+class Offload:
+    """`offload paths`."""
+
+    paths: tuple[Path, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+Rule: TypeAlias = Shard | Stage | Place | Recompute | Offload
 
 
 @frozen

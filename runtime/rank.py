@@ -27,6 +27,7 @@ from partita.runtime.inference.scoring import Scorer
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch, tensors_of
 from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.kernels.host import to_host
 from partita.runtime.pace import Sums
 from partita.runtime.python_functions import Functions, functions_of
 from partita.runtime.regions import region_of, shape_of
@@ -213,14 +214,20 @@ class Rank:
         coordinates = mesh.coordinates(self.rank)
         for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
-            self.memory.masters[name] = self._initial(name, record.layout).contiguous()
+            self.memory.masters[name] = self._kept(self._initial(name, record.layout).contiguous(), record.host)
             for state in record.states:
                 if state.copy:
-                    self.memory.states[state.name, name] = self._initial(name, record.stored(state)).contiguous()
-                    continue
-                shape = shape_of(region_of(state.type, record.stored(state), mesh.sizes, coordinates))
-                zeros = torch.zeros(shape, dtype=DTYPES[state.type.dtype], device=self.device)
-                self.memory.states[state.name, name] = zeros
+                    found = self._initial(name, record.stored(state)).contiguous()
+                else:
+                    shape = shape_of(region_of(state.type, record.stored(state), mesh.sizes, coordinates))
+                    there = "cpu" if state.host else self.device
+                    found = torch.zeros(shape, dtype=DTYPES[state.type.dtype], device=there)
+                self.memory.states[state.name, name] = self._kept(found, state.host)
+
+    @staticmethod
+    def _kept(tensor: torch.Tensor, host: bool) -> torch.Tensor:
+        """A tensor where it lies between steps."""
+        return to_host(tensor) if host else tensor
 
     def _initial(self, name: str, layout: Layout) -> torch.Tensor:
         """The initial value of the rank's shard of a parameter, or of a copy, in a layout."""

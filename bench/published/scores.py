@@ -7,7 +7,7 @@ utilization is converted by the formulas of arXiv 2104.04473, §5.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import correlation, fmean
 
 from attrs import evolve, frozen
@@ -24,23 +24,25 @@ def reach(state: Scheduled, factor: float) -> Scheduled:
     return evolve(state, device=evolve(state.device, products=evolve(products, best=products.best * factor)))
 
 
-# What was fitted: how a state is changed to have a constant times a factor.
-FITTED: Mapping[str, Callable[[Scheduled, float], Scheduled]] = {"products.best": reach}
-STEP = 1.05  # the factor by which each is changed to see what that does
+# What is fitted again when a family is left out: `Products.best` of each of these devices.
+FITTED = ("a100", "h100")
+STEP = 1.05  # the factor by which it is changed to see what that does
 RANGE = (0.8, 1.25)  # of factors that are tried
 
 
 @frozen
 class Compared:
     """A row and its prediction: utilizations in percent as published (`measured`, `predicted`) and what converts both
-    to MFU. `slopes`: by how much the time of a step grows if the inverse of a fitted constant does, both relatively.
+    to MFU. `slope`: by how much the time of a step grows if the inverse of the fitted constant of its device does, both
+    relatively.
     """
 
     row: Row
     measured: float
     predicted: float
     to_mfu: float
-    slopes: Mapping[str, float]
+    device: str
+    slope: float
 
     @property
     def off(self) -> float:
@@ -48,8 +50,8 @@ class Compared:
         return self.predicted - self.measured
 
     def points(self, factors: Mapping[str, float]) -> tuple[float, float]:
-        """MFU, measured and predicted with constants times these factors."""
-        longer = 1 + sum(self.slopes[name] * (1 / factor - 1) for name, factor in factors.items())
+        """MFU, measured and predicted with the fitted constants of devices times these factors (missing: 1)."""
+        longer = 1 + self.slope * (1 / factors.get(self.device, 1.0) - 1)
         return self.to_mfu * self.measured, self.to_mfu * self.predicted / longer
 
 
@@ -69,8 +71,8 @@ def as_run(state: Scheduled, row: Row) -> Scheduled:
     return state
 
 
-def compared(row: Row, slopes: bool = True) -> Compared:
-    """Compile and predict a row. Without `slopes`, constants are not varied."""
+def compared(row: Row, slope: bool = True) -> Compared:
+    """Compile and predict a row. Without `slope`, the constant is not varied."""
     state = as_run(compile_spec(row.load()), row)
 
     def seconds(state: Scheduled) -> float:
@@ -88,11 +90,9 @@ def compared(row: Row, slopes: bool = True) -> Compared:
         case {"teraflops": teraflops}:
             taken = (hardware if row.hardware else state.flops) / (teraflops * 1e12 * state.mesh.ranks)
             measured = 100 * teraflops * 1e12 * state.mesh.ranks / peak  # `percent` is rounded
-    found = {
-        name: (seconds(change(state, 1 / STEP)) / step - 1) / (STEP - 1) if slopes else 0.0
-        for name, change in FITTED.items()
-    }
-    return Compared(row, row.percent, measured * taken / step, model / hardware if row.hardware else 1.0, found)
+    to_mfu = model / hardware if row.hardware else 1.0
+    varied = (seconds(reach(state, 1 / STEP)) / step - 1) / (STEP - 1) if slope else 0.0
+    return Compared(row, row.percent, measured * taken / step, to_mfu, state.device.name, varied)
 
 
 def formula(state: Scheduled) -> tuple[float, float]:
@@ -122,13 +122,17 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def fitted(found: Sequence[Compared]) -> dict[str, float]:
-    """The factors of fitted constants for which the mean absolute error is least, one constant after the other."""
+    """The factors of fitted constants for which the mean absolute error is least, every family weighing as much."""
     low, high = RANGE
     tried = [low * (high / low) ** (i / 100) for i in range(101)]
-    factors = dict.fromkeys(FITTED, 1.0)
-    for _ in range(3 if len(FITTED) > 1 else 1):
-        for name in FITTED:
-            factors[name] = min(tried, key=lambda each: error(one.points({**factors, name: each}) for one in found))
+    factors: dict[str, float] = {}
+    for device in FITTED:
+        own = [one for one in found if one.device == device]
+        of = {family: [one for one in own if one.row.family == family] for family in {one.row.family for one in own}}
+        if of:
+            factors[device] = min(
+                tried, key=lambda each: fmean(error(one.points({device: each}) for one in some) for some in of.values())
+            )
     return factors
 
 

@@ -6,12 +6,22 @@ workspace of the operation that runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from partita.compiler.graph import Node, Value
 
 # A function's nodes in order: runs, each a call or inline statements, of units, each a statement or a compiled region.
 Runs = Sequence[Sequence[Sequence[Node]]]
+
+
+def device_bytes(value: Value) -> int:
+    """What a value takes of the device's memory."""
+    return 0 if value.host else value.type.bytes
+
+
+def host_bytes(value: Value) -> int:
+    """What a value takes of the host's memory."""
+    return value.type.bytes if value.host else 0
 
 
 def roots(nodes: Iterable[Node]) -> dict[Value, Value]:
@@ -28,7 +38,7 @@ def held(values: Iterable[Value], nodes: Iterable[Node]) -> int:
     nodes = tuple(nodes)
     behind = roots(nodes)
     constants = {v for node in nodes if node.op.literal is not None or node.op.of_slices for v in node.outputs}
-    return sum(value.type.bytes for value in {behind.get(v, v) for v in values} - constants)
+    return sum(device_bytes(value) for value in {behind.get(v, v) for v in values} - constants)
 
 
 def shared(nodes: Iterable[Node]) -> int:
@@ -60,9 +70,10 @@ def working_set(
     keep: Collection[Value],
     before: Collection[Value] = (),
     behind: Mapping[Value, Value] | None = None,
+    size: Callable[[Value], int] = device_bytes,
 ) -> int:
     """The most bytes of results and workspace at any time while runs execute in order. `before` is held when they
-    begin; `keep` lives to the end.
+    begin; `keep` lives to the end. `size` is what a value takes: of the device's memory, or of the host's.
 
     A tensor is freed after its last use. But if a unit or a run is the last reader of a tensor that it has not made,
     its caller holds the tensor until that unit or run ends.
@@ -87,15 +98,16 @@ def working_set(
     ending: dict[int, list[Value]] = {}
     for value, i in last.items():
         ending.setdefault(i, []).append(value)
-    alive = {tensor: tensor.type.bytes for tensor in {behind.get(value, value) for value in before}}
+    alive = {tensor: size(tensor) for tensor in {behind.get(value, value) for value in before}}
     now = peak = sum(alive.values())
     for i, node in enumerate(nodes):
         if node.op.allocates and not node.op.of_slices:
             for value in node.outputs:
-                alive[value] = value.type.bytes
-                now += value.type.bytes
+                alive[value] = size(value)
+                now += size(value)
         operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
-        peak = max(peak, now + node.op.workspace(operands, results))
+        there = sum(map(size, (*node.inputs, *node.outputs))) > 0  # it may work in the other memory
+        peak = max(peak, now + (node.op.workspace(operands, results) if there else 0))
         for value in ending.get(i, ()):
             now -= alive.pop(value, 0)
     return peak

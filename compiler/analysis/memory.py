@@ -23,6 +23,8 @@ The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
     state         the optimizer's
     activations   what microbatches in flight keep, and the working set of the function that runs
     buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update
+
+What lies in the host's memory (`offload`) is not part of it, and counted apart, as if the device had its own memory.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from itertools import chain
 
 from attrs import evolve, frozen
 
-from partita.compiler.analysis.liveness import held, line_by_line, roots, tables, working_set
+from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, roots, tables, working_set
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.graph import Node, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
@@ -50,7 +52,7 @@ _NUMBERS = 1 << 10
 
 @frozen
 class MemoryReport:
-    """Bytes of a rank at its greatest `moment`, by purpose."""
+    """Bytes of a rank at its greatest `moment`, by purpose; and what it keeps in the memory of its `host`."""
 
     moment: str
     parameters: int
@@ -58,16 +60,18 @@ class MemoryReport:
     state: int
     activations: int
     buffers: int
+    host: int = 0
 
     __repr__ = shortened
 
     @property
     def total(self) -> int:
-        """The bound."""
+        """The bound of the device's memory."""
         return self.parameters + self.gradients + self.state + self.activations + self.buffers
 
 
 PARTS = ("parameters", "gradients", "state", "activations", "buffers")
+HOST = "host"
 
 
 def peak_memory(state: Scheduled, rank: RankPlan) -> int:
@@ -95,7 +99,15 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
         always.state,
         most.activations,
         always.buffers + most.buffers,
+        _on_host(state, rank),
     )
+
+
+def _on_host(state: Scheduled, rank: RankPlan) -> int:
+    """Bytes in the host's memory: masters and states, and on a GPU copies of what their updates read and make."""
+    total = sum(size for part in stored(state, rank, host=True) for size in part.values())
+    copies = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
+    return total + (working_set(line_by_line(copies), (), size=host_bytes) if state.device.gpu else 0)
 
 
 def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, MemoryReport]:
@@ -179,14 +191,18 @@ def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
     )
 
 
-def stored(state: Scheduled, rank: RankPlan) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes that a rank keeps of each parameter's master, and of its optimizer states, by parameter name."""
+def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes that a rank keeps of each parameter's master, and of its optimizer states, by parameter name: on the device
+    or in the host's memory.
+    """
     sizes, own = state.mesh.sizes, set(rank.parameters)
     records = [record for record in state.plan.parameters if record.name in own]
     return (
-        {each.name: local_type(each.type, each.layout, sizes).bytes for each in records},
+        {each.name: local_type(each.type, each.layout, sizes).bytes for each in records if each.host == host},
         {
-            each.name: sum(local_type(state.type, each.stored(state), sizes).bytes for state in each.states)
+            each.name: sum(
+                local_type(state.type, each.stored(state), sizes).bytes for state in each.states if state.host == host
+            )
             for each in records
         },
     )

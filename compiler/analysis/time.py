@@ -162,6 +162,10 @@ class Ends:
         update.run([*state.update.clip, *update_nodes(state, self.rank)])
         cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
         self.alone = prologue + update.arrived + cleared / (state.device.bandwidth * state.device.streaming)
+        if state.device.gpu:
+            parameters = {each.name: each for stage in stages for each in stage.parameters}
+            copied = sum(each.value.type.bytes for name, each in parameters.items() if name in state.on_host)
+            self.alone += copied / state.device.host_link
 
     def _gathered(self) -> tuple[dict[int, float], float]:
         """`ready`, and the seconds of the prologues."""

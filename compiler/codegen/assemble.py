@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import asdict
 
@@ -35,11 +35,12 @@ def assemble(
     # A repeat may be called `stage0`, and its functions are named after it.
     entries = [stage_function(stage.index, kind) for stage in plan.stages for kind in KINDS]
     module = Module(partitioned.graph.name, probe, compiled, entries)
+    on_host = {each.name for each in plan.parameters if each.host}
     reduce = dict(update.reduce)
     emitters = []
     for functions in functions_of(partitioned, plan.schedule, compiled):
         index = functions.stage.index
-        emitter = StageEmitter(module, functions, _casts(functions.stage.parameters))
+        emitter = StageEmitter(module, functions, _casts(functions.stage.parameters, on_host))
         emitter.emit(reduce.get(index, ()), update.totals[index], plan.schedule.last_kind(index))
         emitters.append(emitter)
     stages = tuple(
@@ -50,18 +51,27 @@ def assemble(
         RankProgram(
             **asdict(rank, recurse=False),
             finish=_emit_finish(rank, module, update),
-            update=_emit_update(rank, module, update) if update.parameters or update.buffers else None,
+            update=_emit_update(rank, module, update, on_host) if update.parameters or update.buffers else None,
         )
         for rank in plan.ranks
     )
     return Program(**{**asdict(plan, recurse=False), "stages": stages, "ranks": ranks}, source=module.source)
 
 
-def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:
-    """By parameter, the suffix that casts a master to the stage's compute dtype, where the two differ."""
-    return {
-        p.name: f".to({TORCH_DTYPES[p.value.type.dtype]})" for p in parameters if p.value.type.dtype != p.master.dtype
-    }
+def _casts(parameters: Sequence[Parameter], on_host: Collection[str]) -> Mapping[str, str]:
+    """By parameter, how its value is made of its master `{}`, unless it is that: in the dtype in which the stage
+    computes, and on the device.
+    """
+    found = {}
+    for p in parameters:
+        cast = f".to({TORCH_DTYPES[p.value.type.dtype]})" if p.value.type.dtype != p.master.dtype else ""
+        found[p.name] = _on_device(f"{{}}{cast}", p.name in on_host)
+    return found
+
+
+def _on_device(text: str, host: bool) -> str:
+    """A tensor on the device, of one that may lie in the host's memory."""
+    return f"kernels.to_device({text}, c)" if host else text
 
 
 def _stage_program(
@@ -132,7 +142,7 @@ def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     return name
 
 
-def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
+def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph, on_host: Collection[str]) -> str:
     writer = Writer(UPDATE, probe=module.probe)
     _totals(writer, update, rank.totals)
     first = len(update.statistics) - len(update.norms)
@@ -144,7 +154,8 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     masters = [(each.parameter, each.value) for each in update.masters]
     for name, value in (*masters, *((each.name, each.master) for each in update.buffers)):
         if name in order:
-            writer.names.texts[value] = Argument(f"m[{order[name]}]", value.type)
+            text = _on_device(f"m[{order[name]}]", name in on_host)
+            writer.names.texts[value] = Argument(text, value.type)
     writer.block(update.buffer_updates(order.keys()), set())
     for each in sorted((u for u in update.parameters if u.name in order), key=lambda u: order[u.name]):
         writer.names.texts[each.master] = Argument(f"m[{order[each.name]}]", each.master.type)

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from partita.compiler.codegen.functions import StageFunctions, is_literal, made_by, read_by, receives, sends
 from partita.compiler.codegen.names import View, identifier
-from partita.compiler.codegen.statements import Call, End, Fill, Keep, Leave, Load, Return
+from partita.compiler.codegen.statements import Bind, Call, End, Fill, Keep, Leave, Load, Return
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
@@ -119,7 +119,8 @@ class StageEmitter:
 
     def _emit_gather(self) -> None:
         name = stage_function(self.stage.index, "G")
-        writer = Writer(GATHER, self._masters(), self.module, name)
+        writer = Writer(GATHER, module=self.module, stem=name)
+        self._masters(writer, read_by(self.of.gathered.start))
         collectives = self.of.gathered.collectives
         writer.leave(self.of.gathered.start)
         writer.block(self.of.gathered.start, ())
@@ -129,7 +130,8 @@ class StageEmitter:
 
     def _emit_prologue(self) -> None:
         name = stage_function(self.stage.index, "P")
-        writer = Writer(PROLOGUE, self._masters(), self.module, name)
+        writer = Writer(PROLOGUE, module=self.module, stem=name)
+        self._masters(writer, {*read_by(self.of.prologue), *self.constants})
         for i, each in enumerate(self.of.full_inputs):
             writer.names.texts[each.value] = Argument(f"x[{i}]", each.value.type)
         writer.block(self.of.prologue, self.constants)
@@ -137,12 +139,15 @@ class StageEmitter:
         comment = "Once a step: what the stage computes with."
         self.functions["P"] = self.module.add(name, PROLOGUE, writer.body(), comment)
 
-    def _masters(self) -> dict[Value, Argument]:
-        """The parameters of the stage as arguments, in the dtype that computes."""
-        return {
-            each.value: Argument(f"m[{i}]{self.masters.get(each.name, '')}", each.value.type)
-            for i, each in enumerate(self.stage.parameters)
-        }
+    def _masters(self, writer: Writer, read: Collection[Value]) -> None:
+        """Names the parameters of the stage that are read, in the dtype that computes, on the device."""
+        for i, parameter in enumerate(self.stage.parameters):
+            text = self.masters[parameter.name].format(f"m[{i}]")
+            if text == f"m[{i}]":
+                writer.names.texts[parameter.value] = Argument(text, parameter.value.type)
+            elif parameter.value in read:
+                writer.names.name(parameter.value)
+                writer.add(Bind(parameter.value, text))
 
     def _emit_reductions(self, reduced: Ahead, totals: Sequence[Value]) -> None:
         """Writes the function that finishes the reduction of the stage's accumulators to its totals."""

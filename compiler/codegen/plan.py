@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from attrs import evolve
@@ -50,12 +50,14 @@ def plan_step(
     mesh: Mesh,
     batches: Fraction = Fraction(1),
     compiled: bool = False,
+    on_host: Collection[str] = (),
     adds: bool = True,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
-    The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile; `adds`:
-    ranks add what they exchange. Raises Refused if the schedule violates an invariant (E0501 to E0504).
+    The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
+    parameters `on_host` lie in the host's memory; `adds`: ranks add what they exchange. Raises Refused if the schedule
+    violates an invariant (E0501 to E0504).
     """
     _check_ends(partitioned)
     check_schedule(schedule)
@@ -85,7 +87,12 @@ def plan_step(
         mesh=mesh,
         parameters=tuple(
             _parameter_record(
-                parameter, layouts[parameter.name], stage_sets[parameter.name], updates.get(parameter.name), mesh.sizes
+                parameter,
+                layouts[parameter.name],
+                stage_sets[parameter.name],
+                updates.get(parameter.name),
+                mesh.sizes,
+                parameter.name in on_host,
             )
             for parameter in partitioned.graph.parameters
             if parameter.name in stage_sets  # evaluation may not use one
@@ -122,6 +129,7 @@ def _parameter_record(
     stages: tuple[int, ...],
     update: ParameterUpdate | None,
     sizes: dict[str, int],
+    host: bool,
 ) -> ParameterRecord:
     named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
@@ -132,7 +140,11 @@ def _parameter_record(
         parameter.initial,
         parameter.fans,
         stages,
-        tuple(StateRecord(name, global_type(state.type, state.layout, sizes), name == EMA) for name, state in named),
+        tuple(
+            StateRecord(name, global_type(state.type, state.layout, sizes), name == EMA, state.host)
+            for name, state in named
+        ),
+        host,
     )
 
 

@@ -176,6 +176,18 @@ class Call(Statement):
 
 
 @frozen(eq=False)
+class Bind(Statement):
+    """Binds a value to what makes it of an argument."""
+
+    value: Value
+    how: str
+
+    def text(self, names: Names) -> str:
+        """`w = m[0].to(torch.bfloat16)`."""
+        return f"{names.text(self.value)} = {self.how}"
+
+
+@frozen(eq=False)
 class Load(Statement):
     """Loads a value from a slot of the frame; the `last` load clears the slot."""
 

@@ -13,7 +13,7 @@ from attrs import evolve
 from partita.compiler.graph import Parameter, Part
 from partita.compiler.layout import Layout
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.program import ParameterRecord, Program, StateRecord
+from partita.compiler.program import ParameterRecord, Program
 
 
 def with_whole_parameters(program: Program, parameters: Iterable[Parameter], updates: Mapping[str, Update]) -> Program:
@@ -58,7 +58,7 @@ def with_whole_parameters(program: Program, parameters: Iterable[Parameter], upd
 def whole_record(record: ParameterRecord, part: Part, update: Update | None) -> ParameterRecord:
     """The record of the parameter that has this part; of its stages, those of the part."""
     types = dict(zip(update.states, update.state_types(part.master), strict=True)) if update is not None else {}
-    states = tuple(StateRecord(each.name, types.get(each.name, part.master), each.copy) for each in record.states)
+    states = tuple(evolve(each, type=types.get(each.name, part.master)) for each in record.states)
     layouts = (_outermost(part, layout) for layout in (record.layout, record.state_layout))
     layout, state_layout = layouts
     return evolve(record, name=part.name, type=part.master, layout=layout, state_layout=state_layout, states=states)

@@ -51,13 +51,29 @@ class Products:
 
 
 @frozen
+class Fused:
+    """The share of peak FLOP/s that attention in one kernel reaches, forward and backward together: `best` over many
+    keys, half of that over `half`.
+    """
+
+    best: float = 1.0
+    half: float = 0.0
+
+    def efficiency(self, length: int) -> float:
+        """The share if each query goes through `length` keys."""
+        return self.best * length / (length + self.half)
+
+
+@frozen
 class Device:
     """Peak FLOP/s of matrix products by dtype, and of other arithmetic (`vector`; 0: the same); memory in bytes;
     bandwidth in bytes/s, of which the share `streaming` is reached.
 
     Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step.
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
-    own memory, and programs for it are compiled by default. `timings` are measured, if the device is profiled.
+    own memory, and programs for it are compiled by default. It is joined to the host's by `host_link` bytes/s in each
+    direction, and has a share of `host_bandwidth` bytes/s of that memory; where the device is a CPU, both memories are
+    one. `timings` are measured, if the device is profiled.
     """
 
     name: str
@@ -66,12 +82,15 @@ class Device:
     bandwidth: float
     streaming: float = 1.0
     products: Products = field(factory=Products)
+    attention: Fused = field(factory=Fused)
     launch: float = 0.0
     action: float = 0.0
     step: float = 0.0
     vector: float = 0.0
     node: int = 1
     gpu: bool = False
+    host_link: float = 25.6e9
+    host_bandwidth: float = 5e10
     timings: Timings = field(factory=Timings, eq=False, repr=False)
     sources: tuple[str, ...] = ()
 
@@ -85,8 +104,17 @@ class Device:
 _PRODUCTS = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maximum Achievable Matmul FLOPS"
 _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (bench/published)"
 _LOWERED = "best: that table, lowered as A100's"
+# FlashAttention-2, which torch has: causal, 128 a head, forward and backward. On A100 133 TFLOP/s over 1,024 keys, 173
+# over 4,096, 189 over 16,384: 195 · n / (n + 530). The same program on H100: up to 335. On B200 the share is assumed.
+_FUSED = "attention: Dao, FlashAttention-2, arXiv 2307.08691, §4.1"
+_ATTENTION_A, _ATTENTION_H = Fused(0.625, 530), Fused(0.35, 530)
 # The share is 0.90 for 100 MB, 0.75 for 10 MB.
 _STREAMING = "streaming: Isaev et al., Calculon, SC23, systems/a100_80g.json"
+# PCI Express x16 in one direction, of which a share is assumed as in `links`; the memory channels of a machine's two
+# processors, for each of its 8 GPUs: DDR4-3200, DDR5-4800, DDR5-5600, 8 channels each.
+_HOST = "host: NVIDIA DGX A100, H100, B200, user guides"
+_HOST_LINK = 0.8
+_GEN4, _GEN5, _GEN5_B = (32e9, 51e9), (64e9, 77e9), (64e9, 90e9)
 # Estimates: the prologue and epilogue of a tile, as a depth that takes as long; and the overhead of each kernel.
 _DEPTH, _LAUNCH = 192.0, 4e-6
 
@@ -97,6 +125,8 @@ def _gpu(
     memory: int,
     bandwidth: float,
     products: Products,
+    attention: Fused,
+    host: tuple[float, float],
     *sources: str,
 ) -> Device:
     f32, bf16, f64, vector = flops
@@ -107,11 +137,14 @@ def _gpu(
         bandwidth,
         streaming=0.85,
         products=products,
+        attention=attention,
         launch=_LAUNCH,
         vector=vector,
         node=8,
         gpu=True,
-        sources=(*sources, _PRODUCTS, _STREAMING),
+        host_link=host[0] * _HOST_LINK,
+        host_bandwidth=host[1],
+        sources=(*sources, _PRODUCTS, _FUSED, _STREAMING, _HOST),
     )
 
 
@@ -129,10 +162,50 @@ DEVICES = {
             1e10,
             sources=("one core of a server processor, measured with this project's own products",),
         ),
-        _gpu("a100", _A100, 80, 2.039e12, Products(0.75, _DEPTH, 108), "NVIDIA A100 80GB SXM, data sheet", _FITTED),
-        _gpu("h100", _H100, 80, 3.35e12, Products(0.69, _DEPTH, 132), "NVIDIA H100 SXM, data sheet", _LOWERED),
-        _gpu("h200", _H100, 141, 4.8e12, Products(0.69, _DEPTH, 132), "NVIDIA H200 SXM, data sheet", _LOWERED),
-        _gpu("b200", _B200, 180, 7.7e12, Products(0.68, _DEPTH, 148), "NVIDIA HGX B200, data sheet", _LOWERED),
+        _gpu(
+            "a100",
+            _A100,
+            80,
+            2.039e12,
+            Products(0.75, _DEPTH, 108),
+            _ATTENTION_A,
+            _GEN4,
+            "NVIDIA A100 80GB SXM, data sheet",
+            _FITTED,
+        ),
+        _gpu(
+            "h100",
+            _H100,
+            80,
+            3.35e12,
+            Products(0.69, _DEPTH, 132),
+            _ATTENTION_H,
+            _GEN5,
+            "NVIDIA H100 SXM, data sheet",
+            _LOWERED,
+        ),
+        _gpu(
+            "h200",
+            _H100,
+            141,
+            4.8e12,
+            Products(0.69, _DEPTH, 132),
+            _ATTENTION_H,
+            _GEN5,
+            "NVIDIA H200 SXM, data sheet",
+            _LOWERED,
+        ),
+        _gpu(
+            "b200",
+            _B200,
+            180,
+            7.7e12,
+            Products(0.68, _DEPTH, 148),
+            _ATTENTION_H,
+            _GEN5_B,
+            "NVIDIA HGX B200, data sheet",
+            _LOWERED,
+        ),
     )
 }
 

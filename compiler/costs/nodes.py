@@ -38,7 +38,13 @@ def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
 
 
 def seconds(node: Node, device: Device, added: bool = False) -> float:
-    """The time of one node on a device."""
+    """The time of one node on a device; or on its host, where that keeps its operands."""
+    there = {value.host for value in (*node.inputs, *node.outputs)}
+    if len(there) > 1:  # a copy from one memory to the other
+        return node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0
+    if device.gpu and True in there:
+        moved = node.op.accessed([value.type for value in node.inputs], [value.type for value in node.outputs])
+        return moved / device.host_bandwidth
     known = kernel_of(node, added)
     if known is None:
         return 0.0
@@ -54,6 +60,8 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
         flops = device.vector or flops
     elif matrices:
         flops *= device.products.efficiency(*matrices)
+    elif length := node.op.seen_keys(operands):
+        flops *= device.attention.efficiency(length)
     computing = node.op.flops(operands, results) / flops
     return device.launch * node.op.launches() + max(
         computing, node.op.accessed(operands, results) / (device.bandwidth * device.streaming)

@@ -43,6 +43,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         state.mesh,
         state.batches,
         state.compiled,
+        state.on_host,
         adds=not state.device.gpu,
     )
     return extended(Scheduled, state, schedule=schedule, plan=plan)

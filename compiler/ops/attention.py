@@ -7,8 +7,18 @@ from math import prod
 
 from attrs import evolve, frozen
 
-from partita.compiler.ops.op import Argument, Kernel, Op, agree, broadcast, permuted, wide_bytes
-from partita.compiler.ops.position import Positioned, Shards, offset_text, random_text
+from partita.compiler.layout import is_split
+from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted, wide_bytes
+from partita.compiler.ops.position import (
+    ZIGZAG,
+    Positioned,
+    Shards,
+    places_text,
+    random_text,
+    ranks_of_order,
+    whole_size,
+)
+from partita.compiler.ops.runs import Runs, seen, zigzag_runs
 from partita.dsl.types import Axis, Type
 
 # Operands after q, k and v, in their order; and those of them that have a gradient.
@@ -45,6 +55,7 @@ class Attention(Positioned):
     numbered: tuple[tuple[str, int], ...] = ()
     shards: Shards = ()
     fusible = False
+    finds_positions = True
 
     @property
     def random(self) -> bool:  # type: ignore[override]
@@ -97,6 +108,11 @@ class Attention(Positioned):
         """Products of other shapes than a single matrix product's."""
         return ()
 
+    def seen_keys(self, operands: Sequence[Type]) -> int:
+        """All keys, or those of the window."""
+        length = operands[1].axis(self.over).size
+        return length if self.window is None else min(self.window, length)
+
     @property
     def begins(self) -> tuple[str, ...]:
         """Positions, if it depends on them; with dropout the coordinates of all queries."""
@@ -123,6 +139,16 @@ class Attention(Positioned):
         return evolve(q, axes=tuple(wide if axis.name == self.along else axis for axis in q.axes))
 
     # ------------------------------------------------------------ axes
+
+    @property
+    def exchanged(self) -> str:
+        """`over`, along which queries read the keys and values of all positions."""
+        return self.over
+
+    def exchange(self, rule: ShardingRule) -> str | None:
+        """By the state of the queries."""
+        state = rule.operands[0]
+        return None if not is_split(state) else "gather" if state == self.over else "heads"
 
     def orders(self, q: Type, k: Type, v: Type) -> tuple[list[str], list[str], list[str]]:
         """Axes of q in three groups: batch axes that k or v have too; other batch axes; and the query position.
@@ -166,17 +192,30 @@ class Attention(Positioned):
         texts += [f"{word}={value!r}" for word in ("window", "softcap") if (value := getattr(self, word)) is not None]
         if self.dropout:
             texts += [f"keep={self._kept(types)}", f"rate={self.dropout!r}"]
-        if self.over in self.begins and types[0].has(self.over):
-            start = offset_text(types[0].axis(self.over), self.shards)
-            texts += [f"start={start}"] if start != "0" else []
+        if (places := self._places(types[0])) is not None:
+            texts.append(places)
         return ", ".join(texts)
+
+    def _places(self, q: Type) -> str | None:
+        """Text of where queries and keys stand, if that matters and they do not all stand in order."""
+        if self.over not in self.begins or not q.has(self.over):
+            return None
+        own = places_text(q.axis(self.over), self.shards)
+        if ranks_of_order(self.over, self.shards) is None:
+            return None if own == "0" else f"start={own}"
+        return f"places=({own}, {self._keys_text(q)})"
+
+    def _keys_text(self, q: Type) -> str:
+        """Text of where the keys stand, which are those of all positions."""
+        whole = Axis(self.over, whole_size(q.axis(self.over), self.shards))
+        return places_text(whole, tuple(cut for cut in self.shards if cut[1] == ZIGZAG))
 
     def _kept(self, types: Sequence[Type]) -> str:
         """Text of the mask of weights that are not dropped."""
         q, k = types[:2]
         axes = [q.axis(name) for name, _ in self.numbered[:-1]]
         shape = (*(axis.size for axis in axes), k.axis(self.over).size)
-        starts = [*(offset_text(axis, self.shards) for axis in axes), "0"]
+        starts = [*(places_text(axis, self.shards) for axis in axes), self._keys_text(q) if q.has(self.over) else "0"]
         text = random_text("keep", self.dropout, self.key, shape, starts, self.numbered, "bool")
         names = [*("" if axis.name == self.over else axis.name for axis in axes), self.over]
         return permuted(text, names, self.scores(types))
@@ -203,7 +242,7 @@ class Attention(Positioned):
             return False
         shared, own, position = self.orders(q, k, v)
         alike = all(x.has(name) for x in (k, v) for name in shared)
-        whole = not self.causal or offset_text(q.axis(self.over), self.shards) == "0"
+        whole = self._places(q) is None
         return (len(shared), len(own), len(position)) == (2, 0, 1) and alike and whole
 
     # ------------------------------------------------------------ costs
@@ -243,6 +282,16 @@ class Attention(Positioned):
         _, own, _ = self.orders(q, k, v)
         return prod(q.axis(name).size for name in own) * (k.bytes + v.bytes) if own else 0
 
+    def pieces_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of what is made of queries that stand elsewhere than at the first keys, in the dtype of accumulation
+        and once more as a piece makes it; in zigzag order also keys and values in their own.
+        """
+        q, k, v = operands[:3]
+        if not q.has(self.over) or self.over not in self.begins or not any(n == self.over for n, *_ in self.shards):
+            return 0
+        own = 2 * wide_bytes(self.attended(q, v))
+        return own if ranks_of_order(self.over, self.shards) is None else own + k.bytes + v.bytes
+
     def padded_bytes(self, operands: Sequence[Type]) -> int:
         """Bytes of a query, key or value padded to the larger of their sizes, which fused kernels want equal."""
         q, k, v = operands[:3]
@@ -256,13 +305,24 @@ class Attention(Positioned):
 
     def counted(self, operands: Sequence[Type], keys: int, values: int) -> int:
         """FLOPs of some products of queries with `along`, and some with the axis of the values: of the pairs that see
-        each other, which are half of all if causal, and fewer in a window.
+        each other, on the rank that has most of them.
         """
         q, k, v = operands[:3]
         along, length = q.axis(self.along).size, k.axis(self.over).size
         pairs = q.elements // along * length
         full = 2 * pairs * (keys * along + values * v.axis(self.wide).size)
-        if self.window is not None and self.window < length:
-            seen = 2 * self.window * length - self.window**2  # of length² pairs, in both directions
-            full = full * seen // length**2
-        return full // 2 if self.causal else full
+        if not self.causal and (self.window is None or self.window >= length):
+            return full
+        if not q.has(self.over):
+            return full // 2 if self.causal else full
+        whole, own = ((0, length),), q.axis(self.over)
+        most = max(seen(queries, whole, self.causal, self.window) for queries in self.of_ranks(own))
+        return full * most // (2 * q.axis(self.over).size * length)
+
+    def of_ranks(self, own: Axis) -> list[Runs]:
+        """The positions of the queries of each shard, of which `own` is one."""
+        length, ranks = whole_size(own, self.shards), ranks_of_order(self.over, self.shards)
+        starts = range(0, length, own.size)
+        if ranks is None:
+            return [((start, own.size),) for start in starts]
+        return [zigzag_runs(start, own.size, length, ranks) for start in starts]

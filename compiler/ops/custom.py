@@ -84,6 +84,10 @@ class Custom(_Function):
         """Numbers, from the second on."""
         return ("", *(str(i) for i in range(1, len(self.made))))
 
+    def in_zigzag(self, axis: str, ranks: int) -> Op | None:
+        """What may be split along the axis does the same everywhere."""
+        return self if axis in self.split_along or not self.mentions(axis) else None
+
     def resized(self, axis: str, size: int) -> Op:
         """With other results."""
         made = tuple(type.resized(axis, size) for type in self.made)

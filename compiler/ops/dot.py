@@ -28,6 +28,7 @@ class Dot(Op):
 
     over: tuple[str, ...]
     sums = True
+    orderless = True
     reads_weights = True
     fusible = False
 

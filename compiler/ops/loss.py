@@ -216,6 +216,7 @@ class ExpSum(Op):
     """The sum of exp(x − peak) over `over`, in f32 at least. Operands: x, and peak with x's other axes."""
 
     over: str
+    orderless = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The peak's type."""

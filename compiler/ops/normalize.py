@@ -71,6 +71,7 @@ class Normalize(Op):
     eps: float
     center: bool
     results = ("", "rate")
+    orderless = True
 
     @property
     def label(self) -> str:

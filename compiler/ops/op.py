@@ -98,8 +98,12 @@ class Op:
     communicates: ClassVar[bool] = False
     # Its result repeats its operand: a literal stays the same literal.
     repeats: ClassVar[bool] = False
+    # What it does over the axes that its fields name does not depend on the order of their positions.
+    orderless: ClassVar[bool] = False
     # The direction in which it goes through the slices of a microbatch, whose shared tensor is its first operand.
     through_slices: ClassVar[Literal["forward", "backward"] | None] = None
+    # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
+    host: ClassVar[bool | None] = None
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
 
@@ -223,6 +227,15 @@ class Op:
         """All sharding rules for one mesh axis, other than everything replicated."""
         raise NotImplementedError
 
+    @property
+    def exchanged(self) -> str | None:
+        """The axis along which it reads what other shards have, in one of several ways."""
+        return None
+
+    def exchange(self, rule: ShardingRule) -> str | None:
+        """The way in which a sharding rule does so: `gather`, or `heads` if it exchanges that axis for another."""
+        return None
+
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """The node's results from primitives that can be sharded along `axis`, where no rule of the operation can; None
         if there are none.
@@ -293,6 +306,16 @@ class Op:
         """
         return False
 
+    def mentions(self, axis: str) -> bool:
+        """Whether a field names an axis: one that names it nowhere does the same at each of its positions."""
+        return any(_mentions(getattr(self, each.name), axis) for each in attributes(type(self)))
+
+    def in_zigzag(self, axis: str, ranks: int) -> Op | None:
+        """The operation where the positions of an axis stand in zigzag order (`partita.compiler.ops.runs`); None if it
+        needs them one after the other.
+        """
+        return self if self.orderless or not self.mentions(axis) else None
+
     def total(self, axis: str) -> Op | None:
         """The operation whose result is the sum of its own over the positions of an axis that all operands have."""
         return None
@@ -336,6 +359,10 @@ class Op:
         products have other shapes; None if it does not use matrix units.
         """
         return None
+
+    def seen_keys(self, operands: Sequence[Type]) -> int:
+        """The number of keys that each query of attention in one kernel goes through; 0 if it is not attention."""
+        return 0
 
     def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Bytes that it reads and writes."""
@@ -415,6 +442,15 @@ def _resized(value: object, axis: str, size: int) -> object:
     if isinstance(value, tuple) and any(isinstance(each, Axis) and each.name == axis for each in value):
         return tuple(_resized(each, axis, size) for each in value)
     return value
+
+
+def _mentions(value: object, axis: str) -> bool:
+    """Whether a field of an operation names an axis."""
+    if isinstance(value, Type):
+        return value.has(axis)
+    if isinstance(value, tuple):
+        return any(_mentions(each, axis) for each in value)
+    return value == axis or (isinstance(value, Axis) and value.name == axis)
 
 
 class Kernel(NamedTuple):

@@ -76,7 +76,9 @@ class Accumulate(Op):
 
 @op("store")
 class Store(Op):
-    """Write the second operand over the first, of the same type: a parameter whose updated shards were gathered."""
+    """Write the second operand over the first, of the same type: a parameter whose updated shards were gathered, or
+    that was updated in the other memory.
+    """
 
     results = ()
     fusible = False

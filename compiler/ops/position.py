@@ -5,7 +5,8 @@ Operations that look up or count along an axis (`gather`, `pick`, `first_index`,
 `shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first. A rank's shard begins at its
 size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`, and slices of
 their sequence the mesh axis `slice`. Parts that are gone through one after the other are the mesh axis `position`: they
-begin at the context's position.
+begin at the context's position. An axis in zigzag order (`partita.compiler.ops.runs`) has an entry of the mesh axis
+`zigzag`, which is no cut, with the number of ranks that the order is for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from hashlib import blake2b
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import evolve
 
@@ -39,11 +40,12 @@ Shards = tuple[tuple[str, str, int], ...]
 TIME = "time"
 SLICE = "slice"
 POSITION = "position"  # always the outermost cut
+ZIGZAG = "zigzag"
 
 
 def offset_text(axis: Axis, shards: Shards) -> str:
     """Source text of the global index at which this shard of `axis` begins."""
-    over = [(mesh_axis, parts) for name, mesh_axis, parts in shards if name == axis.name]
+    over = [(mesh_axis, parts) for name, mesh_axis, parts in shards if name == axis.name and mesh_axis != ZIGZAG]
     if not over:
         return "0"
     text, times = "", {TIME: "c.microbatch", SLICE: "c.slice"}
@@ -54,6 +56,26 @@ def offset_text(axis: Axis, shards: Shards) -> str:
         coordinate = times.get(mesh_axis) or f"c.coordinates[{mesh_axis!r}]"
         text = f"({text} * {parts} + {coordinate})" if text else coordinate
     return f"{text} * {axis.size}"
+
+
+def ranks_of_order(axis: str, shards: Shards) -> int | None:
+    """For how many ranks an axis is in zigzag order; None if it is not."""
+    return next((ranks for name, mesh_axis, ranks in shards if name == axis and mesh_axis == ZIGZAG), None)
+
+
+def whole_size(axis: Axis, shards: Shards) -> int:
+    """The size of the global axis, of which `axis` is a shard."""
+    return axis.size * prod(parts for name, over, parts in shards if name == axis.name and over != ZIGZAG)
+
+
+def places_text(axis: Axis, shards: Shards) -> str:
+    """Source text of the positions at which the elements of a shard stand: the first one if they follow each other,
+    runs of them in zigzag order.
+    """
+    start, ranks = offset_text(axis, shards), ranks_of_order(axis.name, shards)
+    if ranks is None:
+        return start
+    return f"kernels.zigzag_runs({start}, {axis.size}, {whole_size(axis, shards)}, {ranks})"
 
 
 def start_argument(axis: Axis, shards: Shards, guarded: bool = False) -> str:
@@ -74,7 +96,7 @@ def random_text(
     dtype: str,
 ) -> str:
     """Source text of random numbers (docs/random.md): those of a region of the tensor whose axes are `whole`. `starts`
-    are the texts of the indices at which it begins.
+    are the texts of its positions along each (`places_text`).
     """
     number = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
     begins = ", ".join(starts) + ("," if starts else "")
@@ -83,9 +105,13 @@ def random_text(
 
 
 class Positioned(Op):
-    """Base of operations whose shards depend on their position in the global tensor."""
+    """Base of operations whose shards depend on their position in the global tensor.
+
+    With `finds_positions`, its source asks for the positions of a shard (`places_text`), in whatever order they are.
+    """
 
     shards: Shards
+    finds_positions: ClassVar[bool] = False
 
     @property
     def of_microbatch(self) -> bool:
@@ -113,8 +139,15 @@ class Positioned(Op):
         return evolve(self.resized(axis, size), shards=shards)  # type: ignore[misc]
 
     def unsharded(self, keep: Collection[str | None]) -> Op:
-        """Only the cuts along those mesh axes."""
-        return evolve(self, shards=tuple(shard for shard in self.shards if shard[1] in keep))  # type: ignore[misc]
+        """Only the cuts along those mesh axes; orders stay."""
+        kept = tuple(shard for shard in self.shards if shard[1] in keep or shard[1] == ZIGZAG)
+        return evolve(self, shards=kept)  # type: ignore[misc]
+
+    def in_zigzag(self, axis: str, ranks: int) -> Op | None:
+        """With the order among its shards."""
+        if not self.finds_positions or not self.mentions(axis):
+            return super().in_zigzag(axis, ranks)
+        return evolve(self, shards=((axis, ZIGZAG, ranks), *self.shards))  # type: ignore[misc]
 
 
 @op("iota")
@@ -124,6 +157,7 @@ class Iota(Positioned):
     axis: Axis
     shards: Shards = ()
     free = True
+    finds_positions = True
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
         """Indices of the axis."""
@@ -144,9 +178,11 @@ class Iota(Positioned):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`arange`."""
-        start = offset_text(self.axis, self.shards)
+        start = places_text(self.axis, self.shards)
         if start == "0":
             return f"torch.arange({self.axis.size}, device=c.device)"
+        if ranks_of_order(self.axis.name, self.shards) is not None:
+            return f"kernels.positions({start}, c.device)"
         return f"torch.arange({start}, {start} + {self.axis.size}, device=c.device)"
 
 
@@ -164,17 +200,20 @@ class Rope(Positioned):
     scaling: tuple[Any, ...] | None = None
     inverse: bool = False
     shards: Shards = ()
+    finds_positions = True
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
         """Sines and cosines for all positions of the global axis."""
         (x,) = operands
         pairs = x.axis(self.pairs).size
         numbers = self._length(x) * pairs
+        if ranks_of_order(self.over, self.shards) is not None:
+            numbers += x.axis(self.over).size * pairs  # those of the shard, in its order
         return (numbers, pairs, self.base, self.scaling, x.dtype), numbers * wide_bytes(x) // x.elements
 
     def _length(self, x: Type) -> int:
         """The size of the global axis."""
-        return x.axis(self.over).size * prod(parts for name, _, parts in self.shards if name == self.over)
+        return whole_size(x.axis(self.over), self.shards)
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -209,7 +248,7 @@ class Rope(Positioned):
         (x,) = arguments
         rest = [name for name in x.type.names if name not in (self.over, self.pairs)]
         order = [*rest, self.over, self.pairs]
-        start = offset_text(x.type.axis(self.over), self.shards)
+        start = places_text(x.type.axis(self.over), self.shards)
         back = [order.index(name) for name in x.type.names]
         view = permuted(x.text, x.type.names, order)
         scaling = f", {self.scaling!r}" if self.scaling else ""
@@ -237,6 +276,7 @@ class Random(Positioned):
     free = True
     random = True
     fusible = False
+    finds_positions = True
 
     @property
     def label(self) -> str:
@@ -272,7 +312,7 @@ class Random(Positioned):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime: a hash of the coordinates."""
         shape = tuple(axis.size for axis in self.axes)
-        starts = [offset_text(axis, self.shards) for axis in self.axes]
+        starts = [places_text(axis, self.shards) for axis in self.axes]
         return random_text(self.distribution, self.scale, self.key, shape, starts, self.whole, self.dtype)
 
 

@@ -24,6 +24,7 @@ class Reduce(Op):
     function: str
     over: tuple[str, ...]
     dtype: str
+    orderless = True
 
     @property
     def label(self) -> str:

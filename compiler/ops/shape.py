@@ -35,6 +35,7 @@ class Arrange(Op):
     order: tuple[str, ...]
     rearranges = True
     is_view = True
+    orderless = True
 
     def at_positions(self, axis: Axis) -> Op | None:
         """With the axis first."""
@@ -199,6 +200,7 @@ class Expand(Op):
     rearranges = True
     is_view = True
     repeats = True
+    orderless = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The old axes, then the new ones."""

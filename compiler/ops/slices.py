@@ -179,8 +179,9 @@ class PlaceSlice(Positioned):
         return (types[0].resized(self.axis, self.size),)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any other axis; linear."""
-        return (*aligned_rules(operands, results, whole=[self.axis]), ShardingRule((SUM,), (SUM,)))
+        """Any other axis; of a shard of the slice it makes a term of the sum; linear."""
+        term = ShardingRule((self.axis,), (SUM,))
+        return (*aligned_rules(operands, results, whole=[self.axis]), term, ShardingRule((SUM,), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""

@@ -259,6 +259,10 @@ class Load(Positioned):
         """The first expert of the shard."""
         return (self.into.name,)
 
+    def in_zigzag(self, axis: str, ranks: int) -> Op | None:
+        """Counts do not depend on the order of what is counted."""
+        return None if axis == self.into.name else self
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The remaining axes, then the experts."""
         rest = types[0].without(self.over)

@@ -45,8 +45,9 @@ class ShardedBuilder(Builder):
         stem = name or f"{self.scope}.{op.label}"
         types = op.infer(*(value.type for value in inputs))
         names = [stem if not i else f"{stem}.{op.results[i]}" for i in range(len(types))]
+        host = any(value.host for value in inputs) if op.host is None else op.host
         outputs = tuple(
-            evolve(self.value(each, type), layout=layout)
+            evolve(self.value(each, type), layout=layout, host=host)
             for each, type, layout in zip(names, types, layouts, strict=True)
         )
         self.nodes.append(Node(op, tuple(inputs), outputs, self.scope, self.span, self.phase, self.stage))

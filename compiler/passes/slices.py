@@ -360,7 +360,7 @@ class _Slicer:
         return self._once(loss)
 
     def _cannot(self, node: Node) -> Refused:
-        what = f"`{node.span.text}`" if node.span else f"`{node.op.label}`"
+        what = f"`{node.span.text if node.span else node.op.label}`"
         states = [(value, self.state.get(value)) for value in node.inputs]
         if any(state in (SUM, MAX) for _, state in states):
             message = f"{what} is applied to a sum over `{self.axis}`, which is partial within a slice"

@@ -7,8 +7,9 @@ norm, metrics that are functions of sums. Their results for all ranks (loss, met
 partial sums, in which a replicated value counts only on the first rank of each mesh axis, and every gradient's square
 once. It is summed over all ranks. UPDATE nodes then run on every rank: they compute the new values of the buffers that
 it keeps, from masters as they were during the step, and then update the shard of each parameter whose optimizer state
-it stores, and gather parameters stored replicated. What several stages keep is updated identically on all of them. Work
-on whole matrices, parts of which are stored on several ranks, is shared (`partita.compiler.passes.stacked`).
+it stores, and gather parameters stored replicated. States in the host's memory (`offload state`) are updated there:
+gradients are copied to the host, and new values back. What several stages keep is updated identically on all of them.
+Work on whole matrices, parts of which are stored on several ranks, is shared (`partita.compiler.passes.stacked`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from attrs import define, evolve, field, frozen
 from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, global_type, is_split, layout_of, local_type, within_axes
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
@@ -161,12 +163,16 @@ def update_graph(
     seconds: Callable[[Node], float],
     ema: float | None = None,
     spans: Mapping[str, Span | None] = MappingProxyType({}),
+    offloaded: bool = False,
+    masters_on_host: Collection[str] = (),
 ) -> UpdateGraph:
     """The end of a step for a partitioned graph; `updates` are those of the trained parameters, and `spans` the places
     of the rules that say so. Without any, only loss and metrics. With `ema`, it keeps means of the parameters that
-    decay so. `seconds` is the time of a node on the device.
+    decay so. `seconds` is the time of a node on the device. With `offloaded`, states lie in the host's memory, and so
+    do the masters of some parameters.
     """
-    return _UpdateBuilder(partitioned, layouts, resharding, updates, clip, seconds, ema, spans).graph()
+    given = clip, seconds, ema, spans, offloaded, masters_on_host
+    return _UpdateBuilder(partitioned, layouts, resharding, updates, *given).graph()
 
 
 @define(eq=False)
@@ -179,6 +185,8 @@ class _UpdateBuilder:
     seconds: Callable[[Node], float]
     ema: float | None
     spans: Mapping[str, Span | None]
+    offloaded: bool
+    masters_on_host: Collection[str]
     build: StackingBuilder = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -295,7 +303,8 @@ class _UpdateBuilder:
             name = f"gradient({parameter.name})"
             gradient = self._apply(Pointwise("add"), gradient, value, layout=layouts.state, name=name)
         type = local_type(parameter.master, layouts.param, self.resharding.mesh.sizes)
-        master = Value(f"master({parameter.name})", type, layouts.param)
+        there = parameter.name in self.masters_on_host
+        master = Value(f"master({parameter.name})", type, layouts.param, host=there)
         finish = tuple(self.build.nodes)
         return ParameterUpdate(
             parameter.name, stages, layouts, totals, master, gradient, (), finish, (), parameter.decays
@@ -371,7 +380,7 @@ class _UpdateBuilder:
         states = []
         for name, stored in zip(op.states, op.state_types(whole), strict=True):
             own = within_axes(layout, stored)
-            states.append(Value(f"{name}({each.name})", local_type(stored, own, sizes), own))
+            states.append(Value(f"{name}({each.name})", local_type(stored, own, sizes), own, host=self.offloaded))
         names = op.states
         self._stand(each.name, Phase.UPDATE, None)
         gradient = each.gradient
@@ -381,23 +390,36 @@ class _UpdateBuilder:
                 factor = self._apply(Cast(type.dtype), coefficient, layout=REPLICATED)
             gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=layout)
         part = self._moved(each.master, layout)
-        others = op.operands(self.build, whole, part, gradient, states)
+        # What is computed of whole tensors is computed on the device.
+        on_device = [self._copied(value, False) for value in (part, *states)]
+        others = op.operands(self.build, whole, on_device[0], gradient, on_device[1:])
+        read = {value for node in self.build.nodes for value in node.inputs}
+        self.build.nodes = [node for node in self.build.nodes if node.op.host is None or read.issuperset(node.outputs)]
         prepare: tuple[Node, ...] = ()
         if self.build.deferred(self.build.nodes):
             prepare, self.build.nodes = tuple(self.build.nodes), []
-        inputs = (part, gradient, *states, *(self._moved(other, within_axes(layout, other.type)) for other in others))
+        others = tuple(self._moved(other, within_axes(layout, other.type)) for other in others)
+        written, *given = (self._copied(value, self.offloaded) for value in (part, gradient, *others))
         layouts = (layout, *(state.layout for state in states))
-        new = self.build.laid_out(op, inputs, layouts, f"new({each.name})")[0]
+        new = self.build.laid_out(op, (written, given[0], *states, *given[1:]), layouts, f"new({each.name})")[0]
         if self.ema is not None:
-            mean = Value(f"{EMA}({each.name})", new.type, layout)
+            mean = Value(f"{EMA}({each.name})", new.type, layout, host=self.offloaded)
             self._apply(Ema(self.ema), mean, new, layout=layout, name=f"new({mean.name})")
             states, names = [*states, mean], (*names, EMA)
-        if part is not each.master:
-            # The update wrote this rank's shard of the parameter; now the shards are gathered.
-            gathered = self._moved(new, each.layouts.param)
+        if written is not each.master:
+            # The update wrote this rank's shard of the parameter, or a copy of it; now the shards are gathered.
+            gathered = new
+            if layout != each.layouts.param:
+                gathered = self._moved(self._copied(new, False), each.layouts.param)
             self.build.nodes.append(Node(Store(), (each.master, gathered), (), each.name, None, Phase.UPDATE))
         update = tuple(self.build.nodes)
         return evolve(each, states=tuple(states), state_names=tuple(names), prepare=prepare, update=update)
+
+    def _copied(self, value: Value, host: bool) -> Value:
+        """The value in the host's memory, or in the device's."""
+        if value.host == host:
+            return value
+        return self._apply(ToHost() if host else ToDevice(), value, layout=value.layout, name=value.name)
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""

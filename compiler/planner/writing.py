@@ -186,13 +186,17 @@ def _call(call: spec.Call) -> str:
 
 def _rule(rule: spec.Rule) -> str:
     match rule:
-        case spec.ShardRule(targets=targets, mesh_axes=mesh_axes):
+        case spec.ShardRule(targets=targets, mesh_axes=mesh_axes, zigzag=zigzag, exchange=exchange):
             shown = (f"{'.'.join(t.path)}: {t.name}" if t.path else t.name for t in targets)
-            return f"shard {', '.join(shown)} -> {', '.join(mesh_axes)}"
+            words = [*["zigzag"] * zigzag, *([exchange] if exchange else [])]
+            by = f" by {', '.join(words)}" if words else ""
+            return f"shard {', '.join(shown)} -> {', '.join(mesh_axes)}{by}"
         case spec.StageRule(repeats=repeats, mesh_axis=mesh_axis, counts=counts):
             listed = f" [{', '.join(map(str, counts))}]" if counts else ""
             return f"stage {', '.join(repeats)} -> {mesh_axis}{listed}"
         case spec.RecomputeRule(paths=paths):
             return f"recompute {', '.join('.'.join(path) for path in paths)}"
+        case spec.OffloadRule(paths=paths):
+            return f"offload {', '.join('.'.join(path) for path in paths)}"
         case spec.PlaceRule(paths=paths, mesh_axis=mesh_axis, first=first, last=last):
             return f"place {', '.join('.'.join(path) for path in paths)} -> {mesh_axis}[{first}..{last}]"

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from partita.compiler.analysis.memory import PARTS, MemoryReport, memory_report
+from partita.compiler.analysis.memory import HOST, PARTS, MemoryReport, memory_report
 from partita.compiler.analysis.time import Prediction, predict
 from partita.compiler.analysis.traffic import Traffic, cost, grouped, traffic
 from partita.compiler.graph import Phase, without_iterations
@@ -114,7 +114,7 @@ class Summary(Pictured):
             ],
             "parameters": self.parameters,
             "peak_memory": [each.total for each in columns],
-            "memory": {part: [getattr(each, part) for each in columns] for part in PARTS},
+            "memory": {part: [getattr(each, part) for each in columns] for part in (*PARTS, HOST)},
             "collectives": collectives_json(self.collectives),
             "transfers": list(self.transfers),
             "tied": list(self.tied),

@@ -9,12 +9,12 @@
     loss %tiny.y
     gradient tiny.w %d(tiny.w) stage 0
 
-A line for each node: its results, each with its local type and, in braces, its layout unless replicated
-(`axis/mesh axis`; `+` is a partial sum, `>` a partial maximum); the operation, where pointwise functions go by their
-own names; the phase, with the stage if assigned; and after `@` the scope, unless it is the graph itself. Attributes are
-Python literals, with axes and types in angle brackets. Values with the same name are numbered: `%x^2`. A copy of
-another tensor is marked `of 'x'`, and a cotangent `of 'd(x)'`. Text after ` # `, such as source locations, is not read
-back.
+A line for each node: its results, each with its local type, in braces its layout unless replicated (`axis/mesh axis`;
+`+` is a partial sum, `>` a partial maximum), and `on host` if it lies there; the operation, where pointwise functions
+go by their own names; the phase, with the stage if assigned; and after `@` the scope, unless it is the graph itself.
+Attributes are Python literals, with axes and types in angle brackets. Values with the same name are numbered: `%x^2`. A
+copy of another tensor is marked `of 'x'`, and a cotangent `of 'd(x)'`. Text after ` # `, such as source locations, is
+not read back.
 
 Defaults are omitted: an input's name if it is the last part of its value's; a master with the value's axes in the
 accumulation dtype; `zeros()`; that `d(x)` is the cotangent of `x`, and `x~2` another `x`; fans of all but the last
@@ -151,7 +151,8 @@ class GraphWriter:
     def value(self, value: Value) -> str:
         """`%x: f32[batch=8] {batch/data}`."""
         layout = f" {layout_text(value.layout)}" if value.layout != REPLICATED else ""
-        return f"{self.name(value)}: {value.type}{layout}{origin_text(value)}"
+        host = " on host" if value.host else ""
+        return f"{self.name(value)}: {value.type}{layout}{host}{origin_text(value)}"
 
     def node(self, node: Node) -> str:
         """A node's line; operands are names, even if they were not defined before."""
@@ -249,9 +250,12 @@ def graph_text(graph: Graph, places: bool = True) -> str:
 # ---------------------------------------------------------------- parsing
 
 TYPE = r"\w+\[[^\]]*\]"
-VALUE = rf"%[^:%]+?: {TYPE}(?: {{[^}}]*}})?(?: of '[^']*')?"
+VALUE = rf"%[^:%]+?: {TYPE}(?: {{[^}}]*}})?(?: on host)?(?: of '[^']*')?"
 CALL = r"\w+\([^)]*\)"
-_VALUE = re.compile(rf"%(?P<name>[^:%]+?)(?:: (?P<type>{TYPE}))?(?: {{(?P<layout>[^}}]*)}})?(?: of '(?P<of>[^']*)')?")
+_VALUE = re.compile(
+    rf"%(?P<name>[^:%]+?)(?:: (?P<type>{TYPE}))?(?: {{(?P<layout>[^}}]*)}})?(?: on (?P<host>host))?"
+    r"(?: of '(?P<of>[^']*)')?"
+)
 _RESULT = re.compile(rf"(?:{_VALUE.pattern})(?:, |$)")
 _NODE = re.compile(
     r"(?:(?P<results>%.+?) = )?(?P<op>\w+)\((?P<arguments>.*)\)"
@@ -328,7 +332,7 @@ def _value(match: re.Match[str], type: Type) -> Value:
     else:
         cotangent = of.startswith("d(")
         tensor = (of[2:-1] if cotangent else of) or None
-    return Value(name, type, parse_layout(match["layout"] or ""), tensor, cotangent)
+    return Value(name, type, parse_layout(match["layout"] or ""), tensor, cotangent, bool(match["host"]))
 
 
 def _number(text: str | None) -> int | None:

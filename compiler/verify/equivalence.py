@@ -69,9 +69,11 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         ending.run()
         train = compilation.train
         Buffers(ending, compilation.training).run()
-        Updates(ending, compilation.updated, train.clip, train.ema).run()
+        memories = compilation.offloads_state, compilation.on_host
+        Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
         if program:
-            Records(partitioned, layouts, compilation.update, whole, compilation.program, check).run()
+            given = compilation.update, whole, compilation.program, check, compilation.on_host
+            Records(partitioned, layouts, *given).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
     return Validation(
         check.nodes,

@@ -24,6 +24,7 @@ from partita.compiler.schedules.generator import SCHEDULES, Sizes, one_microbatc
 from partita.compiler.verify.proxy_sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse
+from partita.dsl.layouts import HEADS
 from partita.dsl.types import Axis
 
 # Ranks of a mesh axis that shards tensors. The largest axis gets three, so that confusing two axes changes a size, and
@@ -205,6 +206,9 @@ def _demands(
                 classes.extend(rule.mesh_axes)
             else:
                 over.setdefault(target.name, {}).update(dict.fromkeys(rule.mesh_axes))
+    zigzag = {rule.targets[0].name for rule in _shards(given) if rule.zigzag}
+    for name, rule in _exchanged(given, old):
+        over.setdefault(name, {}).update(dict.fromkeys(rule.mesh_axes))
     multiples: dict[str, int] = {}
     avoided: dict[str, int] = {}
     for name, size in axes.declared.items():
@@ -217,6 +221,8 @@ def _demands(
             multiple *= min(given.schedule.sequence[1], SLICES)
         if name in axes.even and size % 2 == 0:
             multiple = lcm(multiple, 2)
+        if name in zigzag:
+            multiple *= 2
         for mesh_axis in classes if name in axes.parameters else ():
             if size % old[mesh_axis] == 0:
                 multiple = lcm(multiple, new[mesh_axis])
@@ -224,6 +230,23 @@ def _demands(
                 avoided[name] = new[mesh_axis]
         multiples[name] = multiple
     return multiples, avoided
+
+
+def _exchanged(given: spec.Spec, mesh: Mapping[str, int]) -> Iterator[tuple[str, spec.ShardRule]]:
+    """The axes that rules `by heads` exchange theirs for, of queries."""
+    model, _ = given.trained
+    for rule in _shards(given):
+        if rule.exchange != HEADS:
+            continue
+        axis, parts = rule.targets[0].name, prod(mesh[name] for name in rule.mesh_axes)
+        for body in bodies(model.body):
+            for step in body.steps:
+                if isinstance(step, spec.Apply) and step.function == "attend" and step.options["over"] == axis:
+                    q = step.operands[0]
+                    assert isinstance(q, int)
+                    others = (axis, step.options["along"], given.batch)
+                    whole = [each for each in body.types[q].axes if each.name not in others]
+                    yield from ((each.name, rule) for each in whole if each.size % parts == 0)
 
 
 def _subsets(names: Collection[str]) -> Iterator[tuple[str, ...]]:

@@ -5,7 +5,7 @@ The runtime shards inputs and parameters and allocates buffers by these records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from attrs import define, evolve
 
@@ -23,7 +23,7 @@ from partita.compiler.verify.rules import require
 
 @define(eq=False)
 class Records:
-    """Checks the records of a program against its graphs."""
+    """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory."""
 
     partitioned: PartitionedGraph
     layouts: Mapping[str, ParameterLayouts]
@@ -31,6 +31,7 @@ class Records:
     whole: Reference
     program: Program
     check: Checker
+    on_host: Collection[str] = ()
 
     def run(self) -> None:
         """Check all records."""
@@ -118,6 +119,7 @@ class Records:
         require(record.state_layout == layouts.state, there)
         same = record.type == declared.master and record.initial is declared.initial and record.fans == declared.fans
         require(same, f"`{record.name}` is another parameter than declared")
+        require(record.host == (record.name in self.on_host), f"`{record.name}` is kept in the wrong memory")
         require(record.stages == stages, f"`{record.name}` is on stages {stages}, not {record.stages}")
         names = tuple(name for name, _ in states)
         found = tuple(state.name for state in record.states)
@@ -125,6 +127,7 @@ class Records:
         for state, (name, value) in zip(record.states, states, strict=True):
             same = record.stored(state) == value.layout and state.type == self.check.rules.whole(value)
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(state)}, not {value.layout}", value)
+            require(state.host == value.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
             require(state.copy == (name == EMA), f"`{name}` of `{record.name}` begins as something else", value)
 
     def _stage(self, stage: StageProgram, graph: StageGraph) -> None:

@@ -10,9 +10,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from partita.compiler.ops.runs import Runs
+from partita.compiler.ops.runs import zigzag_runs as runs
 from partita.runtime.kernels.dtypes import DTYPES, widened
 from partita.runtime.kernels.registry import kernel
 
+# The first of consecutive positions, or runs of them.
+Places: TypeAlias = int | Runs
 # Rates of rotation, the base, then the arguments of a scaling → other rates, and a factor of what is rotated.
 Scaled: TypeAlias = tuple[Tensor, float]
 
@@ -69,25 +73,71 @@ def _angles(
     return (angle.cos() * factor).to(wide), (angle.sin() * factor).to(wide)
 
 
+zigzag_runs = kernel(runs)
+
+
+@kernel
+def positions(places: Runs, device: torch.device) -> Tensor:
+    """The positions of runs, i64."""
+    return torch.cat([torch.arange(start, start + count, device=device) for start, count in places])
+
+
+@kernel
+def take_runs(x: Tensor, dim: int, places: Runs) -> Tensor:
+    """What stands at runs of positions along a dimension."""
+    return torch.cat([x.narrow(dim, start, count) for start, count in places], dim)
+
+
+@kernel
+def put_runs(x: Tensor, dim: int, places: Runs, size: int) -> Tensor:
+    """A tensor with `size` positions along a dimension, x at runs of them, and zeros elsewhere."""
+    shape = list(x.shape)
+    shape[dim] = size
+    found, at = x.new_zeros(shape), 0
+    for start, count in places:
+        found.narrow(dim, start, count).copy_(x.narrow(dim, at, count))
+        at += count
+    return found
+
+
+@lru_cache(maxsize=32)
+def _angles_at(
+    places: Runs,
+    count: int,
+    half: int,
+    base: float,
+    scaling: tuple[Any, ...] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines at runs of positions."""
+    cos, sin = _angles(count, half, base, scaling, dtype, device)
+    return take_runs(cos, 0, places), take_runs(sin, 0, places)
+
+
 @kernel
 def rope(
     x: Tensor,
-    start: int,
+    start: Places,
     base: float,
     inverse: bool,
     order: Sequence[int],
     scaling: tuple[Any, ...] | None = None,
     length: int = 0,
 ) -> Tensor:
-    """Rotate the halves of the last axis by the position along the second to last, which begins at `start`; of the
-    table, the first `length` positions are made at once. `order` permutes the result.
+    """Rotate the halves of the last axis by the position along the second to last, which begins at `start` or has runs
+    of positions; of the table, the first `length` positions are made at once. `order` permutes the result.
 
     What attention reads is in its order in memory, of heads before positions; what is turned back, in that of the
     result, since products read it as a matrix.
     """
-    half, end = x.shape[-1] // 2, start + x.shape[-2]
-    cos, sin = _angles(max(end, length), half, base, scaling, x.dtype, x.device)
-    cos, sin = cos[start:end], sin[start:end]
+    half = x.shape[-1] // 2
+    if isinstance(start, int):
+        end = start + x.shape[-2]
+        cos, sin = _angles(max(end, length), half, base, scaling, x.dtype, x.device)
+        cos, sin = cos[start:end], sin[start:end]
+    else:
+        cos, sin = _angles_at(start, length, half, base, scaling, x.dtype, x.device)
     if inverse:
         sin = -sin
     a, b = widened(x[..., :half]), widened(x[..., half:])
@@ -129,14 +179,19 @@ def random(
     scale: float,
     key: int,
     shape: Sequence[int],
-    starts: Sequence[int],
+    starts: Sequence[Places],
     whole: Sequence[int],
     dtype: str,
 ) -> Tensor:
-    """Random numbers by a hash of (seed, step, key, coordinates): the region `shape` at `starts` of `whole`."""
+    """Random numbers by a hash of (seed, step, key, coordinates): the region `shape` of `whole`, which
+    along each axis begins at its place in `starts` or has runs of positions.
+    """
     index = torch.zeros((), dtype=torch.int64, device=c.device)
     for position, (size, start, extent) in enumerate(zip(shape, starts, whole, strict=True)):
-        coordinate = torch.arange(start, start + size, device=c.device)
+        if isinstance(start, int):
+            coordinate = torch.arange(start, start + size, device=c.device)
+        else:
+            coordinate = positions(start, c.device)
         view = [1] * len(shape)
         view[position] = size
         index = index * extent + coordinate.view(view)

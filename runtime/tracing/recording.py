@@ -8,6 +8,7 @@ order of that program.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 
 import torch
 from attrs import define, field, frozen
@@ -16,10 +17,13 @@ from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, global_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.grouped import ROWS
+from partita.compiler.ops.runs import zigzag_runs
 from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
+from partita.dsl.divisibility import zigzag_axes
 from partita.dsl.types import Type
 from partita.runtime.context import Context
+from partita.runtime.kernels.positions import take_runs
 from partita.runtime.regions import region_of
 
 # Shards of a value, by microbatch and slice, and by rank.
@@ -76,17 +80,29 @@ def traced(state: Compilation) -> Compilation:
 def first_difference(
     state: Compilation, made: Mapping[str, Parts], single: Compilation, expected: Mapping[str, Parts], differs: Differs
 ) -> Culprit | None:
-    """The first value that differs, in the order of the single-device program."""
+    """The first value that differs, in the order of the single-device program; in whichever order an axis is."""
     values = _values(state)
+    orders = {axis: prod(size for _, size in over) for axis, (over, _) in zigzag_axes(state.spec).items()}
     for _, reference in _nodes(single):
         if reference.name not in made or reference.name not in expected or reference.name not in values:
             continue
         node, value = values[reference.name]
         whole = next(iter(expected[reference.name].values()))[0]
         for where, possible in _wholes(value, made[reference.name], state.mesh, reference.type, state.batch):
-            if all(differs(found, whole) for found in possible):
+            wholes = list(_orders(whole, reference.type, orders))
+            if all(differs(found, each) for found in possible for each in wholes):
                 return Culprit(node, value, where)
     return None
+
+
+def _orders(whole: torch.Tensor, type: Type, orders: Mapping[str, int]) -> Iterator[torch.Tensor]:
+    """A value in its own order, and in zigzag order along the axes that are."""
+    yield whole
+    for axis, ranks in orders.items():
+        if type.has(axis):
+            size = type.axis(axis).size
+            whole = take_runs(whole, type.position(axis), zigzag_runs(0, size, size, ranks))
+    yield whole
 
 
 def _nodes(state: Compilation) -> Iterator[tuple[Node, Value]]:

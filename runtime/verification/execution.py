@@ -44,7 +44,7 @@ HELP = "this is a bug in Partita, not in the file: please report it with the fil
 class Execution:
     """The result of running a proxy. `sizes` and `mesh` are the proxy's; `worst` names the tensor with the `largest`
     error, which is relative to its scale. `blurred` are quantities that rounding decides, with how much it changes
-    them; they were not `compared`.
+    them; they were not `compared`. `slices` are those of each part of the batch, which are counted as microbatches.
     """
 
     sizes: Mapping[str, int]
@@ -58,6 +58,7 @@ class Execution:
     seconds: float
     blurred: Mapping[str, float] = field(factory=dict)
     diagnostics: tuple[Diagnostic, ...] = field(default=())
+    slices: int = 1
 
     @property
     def passed(self) -> bool:
@@ -145,6 +146,7 @@ def executed(experiment: Experiment) -> Execution:
         perf_counter() - start,
         blurred_,
         tuple(problems),
+        plan.program.slices,
     )
 
 

@@ -18,7 +18,7 @@ TABLE_1 = [row for row in ROWS["megatron_sc21"] if row.table == "Table 1"]
 
 
 def off(row: Row) -> float:
-    return compared(row, slopes=False).off
+    return compared(row, slope=False).off
 
 
 def test_every_row_says_where_it_is_from_and_how_long_a_step_took():
@@ -51,8 +51,8 @@ def test_a_constant_scores_as_the_issue_says():
 def test_a_constant_that_was_wrong_is_found_by_the_rows():
     """Rows whose time is twice that of what one constant gives, in the part that it decides."""
     row = TABLE_1[0]
-    off = [Compared(row, each / (1 + 0.5 * (1 / 1.1 - 1)), each, 1.0, {"products.best": 0.5}) for each in (40, 45, 50)]
-    assert fitted(off)["products.best"] == pytest.approx(1.1, rel=0.01)
+    off = [Compared(row, each / (1 + 0.5 * (1 / 1.1 - 1)), each, 1.0, "a100", 0.5) for each in (40, 45, 50)]
+    assert fitted(off) == {"a100": pytest.approx(1.1, rel=0.01)}
     assert "mean absolute error 0.0" in line("x", [one.points(fitted(off)) for one in off], ["a", "b", "c"])
 
 
@@ -65,7 +65,7 @@ def test_a_row_is_predicted(which: int):
 @pytest.mark.parametrize("name", ["Table 1", "Table 2"])
 def test_a_table_is_predicted(name: str):
     """The first has the one constant fitted to it, the second none."""
-    found = [compared(row, slopes=False) for row in ROWS["megatron_sc21"] if row.table == name]
+    found = [compared(row, slope=False) for row in ROWS["megatron_sc21"] if row.table == name]
     pairs = [(one.measured, one.predicted) for one in found]
     assert error(pairs) <= 1.5
     assert rank_correlation(pairs) >= 0.8

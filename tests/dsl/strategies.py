@@ -120,10 +120,11 @@ targets = st.builds(
 sums = expressions.map(lambda e: tight(e, SUM))
 counts = st.none() | several(expressions, 0).map(lambda items: node(tree.List, items))
 rules = st.one_of(
-    st.builds(lambda t, n: node(tree.Shard, t, n), several(targets), several(names)),
+    st.builds(lambda t, n, b: node(tree.Shard, t, n, b), several(targets), several(names), several(names, 0)),
     st.builds(lambda n, a, c: node(tree.Stage, n, a, c), several(names), names, counts),
     st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(paths), names, sums, st.none() | sums),
     several(paths).map(lambda p: node(tree.Recompute, p)),
+    several(paths).map(lambda p: node(tree.Offload, p)),
 )
 claims = st.builds(
     lambda m, c, e: node(tree.Claim, m, c, e),
@@ -239,7 +240,8 @@ def words(item):
         case tree.Target():
             return [*([*words(item.path), ":"] if item.path else []), *words(item.name)]
         case tree.Shard():
-            return ["shard", *separated(item.targets), "->", *separated(item.mesh_axes)]
+            by = ["by", *separated(item.by)] if item.by else []
+            return ["shard", *separated(item.targets), "->", *separated(item.mesh_axes), *by]
         case tree.Stage():
             counts = words(item.counts) if item.counts else []
             return ["stage", *separated(item.repeats), "->", *words(item.mesh_axis), *counts]
@@ -249,6 +251,8 @@ def words(item):
             return ["place", *separated(item.paths), "->", *words(item.mesh_axis), *stages]
         case tree.Recompute():
             return ["recompute", *separated(item.paths)]
+        case tree.Offload():
+            return ["offload", *separated(item.paths)]
         case tree.Layout():
             return ["layout", *words(item.name), "on", *words(item.mesh), *braces(item.rules)]
         case tree.Schedule():

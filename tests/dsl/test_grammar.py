@@ -42,5 +42,20 @@ def test_keywords_are_those_of_the_language():
     reserved += " recompute schedule train expect true false"
     assert set(reserved.split()) == RESERVED_WORDS
     soft = {word for word in language().words if word.isalpha()} - RESERVED_WORDS
-    first = {"const", "buffer", "update", "output", "and", "or", "not", "op", "scan", "backward", "weights", "skip"}
+    first = {
+        "const",
+        "buffer",
+        "update",
+        "output",
+        "and",
+        "or",
+        "not",
+        "op",
+        "scan",
+        "backward",
+        "weights",
+        "skip",
+        "offload",
+        "by",
+    }
     assert soft == {*first, "optimizer", "freeze"}

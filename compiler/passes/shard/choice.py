@@ -9,7 +9,7 @@ results, then by resharding late: what is exchanged for one operation may serve 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import define, field, frozen
 
@@ -19,7 +19,9 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import LOCAL_SECONDS
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
+from partita.dsl.diagnostic import refuse
 from partita.dsl.reprs import shortened
+from partita.dsl.source import Span
 from partita.dsl.types import Type
 
 # A parameter is resharded only if nothing else is possible, or if it must be for the sake of an earlier rule.
@@ -82,11 +84,29 @@ class Choice:
     __repr__ = shortened
 
 
+@frozen
+class Exchange:
+    """How operations along an axis exchange over a mesh axis that splits it (`Op.exchange`), and the rule's place. The
+    axis of the batch takes no part.
+    """
+
+    how: str
+    batch: str
+    span: Span
+
+    def allows(self, op: Op, rule: ShardingRule) -> bool:
+        """Whether a sharding rule exchanges so."""
+        return op.exchange(rule) == self.how and rule.operands[0] != self.batch
+
+
 @define(eq=False)
 class Chooser:
-    """Chooses for nodes on one mesh; equal nodes are decided once."""
+    """Chooses for nodes on one mesh; equal nodes are decided once. `exchanges` are those that the layout says, by axis
+    and mesh axis.
+    """
 
     resharding: Resharding
+    exchanges: Mapping[tuple[str, str], Exchange] = field(factory=dict)
     _known: dict[tuple[Op, tuple[Operand, ...], tuple[Result, ...]], Choice] = field(factory=dict)
 
     @property
@@ -110,7 +130,10 @@ class Chooser:
         sizes = self.mesh.sizes
         for over in self.mesh.sharding:
             rated: list[tuple[tuple[float, float, int, float], ShardingRule, float]] = []
+            said = self._said(op, over, operands)
             for rule in (whole, *rules):
+                if said is not None and not said.allows(op, rule):
+                    continue
                 if not _divides(rule, over, chosen, operands, results, sizes):
                     continue
                 before, forbidden = self._operands(rule, over, operands, results)
@@ -125,6 +148,14 @@ class Chooser:
                 least = 1 / sizes[over] if shares else 1.0
                 key = _rounded(seconds + RULE_PENALTY * forbidden), least, partial, _rounded(before)
                 rated.append((key, rule, _rounded(seconds)))
+            if not rated and said is not None:
+                raise refuse(
+                    "E0419",
+                    f"`{op.label}` cannot be exchanged over `{over}` of {sizes[over]} by `{said.how}`",
+                    said.span,
+                    notes=[f"the queries are {operands[0].type}"],
+                    help=f"choose sizes so that an axis of heads divides into {sizes[over]} parts, or another exchange",
+                )
             assert rated, (op, operands)
             _, best, _ = min(rated, key=lambda each: each[0])
             chosen[over] = best
@@ -139,6 +170,13 @@ class Chooser:
         by_operand = [[chosen[over].operands[i] for over in self.mesh.sharding] for i in range(len(operands))]
         by_result = [[chosen[over].results[j] for over in self.mesh.sharding] for j in range(len(results))]
         return Choice(layouts(by_operand), layouts(by_result), tuple(options))
+
+    def _said(self, op: Op, over: str, operands: Sequence[Operand]) -> Exchange | None:
+        """How the layout says that an operation is exchanged over a mesh axis that splits its first operand."""
+        axis = op.exchanged
+        if axis is None or operands[0].default.state(over) != axis:
+            return None
+        return self.exchanges.get((axis, over))
 
     # ------------------------------------------------------------ costs
 

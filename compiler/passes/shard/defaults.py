@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from partita.compiler.graph import without_iterations
 from partita.compiler.layout import Layout, State, layout_of
 from partita.compiler.mesh import Mesh
+from partita.compiler.passes.shard.choice import Exchange
 from partita.dsl import spec
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.divisibility import mesh_axis_conflicts, undivided
@@ -36,6 +37,7 @@ class LayoutRule:
     target: spec.Target
     mesh_axes: tuple[str, ...]
     span: Span
+    exchange: str | None = None
 
     def names(self, tensor: str) -> bool:
         """Whether the target's path, if any, is this tensor's name or a suffix, with or without iteration numbers."""
@@ -66,6 +68,7 @@ class DefaultLayouts:
     """
 
     mesh: Mesh
+    batch: str = ""
     axis_rules: tuple[LayoutRule, ...] = ()
     tensor_rules: tuple[LayoutRule, ...] = ()
     class_rules: tuple[LayoutRule, ...] = ()
@@ -81,7 +84,17 @@ class DefaultLayouts:
             tuple(each for each in rules if each.target.name not in axes)
             for rules in (self.axis_rules, self.tensor_rules)
         )
-        return DefaultLayouts(self.mesh, axis, tensor)
+        return DefaultLayouts(self.mesh, self.batch, axis, tensor)
+
+    @property
+    def exchanges(self) -> dict[tuple[str, str], Exchange]:
+        """The exchanges that rules say, by axis and mesh axis."""
+        return {
+            (rule.target.name, over): Exchange(rule.exchange, self.batch, rule.span)
+            for rule in self.axis_rules
+            if rule.exchange is not None
+            for over in rule.mesh_axes
+        }
 
     # ------------------------------------------------------------ default layouts
 
@@ -224,14 +237,14 @@ def default_layouts(given: spec.Spec, mesh: Mesh) -> DefaultLayouts:
             continue
         mesh_axes = tuple(each for each in written.mesh_axes if each != mesh.pipe)
         for target in written.targets if mesh_axes else ():
-            rule = LayoutRule(target, mesh_axes, written.span)
+            rule = LayoutRule(target, mesh_axes, written.span, written.exchange)
             if target.is_class:
                 classes.append(rule)
             elif target.path is not None:
                 tensors.append(rule)
             else:
                 axes.append(rule)
-    return DefaultLayouts(mesh, tuple(axes), tuple(tensors), tuple(classes))
+    return DefaultLayouts(mesh, given.batch, tuple(axes), tuple(tensors), tuple(classes))
 
 
 def _assigned(rules: Iterable[LayoutRule], names: Sequence[str]) -> Iterator[Split]:

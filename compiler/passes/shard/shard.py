@@ -114,7 +114,7 @@ class _Sharder:
         self.resharding = resharding
         self.mesh: Mesh = resharding.mesh
         self.sizes = self.mesh.sizes
-        self.chooser = Chooser(resharding)
+        self.chooser = Chooser(resharding, defaults.exchanges)
         self.build = Builder(graph.names)
         self.copies = Copies(self.build, resharding, portable, {each.value: each for each in graph.inputs})
         self.known: dict[Value, Materialized | Lazy] = {}

@@ -10,6 +10,7 @@ from partita.compiler.costs.devices import DEVICES, Device, Products
 from partita.compiler.costs.links import LINKS, Link, link_of
 from partita.compiler.costs.nodes import seconds, timed
 from partita.compiler.graph import Builder, Value
+from partita.compiler.ops.attend import Attend
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import Pick
@@ -51,6 +52,28 @@ def test_a_wave_that_is_begun_takes_as_long_as_a_whole_one():
     even, begun = (products.efficiency(256 * tiles, 4096, 128) for tiles in (108, 109))
     assert even == pytest.approx(0.75 * 4096 / (4096 + products.half))
     assert begun < 0.7 * even
+
+
+def attention(length: int, device: str, window: int | None = None) -> float:
+    """TFLOP/s of causal attention over 2^14 tokens, 16 heads of 128."""
+    build = Builder()
+    axes = (Axis("batch", 2**14 // length), Axis("heads", 16), Axis("seq", length), Axis("key", 128))
+    x = build.value("x", Type("bf16", axes))
+    build.apply_all(Attend("seq", "key", True, 0.1, window=window), x, x, x)
+    (node,) = build.nodes
+    return node.op.flops([x.type] * 3, []) / seconds(node, DEVICES[device]) / 1e12
+
+
+@pytest.mark.parametrize(("length", "measured"), [(1024, 133), (4096, 173), (16_384, 189)])
+def test_attention_is_as_quick_as_its_paper_measured(length: int, measured: float):
+    """FlashAttention-2 on A100, causal, 128 a head, forward and backward."""
+    assert attention(length, "a100") == pytest.approx(measured, rel=0.05)
+
+
+@given(st.sampled_from(["a100", "h100", "b200"]), st.integers(7, 13))
+def test_attention_over_more_keys_reaches_more_of_the_peak(device: str, size: int):
+    assert attention(2**size, device) < attention(2 ** (size + 1), device) <= DEVICES[device].flops["bf16"] / 1e12
+    assert attention(2**14, device, window=2**size) < attention(2**14, device)
 
 
 @given(LINK, PARTS, BYTES, st.integers(0, 1 << 30), st.integers(0, 100))

@@ -17,6 +17,7 @@ from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.decoding import GoOn, Keep
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
+from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
@@ -32,6 +33,7 @@ from partita.compiler.ops.slices import FirstPart, GatherSlices, OfSlices, Place
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
 from partita.compiler.ops.stack import Stack, Unstack
 from partita.compiler.ops.windows import Fold, Patches
+from partita.compiler.ops.zigzag import Zigzag
 from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.adamw_8bit import AdamW8bit
@@ -173,6 +175,8 @@ CASES: list[Case] = [
     Case("cast-truncates", Cast("i64"), (f(A, B),), differentiable=False),
     Case("cast-booleans", Cast("f64"), (bools(A, B),), differentiable=False),
     Case("detach", Detach(), (f(A),), differentiable=False),
+    Case("to_host", ToHost(), (f(A),), differentiable=False),
+    Case("to_device", ToDevice(), (f(A),), differentiable=False),
     Case("dot-matrix", Dot(("b",)), (f(A, B), f(B, C))),
     Case("dot-two", Dot(("b", "c")), (f(A, B, C), f(B, C, D))),
     Case("dot-batch", Dot(("c",)), (f(A, B, C), f(A, C, D))),
@@ -306,6 +310,8 @@ CASES: list[Case] = [
         (f(A, T, D), f(A, T, D), f(A, T, D), f(A, T, D), f(A, T), f(A, T, D)),
         differentiable=False,
     ),
+    Case("zigzag", Zigzag("v", 3), (f(A, V),)),
+    Case("zigzag-back", Zigzag("v", 3, back=True), (f(A, V),)),
     Case("linear_scan", LinearScan("s"), (f(A, S), f(A, S, B))),
     Case("linear_scan-backward", LinearScan("s", True), (f(S, A), f(S, A))),
     Case("linear_scan-exclusive", LinearScan("s", exclusive=True), (f(S), f(A, S)), differentiable=False),

@@ -218,6 +218,7 @@ LEFT_OUT = {
     ("layer_norm_gradient", (3,)): "so does a scale: parameters are no sums",
     ("layer_norm_gradient", (2,)): "the same, for the rate",
     ("custom_gradient", (2,)): "a gradient that is whole must be the same on all ranks to the bit",
+    ("gather_slices", ALL): "what is gathered is read whole in every slice: each is added up once",
     ("running_mean", ALL): "states of an optimizer are no sums",
     ("momentum", ALL): "the same",
 }

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from partita.cli.main import main
-from partita.compiler.analysis.memory import PARTS, largest, memory_report, peak_memory
+from partita.compiler.analysis.memory import HOST, PARTS, largest, memory_report, peak_memory
 from partita.compiler.analysis.traffic import EACH_MICROBATCH
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.claims import COMPARISONS, MEASURES, Outcome, failures, layers, outcomes
@@ -271,8 +271,10 @@ def test_the_json_of_compile_has_the_prediction(capsys: pytest.CaptureFixture[st
     assert out["tokens_per_second"] == pytest.approx(8 / out["step_time"])
     assert 0 < out["mfu"] < 1
     assert 0 <= out["exposed_communication"] < 1
-    assert list(out["memory"]) == list(PARTS)
-    assert [sum(parts) for parts in zip(*out["memory"].values(), strict=True)] == out["peak_memory"]
+    assert list(out["memory"]) == [*PARTS, HOST]
+    assert not any(out["memory"][HOST])
+    device = [out["memory"][part] for part in PARTS]
+    assert [sum(parts) for parts in zip(*device, strict=True)] == out["peak_memory"]
     assert main(["schedule", file, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["step_time"], again["makespan"]) == (out["step_time"], out["makespan"])

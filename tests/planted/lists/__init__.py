@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tests.planted.lists import (
     buffers,
     checkpoints,
+    context,
     convolution,
     data,
     experts,
@@ -51,4 +52,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "buffers": buffers.MISTAKES,
     "watching": watching.MISTAKES,
     "using": using.MISTAKES,
+    "context": context.MISTAKES,
 }

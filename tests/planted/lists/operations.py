@@ -7,7 +7,23 @@ ORDERS = "tests/compiler/ops/test_ops.py::test_results_do_not_depend_on_the_orde
 RUNS = "tests/runtime/test_own_operations.py"
 LIES = "tests/runtime/verification/test_operations.py::test_a_lie_is_found_at_its_place"
 
+COSTS = "tests/compiler/costs/test_costs.py"
+
 MISTAKES = [
+    Planted(
+        "attention-at-peak",
+        "compiler/costs/nodes.py",
+        "flops *= device.attention.efficiency(length)",
+        "pass",
+        f"{COSTS}::test_attention_is_as_quick_as_its_paper_measured",
+    ),
+    Planted(
+        "window-as-quick-as-all-keys",
+        "compiler/ops/attention.py",
+        "return length if self.window is None else min(self.window, length)",
+        "return length",
+        f"{COSTS}::test_attention_over_more_keys_reaches_more_of_the_peak",
+    ),
     Planted(
         "own-gradients-of-replicated-operands-whole",
         "compiler/ops/custom.py",

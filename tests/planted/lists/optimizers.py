@@ -6,7 +6,44 @@ FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 RATES = "tests/runtime/test_learning_rates.py"
 OPTIMIZERS = "tests/runtime/kernels/test_adamw_and_sgd.py"
 
+OFFLOAD = "verify tests/planted/files/offload.par"
+
 MISTAKES = [
+    Planted(
+        "what-the-host-updated-is-not-stored",
+        "compiler/passes/update.py",
+        "        if written is not each.master:\n",
+        "        if part is not each.master:\n",
+        "tests/training/test_offload.py",
+    ),
+    Planted(
+        "states-on-the-device-though-offloaded",
+        "compiler/passes/update.py",
+        "local_type(stored, own, sizes), own, host=self.offloaded))",
+        "local_type(stored, own, sizes), own))",
+        OFFLOAD,
+    ),
+    Planted(
+        "the-mean-on-the-device-though-offloaded",
+        "compiler/passes/update.py",
+        "new.type, layout, host=self.offloaded)",
+        "new.type, layout)",
+        OFFLOAD,
+    ),
+    Planted(
+        "updates-run-in-either-memory",
+        "compiler/verify/updates.py",
+        "require(len(there | made) <= 1,",
+        "require(len(there | made) <= 2,",
+        "tests/training/test_offload.py",
+    ),
+    Planted(
+        "the-host-s-memory-counted-as-the-device-s",
+        "compiler/analysis/memory.py",
+        "records if each.host == host}",
+        "records}",
+        "tests/training/test_offload.py",
+    ),
     Planted(
         "nesterov-with-the-buffer-twice",
         "runtime/kernels/optimizers.py",

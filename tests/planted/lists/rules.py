@@ -241,8 +241,8 @@ MISTAKES = [
     Planted(
         "means-begin-at-zero",
         "compiler/codegen/plan.py",
-        "sizes), name == EMA) for name, state in named),",
-        "sizes)) for name, state in named),",
+        "sizes), name == EMA, state.host)",
+        "sizes), False, state.host)",
         SPLIT,
     ),
     Planted(

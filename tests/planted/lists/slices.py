@@ -80,9 +80,9 @@ MISTAKES = [
     ),
     Planted(
         "the-last-query-does-not-see-itself",
-        "runtime/kernels/attention.py",
-        'options.get("start", 0) + q.shape[-2]',
-        'options.get("start", 0) + q.shape[-2] - 1',
+        "runtime/kernels/pieces.py",
+        "end = min(end, q + count)",
+        "end = min(end, q + count - 1)",
         SLICES,
     ),
     Planted(

@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from partita.runtime.kernels.attention import _Scores, attend, attend_gradient
+from partita.runtime.kernels.attention import attend, attend_gradient
+from partita.runtime.kernels.scores import Scores
 
 BATCH, HEADS, SEQ, KEY = 2, 4, 512, 64
 GROUPS = (2, 0, 1)
@@ -67,9 +68,9 @@ def test_where_flash_attention_means_something_else_or_does_not_run_it_is_not_ta
     with FakeTensorMode():
         q = torch.empty(BATCH, HEADS, SEQ, key, device="cuda", dtype=dtype)
         k = torch.empty(BATCH, HEADS, keys, key, device="cuda", dtype=dtype)
-        assert not _Scores(causal, 0.125, start).flash(q, k, k)
+        assert not Scores(causal, 0.125, start).flash(q, k, k)
         half = torch.empty(BATCH, HEADS, SEQ, 64, device="cuda", dtype=torch.bfloat16)
-        assert _Scores(causal, 0.125).flash(half, half, half)
+        assert Scores(causal, 0.125).flash(half, half, half)
 
 
 @pytest.mark.parametrize("start", [0, SEQ // 4, SEQ - SEQ // 4])

@@ -1,0 +1,63 @@
+"""Copies between a device's memory and the host's, of what `offload` keeps there.
+
+A value lies in the device's memory unless `Value.host` says so. Other operations run where their operands lie. On a CPU
+the host's memory is the device's, and copies are none; the account is that of a device with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.compiler.layout import SUM
+from partita.compiler.ops.op import Argument, Known, Op, ShardingRule, aligned_rules, op
+from partita.dsl.types import Type
+
+
+class HostCopy(Op):
+    """Base of both."""
+
+    rearranges = True
+    fusible = False
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The operand's type."""
+        return types
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis; linear."""
+        return (*aligned_rules(operands, results), ShardingRule((SUM,), (SUM,)))
+
+    def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
+        """The operand."""
+        return None, tuple(operands)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """No arithmetic."""
+        return 0
+
+
+@op("to_host")
+class ToHost(HostCopy):
+    """The operand in the host's memory."""
+
+    host = True
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.to_host({arguments[0].text})"
+
+
+@op("to_device")
+class ToDevice(HostCopy):
+    """The operand in the device's memory."""
+
+    host = False
+
+    @property
+    def reads_context(self) -> bool:
+        """For the device."""
+        return True
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.to_device({arguments[0].text}, c)"

@@ -1,0 +1,26 @@
+"""Copies between a device's memory and the host's. On a CPU both are one, and nothing is copied."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partita.runtime.context import Context
+from partita.runtime.kernels.registry import kernel
+
+
+@kernel
+def to_host(x: Tensor) -> Tensor:
+    """A tensor in the host's memory: pinned, so that the device copies it there by itself; it has arrived."""
+    if x.device.type == "cpu":
+        return x
+    found = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    found.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return found
+
+
+@kernel
+def to_device(x: Tensor, context: Context) -> Tensor:
+    """A tensor of the host in the device's memory. From pinned memory it is copied while the host goes on."""
+    return x.to(context.device, non_blocking=True)

@@ -1,0 +1,246 @@
+"""The scores of a piece of attention, queries of consecutive positions and such keys, and what is made of them, on
+[B, H, position, over]: by torch's fused kernels where one applies, otherwise materialized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+from torch.nn.functional import pad
+
+from partita.compiler.ops.runs import Runs
+from partita.runtime.kernels.dtypes import widened
+from partita.runtime.kernels.pieces import Piece, in_order, part
+
+aten = torch.ops.aten
+flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def rows(x: Tensor) -> Tensor:
+    """The tensor with rows that are dense in memory and do not overlap: torch's kernel assumes that, and passes their
+    stride to BLAS, which computes nothing if it is shorter than a row (one key for all positions).
+    """
+    if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1]:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _padded_rows(*tensors: Tensor) -> list[Tensor]:
+    """Tensors with rows of one length, the shorter padded with zeros: products with them stay what they are."""
+    longest = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == longest else pad(x, (0, longest - x.shape[-1])) for x in tensors]
+
+
+@frozen(eq=False)
+class Scores:
+    """How scores are made of queries and keys: what they are given besides, on [B, H, position, over]."""
+
+    causal: bool
+    scale: float
+    start: int = 0
+    window: int | None = None
+    softcap: float | None = None
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    segments: Tensor | None = None
+    keep: Tensor | None = None
+    rate: float = 0.0
+    own: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether causality alone, if anything, restricts what queries see."""
+        return not self.materialized and self.window is None and self.segments is None
+
+    @property
+    def materialized(self) -> bool:
+        """Whether no fused kernel makes them."""
+        return any(each is not None for each in (self.mask, self.bias, self.softcap, self.keep))
+
+    def allowed(self, q4: Tensor, k4: Tensor) -> Tensor | None:
+        """A boolean tensor that broadcasts to the scores; None if everything is allowed."""
+        found = [each for each in (self.mask, self._near(q4, k4), self._same()) if each is not None]
+        return reduce(and_, found) if found else None
+
+    def _near(self, q4: Tensor, k4: Tensor) -> Tensor | None:
+        """Where causality and the window let positions see each other."""
+        if not self.causal and self.window is None:
+            return None
+        count, start = q4.shape[-2], self.start
+        seen = torch.ones(count, k4.shape[-2], dtype=torch.bool, device=q4.device)
+        if self.causal:
+            seen = seen.tril(start)
+        if self.window is not None:
+            seen = seen.triu(start - self.window + 1)
+            if not self.causal:
+                seen = seen.tril(start + self.window - 1)
+        return seen
+
+    def _same(self) -> Tensor | None:
+        """Where the query's segment is the key's."""
+        return None if self.segments is None or self.own is None else self.own.transpose(-1, -2) == self.segments
+
+    def added(self, q4: Tensor, k4: Tensor) -> tuple[bool, Tensor | None]:
+        """Arguments for torch's own kernel: causal, if queries begin at the first key; otherwise numbers to add."""
+        alone = self.segments is None and self.window is None and not (self.causal and self.start)
+        seen = None if alone else self.allowed(q4, k4)
+        if seen is None:
+            return self.causal, None
+        return False, torch.zeros_like(seen, dtype=q4.dtype).masked_fill_(~seen, float("-inf"))
+
+    def made(self, q4: Tensor, k4: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The scores, and the slope of the soft cap."""
+        scores = widened(q4 @ k4.transpose(-1, -2)) * self.scale
+        slope = None
+        if self.softcap is not None:
+            bounded = torch.tanh(scores / self.softcap)
+            scores, slope = bounded * self.softcap, 1 - bounded * bounded
+        if self.bias is not None:
+            scores = scores + self.bias
+        seen = self.allowed(q4, k4)
+        if seen is not None:
+            scores = scores.masked_fill(~seen, float("-inf"))
+        return scores, slope
+
+    def kept(self, weights: Tensor) -> Tensor:
+        """Weights, or their gradients, after dropout."""
+        return weights if self.keep is None else weights * self.keep / (1 - self.rate)
+
+    def fused(self, q4: Tensor) -> bool:
+        """Whether torch's own kernel with its gradient applies: on a CPU."""
+        return not self.materialized and q4.is_cpu
+
+    def flash(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
+        """Whether FlashAttention applies: on a GPU, in half precision, with supported head sizes. Where positions
+        count, it aligns the last query with the last key.
+        """
+        if self.materialized or self.segments is not None or not q4.is_cuda:
+            return False
+        size = max(q4.shape[-1], v4.shape[-1])
+        fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
+        placed = self.causal or self.window is not None
+        return fits and (not placed or self.start + q4.shape[-2] == k4.shape[-2])
+
+    def at(self, queries: Runs, keys: Runs) -> Scores:
+        """With what is given besides in the order of positions, and the segments of the queries, which are those of the
+        keys at their positions. All three begin in the order in which queries and keys stand.
+        """
+        segments = in_order(self.segments, -1, keys)
+        own = segments
+        if segments is not None:
+            own = torch.cat([segments.narrow(-1, start, count) for start, count in sorted(queries)], -1)
+        given = (in_order(in_order(each, -1, keys), -2, queries) for each in (self.mask, self.bias, self.keep))
+        mask, bias, keep = given
+        return evolve(self, mask=mask, bias=bias, keep=keep, segments=segments, own=own)
+
+    def of(self, piece: Piece) -> Scores:
+        """Those of a piece."""
+        given = (self.mask, self.bias, self.keep)
+        mask, bias, keep = (None if x is None else part(part(x, -2, piece.queries), -1, piece.keys) for x in given)
+        segments = None if self.segments is None else part(self.segments, -1, piece.keys)
+        own = None if self.own is None else part(self.own, -1, piece.queries)
+        return evolve(
+            self,
+            causal=piece.causal,
+            start=piece.start,
+            mask=mask,
+            bias=bias,
+            keep=keep,
+            segments=segments,
+            own=own,
+        )
+
+
+def attended(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Tensor]:
+    """The attended values, as wide as the wider of keys and values, and the logarithm of the denominator: −∞ for a
+    query that may attend to nothing, which yields zero.
+    """
+    if how.fused(q4):
+        causal, added = how.added(q4, k4)
+        o, denominator = aten._scaled_dot_product_flash_attention_for_cpu(
+            *_padded_rows(q4, k4, v4), 0.0, causal, attn_mask=added, scale=how.scale
+        )
+        return o, denominator
+    if how.flash(q4, k4, v4):
+        return _flash(how, *_padded_rows(q4, k4, v4))
+    scores, _ = how.made(q4, k4)
+    denominator = torch.logsumexp(scores, -1)
+    finite = denominator.masked_fill(denominator == float("-inf"), 0.0)
+    return how.kept(torch.exp(scores - finite.unsqueeze(-1))).to(v4.dtype) @ v4, denominator
+
+
+def gradients(
+    how: Scores, q4: Tensor, k4: Tensor, v4: Tensor, o4: Tensor, l4: Tensor, d4: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of queries, keys and values, and of the scores where they are made. `o4`, `l4` and `d4` are the
+    attended values, the logarithm of the denominator (zero for a query that may attend to nothing) and the cotangent:
+    of all keys, also if these are some.
+    """
+    if how.fused(q4):
+        causal, added = how.added(q4, k4)
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *_padded_rows(d4, q4, k4, v4, o4), l4, 0.0, causal, attn_mask=added, scale=how.scale
+        )
+        return dq, dk, dv, None
+    if how.flash(q4, k4, v4):
+        dq, dk, dv = _flash_gradient(how, _padded_rows(d4, q4, k4, v4, o4), l4)
+        return dq, dk, dv, None
+    scores, slope = how.made(q4, k4)
+    p = torch.exp(scores - l4.unsqueeze(-1))
+    dv = how.kept(p).to(d4.dtype).transpose(-1, -2) @ d4
+    dp = how.kept(widened(d4 @ v4.transpose(-1, -2)))
+    ds = p * (dp - (widened(o4) * widened(d4)).sum(-1, keepdim=True))
+    biased = ds
+    if slope is not None:
+        ds = ds * slope
+    ds = (ds * how.scale).to(q4.dtype)
+    return ds @ k4, ds.transpose(-1, -2) @ q4, dv, biased
+
+
+def _flash(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Tensor]:
+    """FlashAttention: the result and the logarithm of the denominator."""
+    if how.window is None:
+        o, denominator, *_ = aten._scaled_dot_product_flash_attention(q4, k4, v4, 0.0, how.causal, scale=how.scale)
+        return o, denominator
+    across = [x.transpose(1, 2) for x in (q4, k4, v4)]
+    o, denominator, *_ = aten._flash_attention_forward(
+        *across,
+        None,
+        None,
+        q4.shape[-2],
+        k4.shape[-2],
+        0.0,
+        how.causal,
+        False,
+        scale=how.scale,
+        **_sides(how.window, how.causal),
+    )
+    return o.transpose(1, 2), denominator
+
+
+def _flash_gradient(how: Scores, tensors: Sequence[Tensor], l4: Tensor) -> tuple[Tensor, ...]:
+    """Its gradients, of the output's cotangent, queries, keys, values and the output."""
+    _, q4, k4, *_ = tensors
+    # Without dropout the random state is not read; sequences of one length have no list of lengths.
+    state, offset = q4.new_empty(2, dtype=torch.uint64), q4.new_empty((), dtype=torch.uint64)
+    lengths = None, None, q4.shape[-2], k4.shape[-2]
+    if how.window is None:
+        found = aten._scaled_dot_product_flash_attention_backward(
+            *tensors, l4, *lengths, 0.0, how.causal, state, offset, scale=how.scale
+        )
+        return tuple(found)
+    across = [x.transpose(1, 2) for x in tensors]
+    found = aten._flash_attention_backward(
+        *across, l4, *lengths, 0.0, how.causal, state, offset, scale=how.scale, **_sides(how.window, how.causal)
+    )
+    return tuple(x.transpose(1, 2) for x in found)
+
+
+def _sides(window: int, causal: bool) -> dict[str, int]:
+    """FlashAttention's window: how far to the left and to the right a query sees."""
+    return {"window_size_left": window - 1, "window_size_right": 0 if causal else window - 1}

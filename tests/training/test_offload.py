@@ -1,0 +1,172 @@
+"""`offload state`: what the optimizer keeps lies in the host's memory, and is updated there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve
+
+from partita.compiler.analysis.memory import memory_report
+from partita.compiler.analysis.time import predict
+from partita.compiler.ops.host import ToHost
+from partita.compiler.pipeline import compile_spec, schedule_spec
+from partita.compiler.state import Compilation
+from partita.compiler.verify.equivalence import validate
+from partita.dsl.load import load_text
+from partita.runtime import kernels
+from partita.runtime.data.binding import open_data
+from partita.runtime.rank import Plan
+from partita.runtime.training import VirtualRun
+from tests.files import checked
+from tests.marks import soak
+from tests.training.test_partition import plan_of
+
+FILE = """\
+axis batch = 8, seq = 4, embed = 8, ffn = 8, vocab = 12
+
+model lm(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param table: [vocab, embed] ~ normal(0.2)
+  let x = embedding(tokens, table, over = vocab)
+  repeat 2 as layer {
+    param up: [embed, ffn] ~ normal(0.3)
+    param down: [ffn, embed] ~ normal(0.3)
+    let x = x + dot(gelu(dot(x, up, over = embed)), down, over = ffn)
+  }
+  loss cross_entropy(dot(x, table, over = embed), targets, over = vocab)
+}
+mesh four(pipe = 2, data = 2)
+layout split on four {
+  stage layer -> pipe
+  shard batch -> data
+  RULES
+}
+schedule s = one_f_one_b(microbatches = 2)
+optimizer chosen { update table -> adamw(lr = 0.01) update all -> OPTIMIZER }
+train {
+  optimizer = chosen
+  data = random()
+  clip = 0.5
+  precision = f32
+  steps = 2
+  eval = every(1, batches = 1)
+}
+"""
+ADAMW = "adamw(lr = 0.01)"
+
+
+def text_of(rules: str = "", optimizer: str = ADAMW, precision: str = "f32", mean: bool = False) -> str:
+    text = FILE.replace("RULES", rules).replace("OPTIMIZER", optimizer).replace("f32", precision)
+    return text.replace("batches = 1)", "batches = 1, weights = ema)\n  ema = 0.9") if mean else text
+
+
+def trained(plan: Plan, tmp_path: Path) -> list[torch.Tensor]:
+    """Everything that two steps and an evaluation make."""
+    run = VirtualRun(plan)
+    data = open_data(plan.program, plan.train, tmp_path)
+    found: list[torch.Tensor] = []
+    for step in (1, 2):
+        found.append(torch.tensor(run.step(step, run.ranks[0].tensors(data.batch(step)), 0.01, 0.01)))
+    found.append(torch.tensor(run.evaluate(run.ranks[0].tensors(data.holdout_batch(0)))[0]))
+    for rank in run.ranks:
+        found += [*rank.memory.masters.values(), *rank.memory.states.values()]
+    return found
+
+
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies from one memory to the other are copies, as on a device with its own."""
+    monkeypatch.setattr(kernels, "to_host", torch.clone)
+    monkeypatch.setattr(kernels, "to_device", lambda x, context: x.clone())
+
+
+CASES = [
+    ("shard state -> data", ADAMW, "f32", False),
+    ("", "muon(lr = 0.01)", "bf16", True),
+    *soak(
+        *(
+            (rules, optimizer, precision, mean)
+            for rules in ("", "shard state -> data", "shard param -> data")
+            for optimizer in (ADAMW, "muon(lr = 0.01)", "adafactor(lr = 0.01)", "adamw_8bit(lr = 0.01)")
+            for precision in ("f64", "bf16")
+            for mean in (False, True)
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("rules", "optimizer", "precision", "mean"), CASES)
+def test_the_numbers_are_the_same_to_the_last_bit(rules, optimizer, precision, mean, tmp_path, monkeypatch):
+    expected = trained(plan_of(text_of(rules, optimizer, precision, mean)), tmp_path)
+    plan = plan_of(text_of(f"{rules} offload state", optimizer, precision, mean))
+    assert validate(plan.training).passed
+    assert validate(plan.evaluation).passed
+    copied(monkeypatch)
+    assert all(map(torch.equal, expected, trained(plan, tmp_path)))
+
+
+@pytest.mark.parametrize(("precision", "masters"), [("f32", False), ("bf16", True)])
+def test_the_device_holds_what_computes_and_the_host_the_rest(precision: str, masters: bool):
+    ours, theirs = (
+        compile_spec(checked(text_of(rules, precision=precision), "lm.par")) for rules in ("offload state", "")
+    )
+    for rank in ours.plan.ranks:
+        found, whole = memory_report(ours, rank), memory_report(theirs, theirs.plan.ranks[rank.rank])
+        kept = whole.state // 2 if masters else 0  # in mixed precision, the masters; of AdamW's states, one is as large
+        assert (found.state, found.host, whole.host) == (0, whole.state + kept, 0)
+        assert found.parameters == whole.parameters - kept
+        assert found.gradients == whole.gradients
+    assert {each.host for record in ours.program.parameters for each in record.states} == {True}
+    assert {record.host for record in ours.program.parameters} == {masters}
+
+
+def test_what_computes_is_copied_once_a_step():
+    """What several functions read, and views of it, are of one copy."""
+    source = compile_spec(checked(text_of("offload state", precision="bf16"), "lm.par")).program.source
+    assert source.count(".to(torch.bfloat16), c)") == source.count("kernels.to_device(m[") == 2 * 3
+
+
+def test_time_of_copies():
+    """On a GPU they and the update take longer; where both memories are one, no longer than before."""
+    for device, slower in (("cpu", False), ("h100", True)):
+        mesh = f"mesh four(pipe = 2, data = 2) {{ device = {device} link = pcie5 }}"
+        texts = [text_of(rules).replace("mesh four(pipe = 2, data = 2)", mesh) for rules in ("offload state", "")]
+        texts = [text.replace("embed = 8", "embed = 1024").replace("ffn = 8", "ffn = 1024") for text in texts]
+        ours, theirs = (predict(schedule_spec(checked(text, "lm.par")), exposed=False).step_time for text in texts)
+        assert (ours > theirs) == slower
+
+
+def broken(state: Compilation, name: str, **changes) -> Compilation:
+    """A program whose update of a parameter is another."""
+    parameters = tuple(evolve(each, **changes) if each.name == name else each for each in state.update.parameters)
+    return evolve(state, update=evolve(state.update, parameters=parameters))
+
+
+def test_what_lies_in_the_wrong_memory_is_found():
+    state = compile_spec(checked(text_of("offload state"), "lm.par"))
+    (each,) = (each for each in state.update.parameters if each.name == "lm.table")
+    (copy,) = (node for node in each.update if node.op == ToHost() and each.master not in node.inputs)
+    (gradient,) = copy.inputs
+    update = tuple(
+        evolve(node, inputs=tuple(gradient if value is copy.output else value for value in node.inputs))
+        for node in each.update
+        if node is not copy
+    )
+    for changes in (
+        {"update": update},
+        {"states": tuple(evolve(state, host=False) for state in each.states)},
+        {"update": each.update[:-1]},
+    ):
+        assert not validate(broken(state, "lm.table", **changes), program=False).passed
+    records = tuple(evolve(record, host=True) for record in state.program.parameters)
+    (problem, *_) = validate(evolve(state, program=evolve(state.program, parameters=records))).problems
+    assert "kept in the wrong memory" in problem.message
+
+
+def test_wrong_rules():
+    given, diagnostics = load_text(text_of("offload layer"), "lm.par")
+    assert given is None
+    assert [(each.code, each.span.line, each.span.column) for each in diagnostics] == [("E0418", 17, 11)]
+    plain = text_of("offload state", "sgd(lr = 0.1)").replace("update table -> adamw(lr = 0.01) ", "")
+    warnings = compile_spec(checked(plain, "lm.par")).warnings
+    assert [(each.code, each.span.line) for each in warnings] == [("W0301", 17)]
