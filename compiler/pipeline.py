@@ -382,6 +382,7 @@ def _shard(state: Microbatched) -> Sharded:
         means=state.reads_means,
         apart=state.apart,
         parts=state.parts,
+        most=state.device.memory / 4,
     )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
