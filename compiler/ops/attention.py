@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from partita.compiler.layout import is_split
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted, wide_bytes
 from partita.compiler.ops.position import (
+    SLICE,
     ZIGZAG,
     Positioned,
     Shards,
@@ -305,7 +306,7 @@ class Attention(Positioned):
 
     def counted(self, operands: Sequence[Type], keys: int, values: int) -> int:
         """FLOPs of some products of queries with `along`, and some with the axis of the values: of the pairs that see
-        each other, on the rank that has most of them.
+        each other, on the rank that has most of them, in the mean over its slices.
         """
         q, k, v = operands[:3]
         along, length = q.axis(self.along).size, k.axis(self.over).size
@@ -316,8 +317,11 @@ class Attention(Positioned):
         if not q.has(self.over):
             return full // 2 if self.causal else full
         whole, own = ((0, length),), q.axis(self.over)
-        most = max(seen(queries, whole, self.causal, self.window) for queries in self.of_ranks(own))
-        return full * most // (2 * q.axis(self.over).size * length)
+        slices = prod(parts for name, over, parts in self.shards if (name, over) == (self.over, SLICE))
+        each = [seen(queries, whole, self.causal, self.window) for queries in self.of_ranks(own)]
+        ranks = len(each) // slices  # slices are the outermost cut
+        most = max(sum(each[rank::ranks]) for rank in range(ranks))
+        return full * most // (2 * q.axis(self.over).size * length * slices)
 
     def of_ranks(self, own: Axis) -> list[Runs]:
         """The positions of the queries of each shard, of which `own` is one."""
