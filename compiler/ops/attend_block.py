@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -15,9 +14,6 @@ from partita.compiler.ops.position import ZIGZAG, offset_text, ranks_of_order
 from partita.compiler.ops.runs import Runs, seen, zigzag_runs
 from partita.dsl.layouts import RING
 from partita.dsl.types import Axis, Type
-
-if TYPE_CHECKING:
-    pass
 
 
 @fields_of_several
@@ -50,7 +46,7 @@ class OfBlocks(Attention):
         """How many of the blocks a shard has."""
         return self.blocks // prod(parts for name, over, parts in self.shards if name == self.over and over != ZIGZAG)
 
-    def pairs(self, q: Type, k: Type) -> int:
+    def pairs(self, q: Type, k: Type, slices: int) -> int:
         """Of all blocks of a shard."""
         size, held = q.axis(self.over).size // self._held, self._held
         length, ranks = size * self.blocks, ranks_of_order(self.over, self.shards)
@@ -109,6 +105,3 @@ class AttendBlockGradient(OfBlocks, AttendGradient):
     """Gradients of queries, keys and values in a turn. Operands: these, then the results of the whole attention and the
     cotangent.
     """
-
-
-# ---------------------------------------------------------------- what turns make together

@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from partita.compiler.layout import is_split
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted, wide_bytes
 from partita.compiler.ops.position import (
+    SLICE,
     ZIGZAG,
     Positioned,
     Shards,
@@ -342,7 +343,7 @@ class Attention(Positioned):
 
     def counted(self, operands: Sequence[Type], keys: int, values: int) -> int:
         """FLOPs of some products of queries with `along`, and some with the axis of the values: of the pairs that see
-        each other, on the rank that has most of them.
+        each other, on the rank that has most of them, in the mean over its slices.
         """
         q, k, v = operands[:3]
         along, length = q.axis(self.along).size, k.axis(self.over).size
@@ -352,12 +353,15 @@ class Attention(Positioned):
             return full
         if not q.has(self.over):
             return full // 2 if self.causal else full
-        return full * self.pairs(q, k) // (2 * q.axis(self.over).size * length)
+        slices = prod(parts for name, over, parts in self.shards if (name, over) == (self.over, SLICE))
+        return full * self.pairs(q, k, slices) // (2 * q.axis(self.over).size * length * slices)
 
-    def pairs(self, q: Type, k: Type) -> int:
-        """Twice the pairs of positions that see each other, on the rank that has most of them."""
-        keys, own = ((0, k.axis(self.over).size),), q.axis(self.over)
-        return max(seen(queries, keys, self.causal, self.window) for queries in self.of_ranks(own))
+    def pairs(self, q: Type, k: Type, slices: int) -> int:
+        """Twice the pairs of positions that see each other, on the rank that has most of them, in all slices."""
+        keys = ((0, k.axis(self.over).size),)
+        each = [seen(queries, keys, self.causal, self.window) for queries in self.of_ranks(q.axis(self.over))]
+        ranks = len(each) // slices  # slices are the outermost cut
+        return max(sum(each[rank::ranks]) for rank in range(ranks))
 
     def of_ranks(self, own: Axis) -> list[Runs]:
         """The positions of the queries of each shard, of which `own` is one."""

@@ -189,6 +189,20 @@ def test_the_cost_model_knows_that_the_work_is_even(ranks: int):
     assert uneven == [each * (2 * ranks - 1) // ranks for each in even]
 
 
+@pytest.mark.parametrize("slices", [2, 3])
+def test_slices_together_cost_what_the_sequence_does(slices: int):
+    def flops(order: str) -> list[int]:
+        text = text_of(ZIGZAG, **{"one_f_one_b(microbatches = 2)": order})
+        state = compile_spec(spec_of(text, "ranks.context=1"))
+        nodes = [node for node in state.sharded.graph.nodes if isinstance(node.op, Attend | AttendGradient)]
+        return [node.op.flops(*([v.type for v in ends] for ends in (node.inputs, node.outputs))) for node in nodes]
+
+    whole = flops("one_f_one_b(microbatches = 2)")
+    assert [
+        slices * each for each in flops(f"one_f_one_b(microbatches = 2, over = [batch, seq], slices = {slices})")
+    ] == whole
+
+
 def volumes(exchange: str, ranks: int) -> dict[str, dict[str, float]]:
     """Bytes that a rank sends for the attention of a layer and microbatch, by phase and collective."""
     state = compile_spec(spec_of(text_of(f"{ZIGZAG}, {exchange}"), f"ranks.context={ranks}", "embed=60"))
