@@ -134,6 +134,10 @@ def test_the_numbers_are_those_of_one_device(case: Case):
     holds(case)
 
 
+def test_three_ranks_turn_a_ring():
+    holds(Case(text_of(f"{ZIGZAG}, ring"), ("ranks.context=3",)))
+
+
 @pytest.mark.soak
 @given(case=cases())
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -154,8 +158,9 @@ def test_outputs_stand_in_their_own_order():
     assert torch.equal(found["right"], expected["right"])
 
 
-def test_what_the_passes_make_reads_back_as_the_same():
-    check_every_pass(spec_of(text_of()))
+@pytest.mark.parametrize("rule", [ZIGZAG, f"{ZIGZAG}, ring"])
+def test_what_the_passes_make_reads_back_as_the_same(rule: str):
+    check_every_pass(spec_of(text_of(rule)))
 
 
 @pytest.mark.soak

@@ -29,7 +29,7 @@ from partita.dsl.types import Type
 FITS = {
     GATHER: "choose sizes that divide evenly",
     HEADS: "choose sizes so that some axis of heads divides evenly",
-    RING: "no window, mask, bias, segments, sink, soft cap or dropout, and a single mesh axis",
+    RING: "no window, mask, bias, segments, sink, soft cap, dropout or slices, and a single mesh axis",
 }
 # A parameter is resharded only if nothing else is possible, or if it must be for the sake of an earlier rule.
 WEIGHT_PENALTY, RULE_PENALTY = 1e3, 1e6
