@@ -278,7 +278,12 @@ def _ordered(state: Built, graph: Graph) -> Graph:
 def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator[Diagnostic]:
     """A warning (W0301) of a rule that would keep in the host's memory what there is not."""
     rule = state.offload_rule
-    if rule is not None and not state.train.mixed and state.train.ema is None and not any(u.states for u in updates.values()):
+    if (
+        rule is not None
+        and not state.train.mixed
+        and state.train.ema is None
+        and not any(u.states for u in updates.values())
+    ):
         message = "`offload state` applies to nothing: the optimizer keeps none"
         yield Diagnostic("W0301", message, rule.span, help="remove it")
 
@@ -380,6 +385,7 @@ def _shard(state: Microbatched) -> Sharded:
         state.updates,
         means=state.reads_means,
         parts=state.parts,
+        most=state.device.memory / 4,
     )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))

@@ -16,8 +16,8 @@ from partita.dsl.unparse import expression_text
 STATE = "state"
 CLASSES = ("param", "grad", STATE)
 # What may follow `by` in a rule for an axis: the order of its positions, and how attention exchanges along it.
-ZIGZAG, GATHER, HEADS = "zigzag", "gather", "heads"
-EXCHANGES = (GATHER, HEADS)
+ZIGZAG, GATHER, HEADS, RING = "zigzag", "gather", "heads", "ring"
+EXCHANGES = (GATHER, HEADS, RING)
 BY = (ZIGZAG, *EXCHANGES)
 
 

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from partita.runtime.python_functions import Functions, Wanted
 from partita.runtime.tracing.flight import Flight
-from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN
 from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 
@@ -83,6 +83,10 @@ class Context:
     ) -> Collective:
         """Start an all-to-all that reshards each tensor: gathered along one dimension, cut along the other."""
         return self._start(ALL_TO_ALL, axis, tensors, tuple(zip(gathered_dims, cut_dims, strict=True)))
+
+    def turn(self, axis: str, tensors: Tensors) -> Collective:
+        """Start sending each tensor to the next rank, and receiving those of the one before."""
+        return self._start(TURN, axis, tensors, ((),) * len(tensors))
 
     def _start(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collective:
         assert self.transport is not None, "what runs without a transport has no collectives"

@@ -59,6 +59,11 @@ class Link:
         latency, bandwidth = self._collective
         return latency, bytes * (parts - 1) / parts / bandwidth
 
+    def pass_on(self, bytes: float) -> tuple[float, float]:
+        """Latency and transfer time of a message of `bytes` from each rank to the next."""
+        latency, bandwidth = self._collective
+        return latency, bytes / bandwidth
+
     @property
     def amortizing(self) -> float:
         """Bytes that take a hundred times as long as the latency of their message."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.attention import TRAINED, Attention
-from partita.compiler.ops.op import Argument, ShardingRule, accumulation, agree, attributes, op, permuted
+from partita.compiler.ops.op import Argument, ShardingRule, accumulation, agree, attributes, op
+from partita.compiler.ops.ring import ringed, ringed_gradient, turns
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class Attend(Attention):
             rules.append(ShardingRule((self.over, *[None] * (len(operands) - 1)), (self.over, self.over)))
         return tuple(rules)
 
+    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+        """In turns round a ring, where nothing but causality restricts what is seen."""
+        return ringed(build, self, node, parts) if turns(self, node, axis, parts) else None
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two products; half of that if causal."""
         return self.counted(operands, 1, 1)
@@ -70,13 +75,7 @@ class Attend(Attention):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with results in q's order."""
-        names = self.queries([argument.type for argument in arguments])
-        orders = (results[0].names, results[1].names)
-        first = tuple([*names, self.wide].index(name) for name in orders[0])
-        second = tuple(names.index(name) for name in orders[1])
-        if self.usual(arguments):
-            return f"kernels.attend_heads({self.heads(arguments)}, {self.causal}, {self.scale!r}, ({first}, {second}))"
-        return f"kernels.attend({self.call(arguments)}, orders=({first}, {second}))"
+        return self.text(arguments, results)
 
 
 @op("attend_gradient")
@@ -120,6 +119,10 @@ class AttendGradient(Attention):
             rules.append(ShardingRule((self.over, *whole, self.over, self.over, self.over), (self.over, *sums)))
         return tuple(rules)
 
+    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+        """In turns round a ring."""
+        return ringed_gradient(build, self, node, parts) if turns(self, node, axis, parts) else None
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Five products: the scores, recomputed, and two for each of the two forward ones."""
         return self.counted(operands, 3, 2)
@@ -138,26 +141,4 @@ class AttendGradient(Attention):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with results in their operands' orders."""
-        inputs, (o, denominator, d) = arguments[:-3], arguments[-3:]
-        types = [argument.type for argument in inputs]
-        names = self.queries(types)
-        views = ", ".join(
-            permuted(x.text, x.type.names, order)
-            for x, order in ((o, [*names, self.wide]), (denominator, names), (d, [*names, self.wide]))
-        )
-        shared = self.orders(*types[:3])[0]
-        layouts = [[*names, self.along]]
-        ends = zip(types[1:3], (self.along, self.wide), strict=True)
-        layouts += [[*(n for n in shared if x.has(n)), self.over, last] for x, last in ends]
-        for i, word in enumerate(self.results[3:], 3):
-            axes = names if word == "sink" else self.scores(types)
-            layouts.append([name for name in axes if name and results[i].has(name)])
-        shapes = [
-            (tuple(type.axis(each).size for each in layout), tuple(map(layout.index, type.names)))
-            for layout, type in zip(layouts, results, strict=True)
-        ]  # emitted as tuples, which Python stores as constants
-        if self.usual(inputs):
-            orders = tuple(order for _, order in shapes)
-            heads = self.heads(inputs)
-            return f"kernels.attend_heads_gradient({heads}, {views}, {self.causal}, {self.scale!r}, {orders})"
-        return f"kernels.attend_gradient({self.call(inputs)}, result=({views}), shapes={tuple(shapes)})"
+        return self.gradient_text(arguments, results)

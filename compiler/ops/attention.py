@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from partita.compiler.layout import is_split
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted, wide_bytes
 from partita.compiler.ops.position import (
+    SLICE,
     ZIGZAG,
     Positioned,
     Shards,
@@ -19,6 +20,7 @@ from partita.compiler.ops.position import (
     whole_size,
 )
 from partita.compiler.ops.runs import Runs, seen, zigzag_runs
+from partita.dsl.layouts import GATHER, HEADS
 from partita.dsl.types import Axis, Type
 
 # Operands after q, k and v, in their order; and those of them that have a gradient.
@@ -148,7 +150,7 @@ class Attention(Positioned):
     def exchange(self, rule: ShardingRule) -> str | None:
         """By the state of the queries."""
         state = rule.operands[0]
-        return None if not is_split(state) else "gather" if state == self.over else "heads"
+        return None if not is_split(state) else GATHER if state == self.over else HEADS
 
     def orders(self, q: Type, k: Type, v: Type) -> tuple[list[str], list[str], list[str]]:
         """Axes of q in three groups: batch axes that k or v have too; other batch axes; and the query position.
@@ -245,6 +247,42 @@ class Attention(Positioned):
         whole = self._places(q) is None
         return (len(shared), len(own), len(position)) == (2, 0, 1) and alike and whole
 
+    def text(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A call of the kernel of attention, with results in q's order."""
+        names = self.queries([argument.type for argument in arguments])
+        orders = (results[0].names, results[1].names)
+        first = tuple([*names, self.wide].index(name) for name in orders[0])
+        second = tuple(names.index(name) for name in orders[1])
+        if self.usual(arguments):
+            return f"kernels.attend_heads({self.heads(arguments)}, {self.causal}, {self.scale!r}, ({first}, {second}))"
+        return f"kernels.attend({self.call(arguments)}, orders=({first}, {second}))"
+
+    def gradient_text(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A call of the kernel of its gradient, with results in their operands' orders."""
+        inputs, (o, denominator, d) = arguments[:-3], arguments[-3:]
+        types = [argument.type for argument in inputs]
+        names = self.queries(types)
+        views = ", ".join(
+            permuted(x.text, x.type.names, order)
+            for x, order in ((o, [*names, self.wide]), (denominator, names), (d, [*names, self.wide]))
+        )
+        shared = self.orders(*types[:3])[0]
+        layouts = [[*names, self.along]]
+        ends = zip(types[1:3], (self.along, self.wide), strict=True)
+        layouts += [[*(n for n in shared if x.has(n)), self.over, last] for x, last in ends]
+        for i, word in enumerate((name for name in self.extras if name in TRAINED), 3):
+            axes = names if word == "sink" else self.scores(types)
+            layouts.append([name for name in axes if name and results[i].has(name)])
+        shapes = [
+            (tuple(type.axis(each).size for each in layout), tuple(map(layout.index, type.names)))
+            for layout, type in zip(layouts, results, strict=True)
+        ]  # emitted as tuples, which Python stores as constants
+        if self.usual(inputs):
+            orders = tuple(order for _, order in shapes)
+            heads = self.heads(inputs)
+            return f"kernels.attend_heads_gradient({heads}, {views}, {self.causal}, {self.scale!r}, {orders})"
+        return f"kernels.attend_gradient({self.call(inputs)}, result=({views}), shapes={tuple(shapes)})"
+
     # ------------------------------------------------------------ costs
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
@@ -305,7 +343,7 @@ class Attention(Positioned):
 
     def counted(self, operands: Sequence[Type], keys: int, values: int) -> int:
         """FLOPs of some products of queries with `along`, and some with the axis of the values: of the pairs that see
-        each other, on the rank that has most of them.
+        each other, on the rank that has most of them, in the mean over its slices.
         """
         q, k, v = operands[:3]
         along, length = q.axis(self.along).size, k.axis(self.over).size
@@ -315,9 +353,15 @@ class Attention(Positioned):
             return full
         if not q.has(self.over):
             return full // 2 if self.causal else full
-        whole, own = ((0, length),), q.axis(self.over)
-        most = max(seen(queries, whole, self.causal, self.window) for queries in self.of_ranks(own))
-        return full * most // (2 * q.axis(self.over).size * length)
+        slices = prod(parts for name, over, parts in self.shards if (name, over) == (self.over, SLICE))
+        return full * self.pairs(q, k, slices) // (2 * q.axis(self.over).size * length * slices)
+
+    def pairs(self, q: Type, k: Type, slices: int) -> int:
+        """Twice the pairs of positions that see each other, on the rank that has most of them, in all slices."""
+        keys = ((0, k.axis(self.over).size),)
+        each = [seen(queries, keys, self.causal, self.window) for queries in self.of_ranks(q.axis(self.over))]
+        ranks = len(each) // slices  # slices are the outermost cut
+        return max(sum(each[rank::ranks]) for rank in range(ranks))
 
     def of_ranks(self, own: Axis) -> list[Runs]:
         """The positions of the queries of each shard, of which `own` is one."""

@@ -233,7 +233,7 @@ class Op:
         return None
 
     def exchange(self, rule: ShardingRule) -> str | None:
-        """The way in which a sharding rule does so: `gather`, or `heads` if it exchanges that axis for another."""
+        """The way in which a sharding rule does so (`partita.dsl.layouts`)."""
         return None
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
@@ -249,8 +249,8 @@ class Op:
         return None
 
     def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
-        """As `split`, where the primitives depend on the number of `parts` that the axis has; the last of them makes
-        the results.
+        """As `split`, where the primitives depend on the number of `parts` that the axis has; those that make a result
+        make nothing else.
         """
         return None
 

@@ -71,7 +71,7 @@ class Checker:
 
     def results(self, node: Node, operands: tuple[int, ...], new: bool = False) -> tuple[int, ...]:
         """The value numbers of a node's results. Unless `new`, the single-device program must have them."""
-        if isinstance(node.op, Reshard):
+        if isinstance(node.op, Reshard) and node.op.reshards:
             self.rules.reshard(node.op, node.inputs, node.outputs)
             self.reshardings += 1
             return operands

@@ -95,21 +95,26 @@ class ValueNumbering:
         return None
 
     def _divided(self, op: Op, operands: tuple[int, ...], results: tuple[int, ...]) -> None:
-        """Number the decompositions of an operation into parts; the last primitive has its numbers."""
+        """Number the decompositions of an operation into parts; primitives that make its results have its numbers."""
         if type(op).blockwise is Op.blockwise:
             return
         node = self._node(op, operands, tuple(self.types[number] for number in results))
         for axis in dict.fromkeys(each for value in node.inputs for each in value.type.axes):
             for parts in self.parts:
                 build = Builder()
-                if axis.size % parts or op.blockwise(build, node, axis.name, parts) is None:
+                made = None if axis.size % parts else op.blockwise(build, node, axis.name, parts)
+                if made is None:
                     continue
                 numbers = dict(zip(node.inputs, operands, strict=True))
-                *before, last = build.nodes
-                for new in before:
-                    made = self.of(new.op, tuple(numbers[value] for value in new.inputs))
-                    numbers.update(zip(new.outputs, made, strict=True))
-                self.learn(last.op, tuple(numbers[value] for value in last.inputs), results)
+                same = dict(zip(made, results, strict=True))
+                for new in build.nodes:
+                    own = tuple(numbers[value] for value in new.inputs)
+                    if same.keys() >= set(new.outputs):
+                        found = tuple(same[value] for value in new.outputs)
+                        self.learn(new.op, own, found)
+                    else:
+                        found = self.of(new.op, own)
+                    numbers.update(zip(new.outputs, found, strict=True))
 
     def _node(self, op: Op, operands: tuple[int, ...], types: tuple[Type, ...]) -> Node:
         inputs = tuple(Value(f"operand {i}", self.types[number]) for i, number in enumerate(operands))

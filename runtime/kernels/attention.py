@@ -176,6 +176,26 @@ def attend(
     return o.permute(orders[0]), denominator.permute(orders[1])
 
 
+@kernel
+def merge_attended(
+    o: Tensor,
+    denominator: Tensor,
+    other: Tensor,
+    other_denominator: Tensor,
+    order: Sequence[int],
+    dim: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Attended values and denominators of some keys and of others together; `order` and a new dimension `dim` make
+    denominators broadcast to values.
+    """
+    total = torch.logaddexp(denominator, other_denominator)
+    finite = total.masked_fill(total == float("-inf"), 0.0)
+    weights = (torch.exp(each - finite).permute(*order).unsqueeze(dim) for each in (denominator, other_denominator))
+    first, second = weights
+    return (widened(o) * first + widened(other) * second).to(dtype), total
+
+
 def _how(q: Tensor, k: Tensor, groups: tuple[int, int, int], options: dict[str, Any]) -> Scores:
     """How scores are made, with operands on [B, H, position, over]."""
     for name in ("mask", "bias", "keep"):

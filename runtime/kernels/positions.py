@@ -100,6 +100,12 @@ def put_runs(x: Tensor, dim: int, places: Runs, size: int) -> Tensor:
     return found
 
 
+@kernel
+def joined(parts: Sequence[Sequence[Tensor]], dims: Sequence[int]) -> tuple[Tensor, ...]:
+    """Results of several parts, each concatenated along its dimension."""
+    return tuple(torch.cat(own, dim) for own, dim in zip(zip(*parts, strict=True), dims, strict=True))
+
+
 @lru_cache(maxsize=32)
 def _angles_at(
     places: Runs,

@@ -13,6 +13,7 @@ import torch
 Parts = Sequence[torch.Tensor]
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
+TURN = "turn"
 
 
 def total(parts: Parts, maximum: bool = False) -> torch.Tensor:
@@ -47,12 +48,18 @@ def all_to_all(parts: Parts, gathered: int, cut: int) -> list[torch.Tensor]:
     return [_own(torch.cat(arriving, gathered)) for arriving in pieces]
 
 
+def turn(parts: Parts) -> list[torch.Tensor]:
+    """Every rank gets the part of the one before it, the first that of the last."""
+    return [_own(part) for part in (parts[-1], *parts[:-1])]
+
+
 # Arguments after the parts are specific to each tensor.
 COLLECTIVES: Mapping[str, Callable[..., list[torch.Tensor]]] = {
     ALL_GATHER: all_gather,
     REDUCE_SCATTER: reduce_scatter,
     ALL_REDUCE: all_reduce,
     ALL_TO_ALL: all_to_all,
+    TURN: turn,
 }
 
 

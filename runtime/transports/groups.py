@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from attrs import define, frozen
 
-from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, total
+from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN, total
 from partita.runtime.transports.failures import post, wait
 from partita.runtime.transports.packing import pack, unpack
 from partita.runtime.transports.transport import Tensors
@@ -74,6 +74,7 @@ class AxisGroup:
             REDUCE_SCATTER: partial(self._for_each_dtype, self._reduce_scatter),
             ALL_REDUCE: partial(self._for_each_dtype, self._all_reduce),
             ALL_TO_ALL: self._all_to_all,
+            TURN: self._turn,
         }
         launches = started[kind](tensors, *zip(*arguments, strict=True))
         return Collecting(f"the {kind} along {self.axis}", launches, next(launches))
@@ -91,6 +92,17 @@ class AxisGroup:
         rows = torch.empty_like(sent)
         yield [self._post(dist.all_to_all_single, rows, sent)]
         return unpack(rows, pieces, gathered_dims)
+
+    def _turn(self, tensors: Tensors) -> CollectiveSteps:
+        """An all-to-all in which everything is for the next rank."""
+        dims = (0,) * len(tensors)
+        row, pieces = pack(tensors, dims, 1)
+        arriving, counts = torch.empty_like(row), [0] * self.size
+        rank = dist.get_rank(self.group)
+        sent, received = list(counts), list(counts)
+        sent[(rank + 1) % self.size] = received[(rank - 1) % self.size] = row.numel()
+        yield [self._post(dist.all_to_all_single, arriving.view(-1), row.view(-1), received, sent)]
+        return unpack(arriving, pieces, dims)
 
     def _reduce_scatter(self, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
         """For tensors of one dtype."""

@@ -26,12 +26,15 @@ CASES = {
     "experts": ((), ("layout=exchanged",), ("layout=inner", "s.microbatches=3"), ("layout=places",)),
     "figures": ((), ("layout=across", "s.microbatches=2")),
     "images": ((), ("layout=spread_", "s.microbatches=2")),
+    "offload": ((),),
     "picking": ((), ("layout=positions",), ("layout=classes", "schedule=one_f_one_b")),
     "recurrences": ((), ("layout=both", "schedule=one_f_one_b"), ("layout=features",)),
     "rules": ((), ("layout=whole_", "train.optimizer=coded_", "s.microbatches=1")),
     "scores": ((), ("layout=values",)),
     "skips": ((), ("layout=turns", "schedule=pairs")),
     "tied": ((), ("train.optimizer=sgd(lr = 0.05, momentum = 0.9, weight_decay = 0.2)", "train.clip=100")),
+    "slices": ((),),
+    "vocabulary": ((),),
     "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),
 }
 ARRAYS = (

@@ -92,8 +92,11 @@ def cases(draw: st.DrawFn) -> Case:
     """Attention of all kinds, on meshes that split the sequence and other axes."""
     mesh = {"context": draw(st.sampled_from([2, 3])), "pipe": draw(st.sampled_from([1, 1, 2]))}
     mesh |= {draw(st.sampled_from(["data", "tensor"])): draw(st.sampled_from([1, 2]))}
-    over = draw(st.sampled_from(["context", "context, tensor"]))
-    words = [*draw(st.sampled_from([["zigzag"], ["zigzag"], []])), *draw(st.sampled_from([[], ["gather"], ["heads"]]))]
+    words = [
+        *draw(st.sampled_from([["zigzag"], ["zigzag"], []])),
+        *draw(st.sampled_from([[], ["gather"], ["heads"], ["ring"]])),
+    ]
+    over = "context" if "ring" in words else draw(st.sampled_from(["context", "context, tensor"]))
     rules = ["shard batch -> data", f"shard seq -> {over}" + (f" by {', '.join(words)}" if words else "")]
     if over == "context":
         rules.append("shard heads, vocab -> tensor")
@@ -111,6 +114,8 @@ def cases(draw: st.DrawFn) -> Case:
             ]
         )
     )
+    if "ring" in words:
+        kind = draw(st.sampled_from([CAUSAL, "causal = false"]))
     text = FILE.replace("RULE", "\n  ".join(draw(st.permutations(rules)))).replace(CAUSAL, kind)
     if "heads" in words and over != "context":
         text = text.replace("groups = 6", "groups = 12")
@@ -127,6 +132,10 @@ def holds(case: Case) -> None:
 def test_the_numbers_are_those_of_one_device(case: Case):
     """To 1e-10, in float64: losses, gradients, parameters after updates; and the program is proven equivalent."""
     holds(case)
+
+
+def test_three_ranks_turn_a_ring():
+    holds(Case(text_of(f"{ZIGZAG}, ring"), ("ranks.context=3",)))
 
 
 @pytest.mark.soak
@@ -149,8 +158,9 @@ def test_outputs_stand_in_their_own_order():
     assert torch.equal(found["right"], expected["right"])
 
 
-def test_what_the_passes_make_reads_back_as_the_same():
-    check_every_pass(spec_of(text_of()))
+@pytest.mark.parametrize("rule", [ZIGZAG, f"{ZIGZAG}, ring"])
+def test_what_the_passes_make_reads_back_as_the_same(rule: str):
+    check_every_pass(spec_of(text_of(rule)))
 
 
 @pytest.mark.soak
@@ -184,6 +194,20 @@ def test_the_cost_model_knows_that_the_work_is_even(ranks: int):
     assert uneven == [each * (2 * ranks - 1) // ranks for each in even]
 
 
+@pytest.mark.parametrize("slices", [2, 3])
+def test_slices_together_cost_what_the_sequence_does(slices: int):
+    def flops(order: str) -> list[int]:
+        text = text_of(ZIGZAG, **{"one_f_one_b(microbatches = 2)": order})
+        state = compile_spec(spec_of(text, "ranks.context=1"))
+        nodes = [node for node in state.sharded.graph.nodes if isinstance(node.op, Attend | AttendGradient)]
+        return [node.op.flops(*([v.type for v in ends] for ends in (node.inputs, node.outputs))) for node in nodes]
+
+    whole = flops("one_f_one_b(microbatches = 2)")
+    assert [
+        slices * each for each in flops(f"one_f_one_b(microbatches = 2, over = [batch, seq], slices = {slices})")
+    ] == whole
+
+
 def volumes(exchange: str, ranks: int) -> dict[str, dict[str, float]]:
     """Bytes that a rank sends for the attention of a layer and microbatch, by phase and collective."""
     state = compile_spec(spec_of(text_of(f"{ZIGZAG}, {exchange}"), f"ranks.context={ranks}", "embed=60"))
@@ -199,7 +223,8 @@ def volumes(exchange: str, ranks: int) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_volumes_are_those_of_the_formulas(ranks: int):
     """For K and V of all positions, Q and O: gathering sends (N−1)/N of K + V, and as much again, and their gradients
-    reduced, in the backward pass; heads send 1/N of that, of Q, K, V and O, and of four gradients.
+    reduced, in the backward pass; heads send 1/N of that, of Q, K, V and O, and of four gradients. A ring sends as much
+    as gathering: N − 1 times a block of K and V, and of their gradients.
     """
     word, rows, seq, groups, heads, key = 8, 2, 24, 6, 2, 4
     kv, qo = (2 * word * rows * seq * groups * each * key for each in (1, heads))
@@ -212,6 +237,8 @@ def test_volumes_are_those_of_the_formulas(ranks: int):
     assert exchanged["F"] == {"all_to_all": part / ranks * (kv + qo)}
     assert exchanged["B"] == {"all_to_all": part / ranks * (kv + qo)}
     assert set(exchanged) == {"F", "B"}
+    turned = volumes("ring", ranks)
+    assert turned == {"F": {"turn": part * kv}, "B": {"turn": 2 * part * kv}}
 
 
 # ---------------------------------------------------------------- wrong files
@@ -246,6 +273,14 @@ def refused(text: str):
             24,
             3,
             "heads",
+        ),
+        (text_of(f"{ZIGZAG}, ring").replace(CAUSAL, f"{CAUSAL}, window = 5"), "E0419", 24, 3, "by `ring`"),
+        (
+            text_of(f"{ZIGZAG}, ring").replace("(microbatches = 2)", "(microbatches = 2, slices = 2)"),
+            "E0419",
+            24,
+            3,
+            "slices",
         ),
     ],
 )

@@ -20,10 +20,17 @@ from partita.compiler.ops.collective import LOCAL_SECONDS
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
 from partita.dsl.diagnostic import refuse
+from partita.dsl.layouts import GATHER, HEADS, RING
 from partita.dsl.reprs import shortened
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
+# What each exchange needs.
+FITS = {
+    GATHER: "choose sizes that divide evenly",
+    HEADS: "choose sizes so that some axis of heads divides evenly",
+    RING: "no window, mask, bias, segments, sink, soft cap, dropout or slices, and a single mesh axis",
+}
 # A parameter is resharded only if nothing else is possible, or if it must be for the sake of an earlier rule.
 WEIGHT_PENALTY, RULE_PENALTY = 1e3, 1e6
 
@@ -154,7 +161,7 @@ class Chooser:
                     f"`{op.label}` cannot be exchanged over `{over}` of {sizes[over]} by `{said.how}`",
                     said.span,
                     notes=[f"the queries are {operands[0].type}"],
-                    help=f"choose sizes so that an axis of heads divides into {sizes[over]} parts, or another exchange",
+                    help=f"{FITS[said.how]}; or another exchange",
                 )
             assert rated, (op, operands)
             _, best, _ = min(rated, key=lambda each: each[0])

@@ -30,6 +30,7 @@ from partita.compiler.passes.shard.choice import Choice, Chooser, Operand, Resul
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
 from partita.compiler.passes.shard.defaults import DefaultLayouts
 from partita.compiler.passes.shard.resharding import Resharding
+from partita.dsl.layouts import RING
 from partita.dsl.reprs import count, outline, shortened
 
 
@@ -66,13 +67,15 @@ def shard(
     updates: Mapping[str, Update] = MappingProxyType({}),
     means: bool = False,
     parts: frozenset[str] = frozenset(),
+    most: float = float("inf"),
 ) -> ShardedGraph:
     """Shard a placed graph. `portable` values are computed on every stage that reads them; `updates` are those of the
     trained parameters, which say along which axes their states can be split. So are masters, where no rule says more of
     parameters; with `means`, what is read of these parameters are states. Axes of which the graph has `parts` are split
-    in parameters alone. Raises Refused (E0411).
+    in parameters alone. An operation that gathers more than `most` bytes, their gradients included, is divided into
+    blocks if it can be. Raises Refused (E0411).
     """
-    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, parts).sharded()
+    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, parts, most).sharded()
 
 
 def gathered_bytes(graph: Graph, defaults: DefaultLayouts, kind: str = "param") -> list[int]:
@@ -104,8 +107,10 @@ class _Sharder:
         updates: Mapping[str, Update],
         means: bool,
         parts: frozenset[str],
+        most: float,
     ) -> None:
         self.source = graph
+        self.most = most
         self.hoist = hoist
         self.updates = updates
         self.means = means
@@ -312,7 +317,7 @@ class _Sharder:
         build = self.build.fresh().at(node)
         build.phase = node.phase
         results = node.op.split(build, node, axis)
-        if results is None:
+        if results is None and self._divides(node, axis):
             results = node.op.blockwise(build, node, axis, self._parts(node, axis))
         if results is None:
             return False
@@ -328,6 +333,25 @@ class _Sharder:
         for value, result in zip(node.outputs, results, strict=True):
             self.known[value] = self.known[result]
         return True
+
+    def _divides(self, node: Node, axis: str) -> bool:
+        """Whether an operation is to be divided into blocks along an axis: one that can be exchanged in other ways only
+        if the layout says so, or else if what it would gather and make of it were too large.
+        """
+        if node.op.exchanged != axis:
+            return True
+        own = {over for value in node.inputs for over in self._default(value).over(axis)}
+        said = {over: self.chooser.exchanges.get((axis, over)) for over in own}
+        if len(own) > 1 or any(each.how != RING for each in said.values() if each is not None):
+            return False
+        read = node.inputs[1:3]
+        whole = sum(local_type(value.type, self._default(value), self.sizes).bytes for value in read)
+        if not any(said.values()) and 2 * whole * self._parts(node, axis) <= self.most:
+            return False
+        return all(own == set(self._default(value).over(axis)) for value in (node.inputs[0], *read))
+
+    def _default(self, value: Value) -> Layout:
+        return self.known[value].default
 
     def _parts(self, node: Node, axis: str) -> int:
         """Into how many parts an operand's axis is split; the most, if there are several."""

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
+from partita.compiler.ops.attend_block import AttendBlock, AttendBlockGradient
 from partita.compiler.ops.body import body_of
 from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
@@ -27,6 +28,7 @@ from partita.compiler.ops.optimizer import Ema
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
+from partita.compiler.ops.ring import MergeAttended
 from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.ops.slices import FirstPart, GatherSlices, OfSlices, PlaceSlice, ScatterSlices
@@ -310,6 +312,20 @@ CASES: list[Case] = [
         (f(A, T, D), f(A, T, D), f(A, T, D), f(A, T, D), f(A, T), f(A, T, D)),
         differentiable=False,
     ),
+    *(
+        Case(f"attend_block-{name}", op, (f(A, S, B, C, D), f(A, S, B, D), f(A, S, B, E)), differentiable=False)
+        for name, op in {
+            "own": AttendBlock("s", "d", True, 0.7, values="e", blocks=6),
+            "all": AttendBlock("s", "d", False, 0.7, values="e", blocks=6, turn=5),
+        }.items()
+    ),
+    Case(
+        "attend_block_gradient",
+        AttendBlockGradient("s", "d", True, 0.7, blocks=6, turn=2),
+        (f(A, S, D), f(A, S, D), f(A, S, D), f(A, S, D), f(A, S), f(A, S, D)),
+        differentiable=False,
+    ),
+    Case("merge_attended", MergeAttended("f64"), (f(A, T, D), f(A, T), f(A, T, D), f(A, T)), differentiable=False),
     Case("zigzag", Zigzag("v", 3), (f(A, V),)),
     Case("zigzag-back", Zigzag("v", 3, back=True), (f(A, V),)),
     Case("linear_scan", LinearScan("s"), (f(A, S), f(A, S, B))),
@@ -498,5 +514,6 @@ CASES: list[Case] = [
 # `constant` has no operands and no numbers of its own to test; `carry` and `resume` are about states, which programs
 # that keep some are tested with; the rest are statements or the runtime's. Changes of layout have tests of their own,
 # and so do operations on rows in the order of their experts, which nothing shards (`test_grouped`).
-WITHOUT_CASE = {"constant", "accumulate", "store", "carry", "resume", "send", "receive"}
+# A roll is split into as many parts as it has blocks.
+WITHOUT_CASE = {"roll", "constant", "accumulate", "store", "carry", "resume", "send", "receive"}
 WITHOUT_CASE |= {"row_order", "take_rows", "put_rows", "combine_rows", "grouped_dot", "grouped_outer"}

@@ -45,11 +45,12 @@ def test_replacement_equals_the_node(case: Case, axis: str, dtype: str):
         node = node_of(case, order, dtype)
         nodes, results = divided(node, axis, parts) or ([], ())
         assert [value.type for value in results] == [value.type for value in node.outputs]
-        assert nodes[-1].outputs == results
+        assert all(set(new.outputs) <= set(results) or set(new.outputs).isdisjoint(results) for new in nodes)
         tensors = drawn(case, node)
         expected = interpret([node], tensors, node.outputs)
         for a, b in zip(interpret(nodes, tensors, results), expected, strict=True):
-            close = {torch.bfloat16: 2**-7, torch.float32: 1e-5}.get(a.dtype, 1e-12)
+            # What goes round is rounded in each part.
+            close = {torch.bfloat16: 2**-6, torch.float32: 1e-5}.get(a.dtype, 1e-12)
             torch.testing.assert_close(a, b, rtol=close, atol=close * float(b.abs().max()))
 
 
@@ -67,18 +68,20 @@ def test_what_cannot_be_split_has_one_entry_for_each_part(case: Case, axis: str)
 
 @pytest.mark.parametrize(("case", "axis"), DIVIDED, ids=IDS)
 def test_all_divisions_are_one_value(case: Case, axis: str):
-    """To `verify` the last primitive of each division makes what the operation makes; of other operands it does not."""
+    """To `verify` the primitives that make the results of a division make what the operation makes; of other operands
+    they do not.
+    """
     node = node_of(case, 0)
     numbering = ValueNumbering((2, 3))
     given = tuple(numbering.given("operand", i, type=value.type) for i, value in enumerate(node.inputs))
     whole = numbering.of(node.op, given)
     for parts in (2, 3):
-        nodes, _ = divided(node, axis, parts) or ([], ())
+        nodes, results = divided(node, axis, parts) or ([], ())
         numbers = dict(zip(node.inputs, given, strict=True))
         for new in nodes:
             operands = tuple(numbers[value] for value in new.inputs)
             found = numbering.known(new.op, operands)
             assert found is not None
             numbers.update(zip(new.outputs, found, strict=True))
-        assert tuple(numbers[value] for value in nodes[-1].outputs) == whole
+        assert tuple(numbers[value] for value in results) == whole
         assert numbering.known(nodes[-1].op, (*operands[:-1], given[0])) is None

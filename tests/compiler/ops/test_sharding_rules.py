@@ -214,6 +214,8 @@ ALL = ()
 LEFT_OUT = {
     ("attend", (2,)): "values are no larger than what is attended: nothing is saved by adding them up later",
     ("attend_gradient", (2, -3)): "the same, for values and the attended together",
+    ("attend_block", (2,)): "the same, in a turn",
+    ("attend_block_gradient", (2, -3)): "the same",
     ("normalize_gradient", (2,)): "a rate is a root: it comes whole",
     ("layer_norm_gradient", (3,)): "so does a scale: parameters are no sums",
     ("layer_norm_gradient", (2,)): "the same, for the rate",

@@ -112,7 +112,8 @@ def test_ends_of_messages_and_changes_of_layout_say_so():
     for name, op in OPS.items():
         assert (op.sends or op.receives) == issubclass(op, Transfer), name
         assert not (op.sends and op.receives), name
-        assert op.reshards == issubclass(op, Reshard), name
+        # A turn of a ring sends shards on, and leaves them shards.
+        assert op.reshards == (issubclass(op, Reshard) and name != "turn"), name
         assert op.communicates == issubclass(op, Collective), name
 
 

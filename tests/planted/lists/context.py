@@ -100,4 +100,19 @@ MISTAKES = [
         "return [((0, own.size),) for start in starts]",
         f"{CONTEXT}::test_the_cost_model_knows_that_the_work_is_even",
     ),
+    Planted(
+        "a-ring-turns-the-other-way",
+        "runtime/transports/groups.py",
+        "sent[(rank + 1) % self.size] = received[(rank - 1) % self.size] = row.numel()",
+        "sent[(rank - 1) % self.size] = received[(rank + 1) % self.size] = row.numel()",
+        "tests/runtime/transports/test_process.py::"
+        "test_collectives_on_gloo_and_on_the_virtual_cluster_agree_bit_for_bit",
+    ),
+    Planted(
+        "a-block-of-another-turn",
+        "compiler/ops/attend_block.py",
+        "- {self.turn}) % {self.blocks}",
+        "+ {self.turn}) % {self.blocks}",
+        f"{CONTEXT}::test_three_ranks_turn_a_ring",
+    ),
 ]

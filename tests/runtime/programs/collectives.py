@@ -56,6 +56,7 @@ def steps(transport: Transport, mesh: Mesh, found: dict[str, list[str]]) -> Iter
             posted[f"maximum {axis} {i}"] = named(transport).all_reduce(axis, bucket, True)
             posted[f"exchange {axis} {i}"] = named(transport).all_to_all(axis, bucket, zeros, ones)
             posted[f"exchange back {axis} {i}"] = named(transport).all_to_all(axis, bucket, ones, zeros)
+            posted[f"turn {axis} {i}"] = named(transport).turn(axis, bucket)
             scalar = torch.tensor(0.1 * (transport.rank + 1))
             posted[f"sum of scalars {axis} {i}"] = named(transport).all_reduce(axis, (scalar, scalar.bool()), i == 1)
     if mesh.pipe:

@@ -1,0 +1,107 @@
+"""Attention in one turn of a ring (`partita.compiler.ops.ring`): of each block of queries to one block of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from attrs import evolve
+
+from partita.compiler.ops.attend import Attend, AttendGradient
+from partita.compiler.ops.attention import Attention
+from partita.compiler.ops.op import Argument, Op, ShardingRule, fields_of_several, op
+from partita.compiler.ops.position import ZIGZAG, offset_text, ranks_of_order
+from partita.compiler.ops.runs import Runs, seen, zigzag_runs
+from partita.dsl.layouts import RING
+from partita.dsl.types import Axis, Type
+
+
+@fields_of_several
+class OfBlocks(Attention):
+    """Attention of each of `blocks` blocks of queries to the keys that stood `turn` blocks before it. All operands have
+    `over`; a shard has some of the blocks, of which this is number `at`.
+    """
+
+    blocks: int = 1
+    turn: int = 0
+    at: int = 0
+
+    def exchange(self, rule: ShardingRule) -> str | None:
+        """By turns, each shard to those beside it."""
+        return RING if rule.operands[0] == self.over else None
+
+    def looks_back(self, axis: str) -> bool:
+        """At other shards' keys too."""
+        return False
+
+    blockwise = Op.blockwise
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """As of all attention, with blocks of everything instead of queries alone."""
+        others = (rule for rule in super().sharding_rules(operands, results) if rule.operands[0] != self.over)
+        return (*others, ShardingRule((self.over,) * len(operands), (self.over,) * len(results)))
+
+    @property
+    def _held(self) -> int:
+        """How many of the blocks a shard has."""
+        return self.blocks // prod(parts for name, over, parts in self.shards if name == self.over and over != ZIGZAG)
+
+    def pairs(self, q: Type, k: Type, slices: int) -> int:
+        """Of all blocks of a shard."""
+        size, held = q.axis(self.over).size // self._held, self._held
+        length, ranks = size * self.blocks, ranks_of_order(self.over, self.shards)
+        runs: list[Runs] = [
+            ((start, size),) if ranks is None else zigzag_runs(start, size, length, ranks)
+            for start in range(0, length, size)
+        ]
+        each = [seen(runs[i], runs[(i - self.turn) % self.blocks], self.causal, None) for i in range(self.blocks)]
+        return max(sum(each[i : i + held]) for i in range(0, self.blocks, held))
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A call of a kernel for each block, of which a shard has one."""
+        held = self._held
+        if held == 1:
+            return super().emit(arguments, results)
+        size = arguments[0].type.axis(self.over).size // held
+        made = tuple(type.resized(self.over, size) for type in results)
+        texts = []
+        for at in range(held):
+            block = [
+                Argument(
+                    f"{x.text}.narrow({x.type.position(self.over)}, {at * size}, {size})",
+                    x.type.resized(self.over, size),
+                )
+                for x in arguments
+            ]
+            texts.append(super(OfBlocks, evolve(self, at=at)).emit(block, made))
+        dims = tuple(type.position(self.over) for type in results)
+        return f"kernels.joined(({', '.join(texts)}), {dims})"
+
+    def _places(self, q: Type) -> str | None:
+        """Text of where the queries and keys of a block stand, if that matters."""
+        if not self.causal:
+            return None
+        size = q.axis(self.over).size
+        length, ranks = size * self.blocks, ranks_of_order(self.over, self.shards)
+        here = offset_text(Axis(self.over, self._held), self.shards).removesuffix(" * 1")
+        here += f" + {self.at}" if self.at else ""
+        texts = []
+        for index in (f"({here})", f"(({here} - {self.turn}) % {self.blocks})"):
+            start = f"{index} * {size}"
+            own = f"kernels.zigzag_runs({start}, {size}, {length}, {ranks})"
+            texts.append(f"(({start}, {size}),)" if ranks is None else own)
+        return f"places=({', '.join(texts)})"
+
+
+@op("attend_block")
+class AttendBlock(OfBlocks, Attend):
+    """`attend` in a turn: −∞ is the logarithm of the denominator of what sees none of the keys."""
+
+    gradient = Op.gradient
+
+
+@op("attend_block_gradient")
+class AttendBlockGradient(OfBlocks, AttendGradient):
+    """Gradients of queries, keys and values in a turn. Operands: these, then the results of the whole attention and the
+    cotangent.
+    """
