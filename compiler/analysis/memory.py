@@ -105,7 +105,9 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
 
 def _on_host(state: Scheduled, rank: RankPlan) -> int:
     """Bytes in the host's memory: masters and states, and on a GPU copies of what their updates read and make."""
-    total = sum(size for part in stored(state, rank, host=True) for size in part.values())
+    total = sum(size for part in stored(state, rank, host=True) for size in part.values()) + sum(
+        copied(state, rank, True)
+    )
     copies = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
     return total + (working_set(line_by_line(copies), (), size=host_bytes) if state.device.gpu else 0)
 
@@ -180,12 +182,13 @@ def _reductions(state: Scheduled, rank: RankPlan) -> dict[int, Sequence[Node]]:
 def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
     program, stages = state.plan, _stages(state, rank)
     masters, states = (sum(part.values()) for part in stored(state, rank))
+    copies = copied(state, rank)
     sums = sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
     return MemoryReport(
         "always",
-        masters + sum(_constants(stage) for stage in stages),
+        masters + copies[0] + sum(_constants(stage) for stage in stages),
         sums + sum(each.type.bytes for each in rank.receives),
-        states,
+        states + copies[1],
         0,
         _NUMBERS + tables(node for stage in stages for node in stage.nodes),
     )
@@ -205,6 +208,17 @@ def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[s
             )
             for each in records
         },
+    )
+
+
+def copied(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[int, int]:
+    """Bytes of the copies that a rank keeps, where updates are made before their step is validated: of masters and of
+    optimizer states, on the device or in the host's memory.
+    """
+    masters, states = stored(state, rank, host)
+    return (
+        sum(size for name, size in masters.items() if name in rank.copied),
+        sum(size for name, size in states.items() if name in rank.copied),
     )
 
 
