@@ -278,9 +278,10 @@ def test_ranks_begin_a_step_while_others_end_the_one_before(
 
     monkeypatch.setattr(Executor, "compute", watched)
     monkeypatch.setattr(Executor, "_all_totals", slowly)
-    found = trained(plan_of(text=zero_bubble(validated)), tmp_path)
+    plan = plan_of(text=zero_bubble(validated))
+    run = VirtualRun(plan, strict=False)  # so that messages arrive while a rank computes
+    run.train(open_data(plan.program, plan.train, tmp_path))
     assert len(begun) == len(ended) == 4 * 5
-    assert taken_back(found) == 0
     assert {number for rank, number in early if rank == 0} == (set() if validated == "before" else {2, 3, 4, 5})
 
 
