@@ -260,7 +260,7 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
     def add(what: str, value: float | torch.Tensor, unit: float = 1.0) -> None:
         found[what] = Figure(torch.as_tensor(value, dtype=torch.float64).clone(), unit)
 
-    if plan.train.late:
+    if plan.train.late and recorder is None:
         # Whatever is not put back makes all that follows another run.
         run.cluster.run([_taken_back(rank, second, rates) for rank in run.ranks])
     for rank in run.ranks:

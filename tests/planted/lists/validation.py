@@ -87,14 +87,14 @@ MISTAKES = [
         PUT_BACK,
     ),
     Planted(
-        "evaluated-before-it-is-validated",
+        "an-evaluation-that-is-forgotten",
         "runtime/training.py",
         "read = saving or _due(settings, number) or",
         "read = saving or",
         PUT_BACK,
     ),
     Planted(
-        "saved-before-it-is-validated",
+        "a-save-that-is-forgotten",
         "runtime/training.py",
         "read = saving or _due(settings, number) or",
         "read = _due(settings, number) or",
