@@ -159,11 +159,12 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         print_text(console, f"that exceeds the {bytes_text(there)} of {state.device.name}")
     console.print()
     found, timeline = summary.prediction, summary.timeline
-    end = found.step_time - timeline.makespan
+    end = found.waiting_time - timeline.makespan
+    apart = "" if found.period is None else f"; {seconds_text(found.waiting_time)} if ranks met at its end"
     print_text(
         console,
         f"predicted on {state.device.name}: step {seconds_text(found.step_time)} ({seconds_text(timeline.makespan)} in "
-        f"microbatches, {seconds_text(end)} before and after), {count_text(found.tokens_per_second)} tokens/s, "
+        f"microbatches, {seconds_text(end)} before and after{apart}), {count_text(found.tokens_per_second)} tokens/s, "
         f"MFU {found.mfu:.1%}, bubble {timeline.bubble:.1%}, exposed communication {found.exposed_communication:.1%}",
     )
     if expected:

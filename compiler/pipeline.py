@@ -255,7 +255,7 @@ def _build(state: Configured) -> Built:
     forward = build(model, state.train.precision, state.training, state.outputs)
     if state.training:
         found = assign(forward, state.train.optimizer)
-        warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates))
+        warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
         return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
     if state.beside is not None:
         return extended(Built, state, forward=forward, updates=state.beside.updates)
@@ -286,6 +286,15 @@ def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator
     ):
         message = "`offload state` applies to nothing: the optimizer keeps none"
         yield Diagnostic("W0301", message, rule.span, help="remove it")
+
+
+def _meeting(state: Configured) -> Iterator[Diagnostic]:
+    """A warning (W0304) where ranks would not begin their next step any sooner."""
+    if state.train.late and state.pipeline.ranks == 1:
+        message = "`validate = after` saves next to nothing: no ranks form a pipeline, so all end their steps together"
+        yield Diagnostic(
+            "W0304", message, state.train.spans.get("validate"), help="leave it out, which saves the copies"
+        )
 
 
 def _place(state: Built) -> Placed:

@@ -16,7 +16,8 @@ Functions of a stage, in the emitted module (all plain Python over torch):
                                         its last contribution
     stage{s}_reduce(a, h, c) -> totals  once a step, after that: the accumulators in the layout that the update needs
     rank{r}_finish(t, c) -> scalars     once a step, after the last microbatch: this rank's statistics
-    rank{r}_update(m, t, v, s, c)       after their sum over ranks: the optimizer, in place
+    factor(s, c) -> k                   after their sum over ranks: by what clipping multiplies gradients
+    rank{r}_update(m, t, v, k, c)       the optimizer, in place
 
 A function that communicates along the mesh is a generator: it starts a collective with `c.all_gather(…)` or the like,
 yields the returned handle where it needs the result, and is sent the result. Handles `h` pass from one function to a
@@ -26,8 +27,8 @@ last microbatch of all stages.
 `m` are master parameters, `x` unsplit inputs, `p` the result of the prologue, `f` the frame of this stage and
 microbatch (a list whose slots hold values passed between functions or stages), `a` the stage's accumulators, `t` the
 totals that the rank holds (the results of its stages' `reduce`, and received totals of tied parameters), `v` optimizer
-states, `s` the statistics vector, `c` the context: `seed`, `step`, `microbatch`, `rates`, `device`, `coordinates` by
-mesh axis, and the collectives.
+states, `s` the statistics vector, `k` the factor (None if the file does not clip), `c` the context: `seed`, `step`,
+`microbatch`, `rates`, `device`, `coordinates` by mesh axis, and the collectives.
 """
 
 from __future__ import annotations
@@ -198,7 +199,8 @@ class RankPlan:
     and receives, and the order of its totals.
 
     `reductions` gives, by the index of an instruction, the stages whose reduction begins in it: they accumulate nothing
-    after it.
+    after it. `copied` are the parameters and buffers that the update writes, with their states, if it may be made
+    before the step is validated: then the rank keeps copies of them.
     """
 
     rank: int
@@ -210,6 +212,7 @@ class RankPlan:
     receives: tuple[TiedTransfer, ...]
     totals: tuple[tuple[int, str], ...]  # (stage, accumulator)
     statistics: tuple[int, ...]  # the entries of the statistics vector that `finish` returns
+    copied: tuple[str, ...] = ()
 
     __repr__ = shortened
 
@@ -282,11 +285,14 @@ class StepPlan:
 
 @frozen(eq=False, kw_only=True, repr=False)
 class Program(StepPlan):
-    """A step plan with its functions: `source` is a Python module."""
+    """A step plan with its functions: `source` is a Python module, and `factor` the name of the function that computes
+    by what gradients are multiplied, if they are clipped.
+    """
 
     stages: tuple[StageProgram, ...]
     ranks: tuple[RankProgram, ...]
     source: str
+    factor: str | None = None
 
     def function(self, rank: int, index: int) -> str | None:
         """The name of the function that an instruction of a pipeline rank runs in the first batch of a step; None if it

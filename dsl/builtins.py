@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from partita.dsl.arguments import REQUIRED
 from partita.dsl.registry import Registry
-from partita.dsl.spec import STOP
+from partita.dsl.spec import BEFORE, STOP
 from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECONDS
 
 # ---------------------------------------------------------------- kinds of values
@@ -249,6 +249,9 @@ BAD_STEPS = _table(
     Signature("rewind", (Setting("at_most", COUNT, 3), _SPIKE, _WINDOW)),
 )
 
+# An update waits for the loss and the norm of its step, or is made at once where `calm` steps in a row went as assumed.
+VALIDATION = _table(Signature("before"), Signature("after", (Setting("calm", Number(integer=True, minimum=0), 10),)))
+
 # The entries in CHOICES name declarations and are resolved separately.
 TRAIN = Signature(
     "train",
@@ -264,6 +267,7 @@ TRAIN = Signature(
         Setting("eval", OneOf(EVALUATION), None),
         Setting("checkpoint", OneOf(CHECKPOINT), None),
         Setting("on_bad_step", OneOf(BAD_STEPS, bare=True), STOP),
+        Setting("validate", OneOf(VALIDATION, bare=True), BEFORE),
     ),
 )
 CHOICES = ("model", "layout", "schedule")

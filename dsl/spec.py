@@ -43,6 +43,8 @@ BATCH = "batch"
 SEQUENCE = "seq"
 # The default of `train.on_bad_step`.
 STOP = Call("stop", {"spike": None, "window": 100})
+# The default of `train.validate`.
+BEFORE = Call("before", {})
 
 
 # ---------------------------------------------------------------- models
@@ -510,11 +512,17 @@ class Train:
     eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
+    validate: Call = BEFORE  # before the update, or after(calm = 10)
     mixed: bool = field(default=Factory(lambda self: self.precision == "bf16", takes_self=True), eq=False)
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
 
     __repr__ = shortened
+
+    @property
+    def late(self) -> bool:
+        """Whether updates may be made before their step is validated."""
+        return self.validate.name == "after"
 
 
 @frozen

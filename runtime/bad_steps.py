@@ -80,19 +80,22 @@ class BadStepPolicy:
         """Whether any bad step ends the run."""
         return self.policy.name == "stop"
 
+    def fault(self, step: int, statistics: Mapping[str, float]) -> str:
+        """What is wrong with a step, if anything. Nothing is recorded."""
+        loss, norm = _figures(statistics)
+        finite = isfinite(loss) and isfinite(norm)
+        return self._spike(step, loss, norm) if finite else _not_finite(step, loss, norm)
+
     def accepts(self, step: int, statistics: Mapping[str, float]) -> bool:
         """Whether a step may update the parameters. Raises BadStep if the run must end."""
-        loss = statistics.get("loss", 0.0)
-        squares = [value for name, value in statistics.items() if name.startswith(SQUARE)]
-        norm = sqrt(sum(squares)) if all(map(isfinite, squares)) else sum(squares)
-        finite = isfinite(loss) and isfinite(norm)
-        self.bad = self._spike(step, loss, norm) if finite else _not_finite(step, loss, norm)
+        loss, norm = _figures(statistics)
+        self.bad = self.fault(step, statistics)
         if not self.bad:
             self._remember(loss, norm)
             return True
         left, done = self._allowed()
         if not left:
-            kind = BadStep if finite else NotFinite
+            kind = BadStep if isfinite(loss) and isfinite(norm) else NotFinite
             raise kind(step, f"{self.bad}{done}", self._help())
         self.history = evolve(self.history, skipped=self.history.skipped + 1)
         return False
@@ -135,6 +138,13 @@ class BadStepPolicy:
         first = -int(self.policy.arguments["window"])
         losses, norms = (*self.history.losses, loss)[first:], (*self.history.norms, norm)[first:]
         self.history = evolve(self.history, losses=losses, norms=norms)
+
+
+def _figures(statistics: Mapping[str, float]) -> tuple[float, float]:
+    """The loss and the gradient norm of a step."""
+    squares = [value for name, value in statistics.items() if name.startswith(SQUARE)]
+    norm = sqrt(sum(squares)) if all(map(isfinite, squares)) else sum(squares)
+    return statistics.get("loss", 0.0), norm
 
 
 def _not_finite(step: int, loss: float, norm: float) -> str:

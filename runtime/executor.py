@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from attrs import frozen
 
 from partita.compiler.program import Program
 from partita.runtime.bad_steps import BadStepPolicy
@@ -25,14 +26,25 @@ from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
-from partita.runtime.transports.transport import Tensors, Transport
+from partita.runtime.transports.transport import Handle, Tensors, Transport
 
 # Learning rates, one for each rule of the optimizer that updates.
 Rates: TypeAlias = tuple[float, ...]
 
 
+@frozen(eq=False)
+class Sums:
+    """The sums of a step's statistics over all ranks, under way."""
+
+    vector: torch.Tensor
+    handle: Handle
+
+
 class Executor:
     """One rank's part of a program. `statistics` holds the last step's loss, metrics and squared norms (f64).
+
+    A step is `run`, or in parts: it is `compute`d; its `sums` are begun, and `heard`; parameters are `update`d. Then
+    something else may come between.
 
     Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 
@@ -69,9 +81,13 @@ class Executor:
             for i in self.record.stages
         }
         self._finish = functions[self.record.finish]
+        self._factor = functions[program.factor] if program.factor else None
         self._update = functions[self.record.update] if self.record.update else None
         self._tied = tuple(allocator(each.type, device)() for each in self.record.receives)
         self.statistics = torch.zeros(len(program.statistics), dtype=torch.float64, device=device)
+        self.one = torch.ones((), dtype=torch.float64, device=device)
+        self._totals: Tensors = ()  # of the step that is computed, and this rank's part of its statistics
+        self._part = self.statistics
         records = [stage.record for stage in self.stages.values()]
         self.asked: Callable[[], bool] = never  # whether this rank was asked to end
         self._asked_somewhere = torch.zeros((), device=device)
@@ -123,14 +139,30 @@ class Executor:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index. With padding,
         the first is a batch of copies of one row, with which the last is filled up.
         """
-        context = self.context
         if judge is None and self._update is not None:
             judge = BadStepPolicy()
-        context.step, context.rates = number, rates
-        context.update = number if judge is None else judge.updates(number)
-        instructions, mark = self._instructions, self._mark
+        yield from self.compute(number, batches, rates, number if judge is None else judge.updates(number))
+        yield from self.end(number, judge)
+
+    @torch.inference_mode()
+    def end(self, number: int, judge: BadStepPolicy | None) -> Waits:
+        """End the step that is computed: wait for its sums, and update parameters if the judge accepts it."""
+        yield from self.heard(self.sums())
+        self.marked()
+        # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
+        good = judge is not None and judge.accepts(number, self.named_statistics())
+        yield from self.update(self.factor if good else None)
+
+    @torch.inference_mode()
+    def compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
+        """Run the microbatches of step `number`, whose update would be number `update`, up to its totals and this
+        rank's part of the statistics.
+        """
+        context = self.context
+        context.step, context.rates, context.update = number, rates, update
+        instructions, mark = self._instructions, self.marked
         if self.stopwatch is not None and self.stopwatch.recording:
-            instructions, mark = self._timed, self._recorded
+            instructions = self._timed
         for index in range(self.program.rounds):
             context.first = index * self.program.batch_parts
             if index:
@@ -167,19 +199,56 @@ class Executor:
         if self._rank is not None:
             vector[count + 1 + self._rank] = peak_memory(context.device)
         mark()
-        yield from self._summed(vector)
-        mark()
-        self.statistics, self._asked_somewhere, self._peaks = vector[:count], vector[count], vector[count + 1 :]
+        self._totals, self._part = totals, vector
         if self._keep_totals:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
-        # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
-        good = judge is not None and judge.accepts(number, self.named_statistics())
-        if good and self._update is not None:
-            yield from begun(self._update(self._masters, totals, self._states, self.statistics, context), context)
+
+    @torch.inference_mode()
+    def sums(self) -> Sums:
+        """Begin to sum the statistics of the step that is computed over all ranks."""
+        return Sums(self._part, self.transport.sum_over_ranks(self._part))
+
+    @torch.inference_mode()
+    def heard(self, sums: Sums) -> Iterator[None]:
+        """Wait for the sums of a step: sets `statistics`."""
+        while not sums.handle.done():
+            yield
+        vector, count = sums.vector, len(self.program.statistics)
+        self.statistics, self._asked_somewhere, self._peaks = vector[:count], vector[count], vector[count + 1 :]
+
+    @property
+    def factor(self) -> torch.Tensor:
+        """What clipping multiplies gradients by, with these `statistics`: `one` if it leaves them."""
+        return self.one if self._factor is None else self._factor(self.statistics, self.context)
+
+    @torch.inference_mode()
+    def update(self, factor: torch.Tensor | None) -> Waits:
+        """End the step that is computed: update parameters with its gradients times a factor, or not at all."""
+        context = self.context
+        totals, self._totals = self._totals, ()
+        if factor is not None and self._update is not None:
+            yield from begun(self._update(self._masters, totals, self._states, factor, context), context)
+        self._end()
+        self.marked()
+        self._flight.begin(BETWEEN, context.step)
+
+    def discard(self) -> None:
+        """End the step that is computed as if it had not begun."""
+        self._totals = ()
+        self._end()
+        if self.stopwatch is not None:
+            self.stopwatch.discard()
+        self._flight.begin(BETWEEN, self.context.step)
+
+    def _end(self) -> None:
         for stage in self.stages.values():
             stage.constants = ()  # the next step makes its own
-        mark()
-        self._flight.begin(BETWEEN, number)
+
+    @property
+    def marked(self) -> Callable[[], None]:
+        """Marks the end of an instruction."""
+        recording = self.stopwatch is not None and self.stopwatch.recording
+        return self._recorded if recording else self._mark
 
     @torch.inference_mode()
     def gather_ahead(self) -> None:

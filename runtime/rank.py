@@ -34,6 +34,7 @@ from partita.runtime.regions import region_of, shape_of
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport
+from partita.runtime.validation import Copies, Validation
 
 
 @frozen(eq=False)
@@ -190,6 +191,9 @@ class Rank:
             plan.functions,
             peaks=alone,
         )
+        record = plan.program.ranks[plan.program.mesh.pipe_rank(rank)]
+        copies = Copies(record, self.memory)
+        self.validation = Validation(plan.train.validate, self.training, self.judge, copies)
         self.peak_flops = plan.peak_flops(device) if alone else None
         self.sums: Sums | None = None  # of all ranks, since the start of the run
         self.evaluation = (

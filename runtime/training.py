@@ -33,6 +33,7 @@ from partita.runtime.regions import assemble, region_of
 from partita.runtime.tracing.flight import BETWEEN, ENDED
 from partita.runtime.transports.transport import Cluster
 from partita.runtime.transports.virtual import VirtualCluster
+from partita.runtime.validation import Unvalidated
 
 # Called with diagnostics for the user.
 Report: TypeAlias = "Callable[[Diagnostic], None]"
@@ -121,7 +122,6 @@ def train(
     """
     plan = rank.plan
     settings = plan.train
-    tokens = plan.program.tokens
     stopwatch, pace = rank.training.stopwatch, rank.training.pace
     rank.training.asked = asked
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
@@ -129,7 +129,9 @@ def train(
         observer.resumed(resumed)
     if plan.samples is not None:
         yield from rank.scorer(plan.samples).check_causal()
-    for number in range(resumed.step + 1 if resumed is not None else 1, settings.steps + 1):
+    validation, unvalidated = rank.validation, None
+    number = resumed.step + 1 if resumed is not None else 1
+    while number <= settings.steps:
         start = perf_counter()
         if stopwatch is not None:
             stopwatch.begin(number)
@@ -139,8 +141,30 @@ def train(
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
         if pace is not None:
             pace.mark()
+        yield from rank.training.compute(number, (batch,).__getitem__, rates, rank.judge.updates(number))
+        if unvalidated is not None:
+            yield from rank.training.heard(unvalidated.sums)
+            if not validation.holds(unvalidated.number):
+                validation.take_back(unvalidated.number)
+                number, unvalidated = unvalidated.number, None
+                continue
+            _validated(rank, unvalidated, observer)
+            unvalidated = None
+        saving = checkpoints is not None and checkpoints.due(number)
+        read = saving or _due(settings, number) or number == settings.steps or rank.training.ends
+        if not read and validation.may_assume(number):
+            sums = rank.training.sums()
+            rank.training.marked()
+            yield from validation.update()
+            rank.training.gather_ahead()
+            unvalidated = Unvalidated(number, rates, sums, perf_counter() - start)
+            if pace is not None:
+                pace.mark()
+                pace.end()
+            number += 1
+            continue
         try:
-            yield from rank.step(number, batch, rates, rank.judge)
+            yield from rank.training.end(number, rank.judge)
         except BadStep as wrong:
             rank.failed = True
             if checkpoints is not None:
@@ -151,21 +175,16 @@ def train(
             raise wrong.with_details(details) from None
         if not rank.judge.bad and number < settings.steps:
             rank.training.gather_ahead()
-        loss, metrics, norm = rank.results(rank.training)
-        seconds = perf_counter() - start
-        mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None
-        peaks = rank.training.peaks
-        done = StepResult(number, loss, norm, rates, tokens / seconds, metrics, seconds=seconds, peaks=peaks, mfu=mfu)
+        validation.passed()
+        done = _result(rank, number, rates, perf_counter() - start)
         if rank.judge.bad:
             done = yield from _left_out(rank, done, batch, dataset, checkpoints, report)
         else:
             check_ids(rank.outside(rank.training), f"in step {number}")
-        if observer is not None:
-            observer.step(done if rank.judge.stops else evolve(done, skipped=rank.judge.history.skipped))
+        _tell(rank, done, observer)
         if pace is not None:
             pace.mark()
             pace.end()
-        saving = checkpoints is not None and checkpoints.due(number)
         if pace is not None and (saving or number == settings.steps or _due(settings, number)):
             yield from _compare_paces(rank, pace, number, observer, report)
         if _due(settings, number):
@@ -177,11 +196,36 @@ def train(
             yield from checkpoints.save(number)
         if rank.ended:
             break
+        number += 1
     if checkpoints is not None:
         yield from checkpoints.finish()
     if stopwatch is not None:
         stopwatch.finish()
     rank.flight.begin(ENDED)
+
+
+def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult:
+    """What the step with the rank's last statistics reports, if it took so long."""
+    loss, metrics, norm = rank.results(rank.training)
+    plan, peaks = rank.plan, rank.training.peaks
+    speed = plan.program.tokens / seconds
+    mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None
+    return StepResult(number, loss, norm, rates, speed, metrics, seconds=seconds, peaks=peaks, mfu=mfu)
+
+
+def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None:
+    """Report a step that is found as its update has assumed it."""
+    rank.judge.accepts(step.number, rank.training.named_statistics())
+    rank.validation.passed()
+    done = _result(rank, step.number, step.rates, step.seconds)
+    check_ids(rank.outside(rank.training), f"in step {step.number}")
+    _tell(rank, done, observer)
+
+
+def _tell(rank: Rank, done: StepResult, observer: Observer | None) -> None:
+    """Tell the observer of a step."""
+    if observer is not None:
+        observer.step(done if rank.judge.stops else evolve(done, skipped=rank.judge.history.skipped))
 
 
 def _compare_paces(

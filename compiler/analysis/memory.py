@@ -2,9 +2,9 @@
 
 The peak is that of the greatest moment of a step, in addition to what is always held:
 
-    always        this rank's shards of masters, optimizer states and gradient accumulators, received totals of tied
-                  parameters, what its stages compute with for a whole step (casts of masters, gathered parameters),
-                  and tables that kernels cache
+    always        this rank's shards of masters and optimizer states, and copies of them if updates do not wait for the
+                  norm; gradient accumulators, received totals of tied parameters, what its stages compute with for a
+                  whole step (casts of masters, gathered parameters), and tables that kernels cache
     start         full batches of the inputs, and what is gathered for the stages; the rest of their constants is made
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs;
                   messages, from where they are made or received into a buffer to where they are read or sent;
@@ -106,8 +106,9 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
 def _on_host(state: Scheduled, rank: RankPlan) -> int:
     """Bytes in the host's memory: masters and states, and on a GPU copies of what their updates read and make."""
     total = sum(size for part in stored(state, rank, host=True) for size in part.values())
-    copies = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
-    return total + (working_set(line_by_line(copies), (), size=host_bytes) if state.device.gpu else 0)
+    total += sum(copies(state, rank, host=True))
+    moved = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
+    return total + (working_set(line_by_line(moved), (), size=host_bytes) if state.device.gpu else 0)
 
 
 def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, MemoryReport]:
@@ -180,12 +181,13 @@ def _reductions(state: Scheduled, rank: RankPlan) -> dict[int, Sequence[Node]]:
 def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
     program, stages = state.plan, _stages(state, rank)
     masters, states = (sum(part.values()) for part in stored(state, rank))
+    copied = copies(state, rank)
     sums = sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
     return MemoryReport(
         "always",
-        masters + sum(_constants(stage) for stage in stages),
+        masters + copied[0] + sum(_constants(stage) for stage in stages),
         sums + sum(each.type.bytes for each in rank.receives),
-        states,
+        states + copied[1],
         0,
         _NUMBERS + tables(node for stage in stages for node in stage.nodes),
     )
@@ -205,6 +207,17 @@ def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[s
             )
             for each in records
         },
+    )
+
+
+def copies(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[int, int]:
+    """Bytes of the copies that a rank keeps, where updates are made before their step is validated: of masters and of
+    optimizer states, on the device or in the host's memory.
+    """
+    masters, states = stored(state, rank, host)
+    return (
+        sum(size for name, size in masters.items() if name in rank.copied),
+        sum(size for name, size in states.items() if name in rank.copied),
     )
 
 

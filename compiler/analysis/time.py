@@ -1,6 +1,9 @@
 """Predicted times of a program: seconds of each action and transfer by the cost model, their timeline, and the step.
 
 A step is the timeline of its microbatches, then its end: what is left of the reductions of gradients, and the update.
+Ranks meet there, unless updates do not wait for the norm (`validate = after`): then each begins its next step at once.
+If all steps are alike, and follow each other at the longest time for which any rank is busy with one, no rank is late
+for what others wait for: that is the time of a step.
 What is gathered for a step starts with it, and the first action of a stage waits for it (`Ends.ready`); reductions
 start within the last action of their stage (`Ends.reduced`). Communication is *exposed* to the extent that the step
 would be shorter if communication took no time.
@@ -8,11 +11,12 @@ would be shorter if communication took no time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf, nan
 
 from attrs import define, evolve, field, frozen
 
+from partita.compiler.analysis.memory import copies
 from partita.compiler.analysis.traffic import launch_seconds, update_nodes
 from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.costs.links import Link, link_of
@@ -37,12 +41,14 @@ _NOTHING = Link("nothing", float("inf"), 0.0)
 class Prediction:
     """The prediction of a step, with times in seconds: of the microbatches (`timeline`), then of the end of the step on
     each rank of the pipeline (`ends`). `flops` are the model's in one step on all ranks, without recomputation; `peak`
-    is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`.
+    is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`. `period` is the time from the
+    start of a step to that of the next on each rank, if updates do not wait for the norm.
     """
 
     costs: Costs
     timeline: Timeline
     ends: tuple[float, ...]
+    period: float | None
     fixed: float
     exposed: float
     tokens: int
@@ -54,6 +60,11 @@ class Prediction:
     @property
     def step_time(self) -> float:
         """Seconds of a whole step."""
+        return self.waiting_time if self.period is None else self.period + self.fixed
+
+    @property
+    def waiting_time(self) -> float:
+        """Seconds of a step at whose end all ranks meet."""
         return self.timeline.makespan + max(self.ends) + self.fixed
 
     @property
@@ -76,16 +87,20 @@ def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Pre
     """Predict a compiled program; without `overlap`, one that waits for all that it sends. Without `exposed`, which
     takes half of the prediction's time, exposed communication is NaN.
     """
-    costs, found, ends = _simulated(state, overlap)
+    costs, found, ends, period = _simulated(state, overlap)
     shown = nan
     if exposed:
-        _, without, silent = _simulated(silenced(state), overlap=True)
-        shown = max(0.0, found.makespan + max(ends) - without.makespan - max(silent))
+        _, without, silent, least = _simulated(silenced(state), overlap=True)
+        shown = found.makespan + max(ends) - without.makespan - max(silent)
+        if period is not None and least is not None:
+            shown = period - least
+        shown = max(0.0, shown)
     peak = state.device.flops[state.train.precision] * state.mesh.ranks
     return Prediction(
         costs,
         found,
         ends,
+        period,
         state.device.step,
         shown,
         state.plan.tokens,
@@ -94,18 +109,47 @@ def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Pre
     )
 
 
-def _simulated(state: Scheduled, overlap: bool) -> tuple[Costs, Timeline, tuple[float, ...]]:
-    """The costs, the timeline of the microbatches, and what each rank takes after it."""
+def _simulated(state: Scheduled, overlap: bool) -> tuple[Costs, Timeline, tuple[float, ...], float | None]:
+    """The costs, the timeline of the microbatches, what each rank takes after it, and the period."""
     around = {rank.rank: Ends(state, rank, overlap) for rank in state.plan.ranks}
-    ready = {stage: seconds for each in around.values() for stage, seconds in each.ready.items()}
-    costs = evolve(costs_of(state, overlap), ready=ready)
-    found = simulate(_instructions(state), costs)
+    late = state.training and state.train.late
+    costs, found = _timed(state, costs_of(state, overlap), around, late)
     reduced = []
     for each, line in zip(around.values(), found.actions, strict=True):
         chunks = {interval.work.chunk: interval.end for interval in line if isinstance(interval.work, Action)}
         reduced.append(each.reduced({each.rank.stages[chunk]: end for chunk, end in chunks.items()}))
     summed = max(reduced) - found.makespan  # the statistics are summed over all ranks
-    return costs, found, tuple(summed + each.alone for each in around.values())
+    ends = tuple(summed + each.alone for each in around.values())
+    return costs, found, ends, _period(state, around, found, reduced) if late else None
+
+
+def _timed(state: Scheduled, costs: Costs, around: Mapping[int, Ends], late: bool) -> tuple[Costs, Timeline]:
+    """The costs with what is waited for at the start of a step, and the timeline. What is gathered starts as the ranks
+    meet or, if they do not, as each begins.
+    """
+    begun = dict.fromkeys(around, 0.0)
+    for _ in around:
+        ready = {stage: begun[rank] + after for rank, each in around.items() for stage, after in each.ready.items()}
+        costs = evolve(costs, ready=ready)
+        found = simulate(_instructions(state), costs)
+        starts = {rank: line[0].start for rank, line in enumerate(found.actions) if line}
+        if not late or not ready or starts == begun:
+            break
+        begun = starts
+    return costs, found
+
+
+def _period(state: Scheduled, around: Mapping[int, Ends], found: Timeline, reduced: Sequence[float]) -> float:
+    """The longest time for which any rank is busy with a step. Those that exchange totals wait for each other."""
+    wire = _wire(state)
+    done = list(reduced)
+    for rank in state.plan.ranks:
+        for each in rank.sends:
+            ends = each.transfer.channel.source, each.transfer.channel.destination
+            there = max(reduced[end] for end in ends) + wire.latency + each.type.bytes / wire.bandwidth
+            for end in ends:
+                done[end] = max(done[end], there)
+    return max(done[rank] - found.actions[rank][0].start + each.alone + each.copying for rank, each in around.items())
 
 
 def compiles(state: Cut) -> bool:
@@ -141,7 +185,8 @@ class Ends:
 
     `ready` says when the first action of a stage can end at the earliest, in seconds from the start of the
     microbatches, because of what is gathered for it. `alone` are the seconds of what runs neither beside the
-    microbatches nor before the statistics: prologues, zeroing of accumulators, and the update.
+    microbatches nor before the statistics: prologues, zeroing of accumulators, and the update. `copying` are those of
+    the copies that are made before an update that does not wait.
     """
 
     state: Scheduled
@@ -149,6 +194,7 @@ class Ends:
     overlap: bool = True
     ready: dict[int, float] = field(init=False)
     alone: float = field(init=False)
+    copying: float = field(init=False)
     _functions: dict[int, StageFunctions] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -166,6 +212,8 @@ class Ends:
             parameters = {each.name: each for stage in stages for each in stage.parameters}
             copied = sum(each.value.type.bytes for name, each in parameters.items() if name in state.on_host)
             self.alone += copied / state.device.host_link
+        there, host = (2 * sum(copies(state, self.rank, host)) for host in (False, True))
+        self.copying = there / (state.device.bandwidth * state.device.streaming) + host / state.device.host_bandwidth
 
     def _gathered(self) -> tuple[dict[int, float], float]:
         """`ready`, and the seconds of the prologues."""

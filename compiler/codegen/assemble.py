@@ -21,7 +21,7 @@ from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.types import Type
 
 # Arguments of a rank's functions.
-FINISH, UPDATE = ("t", "c"), ("m", "t", "v", "s", "c")
+FINISH, FACTOR, UPDATE = ("t", "c"), ("s", "c"), ("m", "t", "v", "k", "c")
 
 
 def assemble(
@@ -33,7 +33,7 @@ def assemble(
 ) -> Program:
     """The program of a plan. With `compiled`, it uses torch.compile; a `probe` observes its values."""
     # A repeat may be called `stage0`, and its functions are named after it.
-    entries = [stage_function(stage.index, kind) for stage in plan.stages for kind in KINDS]
+    entries = ["factor", *(stage_function(stage.index, kind) for stage in plan.stages for kind in KINDS)]
     module = Module(partitioned.graph.name, probe, compiled, entries)
     on_host = {each.name for each in plan.parameters if each.host}
     reduce = dict(update.reduce)
@@ -55,7 +55,9 @@ def assemble(
         )
         for rank in plan.ranks
     )
-    return Program(**{**asdict(plan, recurse=False), "stages": stages, "ranks": ranks}, source=module.source)
+    factor = _emit_factor(module, update) if update.clip else None
+    whole = {**asdict(plan, recurse=False), "stages": stages, "ranks": ranks}
+    return Program(**whole, source=module.source, factor=factor)
 
 
 def _casts(parameters: Sequence[Parameter], on_host: Collection[str]) -> Mapping[str, str]:
@@ -142,13 +144,23 @@ def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     return name
 
 
-def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph, on_host: Collection[str]) -> str:
-    writer = Writer(UPDATE, probe=module.probe)
-    _totals(writer, update, rank.totals)
+def _emit_factor(module: Module, update: UpdateGraph) -> str:
+    writer = Writer(FACTOR, probe=module.probe)
     first = len(update.statistics) - len(update.norms)
     for i, value in enumerate(update.norms):
         writer.names.texts[value] = Argument(f"s[{first + i}]", value.type)
-    writer.block(update.clip, {node.output for node in update.clip})
+    factor = update.clip[-1].output
+    writer.block(update.clip, {factor})
+    writer.add(Return((factor,)))
+    module.add("factor", FACTOR, writer.body(), "By what clipping multiplies gradients, at most 1.")
+    return "factor"
+
+
+def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph, on_host: Collection[str]) -> str:
+    writer = Writer(UPDATE, probe=module.probe)
+    _totals(writer, update, rank.totals)
+    if update.clip:
+        writer.names.texts[update.clip[-1].output] = Argument("k", update.clip[-1].output.type)
     states = 0
     order = {name: i for i, name in enumerate(rank.parameters)}
     masters = [(each.parameter, each.value) for each in update.masters]

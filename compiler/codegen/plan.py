@@ -52,11 +52,13 @@ def plan_step(
     compiled: bool = False,
     on_host: Collection[str] = (),
     adds: bool = True,
+    late: bool = False,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
-    parameters `on_host` lie in the host's memory; `adds`: ranks add what they exchange. Raises Refused if the schedule
+    parameters `on_host` lie in the host's memory; `adds`: ranks add what they exchange;
+    `late`: updates may be made before their step is validated. Raises Refused if the schedule
     violates an invariant (E0501 to E0504).
     """
     _check_ends(partitioned)
@@ -64,13 +66,16 @@ def plan_step(
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
     tied = _tied(update, schedule)
+    names = (*(each.name for each in update.parameters), *(each.name for each in update.buffers))
+    written = set(names) if late else set[str]()
     reduce = dict(update.reduce)
     stages = tuple(
         _stage(functions, schedule, reduce.get(functions.stage.index, ()), adds)
         for functions in functions_of(partitioned, schedule, compiled)
     )
     ranks = tuple(
-        _rank(rank, schedule, stages, update, instructions[rank], tied, set(reduce)) for rank in range(schedule.ranks)
+        _rank(rank, schedule, stages, update, instructions[rank], tied, set(reduce), written)
+        for rank in range(schedule.ranks)
     )
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
     stage_sets = partitioned.stage_sets()
@@ -234,22 +239,25 @@ def _rank(
     instructions: tuple[Instruction, ...],
     tied: Sequence[TiedTransfer],
     reduced: set[int],
+    written: set[str],
 ) -> RankPlan:
     own = [stages[index] for index in schedule.placement[rank]]
     receives = tuple(each for each in tied if each.transfer.channel.destination == rank)
     totals = [(stage.index, each.name) for stage in own for each in stage.accumulators]
     totals += [(each.stage, each.accumulator) for each in receives]
     assert len(set(totals)) == len(totals), f"accumulators of one name: {totals}"
+    parameters = tuple(dict.fromkeys(name for stage in own for name in stage.parameters))
     return RankPlan(
         rank=rank,
         stages=tuple(schedule.placement[rank]),
         instructions=instructions,
         reductions=_reductions(instructions, reduced),
-        parameters=tuple(dict.fromkeys(name for stage in own for name in stage.parameters)),
+        parameters=parameters,
         sends=tuple(each for each in tied if each.transfer.channel.source == rank),
         receives=receives,
         totals=tuple(totals),
         statistics=tuple(i for i, (_, _, stage) in enumerate(update.statistics) if stage in schedule.placement[rank]),
+        copied=tuple(name for name in parameters if name in written),
     )
 
 

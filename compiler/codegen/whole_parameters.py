@@ -49,6 +49,7 @@ def with_whole_parameters(program: Program, parameters: Iterable[Parameter], upd
             rank,
             parameters=tuple(map(whole, rank.parameters)),
             totals=tuple((stage, whole(name)) for stage, name in rank.totals),
+            copied=tuple(map(whole, rank.copied)),
         )
         for rank in program.ranks
     )

@@ -45,6 +45,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         state.compiled,
         state.on_host,
         adds=not state.device.gpu,
+        late=state.training and state.train.late,
     )
     return extended(Scheduled, state, schedule=schedule, plan=plan)
 

@@ -489,7 +489,8 @@ def _parts(state: Scheduled, prediction: Prediction) -> Parts:
     stages = state.plan.ranks[rank].stages
     actions = (each.work for each in timeline.actions[rank] if isinstance(each.work, Action))
     compute = min(most, sum(quiet[stages[action.chunk], action.kind] for action in actions))
-    return Parts(compute, most - compute, timeline.makespan - most, max(prediction.ends) + prediction.fixed)
+    end = max(prediction.ends) + prediction.fixed
+    return Parts(compute, most - compute, prediction.step_time - most - end, end)
 
 
 def elements(body: spec.Body) -> float:

@@ -72,7 +72,8 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         memories = compilation.offloads_state, compilation.on_host
         Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
         if program:
-            given = compilation.update, whole, compilation.program, check, compilation.on_host
+            late = compilation.training and train.late
+            given = compilation.update, whole, compilation.program, check, compilation.on_host, late
             Records(partitioned, layouts, *given).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
     return Validation(

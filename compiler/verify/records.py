@@ -23,7 +23,9 @@ from partita.compiler.verify.rules import require
 
 @define(eq=False)
 class Records:
-    """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory."""
+    """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory. `late`: updates
+    may be made before their step is validated.
+    """
 
     partitioned: PartitionedGraph
     layouts: Mapping[str, ParameterLayouts]
@@ -32,6 +34,7 @@ class Records:
     program: Program
     check: Checker
     on_host: Collection[str] = ()
+    late: bool = False
 
     def run(self) -> None:
         """Check all records."""
@@ -61,6 +64,24 @@ class Records:
         for stage, graph in zip(self.program.stages, self.partitioned.stages, strict=True):
             with self.check.at(where=f"the record of stage {stage.index}"):
                 self._stage(stage, graph)
+        for rank in self.program.ranks:
+            with self.check.at(where=f"the copies of rank {rank.rank}"):
+                wanted = self._written() & set(rank.parameters) if self.late else set[str]()
+                found = set(rank.copied)
+                require(not wanted - found, f"no copies are kept of {', '.join(sorted(wanted - found))}")
+                require(not found - wanted, f"nothing writes to {', '.join(sorted(found - wanted))}, which is copied")
+
+    def _written(self) -> set[str]:
+        """The parameters and buffers of which an update overwrites the master or a state."""
+        update = self.update
+        kept = {value: each.name for each in update.parameters for value in (each.master, *each.states)}
+        kept |= {each.master: each.name for each in update.buffers}
+        nodes = [
+            *(each.store for each in update.buffers),
+            *(node for each in update.parameters for node in each.update),
+        ]
+        over = {value for node in nodes if node.op.overwrites for value in node.inputs}
+        return {self._name(name) for value, name in kept.items() if value in over}
 
     def _name(self, name: str) -> str:
         """The name of a parameter's record: that of the whole, if it is a part of one."""

@@ -98,10 +98,12 @@ def measure(program: Program, marks: Sequence[Marks]) -> Measurement:
 
 
 def _aligned(marks: Marks, first: Marks) -> np.ndarray:
-    """A rank's marks in seconds, on the clock of the first rank."""
+    """A rank's marks in seconds, on the clock of the first rank. In the first step all ranks wait for the statistics,
+    also where later ones need not.
+    """
     times = marks.times
     if marks.clock != first.clock:
-        times = times + (first.times[:, SUMMED] - times[:, SUMMED])[:, None]
+        times = times + (first.times[0, SUMMED] - times[0, SUMMED])
     return np.asarray(times - first.times[0, BEGUN]) / 1e9
 
 

@@ -55,6 +55,13 @@ class Stopwatch:
             self._clock.begin()
             self.mark()
 
+    def discard(self) -> None:
+        """Forget the step that has begun: it begins again."""
+        if self.recording:
+            self._steps.pop()
+            self._clock.discard()
+        self._begun -= 1
+
     def finish(self) -> None:
         """Write the record, unless that is done already or there are no steps."""
         if self.recording:
@@ -68,10 +75,15 @@ class _HostClock:
 
     def __init__(self, marks: int) -> None:
         self._times = array("q", bytes(8 * marks * MOST_STEPS))
-        self._next = 0
+        self._next = self._begun = 0
 
     def begin(self) -> None:
-        """Nothing to prepare."""
+        """Remember where the step begins."""
+        self._begun = self._next
+
+    def discard(self) -> None:
+        """Forget the marks of the step that has begun."""
+        self._next = self._begun
 
     def mark(self) -> None:
         """Take a mark."""
@@ -108,6 +120,10 @@ class _EventClock:
             self._times.extend(self._first_ns + _ns(first, event) for event in self._events)
             self._first, self._events[0] = first, self._first
             self._next = 0
+
+    def discard(self) -> None:
+        """Forget the marks of the step that has begun."""
+        self._next = 0
 
     def mark(self) -> None:
         """Record an event."""

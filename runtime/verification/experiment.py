@@ -31,13 +31,15 @@ from partita.compiler.verify.proxy import proxy_of, single
 from partita.compiler.verify.proxy_sizes import bodies
 from partita.compiler.verify.rounding import JUMPING, shaken
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.spec import OPERATION, Apply, Model, Spec, applications
+from partita.dsl.spec import BEFORE, OPERATION, Apply, Model, Spec, applications
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.noise import Noise
 from partita.runtime.executor import Rates
+from partita.runtime.inputs import Batch
+from partita.runtime.instructions import Waits
 from partita.runtime.python_files import OperationFailed, require_allowed
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import Plan, Rank, prepare
 from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import VirtualRun
 
@@ -189,9 +191,9 @@ def settled(small: Spec, allow_python: bool = False) -> Experiment | None:
 
 
 def _plain(small: Spec) -> Spec:
-    """The file on one device, without torch.compile: the reference."""
+    """The file on one device, without torch.compile, where every update waits for its norm: the reference."""
     _, train = small.trained
-    return single(evolve(small, train=evolve(train, compile=False)))
+    return single(evolve(small, train=evolve(train, compile=False, validate=BEFORE)))
 
 
 def rounded(experiment: Experiment, trial: int) -> Plan:
@@ -258,6 +260,9 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
     def add(what: str, value: float | torch.Tensor, unit: float = 1.0) -> None:
         found[what] = Figure(torch.as_tensor(value, dtype=torch.float64).clone(), unit)
 
+    if plan.train.late and recorder is None:
+        # Whatever is not put back makes all that follows another run.
+        run.cluster.run([_taken_back(rank, second, rates) for rank in run.ranks])
     for rank in run.ranks:
         if recorder is not None:
             rank.training.context.record = recorder.of(rank.rank, rank.training.context)
@@ -284,6 +289,17 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
     for name, number in metrics.items():
         add(f"metric `{name}` of the evaluation", number)
     return found
+
+
+def _taken_back(rank: Rank, batch: Batch, rates: Rates) -> Waits:
+    """An update of one rank that did not wait, and that is taken back when the next step is computed."""
+    executor = rank.training
+    yield from executor.compute(1, (batch,).__getitem__, rates, 1)
+    sums = executor.sums()
+    yield from rank.validation.update()
+    yield from executor.compute(2, (batch,).__getitem__, rates, 2)
+    yield from executor.heard(sums)
+    rank.validation.take_back(1)
 
 
 def essential(what: str) -> bool:

@@ -59,6 +59,7 @@ BAD_STEPS = (
     "on_bad_step = skip(spike = 1.5, window = 2)",
     "on_bad_step = skip(spike = 1.01, window = 1)",
 )
+VALIDATIONS = ("", "", "validate = after(calm = 0)", "validate = after(calm = 1)")
 SCHEDULES = {
     "gpipe": "",
     "one_f_one_b": "",
@@ -1383,6 +1384,7 @@ class Maker:
         if windows:
             data = self.one(('tokens("ids.bin", dtype = u8, holdout = 30%)', 'text("ids.*", holdout = 30%)'))
         policy = self.one(BAD_STEPS) if self.planted or self.chance(10) else ""
+        policy += f" {self.one(VALIDATIONS)}"
         return (
             f"train {{ model = m layout = cut schedule = s data = {data}\n"
             f"  optimizer = {optimizer} {clip} {evaluation} {policy}\n"

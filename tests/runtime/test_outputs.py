@@ -79,3 +79,24 @@ def test_what_is_missing_or_wrong_is_said(tmp_path: Path):
     none = checked("\n".join(line for line in file.read_text().splitlines() if "output" not in line), "m.par")
     with pytest.raises(Refused, match="has no output"):
         outputs(none, parameters, {"ids": IDS})
+
+
+ROUTED = """
+axis batch = 4, embed = 3, experts = 2, chosen = 1, width = 2
+model m(x: [batch, embed], y: [batch, embed]) {
+  param router: [experts, embed] ~ normal(1.0)
+  param up: [experts, embed, width] ~ normal(1.0)
+  let weight, ids = top_k(dot(x, router, over = embed), experts -> chosen)
+  output routed = relu(routed_dot(x, up, ids, over = embed, along = experts))
+  loss mse(x * mean(weight), y) + 0.1 * mean(up)
+}
+train { data = random() optimizer = sgd(lr = 0.1) steps = 2 }
+"""
+
+
+def test_an_output_in_the_order_of_experts_is_taken_back_into_its_own():
+    spec, random = checked(ROUTED, "m.par"), torch.Generator().manual_seed(0)
+    router, up, x = (torch.randn(shape, generator=random) for shape in ((2, 3), (2, 3, 2), (4, 3)))
+    found = outputs(spec, {"m.router": router, "m.up": up}, {"x": x})["routed"]
+    chosen = up[(x @ router.T).argmax(1)]
+    torch.testing.assert_close(found, torch.einsum("be,bew->bw", x, chosen).relu()[:, None])

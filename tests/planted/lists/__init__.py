@@ -26,6 +26,7 @@ from tests.planted.lists import (
     step_ends,
     transports,
     using,
+    validation,
     watching,
 )
 from tests.planted.planted import Planted
@@ -53,4 +54,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "watching": watching.MISTAKES,
     "using": using.MISTAKES,
     "context": context.MISTAKES,
+    "validation": validation.MISTAKES,
 }

@@ -13,8 +13,8 @@ MISTAKES = [
     Planted(
         "step-of-a-checkpoint-run-again",
         "runtime/training.py",
-        "for number in range(resumed.step + 1 if resumed is not None else 1, settings.steps + 1):",
-        "for number in range(resumed.step if resumed is not None else 1, settings.steps + 1):",
+        "number = resumed.step + 1 if resumed is not None else 1",
+        "number = resumed.step if resumed is not None else 1",
         BITS,
     ),
     Planted(

@@ -106,6 +106,20 @@ def test_the_simulation_from_the_costs_of_a_simulated_run_is_that_run(run):
         assert step.timeline.transfers.keys() == found.simulated.transfers.keys()
 
 
+def test_a_step_that_begins_again_has_its_marks_once(tmp_path: Path) -> None:
+    watch = Stopwatch(path_of(tmp_path, 0), 3, torch.device("cpu"))
+    for step, taken in ((1, 9), (2, 9), (3, 4), (2, 9), (3, 9)):
+        watch.begin(step)
+        for _ in range(taken if watch.recording else 0):
+            watch.mark()
+        if taken < 9:
+            watch.discard()
+    watch.finish()
+    found = Marks.read(path_of(tmp_path, 0))
+    assert found.steps == (2, 2, 3)
+    assert (np.diff(found.times.flatten()) > 0).all()
+
+
 def test_costs_are_those_of_the_middle_half_of_the_steps():
     made = program("schedule=gpipe")
     count = len(made.ranks[0].instructions) + stopwatch.MARKS_OF_A_STEP
