@@ -144,7 +144,8 @@ class StagePlan:
     bytes: `saved` is what one microbatch keeps from F for the backward pass; `kept` what it keeps from B to W,
     including what B adds; `peaks` the most that each kind of function (F, B, W, BW, C) holds in addition to what its
     microbatch holds before or after it, whichever is more, with the buffers of reductions that have started. `shared`
-    is what the slices of a part of the batch share: from the first F on, and from the first B on.
+    is what the slices of a part of the batch share: from the first F on, and from the first B on. `offloaded` is what of
+    `saved` lies in the host's memory between O and L.
     """
 
     index: int
@@ -156,6 +157,7 @@ class StagePlan:
     accumulators: tuple[AccumulatorRecord, ...]
     saved: int
     kept: int
+    offloaded: int
     shared: Mapping[str, int]
     peaks: Mapping[str, int]
 
@@ -165,8 +167,8 @@ class StagePlan:
 @frozen(kw_only=True)
 class StageProgram(StagePlan):
     """A stage plan with its functions, and the slots of its `frame`: those of inputs (`input_slots`), of messages
-    (`sends` and `receives`), and of sent values that no later function of this stage reads (`released`). `functions`
-    names the non-empty ones, by kind (G, P, O, F, B, W, BW, C, R).
+    (`sends` and `receives`), of sent values that no later function of this stage reads (`released`), and of what is
+    copied to the host's memory (`copied`). `functions` names the non-empty ones, by kind (G, P, O, F, B, W, BW, C, R).
     """
 
     frame: int
@@ -175,6 +177,7 @@ class StageProgram(StagePlan):
     receives: Mapping[Message, tuple[int, Type]]
     local_transfers: tuple[LocalTransfer, ...]
     released: frozenset[int]
+    copied: tuple[int, ...]
     functions: Mapping[str, str]
 
     __repr__ = shortened

@@ -29,7 +29,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_live_activations_have_the_peak_that_the_schedule_states(schedule, data):
     timeline = assert_lawful(schedule, data.draw(costs(schedule.stages)))
     for line, peak in zip(timeline.actions, timeline.peak_live, strict=True):
-        counts = live(line)
+        counts = timeline.live(rank)
         assert max(number for _, number in counts) == peak
         assert counts[-1][1] == 0
         assert all(before[0] <= after[0] for before, after in pairwise(counts))
