@@ -23,8 +23,8 @@ PASSES = ("S", "T")
 @frozen
 class StageTimes:
     """Times of one microbatch: of F, B and W on a rank, over all its chunks, or of each stage; `comm` of a transfer, or
-    of each pair of adjacent stages; `FB` of an overlapped forward and full backward; `copy` of a copy of what a rank keeps
-    of the microbatch to the host's memory, or back, if it is copied there. Any unit.
+    of each pair of adjacent stages; `FB` of an overlapped forward and full backward; `copy` of a copy of what a rank
+    keeps of the microbatch to the host's memory, or back, if it is copied there. Any unit.
     """
 
     F: Amount = 1.0

@@ -71,7 +71,7 @@ class Layouts:
                     for path in rule.paths:
                         if str(path) in CLASSES and str(path) != STATE:
                             message = f"`{path}` cannot be kept in the host's memory"
-                            help = "`offload state`, or the name of a block or repeat, for what it keeps for the backward pass"
+                            help = "`offload state`; or a block or repeat, for what it keeps for the backward pass"
                             raise refuse("E0418", message, path.span, help=help)
                     self.paths([p for p in rule.paths if str(p) not in ("all", STATE)], known)
                     spans = tuple(path.span for path in rule.paths)

@@ -41,7 +41,8 @@ class HostCopies:
 
     def __attrs_post_init__(self) -> None:
         gpu = self.device.type == "cuda"
-        self.outward, self.inward = (torch.cuda.Stream(self.device) if gpu else None for _ in range(2))
+        self.outward = torch.cuda.Stream(self.device) if gpu else None  # type: ignore[no-untyped-call]
+        self.inward = torch.cuda.Stream(self.device) if gpu else None  # type: ignore[no-untyped-call]
 
     def offload(self, frame: Frame, slots: Sequence[int]) -> Kept:
         """Start to copy the tensors in some slots of a frame to the host's memory."""
@@ -52,7 +53,7 @@ class HostCopies:
             assert tensor is not None, "a value to copy was not computed"
             memory = tensor.untyped_storage()
             place, _ = pieces.setdefault(memory.data_ptr(), (len(pieces), memory))
-            views.append(_View(place, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()))
+            views.append(_View(place, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()))
         kept = Kept(tuple(views), [memory for _, memory in pieces.values()])
         kept.ended = self._copied(kept, torch.device("cpu"), self.outward)
         return kept
@@ -85,7 +86,8 @@ class HostCopies:
         with torch.cuda.stream(stream):
             for memory, new in zip(kept.sources, kept.copies, strict=True):
                 _bytes(new, target).copy_(_bytes(memory, memory.device), non_blocking=True)
-            return stream.record_event()
+            ended: torch.cuda.Event = stream.record_event()
+        return ended
 
     def _wait(self, kept: Kept) -> None:
         if kept.ended is not None:
@@ -95,8 +97,8 @@ class HostCopies:
 
 @define(eq=False)
 class Kept:
-    """What a stage keeps of a microbatch: views of the memory `sources`, or after a copy of `copies`. The copy under way
-    has `ended` when the event says so.
+    """What a stage keeps of a microbatch: views of the memory `sources`, or after a copy of `copies`. The copy under
+    way has `ended` when the event says so.
     """
 
     views: tuple[_View, ...]

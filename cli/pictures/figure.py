@@ -1,5 +1,5 @@
-"""A timeline as SVG or PNG: a row for each rank, with its actions above, its copies to the host's memory and back, if it
-has any, and its live activations below.
+"""A timeline as SVG or PNG: a row for each rank, with its actions above, its copies to the host's memory and back, if
+there are any, and its live activations below.
 
 The rectangles of one color in a row are one path, so that a picture of tens of thousands is drawn in a second or two.
 """

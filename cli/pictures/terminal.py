@@ -39,10 +39,10 @@ def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
         for kind, name in zip(COPIES, ("  out", "  in"), strict=True):
             own = [each for action, each in computed(copies) if action.kind == kind]
             rows += [(name, own)] if own else []
-    for name, line in rows:
+    for name, row in rows:
         picture.append(name.ljust(margin))
         drawn = 0
-        for interval in line:
+        for interval in row:
             start, end = ceil(interval.start * scale - 0.5), ceil(interval.end * scale - 0.5)
             if start < end:
                 picture.append(IDLE * (start - drawn), "dim")

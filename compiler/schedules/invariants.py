@@ -19,8 +19,8 @@ the same collectives in the same order, and all pipelines exchange the same tran
 relation of all ranks onto one pipeline: a collective joins the same point of several ranks, which becomes one point. A
 cycle among all ranks would become a cycle within the pipeline, which invariant 2 excludes.
 
-`check_schedule` checks 1, 4, 6 and 7 on the schedule (1 within each rank), and `check_program` checks 1 (across stages),
-2, 3 and 7 on the instructions. A violation raises `Refused` with the invariant, the ranks and the actions.
+`check_schedule` checks 1, 4, 6 and 7 on the schedule (1 within each rank), and `check_program` checks 1 (across
+stages), 2, 3 and 7 on the instructions. A violation raises `Refused` with the invariant, the ranks and the actions.
 """
 
 from __future__ import annotations
@@ -362,8 +362,8 @@ def _in_time(programs: Sequence[Sequence[Instruction]]) -> Problems:
 
 
 def _copied(programs: Sequence[Sequence[Instruction]]) -> Problems:
-    """Invariant 7: on each stage a copy of a microbatch is posted after F, waited for before it is posted back, and that
-    one waited for before the backward action, each once.
+    """Invariant 7: on each stage a copy of a microbatch is posted after F and waited for before one back is posted,
+    which is waited for before the backward action, each once.
     """
     following = ("", FORWARD, "post O", "wait O", "post L", "wait L", BACKWARD)
     for rank, program in enumerate(programs):
@@ -382,8 +382,9 @@ def _copied(programs: Sequence[Sequence[Instruction]]) -> Problems:
                 step = f"{'post' if isinstance(instruction, PostCopy) else 'wait'} {action.kind}"
             before = following[following.index(step) - 1]
             if reached[key] != before:
-                message = f"rank {rank} has {instruction} of stage {key[0]} after {reached[key] or 'nothing'}, not {before}"
-                yield _problem("E0501", 7, message)
+                last = reached[key] or "nothing"
+                what = f"{instruction} of stage {key[0]}"
+                yield _problem("E0501", 7, f"rank {rank} has {what} after {last}, not {before}")
             reached[key] = step
         for (stage, microbatch), step in reached.items():
             if step != BACKWARD:

@@ -10,8 +10,8 @@ else runs.
 A copy runs beside what the rank computes, and while it waits for others. So O comes before the first action that begins
 late enough for the copy to be complete, and L as late as a copy still ends before the backward pass begins, in the
 timeline of the schedule without copies; those of one rank in one direction run one after the other. A microbatch is
-copied if an action runs between O and L: otherwise copies would free nothing, or delay the rank. One whose backward pass
-follows F at once stays on the device, as on the last stage of 1F1B.
+copied if an action runs between O and L: otherwise copies would free nothing, or delay the rank. One whose backward
+pass follows F at once stays on the device, as on the last stage of 1F1B.
 """
 
 from __future__ import annotations

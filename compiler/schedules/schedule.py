@@ -26,8 +26,8 @@ LIMIT = 2**18
 
 @frozen
 class Action:
-    """A function of a chunk on a microbatch: F, B (gradients of activations), W (of weights), or BW (both). Or a copy of
-    what it keeps of F: into the host's memory, where it is complete (O), or back, where it starts (L).
+    """A function of a chunk on a microbatch: F, B (gradients of activations), W (of weights), or BW (both). Or a copy
+    of what it keeps of F: into the host's memory, where it is complete (O), or back, where it starts (L).
     """
 
     kind: str
@@ -229,8 +229,8 @@ def v_placement(ranks: int, chunks: int = 2) -> tuple[tuple[int, ...], ...]:
 
 
 def peak_live(actions: Iterable[Action]) -> int:
-    """A rank's peak of live activations: pairs whose F has run and whose W or BW has not, without those between O and L;
-    0 without backwards.
+    """A rank's peak of live activations: pairs whose F has run and whose W or BW has not, without those between O and
+    L; 0 without backwards.
     """
     live = peak = 0
     kept = False

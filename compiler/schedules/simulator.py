@@ -2,9 +2,9 @@
 
 A transfer starts once both ends have posted it and the previous one on its channel has completed; it occupies the
 channel, not the ranks. A copy between a rank's memory and the host's starts once it is posted and the previous one in
-its direction has completed; it occupies that direction of the link, not the rank. Every time is the maximum of earlier times plus a cost, so the result does not depend on the
-order in which ranks are simulated, and one pass over the instructions suffices. The ranks deadlock if and only if the
-happens-before relation has a cycle, whatever the costs.
+its direction has completed; it occupies that direction of the link, not the rank. Every time is the maximum of earlier
+times plus a cost, so the result does not depend on the order in which ranks are simulated, and one pass over the
+instructions suffices. The ranks deadlock if and only if the happens-before relation has a cycle, whatever the costs.
 """
 
 from __future__ import annotations
