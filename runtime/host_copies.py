@@ -55,7 +55,10 @@ class HostCopies:
             place, _ = pieces.setdefault(memory.data_ptr(), (len(pieces), memory))
             views.append(_View(place, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()))
         kept = Kept(tuple(views), [memory for _, memory in pieces.values()])
-        kept.ended = self._copied(kept, torch.device("cpu"), self.outward)
+        if self.outward is None:
+            kept.copies = list(map(to_host, kept.sources))
+        else:
+            kept.ended = self._copied(kept, torch.device("cpu"), self.outward)
         return kept
 
     def offloaded(self, frame: Frame, slots: Sequence[int], kept: Kept) -> None:
@@ -66,7 +69,10 @@ class HostCopies:
 
     def load(self, frame: Frame, slots: Sequence[int], kept: Kept) -> None:
         """Start to copy the tensors back into the slots. Their content is undefined until the wait."""
-        kept.ended = self._copied(kept, self.device, self.inward)
+        if self.inward is None:
+            kept.copies = list(map(to_device, kept.sources))
+        else:
+            kept.ended = self._copied(kept, self.device, self.inward)
         for slot, view in zip(slots, kept.views, strict=True):
             tensor = torch.empty(0, dtype=view.dtype, device=self.device)
             frame[slot] = tensor.set_(kept.copies[view.memory], view.offset, view.shape, view.strides)
@@ -75,11 +81,8 @@ class HostCopies:
         """Wait for these copies; the host's memory is free again."""
         self._wait(kept)
 
-    def _copied(self, kept: Kept, target: torch.device, stream: torch.cuda.Stream | None) -> torch.cuda.Event | None:
+    def _copied(self, kept: Kept, target: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """Start to copy `kept.sources`; returns what says that it is done."""
-        if stream is None:
-            kept.copies = list(map(copy, kept.sources))
-            return None
         # Storage for what arrives is that of the stream that computes, so the copy starts behind what runs there now.
         kept.copies = [_empty(memory.nbytes(), target) for memory in kept.sources]
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -107,8 +110,13 @@ class Kept:
     ended: torch.cuda.Event | None = None
 
 
-def copy(memory: Storage) -> Storage:
-    """A copy of memory of a CPU, in that memory."""
+def to_host(memory: Storage) -> Storage:
+    """Memory of a CPU in the host's memory: the same."""
+    return memory
+
+
+def to_device(memory: Storage) -> Storage:
+    """Memory of the host in a CPU's memory: the same."""
     return memory
 
 

@@ -39,19 +39,21 @@ Pair = tuple[int, int]
 
 def with_copies(schedule: Schedule, copies: Mapping[int, float], timeline: Timeline) -> Schedule:
     """The schedule with O and L of stages that keep something to copy; `copies` are the seconds of one copy by stage,
-    and `timeline` is that of the schedule. One that has copies of its own is returned as it is.
+    and `timeline` is that of the schedule. One that has copies of its own, or no place for any, is returned as it is.
     """
     if not copies or not schedule.training or schedule.copies:
         return schedule
-    orders, pairs = [], []
+    lines = []
     for rank, (actions, stages) in enumerate(zip(schedule.actions, schedule.placement, strict=True)):
         line = _Line(actions, timeline.actions[rank], _joined(schedule, rank))
         line.insert({chunk: copies[stage] for chunk, stage in enumerate(stages) if stage in copies})
-        orders.append(line.order())
-        pairs.append(line.pairs())
+        lines.append(line)
+    if not any(line.offloads for line in lines):
+        return schedule
+    orders = tuple(line.order() for line in lines)
+    pairs = tuple(line.pairs() for line in lines) if schedule.pairs else ()
     bound = tuple(map(min, schedule.bound, map(peak_live, orders)))
-    own = tuple(pairs) if schedule.pairs else ()
-    return evolve(schedule, actions=tuple(orders), pairs=own, bound=bound, spans=())
+    return evolve(schedule, actions=orders, pairs=pairs, bound=bound, spans=())
 
 
 def without_copies(schedule: Schedule) -> tuple[Schedule, tuple[Mapping[int, Sequence[Action]], ...]]:
