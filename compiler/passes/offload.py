@@ -1,7 +1,7 @@
 """Says which values of a stage may lie in the host's memory between F and the backward pass: what `offload NAME` names.
 
-Takes the stages of a partitioned graph. These are values that F makes, or receives, inside of the named blocks and
-repeats, and that the backward pass reads. A view goes with the tensor whose memory it shares. What a stage has anyway
+Takes the stages of a partitioned graph. These are values that F makes, or receives, and that the backward pass reads, if
+one of the two is inside of a named block or repeat. A view goes with the tensor whose memory it shares. What a stage has anyway
 stays: inputs, parameters and what the prologue makes, constants, and what slices of a sequence share. Nodes stay as
 they are, since a copy changes nothing that they read; which microbatches are copied, and when, is up to the schedule.
 """
@@ -41,9 +41,9 @@ def without_effect(partitioned: PartitionedGraph, rules: Sequence[OffloadRule]) 
         if not any(True for stage in partitioned.stages for _ in _chosen(stage, [scopes])):
             yield Diagnostic(
                 "W0301",
-                f"`offload {path}` applies to nothing: nothing that it makes is kept for the backward pass",
+                f"`offload {path}` applies to nothing: it keeps nothing for the backward pass",
                 span,
-                help="remove it; what is recomputed is not kept",
+                help="remove it",
             )
 
 
@@ -65,19 +65,23 @@ def _named(graph: Graph, rules: Sequence[OffloadRule]) -> Iterator[tuple[str, Sp
 
 
 def _chosen(stage: StageGraph, named: Sequence[Scopes]) -> Iterator[Value]:
-    """The values of a stage that F makes in one of the scopes, and the backward pass reads."""
-    forward = [node for node in stage.nodes if node.phase is Phase.FORWARD]
-    read = {value for node in stage.nodes if node.phase in (Phase.BACKWARD, Phase.WEIGHT) for value in node.inputs}
+    """The values of a stage that F makes and the backward pass reads, one of the two in one of the scopes."""
     behind = roots(stage.nodes)
-    makers = {value: node for node in forward for value in node.outputs}
-    for value in makers:
-        maker = makers.get(behind.get(value, value))
-        if value in read and maker is not None and _copied(maker) and any(_inside(maker, each) for each in named):
-            yield value
-
-
-def _copied(maker: Node) -> bool:
-    return maker.op.literal is None and not maker.op.of_slices
+    makers = {v: node for node in stage.nodes if node.phase is Phase.FORWARD for v in node.outputs}
+    kept: dict[Value, None] = {}
+    inside: set[Value] = set()  # the memory of what has to do with the scopes
+    for node in stage.nodes:
+        if node.phase not in (Phase.BACKWARD, Phase.WEIGHT):
+            continue
+        there = any(_inside(node, scopes) for scopes in named)
+        for value in node.inputs:
+            tensor = behind.get(value, value)
+            maker = makers.get(tensor)
+            if value in makers and maker is not None and maker.op.literal is None and not maker.op.of_slices:
+                kept[value] = None
+                if there or any(_inside(maker, scopes) for scopes in named):
+                    inside.add(tensor)
+    yield from (value for value in makers if value in kept and behind.get(value, value) in inside)
 
 
 def _inside(node: Node, scopes: Scopes) -> bool:

@@ -73,8 +73,8 @@ class Explanation:
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
     in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
     that of an optimizer with several, for a parameter, and `shares` is who works on it as a whole matrix. `moved` is
-    the communication of it, or of a parameter's gradient and updates, in all iterations. `offloaded` are the stages that
-    keep it in the host's memory between F and the backward pass.
+    the communication of it, or of a parameter's gradient and updates, in all iterations. `offloaded` are the stages
+    that keep it in the host's memory between F and the backward pass.
     """
 
     names: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""`offload NAME`: what blocks and repeats keep for the backward pass lies in the host's memory, between copies there and
-back beside what the ranks compute.
+"""`offload NAME`: what blocks and repeats keep for the backward pass lies in the host's memory, between copies there
+and back beside what the ranks compute.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from partita.compiler.report.summary import summarize
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load_text
+from partita.dsl.load import load, load_text
 from partita.runtime import host_copies
-from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.verify import verify
@@ -83,7 +82,7 @@ def text_of(rules: str = "offload layer", order: str = ORDER, **changes: str) ->
 
 @contextmanager
 def memory_of_its_own() -> Iterator[None]:
-    """Copies are copies, as on a device with its own memory: the host's is numpy's, and given back it is overwritten."""
+    """Copies are copies, as on a device with its own memory: the host's is numpy's, and is overwritten at the end."""
 
     def to_host(memory: torch.UntypedStorage) -> torch.UntypedStorage:
         there = torch.from_numpy(np.empty(max(1, memory.nbytes()), np.uint8)).untyped_storage()
@@ -232,12 +231,14 @@ model net(x: [batch, embed]) {{
 }}
 mesh m(pipe = {ranks})
 layout split on m {{ stage layer -> pipe {rules} }}
-schedule s = {schedule}(microbatches = 8)
+schedule s = {schedule}
 train {{ model = net layout = split schedule = s data = random() optimizer = sgd(lr = 0.1) steps = 2 }}
 """
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "zb_v", *soak("looped_bfs", "v_half")])
+@pytest.mark.parametrize(
+    "schedule", ["gpipe(microbatches = 8)", "zb_v(microbatches = 8)", *soak("looped_bfs(microbatches = 8, chunks = 2)")]
+)
 @pytest.mark.parametrize("rules", ["offload layer", *soak("offload all recompute layer")])
 def test_the_bound_of_the_device_holds_and_is_near(schedule: str, rules: str):
     """Of tensors in its memory: those of the host lie elsewhere."""
@@ -267,7 +268,8 @@ def test_the_host_keeps_what_the_device_does_not():
     for rank, stage, plain in zip(ours.plan.ranks, ours.plan.stages, theirs.plan.stages, strict=True):
         found, whole = memory_report(ours, rank), memory_report(theirs, theirs.plan.ranks[rank.rank])
         in_flight = 4 - rank.rank
-        assert plain.saved == stage.saved == stage.offloaded
+        assert plain.saved == stage.saved >= stage.offloaded
+        assert stage.saved == stage.offloaded or in_flight == 1
         assert found.host == (in_flight * stage.saved if in_flight > 1 else 0)
         assert whole.host == 0
         assert found.activations == whole.activations - (in_flight - 1) * stage.saved
@@ -287,20 +289,19 @@ def test_what_is_not_named_stays_on_the_device():
 
 def test_copies_hide_where_the_link_is_fast_enough_and_microbatches_stay_where_it_is_not():
     """On a GPU; the last stage copies nothing in either case."""
-    sizes = {"embed": "1024", "ffn": "4096", "seq": "1024"}
     mesh = "mesh line(pipe = 4, data = 1) { device = h100 link = nvlink4 }"
     counts = []
-    for ffn in ("16384", "64"):
+    for embed in ("16384", "1024"):  # what a layer computes for each byte that it keeps grows with it
+        sizes = {"embed": embed, "ffn": "16384", "seq": "1024", "precision": "bf16"}
         texts = [
-            text_of(rules, **{**sizes, "ffn": ffn}).replace("mesh line(pipe = 4, data = 1)", mesh)
-            for rules in ("offload layer", "")
+            text_of(rules, **sizes).replace("mesh line(pipe = 4, data = 1)", mesh) for rules in ("offload layer", "")
         ]
         ours, theirs = (schedule_spec(checked(text, "lm.par")) for text in texts)
         steps = [predict(state, exposed=False).step_time for state in (ours, theirs)]
         assert steps[0] == pytest.approx(steps[1], rel=1e-3)
         counts.append([ours.plan.offloads(stage) for stage in range(4)])
     fast, slow = counts
-    assert fast == [8, 8, 8, 0]
+    assert fast[0] > fast[1] > fast[3] == 0
     assert sum(slow) < sum(fast)
 
 
@@ -308,7 +309,7 @@ def test_copies_hide_where_the_link_is_fast_enough_and_microbatches_stay_where_i
 
 
 def test_every_pass_has_a_text_that_reads_back():
-    check_every_pass(compile_spec(checked(text_of("offload layer, state"), "lm.par")))
+    check_every_pass(checked(text_of("offload layer, state"), "lm.par"))
 
 
 def test_reports_say_what_is_copied():
@@ -340,7 +341,7 @@ def test_wrong_rules(rules: str, code: str, text: str):
     found = next(each for each in diagnostics if each.severity == "error")
     assert found.code == code
     assert text in found.message
-    assert found.span.line == 19
+    assert found.span.line == 20
 
 
 def test_rules_without_effect():
@@ -356,7 +357,7 @@ def test_rules_without_effect():
         assert len(warnings) == len(messages), (text, warnings)
         for each, message in zip(warnings, messages, strict=True):
             assert message in each.message
-            assert each.span.line == 19
+            assert each.span.line == 20
     state = compile_spec(checked(text_of(), "lm.par"), training=False)
     assert not any(graph.offloaded for graph in state.partitioned.stages)
     assert not state.warnings
@@ -367,7 +368,8 @@ def test_copies_of_what_is_not_offloaded_are_refused(tmp_path: Path):
     for rules, code in (("", "E0505"), ("offload layer", None)):
         text = text_of(rules, 'from_file("o.sched")').replace("pipe = 4", "pipe = 2")
         (tmp_path / "lm.par").write_text(text)
-        given_ = checked(text, str(tmp_path / "lm.par"))
+        given_, diagnostics = load(tmp_path / "lm.par")
+        assert given_ is not None, diagnostics
         if code is None:
             assert str(compile_spec(given_).schedule).startswith("F0.0 F0.1 O0.0 L0.0 BW0.0 BW0.1")
             continue

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from attrs import evolve
@@ -44,7 +46,7 @@ def test_copies_are_lawful_and_delay_nothing(given_):
     for rank, line in enumerate(after.copies):
         for kind in COPIES:
             own = [interval for interval in line if interval.work.kind == kind]
-            assert all(one.end <= other.start + 1e-9 for one, other in zip(own, own[1:], strict=False))
+            assert all(one.end <= other.start + 1e-9 for one, other in pairwise(own))
         assert sorted(str(each.work) for each in line) == sorted(
             str(each) for each in found.actions[rank] if each.kind in COPIES
         )
@@ -85,7 +87,7 @@ def test_instructions_copy_what_the_schedule_says(given_):
             or (isinstance(each, PostCopy) and each.action.kind == LOAD)
         ]
         assert [action for _, action in seen] == list(found.actions[rank])
-        for before, each in zip(program, program[1:], strict=False):
+        for before, each in pairwise(program):
             if isinstance(each, (PostCopy, WaitCopy)):
                 assert each.stage == stages[each.action.chunk]
             if isinstance(before, WaitCopy) and before.action.kind == LOAD:
@@ -98,8 +100,6 @@ def test_every_form_that_can_say_copies_reads_them_back(given_, data):
     assume(found.ascending)
     for written, name in ((text.write(found), "o.sched"), (None, "o.json")):
         if written is None:
-            import json
-
             written = json.dumps(json_form.as_json(found))
         again = read(Source(name, written))
         assert (again.actions, again.placement, again.pairs) == (found.actions, found.placement, found.pairs)
