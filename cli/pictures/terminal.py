@@ -26,7 +26,8 @@ def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
     """The rows of all ranks in `width` columns.
 
     A column shows what the rank does in the middle of its time span; an action is labeled with as much of kind, chunk
-    and microbatch as fits. Copies to the host's memory and back have rows of their own below their rank's.
+    and microbatch as fits. Copies to the host's memory and back that take any time have rows of their own below
+    their rank's.
     """
     margin = len(f"rank {schedule.ranks - 1} ")
     columns = max(10, width - margin)
@@ -37,7 +38,7 @@ def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
         rows.append((f"rank {rank}", line))
         copies = timeline.copies[rank] if timeline.copies else ()
         for kind, name in zip(COPIES, ("  out", "  in"), strict=True):
-            own = [each for action, each in computed(copies) if action.kind == kind]
+            own = [each for action, each in computed(copies) if action.kind == kind and each.duration]
             rows += [(name, own)] if own else []
     for name, row in rows:
         picture.append(name.ljust(margin))

@@ -1,9 +1,10 @@
-"""Says which values of a stage may lie in the host's memory between F and the backward pass: what `offload NAME` names.
+"""Says which values of a stage may lie in the host's memory between F and the backward pass, as `offload NAME` asks.
 
-Takes the stages of a partitioned graph. These are values that F makes, or receives, and that the backward pass reads, if
-one of the two is inside of a named block or repeat. A view goes with the tensor whose memory it shares. What a stage has anyway
-stays: inputs, parameters and what the prologue makes, constants, and what slices of a sequence share. Nodes stay as
-they are, since a copy changes nothing that they read; which microbatches are copied, and when, is up to the schedule.
+Takes the stages of a partitioned graph. These are values that F makes, or receives, and that the backward pass reads,
+if one of the two is inside of a named block or repeat. A view goes with the tensor whose memory it shares. What a stage
+has anyway stays: inputs, parameters and what the prologue makes, constants, and what slices of a sequence share. Nodes
+stay as they are, since a copy changes nothing that they read; which microbatches are copied, and when, is up to the
+schedule.
 """
 
 from __future__ import annotations

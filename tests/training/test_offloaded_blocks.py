@@ -15,18 +15,21 @@ from attrs import evolve
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
-from partita.compiler.analysis.memory import memory_report
+from partita.compiler.analysis.memory import MemoryReport, memory_report
 from partita.compiler.analysis.time import predict
+from partita.compiler.fit.schedule import planned_with
 from partita.compiler.graph import Phase
-from partita.compiler.pipeline import compile_spec, schedule_spec
+from partita.compiler.pipeline import assembled, compile_spec, schedule_spec
 from partita.compiler.report.explain import explain
 from partita.compiler.report.summary import summarize
+from partita.compiler.schedules.forms import read
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
+from partita.dsl.source import Source
 from partita.runtime import host_copies
-from partita.runtime.rank import prepare
+from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.verify import verify
 from tests.commands import computed, partita
@@ -245,6 +248,28 @@ def test_the_bound_of_the_device_holds_and_is_near(schedule: str, rules: str):
     text = LARGE.format(schedule=schedule, rules=rules, ranks=1)
     plan = prepare(checked(text, "net.par"))
     assert plan.training.schedule.copies
+    bound = near(plan)
+    plain = compile_spec(checked(LARGE.format(schedule=schedule, rules="", ranks=1), "net.par"))
+    assert bound.total < memory_report(plain, plain.plan.ranks[0]).total
+
+
+LATER = (
+    "F0.0 F0.1 O0.0 F0.2 O0.1 F0.3 O0.2 O0.3 L0.0 BW0.0 L0.1 BW0.1 L0.2 BW0.2 L0.3 BW0.3",
+    "F0.0 O0.0 F0.1 O0.1 F0.2 O0.2 F0.3 L0.0 L0.1 L0.2 BW0.0 BW0.1 BW0.2 BW0.3",
+)
+
+
+@pytest.mark.parametrize("order", LATER)
+def test_memory_is_free_from_the_end_of_one_copy_to_the_start_of_the_other(order: str):
+    """Where these are not at once, as on a link that takes its time."""
+    text = LARGE.format(schedule="gpipe(microbatches = 4)", rules="offload layer", ranks=1)
+    state = compile_spec(checked(text, "net.par"))
+    schedule = read(Source("order.sched", order))
+    near(Plan(state.spec, assembled(planned_with(state, schedule)), None))
+
+
+def near(plan: Plan) -> MemoryReport:
+    """The bound of the device of the only rank, which tensors in its memory reach nearly."""
     runs = []
 
     def run() -> None:
@@ -258,8 +283,7 @@ def test_the_bound_of_the_device_holds_and_is_near(schedule: str, rules: str):
     (rank,) = plan.program.ranks
     bound = memory_report(plan.training, rank)
     assert 0.9 * bound.total <= peak <= bound.total, (bound, peak)
-    plain = compile_spec(checked(LARGE.format(schedule=schedule, rules="", ranks=1), "net.par"))
-    assert bound.total < memory_report(plain, plain.plan.ranks[0]).total
+    return bound
 
 
 def test_the_host_keeps_what_the_device_does_not():

@@ -9,6 +9,7 @@ from tests.planted.lists import (
     checkpoints,
     context,
     convolution,
+    copies,
     data,
     experts,
     gradients,
@@ -53,4 +54,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "watching": watching.MISTAKES,
     "using": using.MISTAKES,
     "context": context.MISTAKES,
+    "copies": copies.MISTAKES,
 }
