@@ -131,14 +131,14 @@ MISTAKES = [
         "compiler/passes/offload.py",
         " and not maker.op.of_slices:",
         ":",
-        f"{BLOCKS}::test_every_schedule_copies_and_computes_the_same",
+        "verify tests/planted/files/slices.par",
     ),
     Planted(
         "views-left-on-the-device",
         "compiler/passes/offload.py",
         "if value in kept and behind.get(value, value) in inside)",
         "if value in kept and value in inside)",
-        VERIFY,
+        f"{BLOCKS}::test_the_host_keeps_what_the_device_does_not",
     ),
     Planted(
         "more-slots-than-values",
