@@ -178,6 +178,7 @@ def _stages(summary: Summary, width: int) -> Table:
     from partita.cli.table import Column, Table
 
     rows = []
+    copied = any(each.offloads for each in summary.stages)
     for (parameters, tied, *figures), run in groupby(
         summary.stages,
         lambda each: (
@@ -185,6 +186,7 @@ def _stages(summary: Summary, width: int) -> Table:
             ", ".join(each.tied),
             *(seconds_text(each.seconds[kind]) for kind in ("F", "B", "W")),
             bytes_text(each.saved),
+            *([f"{bytes_text(each.offloaded)} × {each.offloads}" if each.offloads else ""] if copied else ()),
         ),
     ):
         alike = list(run)
@@ -200,6 +202,7 @@ def _stages(summary: Summary, width: int) -> Table:
         Column("parameters"),
         Column("tied", spare=2),
         *(Column(heading, right=True) for heading in ("F", "B", "W", "saved")),
+        *([Column("offloaded", right=True)] if copied else ()),
     )
     return Table(columns, rows, width)
 

@@ -176,6 +176,9 @@ def show_tensor(found: Explanation, console: Console) -> None:
     table("over, split, because", [*reasons, *late])
     stages = f"stage{'s' * (len(found.stages) > 1)} {_listed(found.stages)}"
     print_text(console, f"a rank computes with {found.local}, {bytes_text(found.local.bytes)}; on {stages}")
+    if found.offloaded:
+        own = f"stage{'s' * (len(found.offloaded) > 1)} {_listed(found.offloaded)}"
+        print_text(console, f"in the host's memory between F and the backward pass of a microbatch, on {own}")
     stored = []
     for kept in found.stored:
         rules = ", ".join(_rule(rule) for rule in kept.rules)

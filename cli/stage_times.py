@@ -23,7 +23,8 @@ PASSES = ("S", "T")
 @frozen
 class StageTimes:
     """Times of one microbatch: of F, B and W on a rank, over all its chunks, or of each stage; `comm` of a transfer, or
-    of each pair of adjacent stages; `FB` of an overlapped forward and full backward. Any unit.
+    of each pair of adjacent stages; `FB` of an overlapped forward and full backward; `copy` of a copy of what a rank
+    keeps of the microbatch to the host's memory, or back, if it is copied there. Any unit.
     """
 
     F: Amount = 1.0
@@ -33,6 +34,11 @@ class StageTimes:
     FB: float | None = None
     S: Amount | None = None
     T: Amount | None = None
+    copy: Amount | None = None
+
+    def copies(self, ranks: int, chunks: int) -> dict[int, float]:
+        """The time of each stage's copy; empty if none is copied."""
+        return {} if self.copy is None else dict(enumerate(self._by_stage("copy", ranks * chunks, chunks)))
 
     def spread(self, ranks: int, chunks: int) -> Spread | None:
         """The stages of such a pipeline and of the ranks' parts of the vocabulary, if they share it."""
@@ -45,6 +51,7 @@ class StageTimes:
             *((key, stages, "stages") for key in NEEDED),
             ("comm", stages - 1, "pairs of stages"),
             *((key, ranks, "ranks") for key in PASSES),
+            ("copy", stages, "stages"),
         ]
         if (self.S is None) != (self.T is None):
             return "S and T are those of one vocabulary: give both"
@@ -73,10 +80,12 @@ class StageTimes:
             weight = (*weight, *(0.0,) * (ranks + 1))
         seconds = {FORWARD: forward, BACKWARD: backward, WEIGHT: weight, FULL_BACKWARD: whole}
         pair = None if self.FB is None else self.FB / chunks
+        copies = self.copies(ranks, chunks)
         return Costs(
             lambda stage, kind: seconds[kind][stage],
             self._transfer,
             None if pair is None else lambda first, second: pair,
+            copy=lambda stage: copies.get(stage, 0.0),
         )
 
     def _by_stage(self, key: str, stages: int, chunks: int) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from partita.compiler.schedules.communication import communicate, default_messag
 from partita.compiler.schedules.conditions import Conditions, Memory
 from partita.compiler.schedules.generator import SCHEDULES, own_arguments, size_of
 from partita.compiler.schedules.invariants import check_program, check_schedule
+from partita.compiler.schedules.offload import with_copies
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.simulator import simulate
 from partita.compiler.schedules.spread import part_messages
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F=1,B=1,W=1,comm=0",
         help="times of one microbatch on one rank, and of a transfer; FB=: of an overlapped forward and full backward; "
         "S= and T=: of the passes over its part of a shared vocabulary; "
+        "copy=: of a copy of what it keeps to the host's memory, and of one back; "
         "or a JSON file with them, where a list has one for each stage",
     )
     group.add_argument("--memory-limit", type=number, metavar="X", help="memory for microbatches on each rank")
@@ -114,8 +116,13 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
         if memory is not None:  # it is that of the stages: S and T leave nothing
             left = (0.0,) * (spread.total - stages)
             held = evolve(memory, forward=memory.forward + left, weight=memory.weight + left)
+    overlap = arguments.times.FB is not None
+    if arguments.times.copy is not None:
+        check_schedule(schedule)
+        copies = _copies(arguments.times.copies(ranks, chunks), slices)
+        schedule = with_copies(schedule, copies, simulate(communicate(schedule, messages, overlap=overlap), costs))
     check_schedule(schedule)
-    programs = communicate(schedule, messages, overlap=arguments.times.FB is not None)
+    programs = communicate(schedule, messages, overlap=overlap)
     check_program(programs)
     if held is not None:
         _hold(schedule, held)
@@ -146,7 +153,13 @@ def _shared(costs: Costs, slices: int) -> Costs:
         costs,
         action=lambda stage, kind: costs.action(stage, kind) / slices,
         transfer=lambda message: costs.transfer(message) / slices,
+        copy=lambda stage: costs.copy(stage) / slices,
     )
+
+
+def _copies(copies: Mapping[int, float], slices: int) -> dict[int, float]:
+    """The times of a slice's copies, of those of a microbatch."""
+    return {stage: seconds / slices for stage, seconds in copies.items()}
 
 
 def _hold(schedule: Schedule, memory: Memory) -> None:

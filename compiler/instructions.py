@@ -1,4 +1,4 @@
-"""The instructions of a rank: its compute actions, with the posts and waits of communication around them.
+"""The instructions of a rank: its compute actions, with the posts and waits of communication and copies around them.
 
 A *message* is a value sent between two stages in every microbatch, identified by content (value, stages, direction). A
 *channel* is an ordered pair of ranks and a direction; it runs its transfers in order, one at a time, and matches them
@@ -123,4 +123,29 @@ class WaitReceive:
         return f"wait-receive {self.transfer}"
 
 
-Instruction: TypeAlias = Compute | PostSend | WaitSend | PostReceive | WaitReceive
+@frozen
+class PostCopy:
+    """Start to copy what a stage keeps of a microbatch into the host's memory (O) or back (L), beside what runs. The
+    copies of a rank in one direction run one after the other.
+    """
+
+    action: Action
+    stage: int
+
+    def __str__(self) -> str:
+        return f"post {self.action}"
+
+
+@frozen
+class WaitCopy:
+    """Wait for a copy that was started, and give back the memory that it is a copy of."""
+
+    action: Action
+    stage: int
+
+    def __str__(self) -> str:
+        return f"wait {self.action}"
+
+
+Copy: TypeAlias = PostCopy | WaitCopy
+Instruction: TypeAlias = Compute | PostSend | WaitSend | PostReceive | WaitReceive | Copy

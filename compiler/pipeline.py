@@ -37,6 +37,7 @@ from partita.compiler.passes.guard import guarded
 from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
+from partita.compiler.passes.offload import offloaded, without_effect
 from partita.compiler.passes.overlap import overlapped
 from partita.compiler.passes.place import pipeline_of, place
 from partita.compiler.passes.remat_cheap import remat_cheap
@@ -412,7 +413,12 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
 
 def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
-    return extended(Cut, state, partitioned=overlapped(grouped(partitioned), full_at(state.mesh)))
+    partitioned = overlapped(grouped(partitioned), full_at(state.mesh))
+    if not state.training:
+        return extended(Cut, state, partitioned=partitioned)
+    partitioned = offloaded(partitioned, state.offload_rules)
+    warnings = (*state.warnings, *without_effect(partitioned, state.offload_rules))
+    return extended(Cut, state, partitioned=partitioned, warnings=warnings)
 
 
 def _update(state: Cut) -> Partitioned:

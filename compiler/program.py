@@ -43,7 +43,7 @@ from partita.compiler.graph import Guard
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, Traffic, Transfer
 from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.mesh import Mesh
-from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.schedule import OFFLOAD, Schedule
 from partita.dsl.reprs import count, outline, shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
@@ -145,7 +145,8 @@ class StagePlan:
     bytes: `saved` is what one microbatch keeps from F for the backward pass; `kept` what it keeps from B to W,
     including what B adds; `peaks` the most that each kind of function (F, B, W, BW, C) holds in addition to what its
     microbatch holds before or after it, whichever is more, with the buffers of reductions that have started. `shared`
-    is what the slices of a part of the batch share: from the first F on, and from the first B on.
+    is what the slices of a part of the batch share: from the first F on, and from the first B on. `offloaded` is what
+    of `saved` lies in the host's memory between O and L.
     """
 
     index: int
@@ -157,6 +158,7 @@ class StagePlan:
     accumulators: tuple[AccumulatorRecord, ...]
     saved: int
     kept: int
+    offloaded: int
     shared: Mapping[str, int]
     peaks: Mapping[str, int]
 
@@ -166,8 +168,8 @@ class StagePlan:
 @frozen(kw_only=True)
 class StageProgram(StagePlan):
     """A stage plan with its functions, and the slots of its `frame`: those of inputs (`input_slots`), of messages
-    (`sends` and `receives`), and of sent values that no later function of this stage reads (`released`). `functions`
-    names the non-empty ones, by kind (G, P, O, F, B, W, BW, C, R).
+    (`sends` and `receives`), of sent values that no later function of this stage reads (`released`), and of what is
+    copied to the host's memory (`copied`). `functions` names the non-empty ones, by kind (G, P, O, F, B, W, BW, C, R).
     """
 
     frame: int
@@ -176,6 +178,7 @@ class StageProgram(StagePlan):
     receives: Mapping[Message, tuple[int, Type]]
     local_transfers: tuple[LocalTransfer, ...]
     released: frozenset[int]
+    copied: tuple[int, ...]
     functions: Mapping[str, str]
 
     __repr__ = shortened
@@ -274,6 +277,11 @@ class StepPlan:
     def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return self.microbatches // self.slices
+
+    def offloads(self, stage: int) -> int:
+        """The microbatches of a batch that a stage copies to the host's memory."""
+        rank, chunk = self.schedule.position(stage)
+        return sum(each.kind == OFFLOAD and each.chunk == chunk for each in self.schedule.actions[rank])
 
     def parameter(self, name: str) -> ParameterRecord:
         """The record of a parameter by its full name. Raises KeyError."""

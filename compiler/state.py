@@ -72,11 +72,15 @@ class Configured:
         return reads and not self.training and (not self.outputs or self.beside is not None)
 
     @property
+    def offload_rules(self) -> list[language.OffloadRule]:
+        """The rules that keep tensors in the host's memory."""
+        rules = self.spec.layout.rules if self.spec.layout else ()
+        return [rule for rule in rules if isinstance(rule, language.OffloadRule)]
+
+    @property
     def offload_rule(self) -> language.OffloadRule | None:
         """The rule that keeps the optimizer's tensors in the host's memory, if there is one."""
-        rules = self.spec.layout.rules if self.spec.layout else ()
-        offloading = (rule for rule in rules if isinstance(rule, language.OffloadRule))
-        return next((rule for rule in offloading if (STATE,) in rule.paths), None)
+        return next((rule for rule in self.offload_rules if (STATE,) in rule.paths), None)
 
     @property
     def offloads_state(self) -> bool:

@@ -105,7 +105,7 @@ CODES: dict[str, Code] = {
     "E0406": Code("batch does not divide evenly", "The batch axis must be divisible by the number of microbatches, and that of a sequence by the number of slices.", "`axis batch = 32` with `microbatches = 8`."),
     "E0407": Code("loss cannot be split", "After the reduction over the batch the loss may only be scaled or added to, so that microbatches can be summed. In slices of a sequence, a position may depend on earlier ones only, by causal attention.", "Move the nonlinear part into a metric; cut the batch alone."),
     "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and was probably forgotten. One that an optimizer freezes may be used without a gradient.", "Use it, remove it, or freeze it."),
-    "E0409": Code("rule matches nothing", "A path of a `place` or `recompute` rule does not name a part of the model, or a path of an optimizer's rule names no parameter.", "Check the spelling."),
+    "E0409": Code("rule matches nothing", "A path of a `place`, `recompute` or `offload` rule does not name a part of the model, or a path of an optimizer's rule names no parameter.", "Check the spelling."),
     "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
     "E0411": Code("size does not divide evenly", "An axis that a rule splits must be divisible by the sizes of its mesh axes, after the batch is split into microbatches.", "Choose sizes of the axis and of the mesh that divide evenly."),
     "E0412": Code("mesh axis used twice", "A mesh axis is used either for the pipeline or to split tensors, not both; except for the axis of a vocabulary, which all ranks of the pipeline can share.", "Use another mesh axis for one of the two."),
@@ -114,7 +114,7 @@ CODES: dict[str, Code] = {
     "E0415": Code("nothing is trained", "The optimizer freezes every parameter of the model.", "`update … -> adamw(…)` before `freeze all`."),
     "E0416": Code("optimizer does not fit", "The optimizer of a rule cannot update a parameter that the rule matches: `muon` updates matrices, which a `dot` reads.", "`update matrices -> muon(…)`, then a rule for the others."),
     "E0417": Code("axis cannot be shared by the pipeline", "All ranks of a pipeline can share an axis that is looked up in before the first stage, or reduced by the loss after the last one, in one exchange.", "Split it over another mesh axis."),
-    "E0418": Code("cannot be offloaded", "What the optimizer keeps can lie in the host's memory, between uses and as it is updated.", "`offload state`"),
+    "E0418": Code("cannot be offloaded", "What the optimizer keeps can lie in the host's memory, and what blocks and repeats keep for the backward pass; parameters and gradients cannot.", "`offload state`, `offload layer`"),
     "E0419": Code("axis cannot be split so", "A rule for one axis may say after `by` that its positions are in zigzag order, and how attention gets at keys and values of other ranks. All rules for the axis must agree, and nothing but attention and functions of a position may depend on the order of positions.", "`shard seq -> context by zigzag`, and no convolution, shift or scan over `seq`."),
     # ------------------------------------------------------------ schedules
     "E0501": Code("invalid schedule", "Every forward and backward action of every chunk and microbatch must appear exactly once, after its dependencies.", "See the invariants in docs/schedules.md."),

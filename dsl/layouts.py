@@ -69,10 +69,11 @@ class Layouts:
                     return spec.RecomputeRule(_parts(rule.paths), rule.span, spans)
                 case tree.Offload():
                     for path in rule.paths:
-                        if str(path) != STATE:
-                            message = f"only `state` can be kept in the host's memory, not `{path}`"
-                            help = "`offload state`; what a block keeps for the backward pass, `recompute` saves"
+                        if str(path) in CLASSES and str(path) != STATE:
+                            message = f"`{path}` cannot be kept in the host's memory"
+                            help = "`offload state`; or a block or repeat, for what it keeps for the backward pass"
                             raise refuse("E0418", message, path.span, help=help)
+                    self.paths([p for p in rule.paths if str(p) not in ("all", STATE)], known)
                     spans = tuple(path.span for path in rule.paths)
                     return spec.OffloadRule(_parts(rule.paths), rule.span, spans)
         except Refused as refused:

@@ -194,8 +194,9 @@ class _Names:
                 case tree.Recompute(paths=paths):
                     own = ()
                     self._paths(each for each in paths if str(each) not in ("all", "auto"))
-                case tree.Offload():
-                    own = ()  # a class of tensors
+                case tree.Offload(paths=paths):
+                    own = ()
+                    self._paths(each for each in paths if str(each) not in ("all", "state"))
             for name in own:
                 self._refer(name, (), axes)
 

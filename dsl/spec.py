@@ -391,7 +391,7 @@ class RecomputeRule:
 
 @frozen
 class OffloadRule:
-    """`offload paths`; the path `("state",)` is a keyword."""
+    """`offload paths`; the paths `("all",)` and `("state",)` are keywords."""
 
     paths: tuple[tuple[str, ...], ...]
     span: Span = field(eq=False)

@@ -11,9 +11,11 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from partita.compiler.instructions import Compute, PostReceive, PostSend, Transfer
+from partita.compiler.instructions import Compute, Copy, PostCopy, PostReceive, PostSend, Transfer, WaitCopy
 from partita.compiler.program import Program, RankProgram
+from partita.compiler.schedules.schedule import OFFLOAD
 from partita.runtime.context import Context, begun
+from partita.runtime.host_copies import HostCopies, Kept
 from partita.runtime.stages import Stage, allocator
 from partita.runtime.transports.transport import Handle, Transport
 
@@ -73,6 +75,7 @@ class Binder:
                 last_of_slices[instruction.stage, instruction.action.microbatch // self.program.slices] = i
                 first.setdefault(instruction.stage, i)
         transfers: dict[Transfer, _UnderWay] = {}
+        copies, kept = HostCopies(self.context.device), dict[tuple[int, int], Kept]()
         bound: list[Bound] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
@@ -82,6 +85,8 @@ class Binder:
                 opening = first[instruction.stage] == i
                 closing = instruction.stage in self.record.reductions.get(i, ())
                 own = self._compute(instruction, final, whole, opening, closing)
+            elif isinstance(instruction, (PostCopy, WaitCopy)):
+                own = self._copy(instruction, copies, kept)
             else:
                 transfer = instruction.transfer
                 under_way = transfers.setdefault(transfer, _UnderWay())
@@ -167,6 +172,29 @@ class Binder:
         if opening and "O" in stage.functions:
             return open
         return run_communicating if isgeneratorfunction(function) else run
+
+    def _copy(self, instruction: Copy, copies: HostCopies, kept: dict[tuple[int, int], Kept]) -> Bound:
+        """Post a copy to the host's memory or back, or wait for it; `kept` is what is there."""
+        stage, microbatch = self.stages[instruction.stage], instruction.action.microbatch
+        frame, slots, key = stage.frames[microbatch], stage.record.copied, (instruction.stage, microbatch)
+
+        def offload() -> None:
+            kept[key] = copies.offload(frame, slots)
+            stage.on_host.add(microbatch)
+
+        def offloaded() -> None:
+            copies.offloaded(frame, slots, kept[key])
+
+        def load() -> None:
+            copies.load(frame, slots, kept[key])
+
+        def loaded() -> None:
+            copies.loaded(kept.pop(key))
+            stage.on_host.remove(microbatch)
+
+        if instruction.action.kind == OFFLOAD:
+            return offload if isinstance(instruction, PostCopy) else offloaded
+        return load if isinstance(instruction, PostCopy) else loaded
 
     def _post_send(self, transfer: Transfer, under_way: _UnderWay, last: bool, final: bool) -> Bound:
         """Post a send from a frame; `last`: the last send of this slot."""

@@ -66,14 +66,18 @@ class Stage:
         self.constants: Sequence[torch.Tensor | None] = ()
         self.gathering: tuple[Collective, ...] | None = None  # of what the constants still lack
         self.frames: tuple[Frame, ...] = tuple([None] * record.frame for _ in range(microbatches))
+        self.on_host: set[int] = set()  # the microbatches of which the host's memory keeps something
         self.slices = slices
         self.shared: tuple[dict[str, torch.Tensor], ...] = tuple({} for _ in range(microbatches // slices))
 
     @property
     def in_flight(self) -> list[int]:
-        """The microbatches whose frame, or what it shares, holds anything; none between steps."""
-        frames = enumerate(self.frames)
-        return [i for i, frame in frames if self.shared[i // self.slices] or any(slot is not None for slot in frame)]
+        """The microbatches whose frame, or what it shares, or the host's memory, holds anything; none between steps."""
+        return [
+            i
+            for i, frame in enumerate(self.frames)
+            if self.shared[i // self.slices] or i in self.on_host or any(slot is not None for slot in frame)
+        ]
 
     def gather(self, context: Context) -> None:
         """Ahead of a step: start to gather what is computed with, unless that is under way."""

@@ -13,13 +13,14 @@ To test a schedule:
 
 `assert_lawful` checks a schedule against all invariants of `partita.compiler.schedules.invariants`, with any messages.
 The strategies generate shapes, valid schedules (named ones, random orders, orders that sum gradients differently, and
-orders of ranks that share a vocabulary), mutants of them, messages that skip stages, costs, and memory limits.
-Shapes have slices of the sequence if asked to, `shapes(max_slices=4)`.
+orders of ranks that share a vocabulary), copies to the host's memory in them, mutants of them, messages that skip
+stages, costs, and memory limits. Shapes have slices of the sequence if asked to, `shapes(max_slices=4)`.
 """
 
 from partita.testing.assertions import assert_lawful, dependency_bound
 from partita.testing.strategies import (
     Shape,
+    copied_schedules,
     costs,
     descending_orders,
     memories,
@@ -35,6 +36,7 @@ from partita.testing.strategies import (
 __all__ = [
     "Shape",
     "assert_lawful",
+    "copied_schedules",
     "costs",
     "dependency_bound",
     "descending_orders",

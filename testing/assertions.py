@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.compiler.instructions import Message
-from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, Schedule, ranks_of
 from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
-from partita.compiler.schedules.spread import part_messages
 from partita.compiler.schedules.timeline import Timeline
+from partita.testing.strategies import messages_of
 
 
 def assert_lawful(
@@ -22,14 +22,12 @@ def assert_lawful(
     """Check a schedule against all invariants, and return its timeline.
 
     By default `costs` are equal with free transfers, and `messages` are the chain from stage to stage, and those of
-    the parts that all ranks share. Raises Refused
-    with the invariant, the ranks and the actions for invariants 1 to 4 and 6, AssertionError for invariant 5.
+    the parts that all ranks share. Raises Refused with the invariant, the ranks and the actions for invariants 1 to 4,
+    6 and 7, AssertionError for invariant 5.
     """
     costs = costs or equal_costs()
     if messages is None:
-        spread = schedule.spread
-        messages = default_messages(spread.stages if spread else schedule.stages, schedule.training)
-        messages += part_messages(spread, schedule.training) if spread else ()
+        messages = messages_of(schedule)
     check_schedule(schedule)
     programs = communicate(schedule, messages, lookahead=lookahead)
     check_program(programs)

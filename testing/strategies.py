@@ -1,4 +1,4 @@
-"""Hypothesis strategies: shapes, valid schedules, mutants of them, messages, costs, memory limits."""
+"""Hypothesis strategies: shapes, valid schedules, copies in them, mutants of them, messages, costs, memory limits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from attrs import evolve, frozen
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import Message
-from partita.compiler.schedules.communication import default_messages
+from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.generator import SCHEDULES
+from partita.compiler.schedules.offload import with_copies
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import (
     BACKWARD,
+    COPIES,
     FORWARD,
     FULL_BACKWARD,
     KINDS,
@@ -25,7 +27,8 @@ from partita.compiler.schedules.schedule import (
     peak_live,
     turn,
 )
-from partita.compiler.schedules.simulator import Costs
+from partita.compiler.schedules.simulator import Costs, simulate
+from partita.compiler.schedules.spread import part_messages
 
 # The schedules that a shape alone determines, rather than a file.
 NAMED = sorted(each.name for each in SCHEDULES.values() if each.written is None)
@@ -161,6 +164,29 @@ def schedules(of: st.SearchStrategy[Shape] | None = None) -> st.SearchStrategy[S
 
 
 @st.composite
+def copied_schedules(
+    draw: st.DrawFn, of: st.SearchStrategy[Schedule] | None = None
+) -> tuple[Schedule, Schedule, Costs]:
+    """A valid schedule, the same with copies to the host's memory of what some of its stages keep, and the costs by
+    which these were inserted; copies are from free to slow.
+    """
+    schedule = draw(of if of is not None else schedules())
+    chosen = draw(st.sets(st.integers(0, schedule.stages - 1), min_size=1))
+    seconds = st.sampled_from((0.0, 0.1, 0.5, 1.0, 3.0, 20.0))
+    copies = {stage: draw(seconds) for stage in sorted(chosen)}
+    own = evolve(draw(costs(schedule.stages)), copy=lambda stage: copies.get(stage, 0.0))
+    timeline = simulate(communicate(schedule, messages_of(schedule)), own)
+    return schedule, with_copies(schedule, copies, timeline), own
+
+
+def messages_of(schedule: Schedule) -> tuple[Message, ...]:
+    """The chain from stage to stage, and messages of the parts that all ranks share."""
+    spread = schedule.spread
+    found = default_messages(spread.stages if spread else schedule.stages, schedule.training)
+    return (*found, *part_messages(spread, schedule.training)) if spread else found
+
+
+@st.composite
 def _placements(draw: st.DrawFn, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     form = draw(st.sampled_from(("loop", "v", "random")))
     if form == "loop":
@@ -199,7 +225,7 @@ def mutants(draw: st.DrawFn, of: st.SearchStrategy[Schedule] | None = None) -> t
         actions.insert(j, action)
         text += f" at {j}"
     else:
-        kind = draw(st.sampled_from(KINDS))
+        kind = draw(st.sampled_from((*KINDS, *COPIES)))
         chunk = draw(st.integers(0, schedule.chunks))
         microbatch = draw(st.integers(0, schedule.microbatches))
         actions[i] = Action(kind, chunk, microbatch)

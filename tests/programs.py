@@ -176,9 +176,11 @@ def models(draw: st.DrawFn, stages: int, most: int = 3):
 
 @st.composite
 def recomputations(draw: st.DrawFn, model: str):
-    """A `recompute` rule for a model's text, or none."""
+    """A `recompute` rule for a model's text, an `offload` rule, both, or none."""
     rule = draw(st.sampled_from(["", "", "recompute mlp", "recompute layer", "recompute all"]))
-    return "" if rule == "recompute mlp" and "= mlp(" not in model else rule
+    copied = draw(st.sampled_from(["", "", "offload mlp", "offload layer", "offload all", "offload layer, state"]))
+    without = "= mlp(" not in model
+    return " ".join(each for each in (rule, copied) if not (without and "mlp" in each))
 
 
 @st.composite

@@ -1,7 +1,8 @@
 """A timeline as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Each title is a process in the trace. It has a row for the steps, if they have names, one per rank with its actions, one
-per channel with its transfers, and a counter of each rank's live activations. Arrows lead from the action that sends a
+Each title is a process in the trace. It has a row for the steps, if they have names, one per rank with its actions, two
+with its copies to the host's memory and back, if there are any, one per channel with its transfers, and a counter of
+each rank's live activations. Arrows lead from the action that sends a
 message to the one that needs it.
 
 Times are in microseconds, rounded to eighths: viewers keep whole nanoseconds, so what touches still does.
@@ -14,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from partita.cli.pictures.picture import NAMES, Picture, computed, live
+from partita.cli.pictures.picture import NAMES, Picture, computed
 from partita.compiler.instructions import Transfer
 from partita.compiler.schedules.communication import DIRECTION
-from partita.compiler.schedules.schedule import KINDS, Action
+from partita.compiler.schedules.schedule import COPIES, KINDS, Action
 from partita.compiler.schedules.timeline import Interval
 
 Event = dict[str, Any]
@@ -52,6 +53,7 @@ def _rows(pictures: Sequence[Picture], process: int) -> dict[str, int]:
     names = ["steps"] if any(picture.name for picture in pictures) else []
     timelines = [picture.timeline for picture in pictures]
     names += [f"rank {rank}" for rank in range(max(len(timeline.actions) for timeline in timelines))]
+    names += [row for timeline in timelines for rank in range(len(timeline.copies)) for row in _copies(rank).values()]
     names += [str(channel) for timeline in timelines for channel in timeline.transfers]
     return {name: process * _ROWS + i for i, name in enumerate(dict.fromkeys(names))}
 
@@ -76,9 +78,13 @@ def _picture(picture: Picture, process: int, rows: dict[str, int], flows: Iterat
             if action.kind in KINDS:
                 name, arguments = str(action), {"chunk": action.chunk, "microbatch": action.microbatch}
             yield slice_of(f"rank {rank}", interval, name, NAMES[action.kind], arguments)
-        for time, number in live(line):
+        for time, number in timeline.live(rank):
             place = {"pid": process, "ts": _microseconds(start + time)}
             yield {"ph": "C", **place, "name": f"live activations of rank {rank}", "args": {"live": number}}
+    for rank, line in enumerate(timeline.copies):
+        for action, interval in computed(line):
+            arguments = {"chunk": action.chunk, "microbatch": action.microbatch}
+            yield slice_of(_copies(rank)[action.kind], interval, str(action), NAMES[action.kind], arguments)
     for channel, line in timeline.transfers.items():
         for interval in line:
             transfer = interval.work
@@ -87,6 +93,11 @@ def _picture(picture: Picture, process: int, rows: dict[str, int], flows: Iterat
             arguments = {"microbatch": transfer.microbatch, "bytes": message.bytes}
             yield slice_of(str(channel), interval, message.value, "transfer", arguments)
     yield from _arrows(picture, process, rows, flows)
+
+
+def _copies(rank: int) -> dict[str, str]:
+    """The rows of a rank's copies, by their kind."""
+    return {kind: f"rank {rank} {NAMES[kind]}" for kind in COPIES}
 
 
 def _arrows(picture: Picture, process: int, rows: dict[str, int], flows: Iterator[int]) -> Iterator[Event]:

@@ -1,4 +1,5 @@
-"""A timeline as SVG or PNG: a row for each rank, with its actions above and its live activations below.
+"""A timeline as SVG or PNG: a row for each rank, with its actions above, its copies to the host's memory and back, if
+there are any, and its live activations below.
 
 The rectangles of one color in a row are one path, so that a picture of tens of thousands is drawn in a second or two.
 """
@@ -17,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.path import Path
 
-from partita.cli.pictures.picture import COLOURS, NAMES, Picture, colour, computed, labels, live
+from partita.cli.pictures.picture import COLOURS, NAMES, Picture, colour, computed, labels
+from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.compiler.schedules.timeline import Interval
 
 WIDTH, MARGIN = 14.0, 0.9  # inches: of a picture, and of both its sides together
@@ -35,8 +37,10 @@ STYLE: Any = {
     "axes.spines.right": False,
     "axes.spines.left": False,
 }
-# The vertical extent of actions and of live activations within a row of height 1, which grows downwards.
+# The vertical extent of actions and of live activations within a row of height 1, which grows downwards; and of copies
+# in each direction, where a picture has any.
 ACTIONS, ACTIVATIONS = (0.06, 0.66), (0.70, 0.94)
+WITH_COPIES = {"": (0.06, 0.46), OFFLOAD: (0.48, 0.57), LOAD: (0.58, 0.67)}
 
 
 def svg(pictures: Sequence[Picture]) -> bytes:
@@ -52,6 +56,7 @@ def png(pictures: Sequence[Picture]) -> bytes:
 def _drawn(pictures: Sequence[Picture], **options: Any) -> bytes:
     rows = [len(picture.timeline.actions) for picture in pictures]
     row = 0.36 if sum(rows) <= 32 else 0.26  # inches
+    row *= 1.4 if any(picture.timeline.copies for picture in pictures) else 1.0
     heights = [row * count for count in rows]
     above, between, below = 0.35, 0.65, 0.65
     height = above + sum(heights) + between * (len(rows) - 1) + below
@@ -84,26 +89,29 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
     border = min(0.5, 0.05 * points * _shortest(timeline.actions))
     size = min(7.0, POINTS * row * 0.4)
     most = max(timeline.peak_live, default=0)
+    bands = WITH_COPIES if timeline.copies else {"": ACTIONS}
     for rank, line in enumerate(timeline.actions):
-        shades: dict[tuple[int, int, int], list[Interval]] = {}
+        shades: dict[tuple[tuple[int, int, int], tuple[float, float]], list[Interval]] = {}
+        for action, interval in computed(timeline.copies[rank] if timeline.copies else ()):
+            shades.setdefault((colour(action, picture.schedule.chunks), bands[action.kind]), []).append(interval)
         for action, interval in computed(line):
-            shades.setdefault(colour(action, picture.schedule.chunks), []).append(interval)
+            shades.setdefault((colour(action, picture.schedule.chunks), bands[""]), []).append(interval)
             fits = interval.duration * points / (LETTER * size)
             text = next((each for each in labels(interval, picture.schedule) if len(each) + 0.5 < fits), None)
             if text is not None:
                 middle = (interval.start + interval.end) / 2 * factor
-                axes.text(middle, rank + sum(ACTIONS) / 2, text, size=size, ha="center", va="center_baseline")
-        for shade, intervals in shades.items():
-            _fill(axes, _rectangles(intervals, rank, factor), shade, edgecolors="white", linewidths=border)
+                axes.text(middle, rank + sum(bands[""]) / 2, text, size=size, ha="center", va="center_baseline")
+        for (shade, band), intervals in shades.items():
+            _fill(axes, _rectangles(intervals, rank, factor, band), shade, edgecolors="white", linewidths=border)
         if most:
-            _fill(axes, _steps(live(line), rank, most, factor), LIVE, linewidths=0)
+            _fill(axes, _steps(timeline.live(rank), rank, most, factor), LIVE, linewidths=0)
             text = str(timeline.peak_live[rank])
             axes.text(1.004, rank + sum(ACTIVATIONS) / 2, text, transform=axes.get_yaxis_transform(), va="center")
 
 
-def _rectangles(intervals: Sequence[Interval], rank: int, factor: float) -> Path:
-    """One path around all intervals."""
-    top, bottom = (rank + each for each in ACTIONS)
+def _rectangles(intervals: Sequence[Interval], rank: int, factor: float, band: tuple[float, float]) -> Path:
+    """One path around all intervals, in a part of the row's height."""
+    top, bottom = (rank + each for each in band)
     starts, ends = np.array([[each.start, each.end] for each in intervals]).T * factor
     x = np.stack([starts, ends, ends, starts, starts], axis=1)
     y = np.broadcast_to([top, top, bottom, bottom, top], x.shape)
@@ -134,7 +142,8 @@ def _shortest(lines: Sequence[Sequence[Interval]]) -> float:
 
 
 def _legend(pictures: Sequence[Picture]) -> list[Patch]:
-    kinds = {action.kind for p in pictures for line in p.timeline.actions for action, _ in computed(line)}
+    lines = [line for p in pictures for line in (*p.timeline.actions, *p.timeline.copies)]
+    kinds = {action.kind for line in lines for action, _ in computed(line)}
     marks = [(COLOURS[kind], f"{kind} {name}") for kind, name in NAMES.items() if kind in kinds]
     if any(max(picture.timeline.peak_live, default=0) for picture in pictures):
         marks.append((LIVE, "live activations, their peak at the right"))

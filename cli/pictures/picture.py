@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import field, frozen
 
-from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, KINDS, WEIGHT, Action, Schedule
+from partita.compiler.schedules.schedule import COPIES, KINDS, Action, Schedule
 from partita.compiler.schedules.timeline import Interval, Timeline
 
 # The colors of kinds, as (red, green, blue); later chunks are lighter. P, R, S and U occur in measured steps only.
@@ -15,6 +15,8 @@ COLOURS = {
     "B": (60, 170, 120),
     "W": (215, 145, 60),
     "BW": (60, 170, 120),
+    "O": (190, 110, 170),
+    "L": (120, 120, 200),
     "P": (150, 150, 150),
     "R": (150, 150, 150),
     "S": (150, 150, 150),
@@ -25,6 +27,8 @@ NAMES = {
     "B": "backward",
     "W": "weight gradients",
     "BW": "full backward",
+    "O": "to the host",
+    "L": "from the host",
     "P": "batch and prologue",
     "R": "reductions",
     "S": "statistics",
@@ -57,9 +61,9 @@ def labels(interval: Interval, schedule: Schedule) -> tuple[str, ...]:
     """The labels for an action, longest first: `F0.3`, `F3`, `3`, `F`; of a pass over a shared vocabulary `S3`, `S`."""
     action = interval.work
     assert isinstance(action, Action)
-    if action.kind not in KINDS:
+    if action.kind not in (*KINDS, *COPIES):
         return (action.kind,)
-    shared = schedule.passes(interval.rank, action)
+    shared = schedule.passes(interval.rank, action) if action.kind in KINDS else ""
     short = (f"{shared or action.kind}{action.microbatch}", *(() if shared else (str(action.microbatch),)))
     full = (str(action), *short) if schedule.own_chunks > 1 and not shared else short
     return (*full, (shared or action.kind)[0])
@@ -70,18 +74,3 @@ def computed(line: Sequence[Interval]) -> Iterator[tuple[Action, Interval]]:
     for interval in line:
         assert isinstance(interval.work, Action)
         yield interval.work, interval
-
-
-def live(line: Sequence[Interval]) -> list[tuple[float, int]]:
-    """The live activations of a rank over time, in (chunk, microbatch) pairs: (seconds, the number from then on).
-
-    A pair is live from the start of its F to the end of its last backward action; an evaluation, whose F save nothing,
-    has none.
-    """
-    changes = [(interval.start, 1) for action, interval in computed(line) if action.kind == FORWARD]
-    ends = [(i.end, -1) for action, i in computed(line) if action.kind in (WEIGHT, FULL_BACKWARD)]
-    found, now = [(0.0, 0)], 0
-    for time, change in sorted(changes + ends) if ends else ():
-        now += change
-        found.append((time, now))
-    return found

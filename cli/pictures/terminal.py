@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from partita.cli.number_format import seconds_text
-from partita.cli.pictures.picture import NAMES, colour, labels
+from partita.cli.pictures.picture import NAMES, colour, computed, labels
 from partita.compiler.schedules.forms import json_form as written
-from partita.compiler.schedules.schedule import Action, Schedule
+from partita.compiler.schedules.schedule import COPIES, Action, Schedule
 from partita.compiler.schedules.timeline import Interval, Timeline
 
 # What fills an action after its label, so that kinds differ without colors too.
-FILLS = {"F": "─", "B": "-", "W": "~", "BW": "═"}
+FILLS = {"F": "─", "B": "-", "W": "~", "BW": "═", "O": "›", "L": "‹"}
 IDLE = "·"
 # The passes over a vocabulary that all ranks share.
 SHARED = {"inputs": "E, G lookup", "outputs": "S, T output"}
@@ -26,16 +26,24 @@ def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
     """The rows of all ranks in `width` columns.
 
     A column shows what the rank does in the middle of its time span; an action is labeled with as much of kind, chunk
-    and microbatch as fits.
+    and microbatch as fits. Copies to the host's memory and back that take any time have rows of their own below
+    their rank's.
     """
     margin = len(f"rank {schedule.ranks - 1} ")
     columns = max(10, width - margin)
     scale = columns / timeline.makespan if timeline.makespan else 0.0
     picture = Text(no_wrap=True)
+    rows: list[tuple[str, Sequence[Interval]]] = []
     for rank, line in enumerate(timeline.actions):
-        picture.append(f"rank {rank}".ljust(margin))
+        rows.append((f"rank {rank}", line))
+        copies = timeline.copies[rank] if timeline.copies else ()
+        for kind, name in zip(COPIES, ("  out", "  in"), strict=True):
+            own = [each for action, each in computed(copies) if action.kind == kind and each.duration]
+            rows += [(name, own)] if own else []
+    for name, row in rows:
+        picture.append(name.ljust(margin))
         drawn = 0
-        for interval in line:
+        for interval in row:
             start, end = ceil(interval.start * scale - 0.5), ceil(interval.end * scale - 0.5)
             if start < end:
                 picture.append(IDLE * (start - drawn), "dim")

@@ -6,7 +6,9 @@ The peak is that of the greatest moment of a step, in addition to what is always
                   norm; gradient accumulators, received totals of tied parameters, what its stages compute with for a
                   whole step (casts of masters, gathered parameters), and tables that kernels cache
     start         full batches of the inputs, and what is gathered for the stages; the rest of their constants is made
-    microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs;
+    microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs, and
+                  without what lies in the host's memory, from where the copy there is complete to where the one back
+                  starts;
                   messages, from where they are made or received into a buffer to where they are read or sent;
                   gradients as they are reduced
     end           the inputs, which the caller of the step still holds; the reduced gradients, and then the working
@@ -24,7 +26,8 @@ The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
     activations   what microbatches in flight keep, and the working set of the function that runs
     buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update
 
-What lies in the host's memory (`offload`) is not part of it, and counted apart, as if the device had its own memory.
+What lies in the host's memory (`offload`) is not part of it, and counted apart, as if the device had its own memory. Of
+what microbatches keep there, it is the most at any time, from where the copy there starts to where the one back ends.
 """
 
 from __future__ import annotations
@@ -38,11 +41,12 @@ from attrs import evolve, frozen
 from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, roots, tables, working_set
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.graph import Node, Phase, Value, without_iterations
-from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
+from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.passes.cut import StageGraph, message_of
 from partita.compiler.program import InputPart, RankPlan
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
+from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.compiler.state import Scheduled
 from partita.dsl.reprs import shortened
 
@@ -104,11 +108,25 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
 
 
 def _on_host(state: Scheduled, rank: RankPlan) -> int:
-    """Bytes in the host's memory: masters and states, and on a GPU copies of what their updates read and make."""
+    """Bytes in the host's memory: masters and states, on a GPU copies of what their updates read and make, and what
+    microbatches in flight keep there.
+    """
     total = sum(size for part in stored(state, rank, host=True) for size in part.values())
-    total += sum(copies(state, rank, host=True))
+    total += sum(copies(state, rank, host=True)) + microbatches_on_host(state, rank)
     moved = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
     return total + (working_set(line_by_line(moved), (), size=host_bytes) if state.device.gpu else 0)
+
+
+def microbatches_on_host(state: Scheduled, rank: RankPlan) -> int:
+    """The most bytes that the microbatches in flight of a rank keep in the host's memory."""
+    now = most = 0
+    for each in rank.instructions:
+        if isinstance(each, PostCopy) and each.action.kind == OFFLOAD:
+            now += state.plan.stages[each.stage].offloaded
+            most = max(most, now)
+        elif isinstance(each, WaitCopy) and each.action.kind == LOAD:
+            now -= state.plan.stages[each.stage].offloaded
+    return most
 
 
 def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, MemoryReport]:
@@ -292,6 +310,11 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
             reducing += _left_over(begun)
             messages += sum(_buffers(state, begun))
             yield kept + working, reducing, messages
+        elif isinstance(instruction, PostCopy) and instruction.action.kind == LOAD:
+            kept += state.plan.stages[instruction.stage].offloaded
+            yield kept, reducing, messages
+        elif isinstance(instruction, WaitCopy) and instruction.action.kind == OFFLOAD:
+            kept -= state.plan.stages[instruction.stage].offloaded
         elif isinstance(instruction, PostReceive):
             messages += sizes[instruction.transfer.message]
             yield kept, reducing, messages

@@ -16,6 +16,7 @@ from math import inf, nan
 
 from attrs import define, evolve, field, frozen
 
+from partita.compiler.analysis.liveness import roots
 from partita.compiler.analysis.memory import copies
 from partita.compiler.analysis.traffic import launch_seconds, update_nodes
 from partita.compiler.codegen.functions import StageFunctions
@@ -291,13 +292,29 @@ class _Walk:
 
 def costs_of(state: Cut, overlap: bool = True) -> Costs:
     """The costs of a partitioned program; without `overlap`, actions last until what they send has arrived."""
-    link = _wire(state)
+    link, copies = _wire(state), copy_seconds(state)
     actions = stage_seconds(state, overlap)
     return Costs(
         lambda stage, kind: actions[stage, kind],
         lambda message: link.latency + message.bytes / link.bandwidth if overlap else 0.0,
         post=link.post,
+        copy=lambda stage: copies.get(stage, 0.0),
     )
+
+
+def copy_seconds(state: Cut) -> dict[int, float]:
+    """Seconds of a copy of what a stage keeps of a microbatch in the host's memory, to there or back, for stages that
+    keep something there. Where the device is a CPU, nothing is copied.
+    """
+    found = {}
+    for stage in state.partitioned.stages:
+        if stage.offloaded:
+            behind = roots(stage.nodes)
+            tensors = {behind.get(value, value) for value in stage.offloaded}
+            size = sum(value.type.bytes for value in tensors)
+            takes = size / state.device.host_link + len(tensors) * state.device.launch
+            found[stage.index] = takes if state.device.gpu else 0.0
+    return found
 
 
 def _wire(state: Cut) -> Link:

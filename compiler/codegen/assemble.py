@@ -110,6 +110,7 @@ def _stage_program(
         receives=received,
         local_transfers=tuple(local_transfers),
         released=frozenset(released),
+        copied=tuple(emitter.slots.slot(value) for value in stage.offloaded),
         functions=emitter.functions,
     )
 

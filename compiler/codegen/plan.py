@@ -187,6 +187,7 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
         ),
         saved=held(saved, forward),
         kept=held(kept, (*forward, *backward)),
+        offloaded=held(stage.offloaded, forward),
         shared={"F": shared(forward), "B": shared(functions.groups["BW"])},
         peaks=peaks,
     )

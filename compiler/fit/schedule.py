@@ -14,17 +14,22 @@ from functools import cache, partial
 from attrs import evolve
 
 from partita.compiler.analysis.memory import peak_memory, room
-from partita.compiler.analysis.time import costs_of
+from partita.compiler.analysis.time import copy_seconds, costs_of
 from partita.compiler.codegen.plan import plan_step
+from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.forward_only import FORWARD_ONLY
 from partita.compiler.schedules.generator import SCHEDULES, Generator, own_arguments
+from partita.compiler.schedules.invariants import check_schedule
+from partita.compiler.schedules.offload import with_copies
 from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.simulator import simulate
 from partita.compiler.state import Partitioned, Scheduled, extended
 from partita.dsl.builtins import BOUND
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.layouts import STATE
 from partita.dsl.source import Span
 
 # How often a search is repeated because its program needs more memory than estimated.
@@ -32,7 +37,10 @@ _ATTEMPTS = 4
 
 
 def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
-    """The plan with a schedule. Raises Refused if the schedule breaks an invariant (E0501 to E0504)."""
+    """The plan with a schedule, and the copies of what stages offload. Raises Refused if the schedule breaks an
+    invariant (E0501 to E0504), or has copies of its own of what is not offloaded (E0505).
+    """
+    schedule, warnings = _with_copies(state, schedule)
     plan = plan_step(
         state.forward,
         state.partitioned,
@@ -47,7 +55,29 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         adds=not state.device.gpu,
         late=state.training and state.train.late,
     )
-    return extended(Scheduled, state, schedule=schedule, plan=plan)
+    return extended(Scheduled, state, schedule=schedule, plan=plan, warnings=(*state.warnings, *warnings))
+
+
+def _with_copies(state: Partitioned, schedule: Schedule) -> tuple[Schedule, tuple[Diagnostic, ...]]:
+    """The schedule with O and L of the stages that offload something; and a warning (W0301) if it has no place for any,
+    of a rule that then has no effect.
+    """
+    copies = copy_seconds(state)
+    if schedule.copies and not copies:
+        message = f"`{schedule.name}` has copies to the host's memory (O and L), but the layout offloads nothing"
+        span = schedule.spans[0][0] if schedule.spans else state.schedule_call.call.span
+        raise refuse("E0505", message, span, help="`offload all`, or the name of a block or repeat, in the layout")
+    if not copies or not schedule.training or schedule.copies:
+        return schedule, ()
+    check_schedule(schedule)
+    timeline = simulate(communicate(schedule, state.partitioned.messages), costs_of(state))
+    schedule = with_copies(schedule, copies, timeline)
+    if schedule.copies:
+        return schedule, ()
+    rules = [rule for rule in state.offload_rules if set(rule.paths) != {(STATE,)}]
+    message = "nothing is offloaded: backward passes follow their forwards too soon for copies to the host and back"
+    help = "remove the rule; it takes a schedule with several microbatches in flight"
+    return schedule, tuple(Diagnostic("W0301", message, rule.span, help=help) for rule in rules[:1])
 
 
 def scheduled(state: Partitioned) -> Scheduled:
@@ -116,7 +146,8 @@ def _beside(state: Partitioned, generator: Generator, placement: Placement) -> M
     by all that it holds in addition to microbatches in flight. Of these, passes over what all ranks share take more.
     """
     alone = one_by_one(placement, state.microbatches)
-    trial = planned_with(state, _shared(state, generator, alone))
+    shared = _shared(state, generator, alone)
+    trial = planned_with(state, shared)
     found = Memory(
         tuple(room(trial, rank, 0) for rank in trial.plan.ranks),
         tuple(float(stage.saved) for stage in trial.plan.stages),
@@ -125,6 +156,6 @@ def _beside(state: Partitioned, generator: Generator, placement: Placement) -> M
     )
     taken = [
         [found.peak(*each) for each in zip(schedule.actions, schedule.placement, strict=True)]
-        for schedule in (trial.schedule, alone)
+        for schedule in (shared, alone)
     ]
     return evolve(found, limit=tuple(left - both + one for left, both, one in zip(found.limit, *taken, strict=True)))

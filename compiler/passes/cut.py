@@ -22,13 +22,16 @@ from partita.dsl.reprs import count, outline
 
 @frozen(eq=False)
 class StageGraph:
-    """One stage: its nodes in order, all phases. Values are its own; equal names across stages mean the same tensor."""
+    """One stage: its nodes in order, all phases. Values are its own; equal names across stages mean the same tensor.
+    `offloaded` are those that may lie in the host's memory between F and the backward pass.
+    """
 
     index: int
     inputs: tuple[Input, ...]
     parameters: tuple[Parameter, ...]
     nodes: tuple[Node, ...]
     accumulators: tuple[Accumulator, ...]
+    offloaded: tuple[Value, ...] = ()
 
     def __repr__(self) -> str:
         return f"<StageGraph {self.index}: {count(len(self.nodes), 'operation')}>"

@@ -73,7 +73,8 @@ class Explanation:
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
     in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
     that of an optimizer with several, for a parameter, and `shares` is who works on it as a whole matrix. `moved` is
-    the communication of it, or of a parameter's gradient and updates, in all iterations.
+    the communication of it, or of a parameter's gradient and updates, in all iterations. `offloaded` are the stages
+    that keep it in the host's memory between F and the backward pass.
     """
 
     names: tuple[str, ...]
@@ -94,6 +95,7 @@ class Explanation:
     alternatives: tuple[Alternative, ...] = ()
     copies: tuple[Copy, ...] = ()
     moved: tuple[TensorTraffic, ...] = ()
+    offloaded: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -163,7 +165,14 @@ class _Tensors:
         value, node = known[name]
         type = global_type(value.type, value.layout, self.mesh.sizes)
         stages = tuple(sorted({stage for each in names for stage in self._stages(*known[each])}))
-        return self._value(self._of(names, "a value", type, node.span, stages, value.tensor), name)
+        found = self._value(self._of(names, "a value", type, node.span, stages, value.tensor), name)
+        return evolve(found, offloaded=self._offloaded(set(names)))
+
+    def _offloaded(self, names: set[str]) -> tuple[int, ...]:
+        """The stages that copy values of some names to the host's memory."""
+        copying = {stage.index for stage in self.state.plan.stages if self.state.plan.offloads(stage.index)}
+        stages = self.state.partitioned.stages
+        return tuple(s.index for s in stages if s.index in copying and any(v.name in names for v in s.offloaded))
 
     def _stages(self, value: Value, node: Node) -> tuple[int, ...]:
         """The stages that compute a value: one, unless updates of buffers are made of it."""

@@ -23,7 +23,10 @@ from partita.dsl.reprs import Pictured, count, outline, shortened
 
 @frozen(eq=False)
 class StageSummary:
-    """One stage: where it runs, its iterations, its parameters, and the predicted seconds of F, B and W."""
+    """One stage: where it runs, its iterations, its parameters, and the predicted seconds of F, B and W. In bytes, what
+    a microbatch keeps from F (`saved`), and what of it the host's memory keeps (`offloaded`), for so many microbatches
+    of a step (`offloads`).
+    """
 
     index: int
     rank: int
@@ -33,6 +36,8 @@ class StageSummary:
     tied: tuple[str, ...]
     seconds: dict[str, float]
     saved: int
+    offloaded: int = 0
+    offloads: int = 0
 
     __repr__ = shortened
 
@@ -109,6 +114,8 @@ class Summary(Pictured):
                     "tied": list(s.tied),
                     "seconds": s.seconds,
                     "saved": s.saved,
+                    "offloaded": s.offloaded,
+                    "offloads": s.offloads,
                 }
                 for s in self.stages
             ],
@@ -181,6 +188,8 @@ def summarize(state: Compilation) -> Summary:
                 tuple(names[name] for name in stage.parameters if name in tied),
                 {kind: prediction.costs.action(stage.index, kind) for kind in ("F", "B", "W")},
                 stage.saved,
+                stage.offloaded,
+                plan.offloads(stage.index),
             )
         )
     return Summary(

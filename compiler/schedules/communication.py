@@ -1,4 +1,4 @@
-"""Schedule and messages → instructions: compute actions with the posts and waits of transfers inserted.
+"""Schedule and messages → instructions: compute actions with the posts and waits of transfers and copies inserted.
 
 - A message between stages of the same rank is a local transfer and needs no instruction.
 - A channel's order is the order in which its sender produces; the receiver posts in exactly that order.
@@ -6,6 +6,8 @@
   and waited for right before its consumer.
 - A send is posted right after the action that produces it. A channel has D buffers at its sender: a send is waited for
   before the D-th send after it is posted, and the last ones at the end of the step.
+- A copy to the host's memory is posted behind its F, and waited for where the schedule says O. One back is posted where
+  the schedule says L, and waited for right before the backward action.
 
 D is the smallest of 2, 4, 8, … for which no rank would wait for a buffer if all actions took equally long and
 transfers were free. Then the happens-before relation is acyclic whenever it is with unbounded buffers: an execution in
@@ -16,7 +18,7 @@ All of this is linear in the number of instructions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import define, field
 
@@ -25,13 +27,26 @@ from partita.compiler.instructions import (
     Compute,
     Instruction,
     Message,
+    PostCopy,
     PostReceive,
     PostSend,
     Transfer,
+    WaitCopy,
     WaitReceive,
     WaitSend,
 )
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Schedule, ranks_of
+from partita.compiler.schedules.offload import without_copies
+from partita.compiler.schedules.schedule import (
+    BACKWARD,
+    FORWARD,
+    FULL_BACKWARD,
+    LOAD,
+    OFFLOAD,
+    WEIGHT,
+    Action,
+    Schedule,
+    ranks_of,
+)
 
 # The direction of the messages that an action receives before it runs and sends afterwards.
 DIRECTION = {FORWARD: "forward", BACKWARD: "backward", FULL_BACKWARD: "backward"}
@@ -71,6 +86,7 @@ def communicate(
     With `overlap` (for the simulator), each of the schedule's `pairs` runs as one unit: both actions receive before the
     first and send after the second, and buffers are unbounded.
     """
+    schedule, copies = without_copies(schedule)
     joined = schedule.pairs if overlap and schedule.pairs else (frozenset[int](),) * schedule.ranks
     outputs, inputs, lines = _transfers(schedule, messages, joined)
     for line in lines:
@@ -95,20 +111,56 @@ def communicate(
     programs = []
     for rank, actions in enumerate(schedule.actions):
         program: list[Instruction] = []
+        stages, around = schedule.placement[rank], _Copies(actions, copies[rank], joined[rank])
         for i, action in enumerate(actions):
             program.extend(PostReceive(transfer) for transfer in posts[rank].get(i, ()))
+            program.extend(kind(each, stages[each.chunk]) for kind, each in around.before(i))
             program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))
-            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))
+            program.append(Compute(action, stages[action.chunk], i - 1 in joined[rank]))
             for transfer in outputs[rank].get(i, ()):
                 transfers, depth = buffers[transfer.channel]
                 if transfer.index >= depth:
                     program.append(WaitSend(transfers[transfer.index - depth]))
                 program.append(PostSend(transfer))
+            program.extend(PostCopy(each, stages[each.chunk]) for each in around.behind(i))
         for channel, (transfers, depth) in buffers.items():
             if channel.source == rank:
                 program.extend(WaitSend(transfer) for transfer in transfers[-depth:])
         programs.append(tuple(program))
     return tuple(programs)
+
+
+class _Copies:
+    """Where a rank's copies are posted and waited for; `given` are those of the schedule, by the position of the action
+    that they come before. Joined actions wait for them before the first, and post them after the second.
+    """
+
+    def __init__(
+        self, actions: Sequence[Action], given: Mapping[int, Sequence[Action]], joined: frozenset[int]
+    ) -> None:
+        self.given = given
+        pairs = {(each.kind, each.chunk, each.microbatch) for line in given.values() for each in line}
+        self.offloads: dict[int, list[Action]] = {}
+        self.awaited: dict[int, list[Action]] = {}
+        backwards = set()
+        for i, action in enumerate(actions if given else ()):
+            key = action.chunk, action.microbatch
+            if action.kind == FORWARD and (OFFLOAD, *key) in pairs:
+                self.offloads.setdefault(i + (i in joined), []).append(Action(OFFLOAD, *key))
+            elif action.kind in (BACKWARD, FULL_BACKWARD) and (LOAD, *key) in pairs and key not in backwards:
+                backwards.add(key)
+                self.awaited.setdefault(i - (i - 1 in joined), []).append(Action(LOAD, *key))
+
+    def before(self, position: int) -> Iterator[tuple[type[PostCopy] | type[WaitCopy], Action]]:
+        """What is posted and waited for before an action."""
+        for each in self.given.get(position, ()):
+            yield (WaitCopy if each.kind == OFFLOAD else PostCopy), each
+        for each in self.awaited.get(position, ()):
+            yield WaitCopy, each
+
+    def behind(self, position: int) -> Sequence[Action]:
+        """What is posted behind an action."""
+        return self.offloads.get(position, ())
 
 
 def peak_in_flight(program: Sequence[Instruction]) -> int:

@@ -17,6 +17,8 @@ from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,
     FULL_BACKWARD,
+    LOAD,
+    OFFLOAD,
     WEIGHT,
     Action,
     Schedule,
@@ -47,7 +49,8 @@ class Memory:
     def changes(self, stage: int) -> dict[str, float]:
         """The change of a rank's memory by each kind of action of a stage."""
         forward, weight = self.forward[stage], self.weight[stage]
-        return {FORWARD: forward, BACKWARD: weight - forward, WEIGHT: -weight, FULL_BACKWARD: -forward}
+        copied = {OFFLOAD: -forward, LOAD: forward}  # all of it
+        return {FORWARD: forward, BACKWARD: weight - forward, WEIGHT: -weight, FULL_BACKWARD: -forward, **copied}
 
     def peak(self, actions: Iterable[Action], stages: Sequence[int]) -> float:
         """The most that a rank holds after any action; `stages` are its stages by chunk."""

@@ -10,6 +10,8 @@
 6. Microbatches of one chunk and kind run in ascending order, so that the order of summation of a gradient does not
    depend on the schedule; backwards in any order, if the schedule says so. Those that are slices of one sequence run
    forward in order, and backward from the last to the first: F reads what earlier slices left, and B what later did.
+7. What is copied to the host's memory is copied once: O after its F, L after O, and the backward action after L. A copy
+   is complete before the memory that it is a copy of is given back, and before what it has copied is read.
 
 Collectives along the other mesh axes need no invariant of their own. The instructions of a pipeline rank are run by all
 ranks at that pipeline coordinate, with the same functions in the same order; so the ranks of a group start and await
@@ -17,8 +19,8 @@ the same collectives in the same order, and all pipelines exchange the same tran
 relation of all ranks onto one pipeline: a collective joins the same point of several ranks, which becomes one point. A
 cycle among all ranks would become a cycle within the pipeline, which invariant 2 excludes.
 
-`check_schedule` checks 1, 4 and 6 on the schedule (1 within each rank), and `check_program` checks 1 (across stages), 2
-and 3 on the instructions. A violation raises `Refused` with the invariant, the ranks and the actions.
+`check_schedule` checks 1, 4, 6 and 7 on the schedule (1 within each rank), and `check_program` checks 1 (across
+stages), 2, 3 and 7 on the instructions. A violation raises `Refused` with the invariant, the ranks and the actions.
 """
 
 from __future__ import annotations
@@ -32,17 +34,23 @@ from partita.compiler.instructions import (
     Compute,
     Instruction,
     Message,
+    PostCopy,
     PostReceive,
     PostSend,
     Transfer,
+    WaitCopy,
     WaitReceive,
     WaitSend,
 )
 from partita.compiler.schedules.communication import DIRECTION
+from partita.compiler.schedules.offload import copied
 from partita.compiler.schedules.schedule import (
     BACKWARD,
+    COPIES,
     FORWARD,
     FULL_BACKWARD,
+    LOAD,
+    OFFLOAD,
     WEIGHT,
     Action,
     Schedule,
@@ -57,6 +65,7 @@ INVARIANTS = {
     3: "invariant 3: sends and receives match one to one and in the same order on each channel",
     4: "invariant 4: live activations stay within the bound that the schedule declares",
     6: "invariant 6: the microbatches of one chunk and kind run in ascending order, and backward slices in reverse",
+    7: "invariant 7: what is copied to the host's memory is copied once, and back before it is read",
 }
 
 _MOST_ERRORS = 10
@@ -65,9 +74,9 @@ Problems = Iterator[Diagnostic]
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Checks invariants 1, 4 and 6 of a schedule, for each rank separately.
+    """Checks invariants 1, 4, 6 and 7 of a schedule, for each rank separately.
 
-    Raises Refused: E0501 for invariants 1 and 6, E0504 for invariant 4.
+    Raises Refused: E0501 for invariants 1, 6 and 7, E0504 for invariant 4.
     """
     _raise(_shape(schedule))
     _raise(
@@ -79,13 +88,14 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def check_program(programs: Sequence[Sequence[Instruction]]) -> None:
-    """Checks invariants 1, 2 and 3 of the instructions of all ranks.
+    """Checks invariants 1, 2, 3 and 7 of the instructions of all ranks.
 
-    Raises Refused: E0501 if an action runs before what it receives arrives, or a send before its producer; E0502 for a
-    deadlock, with the cycle; E0503 for transfers whose ends do not match.
+    Raises Refused: E0501 if an action runs before what it receives or loads arrives, or a send or a copy before its
+    producer; E0502 for a deadlock, with the cycle; E0503 for transfers whose ends do not match.
     """
     _raise(_matching(programs))
     _raise(_in_time(programs))
+    _raise(_copied(programs))
     simulate(programs, equal_costs())
 
 
@@ -107,6 +117,8 @@ PARTS = {
     BACKWARD: (BACKWARD,),
     WEIGHT: (WEIGHT,),
     FULL_BACKWARD: (BACKWARD, WEIGHT),
+    OFFLOAD: (OFFLOAD,),
+    LOAD: (LOAD,),
 }
 
 
@@ -146,7 +158,7 @@ def _once(schedule: Schedule, rank: int) -> Problems:
             yield _problem("E0501", 1, message, span=_span(schedule, rank, positions[1]))
     parts = (FORWARD, BACKWARD, WEIGHT) if schedule.training else (FORWARD,)
     chunks = len(schedule.placement[rank])
-    if len(counts) < len(parts) * chunks * schedule.microbatches:
+    if sum(each.kind not in COPIES for each in counts) < len(parts) * chunks * schedule.microbatches:
         wanted = (
             Action(part, chunk, m) for m in range(schedule.microbatches) for chunk in range(chunks) for part in parts
         )
@@ -183,7 +195,7 @@ def _dependent(schedule: Schedule, rank: int) -> Problems:
 def _ascending(schedule: Schedule, rank: int) -> Problems:
     last: dict[tuple[str, int], Action] = {}
     for position, action in enumerate(schedule.actions[rank]):
-        for part in PARTS[action.kind]:
+        for part in () if action.kind in COPIES else PARTS[action.kind]:
             before = last.get((part, action.chunk))
             unordered = before is not None and _turn(schedule, part, before) > _turn(schedule, part, action)
             if unordered and (schedule.ascending or part == FORWARD or _of_one(schedule, action, before)):
@@ -213,7 +225,7 @@ def _bounded(schedule: Schedule, rank: int) -> Problems:
     if schedule.training and peak > bound:
         live = 0
         for position, culprit in enumerate(schedule.actions[rank]):  # noqa: B007
-            live += (culprit.kind == FORWARD) - (WEIGHT in PARTS[culprit.kind])
+            live += (culprit.kind in (FORWARD, LOAD)) - (WEIGHT in PARTS[culprit.kind] or culprit.kind == OFFLOAD)
             if live > bound:
                 break
         yield _problem(
@@ -235,7 +247,22 @@ def _where(schedule: Schedule, rank: int) -> str:
     return f"rank {rank} of schedule `{schedule.name}`"
 
 
-RANK_INVARIANTS = (_once, _dependent, _ascending, _bounded)
+def _copied_between(schedule: Schedule, rank: int) -> Problems:
+    """O after F, L after O, and the backward action after L; each O has its L, and each L its O."""
+    after = {FORWARD: None, OFFLOAD: FORWARD, LOAD: OFFLOAD}
+    if not schedule.copies:
+        return
+    away, ran = copied(schedule.actions[rank]), set[tuple[str, int, int]]()
+    for position, action in enumerate(schedule.actions[rank]):
+        key = action.chunk, action.microbatch
+        needed = LOAD if action.kind in (BACKWARD, FULL_BACKWARD) and key in away else after.get(action.kind)
+        if needed is not None and (needed, *key) not in ran:
+            message = f"{_where(schedule, rank)} runs {action} before {Action(needed, *key)}"
+            yield _problem("E0501", 7, message, span=_span(schedule, rank, position))
+        ran.add((action.kind, *key))
+
+
+RANK_INVARIANTS = (_once, _dependent, _ascending, _bounded, _copied_between)
 
 
 # ---------------------------------------------------------------- instructions
@@ -249,7 +276,7 @@ def _matching(programs: Sequence[Sequence[Instruction]]) -> Problems:
         waits = {PostSend: WaitSend, PostReceive: WaitReceive}
         pending: dict[tuple[type, Channel, int], Transfer] = {}
         for instruction in program:
-            if isinstance(instruction, Compute):
+            if isinstance(instruction, (Compute, PostCopy, WaitCopy)):
                 continue
             transfer = instruction.transfer
             channel = transfer.channel
@@ -306,6 +333,8 @@ def _in_time(programs: Sequence[Sequence[Instruction]]) -> Problems:
                     ran.add((instruction.stage, direction, instruction.action.microbatch))
                     runs[instruction.stage, direction] += 1
                 continue
+            if isinstance(instruction, (PostCopy, WaitCopy)):
+                continue
             transfer = instruction.transfer
             message = transfer.message
             if isinstance(instruction, PostSend):
@@ -330,3 +359,33 @@ def _in_time(programs: Sequence[Sequence[Instruction]]) -> Problems:
                     f"`{message.value}` goes from stage {message.source} to {message.destination} {count} "
                     f"times, but stage {stage} runs {runs[stage, message.direction]} times",
                 )
+
+
+def _copied(programs: Sequence[Sequence[Instruction]]) -> Problems:
+    """Invariant 7: on each stage a copy of a microbatch is posted after F and waited for before one back is posted,
+    which is waited for before the backward action, each once.
+    """
+    following = ("", FORWARD, "post O", "wait O", "post L", "wait L", BACKWARD)
+    for rank, program in enumerate(programs):
+        away = {(each.stage, each.action.microbatch) for each in program if isinstance(each, (PostCopy, WaitCopy))}
+        reached: dict[tuple[int, int], str] = dict.fromkeys(away, "")
+        for instruction in program if away else ():
+            if not isinstance(instruction, (Compute, PostCopy, WaitCopy)):
+                continue
+            action = instruction.action
+            key = instruction.stage, action.microbatch
+            if key not in away or action.kind == WEIGHT:
+                continue
+            if isinstance(instruction, Compute):
+                step = FORWARD if action.kind == FORWARD else BACKWARD
+            else:
+                step = f"{'post' if isinstance(instruction, PostCopy) else 'wait'} {action.kind}"
+            before = following[following.index(step) - 1]
+            if reached[key] != before:
+                last = reached[key] or "nothing"
+                what = f"{instruction} of stage {key[0]}"
+                yield _problem("E0501", 7, f"rank {rank} has {what} after {last}, not {before}")
+            reached[key] = step
+        for (stage, microbatch), step in reached.items():
+            if step != BACKWARD:
+                yield _problem("E0501", 7, f"rank {rank} ends microbatch {microbatch} of stage {stage} with {step}")

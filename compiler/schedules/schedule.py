@@ -16,6 +16,9 @@ from partita.dsl.source import Span
 
 FORWARD, BACKWARD, WEIGHT, FULL_BACKWARD = "F", "B", "W", "BW"
 KINDS = (FORWARD, BACKWARD, WEIGHT, FULL_BACKWARD)
+# Copies of what a microbatch keeps between F and its backward pass (`partita.compiler.schedules.offload`).
+OFFLOAD, LOAD = "O", "L"
+COPIES = (OFFLOAD, LOAD)
 
 # The most (rank, chunk, microbatch) triples of a schedule; each takes about ten instructions.
 LIMIT = 2**18
@@ -23,7 +26,9 @@ LIMIT = 2**18
 
 @frozen
 class Action:
-    """A function of a chunk on a microbatch: F, B (gradients of activations), W (of weights), or BW (both)."""
+    """A function of a chunk on a microbatch: F, B (gradients of activations), W (of weights), or BW (both). Or a copy
+    of what it keeps of F: into the host's memory, where it is complete (O), or back, where it starts (L).
+    """
 
     kind: str
     chunk: int
@@ -98,8 +103,8 @@ class Schedule:
 
     `placement[rank][chunk]` is the stage that a rank runs as that chunk; every stage occurs once. `bound` is the
     declared bound on each rank's peak of live activations, counted in (chunk, microbatch) pairs whose F has run and
-    whose last backward action has not. Without `training` (evaluation) there are only F, which keep nothing, and the
-    bound is zero.
+    whose last backward action has not, without those between O and L. Without `training` (evaluation) there are only F,
+    which keep nothing, and the bound is zero.
 
     `pairs` gives, for each rank, the positions of forwards that should overlap with the full backward that follows; it
     is empty if there are none. `search` is the report of the search that found the schedule. `spans` locate the actions
@@ -135,6 +140,11 @@ class Schedule:
     def chunks(self) -> int:
         """The most stages on a rank, V."""
         return max(map(len, self.placement), default=0)
+
+    @property
+    def copies(self) -> bool:
+        """Whether some of it is copied to the host's memory and back."""
+        return any(action.kind in COPIES for line in self.actions for action in line)
 
     @property
     def own_chunks(self) -> int:
@@ -219,12 +229,14 @@ def v_placement(ranks: int, chunks: int = 2) -> tuple[tuple[int, ...], ...]:
 
 
 def peak_live(actions: Iterable[Action]) -> int:
-    """A rank's peak of live activations: pairs whose F has run and whose W or BW has not; 0 without backwards."""
+    """A rank's peak of live activations: pairs whose F has run and whose W or BW has not, without those between O and
+    L; 0 without backwards.
+    """
     live = peak = 0
     kept = False
     for action in actions:
         last = action.kind in (WEIGHT, FULL_BACKWARD)
-        live += (action.kind == FORWARD) - last
+        live += (action.kind in (FORWARD, LOAD)) - (last or action.kind == OFFLOAD)
         peak = max(peak, live)
         kept = kept or last
     return peak if kept else 0

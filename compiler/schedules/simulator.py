@@ -1,9 +1,10 @@
 """Instructions and costs → timeline: simulates the same lists that the ranks execute.
 
 A transfer starts once both ends have posted it and the previous one on its channel has completed; it occupies the
-channel, not the ranks. Every time is the maximum of earlier times plus a cost, so the result does not depend on the
-order in which ranks are simulated, and one pass over the instructions suffices. The ranks deadlock if and only if the
-happens-before relation has a cycle, whatever the costs.
+channel, not the ranks. A copy between a rank's memory and the host's starts once it is posted and the previous one in
+its direction has completed; it occupies that direction of the link, not the rank. Every time is the maximum of earlier
+times plus a cost, so the result does not depend on the order in which ranks are simulated, and one pass over the
+instructions suffices. The ranks deadlock if and only if the happens-before relation has a cycle, whatever the costs.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from partita.compiler.instructions import (
     Compute,
     Instruction,
     Message,
+    PostCopy,
     PostReceive,
     PostSend,
     Transfer,
+    WaitCopy,
     WaitReceive,
     WaitSend,
 )
@@ -35,7 +38,8 @@ class Costs:
     """Seconds of an action, by stage and kind; of a message's transfer; and of an overlapped `pair` of a forward and a
     full backward, by their stages (default: their sum; never less than either). A rank is busy for `post` seconds with
     each message that it sends or receives. The first action of a stage does not end before the stage is `ready`, in
-    seconds from the start.
+    seconds from the start. `copy` are the seconds of a copy of what a stage keeps of a microbatch to the host's memory,
+    or back.
     """
 
     action: Callable[[int, str], float]
@@ -43,6 +47,7 @@ class Costs:
     pair: Callable[[int, int], float] | None = None
     post: float = 0.0
     ready: Mapping[int, float] = field(factory=dict)
+    copy: Callable[[int], float] = lambda stage: 0.0
 
     __repr__ = shortened
 
@@ -115,6 +120,8 @@ def simulate(programs: Sequence[Sequence[Instruction]], costs: Costs) -> Timelin
     causes: list[_Node | None] = [None] * len(programs)
     positions = [0] * len(programs)
     nodes: list[list[_Node]] = [[] for _ in programs]
+    copies: list[dict[Action, _Node]] = [{} for _ in programs]
+    linked: dict[tuple[int, str], _Node] = {}  # the last copy of a rank in a direction
     seconds: dict[tuple[int, str], float] = {}
     opening = dict(costs.ready)  # of stages that have not begun
 
@@ -144,6 +151,15 @@ def simulate(programs: Sequence[Sequence[Instruction]], costs: Costs) -> Timelin
                 cause = _Node(action, rank, clock, end, cause)
                 nodes[rank].append(cause)
                 clock = end
+            elif type(instruction) is PostCopy:
+                action, last = instruction.action, linked.get((rank, instruction.action.kind))
+                start, before = (clock, cause) if last is None or last.end <= clock else (last.end, last)
+                node = _Node(action, rank, start, start + costs.copy(instruction.stage), before)
+                linked[rank, action.kind] = copies[rank][action] = node
+            elif type(instruction) is WaitCopy:
+                node = copies[rank][instruction.action]
+                if node.end > clock:
+                    clock, cause = node.end, node
             else:
                 transfer = instruction.transfer  # type: ignore[union-attr]
                 channel, index = transfer.channel, transfer.index
@@ -175,6 +191,7 @@ def simulate(programs: Sequence[Sequence[Instruction]], costs: Costs) -> Timelin
         tuple(tuple(node.interval for node in own) for own in nodes),
         {channel: tuple(node.interval for node in line.through) for channel, line in sorted(lines.items())},
         _critical_path(nodes),
+        tuple(tuple(node.interval for node in own.values()) for own in copies) if any(copies) else (),
     )
 
 

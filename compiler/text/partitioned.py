@@ -10,6 +10,9 @@ A partitioned graph: a part for each stage, in which sends and receives are node
     %tiny.x: f32[batch=8] = receive(value='tiny.x', source=0, direction='forward', type=<f32[batch=8]>) F1
     message 0 -> 1 forward 32 B tiny.x
 
+A line `offload %tiny.x, %tiny.h` says which values of the stage may lie in the host's memory between F and the backward
+pass.
+
 A line `first 4` says of a stage that it comes before stage 0, as those that look a shared vocabulary up do.
 
 The end of a step: for each stage, the nodes that reduce its accumulators, the resulting totals, and the nodes that
@@ -60,6 +63,7 @@ def stage_text(stage: StageGraph, root: str, places: bool = True) -> str:
         *map(writer.parameter, stage.parameters),
         *map(writer.accumulator, stage.accumulators),
         *map(writer.node, stage.nodes),
+        *([f"offload {writer.names(stage.offloaded)}"] if stage.offloaded else ()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -85,6 +89,7 @@ def parse_stages(text: str, graph: Graph) -> PartitionedGraph:
         "input": lambda text: reader.last.inputs.append(reader.last.reader.input(text)),
         "parameter": lambda text: reader.last.parameters.append(reader.last.reader.parameter(text)),
         "accumulator": lambda text: reader.last.accumulators.append(reader.last.reader.accumulator(text)),
+        "offload": lambda text: reader.last.offloaded.extend(reader.last.reader.named(text)),
     }
     read_lines(text, words, lambda line: reader.last.nodes.append(reader.last.reader.node(line)))
     stages = tuple(stage.graph() for stage in reader.stages)
@@ -115,11 +120,17 @@ class _Stage:
     parameters: list[Parameter] = field(factory=list)
     accumulators: list[Accumulator] = field(factory=list)
     nodes: list[Node] = field(factory=list)
+    offloaded: list[Value] = field(factory=list)
 
     def graph(self) -> StageGraph:
         """The stage that was read."""
         return StageGraph(
-            self.index, tuple(self.inputs), tuple(self.parameters), tuple(self.nodes), tuple(self.accumulators)
+            self.index,
+            tuple(self.inputs),
+            tuple(self.parameters),
+            tuple(self.nodes),
+            tuple(self.accumulators),
+            tuple(self.offloaded),
         )
 
 

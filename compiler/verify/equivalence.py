@@ -14,7 +14,8 @@ consulted: a program written by hand would be validated the same way. The checks
    is updated by the declared optimizer and stored back, its mean follows if `ema` keeps one, and every buffer is
    updated by its update; and each entry of the statistics counts once over all ranks: the loss, the metrics, and the
    squared gradients from which the clipping coefficient is computed (`ending`, `buffers`, `updates`).
-5. The assembled program agrees with these graphs in its records and its transfers (`records`, `transfers`).
+5. The assembled program agrees with these graphs in its records, its transfers, and its copies to the host's memory
+   (`records`, `transfers`, `copies`).
 
 The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). An axis that all
 ranks of the pipeline share is in parts there already:
@@ -30,6 +31,7 @@ from __future__ import annotations
 from partita.compiler.state import Compilation
 from partita.compiler.verify.buffers import Buffers
 from partita.compiler.verify.checker import Checker, Validation
+from partita.compiler.verify.copies import Copies
 from partita.compiler.verify.division import Division
 from partita.compiler.verify.ending import Ending
 from partita.compiler.verify.messages import Messages
@@ -76,6 +78,7 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
             given = compilation.update, whole, compilation.program, check, compilation.on_host, late
             Records(partitioned, layouts, *given).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
+            Copies(compilation.partitioned, compilation.program, check).run()
     return Validation(
         check.nodes,
         check.reshardings,

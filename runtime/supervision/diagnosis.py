@@ -14,8 +14,9 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.compiler.instructions import Compute, PostReceive, PostSend, WaitReceive, WaitSend
+from partita.compiler.instructions import Compute, PostCopy, PostReceive, PostSend, WaitCopy, WaitReceive, WaitSend
 from partita.compiler.program import Program
+from partita.compiler.schedules.schedule import OFFLOAD
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
 
@@ -184,6 +185,11 @@ class Diagnosis:
             lines = source_lines(program.source, function) if function else ""
             communicates = function is not None and "= yield " in body(program.source, function)
             return State(position, doing, f"{step}{lines}", beside if communicates else (), condition)
+        if isinstance(instruction, (PostCopy, WaitCopy)):
+            where = "to the host" if instruction.action.kind == OFFLOAD else "from the host"
+            verb = "starting to copy" if isinstance(instruction, PostCopy) else "waiting for the copy of"
+            what = f"what stage {instruction.stage} keeps of microbatch {instruction.action.microbatch}"
+            return State(position, f"{verb} {what} {where}", step, (), condition)
         transfer = instruction.transfer
         what = f"`{transfer.message.value}` of microbatch {transfer.microbatch}"
         if isinstance(instruction, (PostSend, PostReceive)):

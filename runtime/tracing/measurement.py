@@ -34,9 +34,11 @@ from partita.compiler.instructions import (
     Compute,
     Instruction,
     Message,
+    PostCopy,
     PostReceive,
     PostSend,
     Transfer,
+    WaitCopy,
     WaitReceive,
     WaitSend,
 )
@@ -127,6 +129,8 @@ class _Rank:
         self.first = first = rank * len(program.stages)
         self.program: list[tuple[Instruction, int, int]] = [(Compute(PROLOGUE, first), BEGUN, READY)]
         for position, instruction in enumerate(record.instructions, READY):
+            if isinstance(instruction, (PostCopy, WaitCopy)):
+                continue  # copies run beside what computes; when they do is not recorded
             if isinstance(instruction, Compute):
                 own: Instruction = evolve(instruction, stage=first + instruction.stage)
             else:
@@ -211,7 +215,7 @@ def _transfers(ranks: Iterable[_Rank]) -> dict[Channel, list[_Sent]]:
     together: dict[tuple[Channel, int], list[_Sent]] = {}
     for rank in ranks:
         for instruction, before, after in rank.program:
-            if isinstance(instruction, Compute):
+            if isinstance(instruction, (Compute, PostCopy, WaitCopy)):
                 continue
             sent = found.setdefault(instruction.transfer, _Sent(instruction.transfer))
             if isinstance(instruction, (PostSend, PostReceive)):

@@ -1410,6 +1410,8 @@ class Maker:
         recomputable += [block.name for block in self.blocks if f"{block.name}(" in model]
         if self.chance(25):
             rules.append(f"recompute {self.one(recomputable)}")
+        if self.chance(25):
+            rules.append(f"offload {self.one(('all', 'state', *recomputable[1:]))}")
         mesh = mesh or {"data": 1}
         ruled = self.optimizer_rules(blocks, model) if self.chance(40) else []
         if not stages and chunks > 1:

@@ -22,6 +22,7 @@ CASES = {
     "attention": ((), ("layout=groups_", "schedule=one_f_one_b", "schedule.microbatches=1")),
     "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=keys",), ("layout=one",)),
     "batch": ((),),
+    "copies": ((),),
     "buffers": ((), ("layout=plain_", "s.microbatches=1")),
     "experts": ((), ("layout=exchanged",), ("layout=inner", "s.microbatches=3"), ("layout=places",)),
     "figures": ((), ("layout=across", "s.microbatches=2")),

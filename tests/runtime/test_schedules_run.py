@@ -12,11 +12,13 @@ import pytest
 import torch
 from attrs import evolve
 from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.analysis.time import predict
 from partita.compiler.fit.schedule import planned_with
 from partita.compiler.pipeline import assembled, compile_spec
+from partita.compiler.schedules.offload import without_copies
 from partita.compiler.schedules.schedule import Schedule, peak_live
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
@@ -24,8 +26,9 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
-from partita.testing import mutants, schedules, shapes
+from partita.testing import copied_schedules, mutants, schedules, shapes
 from tests.files import checked
+from tests.training.test_offloaded_blocks import memory_of_its_own
 
 NETWORK = """
 axis batch = 12, width = 3, hidden = 5
@@ -72,6 +75,24 @@ def ran(schedule: Schedule) -> tuple[float, dict[str, torch.Tensor]]:
     return loss, run.gradients()
 
 
+@cache
+def offloading(ranks: int, chunks: int, microbatches: int) -> Compilation:
+    state = compiled(ranks, chunks, microbatches)
+    text = state.spec.source.text.replace("stage layer -> pipe", "stage layer -> pipe offload layer")
+    return compile_spec(checked(text, "network.par"))
+
+
+def copying(schedule: Schedule) -> tuple[float, dict[str, torch.Tensor]]:
+    """The same, where what layers keep is copied to the host's memory."""
+    state = offloading(schedule.ranks, schedule.chunks, schedule.microbatches)
+    with memory_of_its_own():
+        run = VirtualRun(Plan(state.spec, assembled(planned_with(state, schedule)), None))
+        loss, _ = run.step(1, BATCH)
+    for rank in run.ranks:
+        assert not any(stage.in_flight for stage in rank.training.stages.values()), "a microbatch is left over"
+    return loss, run.gradients()
+
+
 sizes = shapes(3, 2, 4).filter(lambda shape: 12 % shape.microbatches == 0)
 
 
@@ -104,6 +125,24 @@ def test_a_mutant_is_refused_or_computes_the_same(mutant):
     assert loss == expected, mistake
     for name, gradient in wanted.items():
         assert torch.equal(gradients[name], gradient), (mistake, name)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_mutant_of_an_order_with_copies_is_refused_or_computes_the_same(data):
+    _, schedule, _ = data.draw(copied_schedules(schedules(sizes)).filter(lambda each: each[1].copies))
+    original, changed, mistake = data.draw(mutants(st.just(schedule)))
+    loss, gradients = ran(without_copies(original)[0])
+    for each in (original, changed):
+        try:
+            other, found = copying(each)
+        except Refused as refused:
+            assert each is changed, mistake
+            codes = {each.code for each in refused.diagnostics}
+            assert codes <= set(INVARIANTS), mistake
+            continue
+        assert other == loss, mistake
+        assert all(torch.equal(found[name], gradient) for name, gradient in gradients.items()), mistake
 
 
 @given(mutants(schedules(sizes)).filter(lambda mutant: mutant[0].ranks > 1))

@@ -18,7 +18,7 @@ from partita.compiler.schedules.schedule import Action, Schedule
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Source, Span
 
-_WORD = re.compile(r"(F|BW|B|W)([0-9]{1,6})\.([0-9]{1,6})")
+_WORD = re.compile(r"(F|BW|B|W|O|L)([0-9]{1,6})\.([0-9]{1,6})")
 _HELP = "`partita schedule … --json` writes one"
 
 

@@ -4,7 +4,8 @@ Before the first rank, lines of their own may say the placement of stages (`plac
 stages of each rank by chunk, `placement = 0,3 1,2`); that gradients may be summed in any order (`summation = any`);
 into how many slices each part of the batch is cut (`slices = 2`); and what all ranks share (`shared = inputs outputs`),
 whose passes are then chunks after those of the rank's own stages.
-`F0.1+` overlaps with the full backward that follows it.
+`F0.1+` overlaps with the full backward that follows it. What microbatches keep is in the host's memory from `O0.1` to
+`L0.1`, for stages with something that the layout offloads.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, Action, 
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.source import Source, Span
 
-_WORD = re.compile(r"(F|BW|B|W)([0-9]{1,6})\.([0-9]{1,6})(\+?)")
+_WORD = re.compile(r"(F|BW|B|W|O|L)([0-9]{1,6})\.([0-9]{1,6})(\+?)")
 _SAID = re.compile(r"(placement|summation|slices|shared)\s*=\s*(.*)")
 _COUNT = re.compile(r"[1-9][0-9]{0,5}")
 _STAGES = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*")

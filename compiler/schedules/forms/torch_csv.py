@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 
 from partita.compiler.schedules.forms.written import Placement, Written, no_action, raise_any
+from partita.compiler.schedules.offload import without_copies
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action, Schedule
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.source import Source, Span
@@ -28,9 +29,10 @@ _EXAMPLE = "in torch's form: a stage, F, I, W or B, and a microbatch, as in `2F0
 
 
 def write(schedule: Schedule) -> str:
-    """A schedule as a CSV text. Raises Refused (E0505) for slices, and for passes over what all ranks share: torch has
-    neither.
+    """A schedule as a CSV text, without copies to the host's memory, which `offload` inserts into what is read. Raises
+    Refused (E0505) for slices, and for passes over what all ranks share: torch has neither.
     """
+    schedule, _ = without_copies(schedule)
     if schedule.slices > 1:
         raise refuse("E0505", "torch's pipelining has no slices of a sequence", help="write the schedule as `.sched`")
     if schedule.spread is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from partita.compiler.schedules.schedule import KINDS, Action, loop_placement, v_placement
+from partita.compiler.schedules.schedule import COPIES, KINDS, Action, loop_placement, v_placement
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.source import Span
 
@@ -56,7 +56,7 @@ def all_once(placed: Sequence[Sequence[int]], ranks: int, chunks: int) -> bool:
 
 def no_action(word: str, span: Span, example: str = "a chunk and a microbatch, as in `F0.12`") -> Diagnostic:
     """E0506 for a word that is not an action."""
-    help = f"a kind ({', '.join(KINDS)}), {example}"
+    help = f"a kind ({', '.join((*KINDS, *COPIES))}), {example}"
     return Diagnostic("E0506", f"`{word[:40]}` is not an action", span, help=help)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from partita.cli.main import main
 from partita.cli.pictures import Picture, save
 from partita.cli.pictures.chrome import events
-from partita.cli.pictures.picture import colour, live
+from partita.cli.pictures.picture import colour
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.simulator import equal_costs
 from partita.testing import assert_lawful, costs, schedules, shapes
@@ -28,8 +28,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 @given(schedules(shapes(4, 3, 6)), st.data())
 def test_live_activations_have_the_peak_that_the_schedule_states(schedule, data):
     timeline = assert_lawful(schedule, data.draw(costs(schedule.stages)))
-    for line, peak in zip(timeline.actions, timeline.peak_live, strict=True):
-        counts = live(line)
+    for rank, peak in enumerate(timeline.peak_live):
+        counts = timeline.live(rank)
         assert max(number for _, number in counts) == peak
         assert counts[-1][1] == 0
         assert all(before[0] <= after[0] for before, after in pairwise(counts))

@@ -284,7 +284,7 @@ def test_every_wrong_word_is_told_at_its_place():
         "   |\n"
         "1  | F0.0 X0.0 BW0.0\n"
         "   |      ^^^^\n"
-        "   help: a kind (F, B, W, BW), a chunk and a microbatch, as in `F0.12`"
+        "   help: a kind (F, B, W, BW, O, L), a chunk and a microbatch, as in `F0.12`"
     )
 
 

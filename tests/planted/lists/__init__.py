@@ -9,6 +9,7 @@ from tests.planted.lists import (
     checkpoints,
     context,
     convolution,
+    copies,
     data,
     experts,
     gradients,
@@ -55,4 +56,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "using": using.MISTAKES,
     "context": context.MISTAKES,
     "validation": validation.MISTAKES,
+    "copies": copies.MISTAKES,
 }

@@ -1,0 +1,90 @@
+"""Says which values of a stage may lie in the host's memory between F and the backward pass, as `offload NAME` asks.
+
+Takes the stages of a partitioned graph. These are values that F makes, or receives, and that the backward pass reads,
+if one of the two is inside of a named block or repeat. A view goes with the tensor whose memory it shares. What a stage
+has anyway stays: inputs, parameters and what the prologue makes, constants, and what slices of a sequence share. Nodes
+stay as they are, since a copy changes nothing that they read; which microbatches are copied, and when, is up to the
+schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve
+
+from partita.compiler.analysis.liveness import roots
+from partita.compiler.graph import Graph, Node, Phase, Value, within, without_iterations
+from partita.compiler.passes.cut import PartitionedGraph, StageGraph
+from partita.compiler.passes.place import named_scopes
+from partita.dsl.builtins import ALL
+from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.layouts import STATE
+from partita.dsl.source import Span
+from partita.dsl.spec import OffloadRule
+
+# The scopes of a path, without iteration numbers; None: all.
+Scopes = Sequence[str] | None
+
+
+def offloaded(partitioned: PartitionedGraph, rules: Sequence[OffloadRule]) -> PartitionedGraph:
+    """The same stages, which say what the rules offload. Raises Refused (E0409) for a name that matches nothing."""
+    named = [scopes for _, _, scopes in _named(partitioned.graph, rules)]
+    if not named:
+        return partitioned
+    stages = tuple(evolve(each, offloaded=tuple(_chosen(each, named))) for each in partitioned.stages)
+    return evolve(partitioned, stages=stages)
+
+
+def without_effect(partitioned: PartitionedGraph, rules: Sequence[OffloadRule]) -> Iterator[Diagnostic]:
+    """Warnings (W0301) of names for which no stage keeps anything."""
+    for path, span, scopes in _named(partitioned.graph, rules):
+        if not any(True for stage in partitioned.stages for _ in _chosen(stage, [scopes])):
+            yield Diagnostic(
+                "W0301",
+                f"`offload {path}` applies to nothing: it keeps nothing for the backward pass",
+                span,
+                help="remove it",
+            )
+
+
+def _named(graph: Graph, rules: Sequence[OffloadRule]) -> Iterator[tuple[str, Span, Scopes]]:
+    """Each path of the rules, where it stands, and its scopes."""
+    for rule in rules:
+        for path, span in zip(rule.paths, rule.path_spans, strict=True):
+            if path == (STATE,):
+                continue
+            scopes = None if path == (ALL,) else named_scopes(graph, path)
+            if scopes == []:
+                raise refuse(
+                    "E0409",
+                    f"`{'.'.join(path)}` is not a block or repeat of the model",
+                    span,
+                    help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
+                )
+            yield ".".join(path), span, scopes
+
+
+def _chosen(stage: StageGraph, named: Sequence[Scopes]) -> Iterator[Value]:
+    """The values of a stage that F makes and the backward pass reads, one of the two in one of the scopes."""
+    behind = roots(stage.nodes)
+    makers = {v: node for node in stage.nodes if node.phase is Phase.FORWARD for v in node.outputs}
+    kept: dict[Value, None] = {}
+    inside: set[Value] = set()  # the memory of what has to do with the scopes
+    for node in stage.nodes:
+        if node.phase not in (Phase.BACKWARD, Phase.WEIGHT):
+            continue
+        there = any(_inside(node, scopes) for scopes in named)
+        for value in node.inputs:
+            tensor = behind.get(value, value)
+            maker = makers.get(tensor)
+            if value in makers and maker is not None and maker.op.literal is None and not maker.op.of_slices:
+                kept[value] = None
+                if there or any(_inside(maker, scopes) for scopes in named):
+                    inside.add(tensor)
+    yield from (value for value in makers if value in kept and behind.get(value, value) in inside)
+
+
+def _inside(node: Node, scopes: Scopes) -> bool:
+    plain = without_iterations(node.scope)
+    return scopes is None or any(plain == scope or within(plain, scope) for scope in scopes)
