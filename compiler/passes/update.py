@@ -20,7 +20,7 @@ from types import MappingProxyType
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Value
-from partita.compiler.layout import REPLICATED, SUM, Layout, global_type, is_split, layout_of, local_type, within_axes
+from partita.compiler.layout import REPLICATED, SUM, Layout, is_split, layout_of, local_type, tensor_type, within_axes
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.op import Op
@@ -376,7 +376,7 @@ class _UpdateBuilder:
     def _updated(self, each: ParameterUpdate, op: Update, coefficient: Value | None) -> ParameterUpdate:
         type, layout = each.gradient.type, each.layouts.state
         sizes = self.resharding.mesh.sizes
-        whole = global_type(each.master.type, each.layouts.param, sizes)
+        whole = tensor_type(each.master.type, each.layouts.param, sizes)
         states = []
         for name, stored in zip(op.states, op.state_types(whole), strict=True):
             own = within_axes(layout, stored)
