@@ -95,7 +95,7 @@ def flattened(layout: Layout, type: Type, parts: int) -> Layout:
 
 def within_axes(layout: Layout, type: Type) -> Layout:
     """The layout of a tensor of `type` that goes with one that has more axes: split along those that it has too."""
-    if layout.flat is not None and layout.flat.axes == type.axes:
+    if layout.flat is not None and type.names == tuple(axis.name for axis in layout.flat.axes):
         return layout
     return layout_of((over, state if is_split(state) and type.has(state) else None) for over, state in layout.states)
 

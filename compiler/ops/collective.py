@@ -45,6 +45,11 @@ class Reshard(Op):
         raise NotImplementedError
 
     @property
+    def words(self) -> str:
+        """What it does, for display: `all_gather over data`."""
+        return f"{self.name} over {self.over}"
+
+    @property
     def ends(self) -> Ends:
         """The states of each tensor along the mesh axis, before and after."""
         raise NotImplementedError
@@ -359,6 +364,11 @@ class Once(Reshard):
 
 class Reform(Reshard):
     """Base of steps between a tensor's own axes and its flat form (`partita.compiler.layout.Flat`)."""
+
+    @property
+    def words(self) -> str:
+        """Its name."""
+        return self.name
 
     @property
     def ends(self) -> Ends:

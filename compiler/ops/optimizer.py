@@ -118,7 +118,8 @@ class Update(Op):
     rate: int = field(default=0, kw_only=True)
     states: ClassVar[tuple[str, ...]]
     whole: ClassVar[bool] = False  # whether all parts of a parameter must be updated together
-    # Whether it updates each element by itself, with states for each, so that a parameter may be flat.
+    # Whether it updates each element by itself, with states for each, so that a parameter may be flat; what else it
+    # needs is made of whole tensors if `whole`.
     elementwise: ClassVar[bool] = False
     fusible = False
     allocates = False  # it works in place

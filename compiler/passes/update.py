@@ -392,7 +392,10 @@ class _UpdateBuilder:
         part = self._moved(each.master, layout)
         # What is computed of whole tensors is computed on the device.
         on_device = [self._copied(value, False) for value in (part, *states)]
-        others = op.operands(self.build, whole, on_device[0], gradient, on_device[1:])
+        made_of = [gradient, *on_device[1:]]
+        if layout.flat is not None and op.whole:
+            made_of = [self._moved(value, each.layouts.compute) for value in made_of]
+        others = op.operands(self.build, whole, on_device[0], made_of[0], made_of[1:])
         read = {value for node in self.build.nodes for value in node.inputs}
         self.build.nodes = [node for node in self.build.nodes if node.op.host is None or read.issuperset(node.outputs)]
         prepare: tuple[Node, ...] = ()

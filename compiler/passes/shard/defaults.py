@@ -228,8 +228,13 @@ class DefaultLayouts:
         if rule.target.is_class:
             over = " or ".join(f"`{each}` of {sizes[each]}" for each in rule.mesh_axes)
             tried = self.undivided.get(rule, {})
-            notes = [f"{name}: {type}: no unsplit axis divides evenly by {over}" for name, type in tried.items()]
-            help = "choose sizes that divide" if notes else "its tensors are already split over that: remove the rule"
+            because = f"no unsplit axis divides evenly by {over}, and its update needs it whole"
+            notes = [f"{name}: {type}: {because}" for name, type in tried.items()]
+            help = (
+                "choose sizes that divide, or an elementwise optimizer such as `adamw`"
+                if notes
+                else "its tensors are already split over that: remove the rule"
+            )
             return tuple(notes[:EXAMPLES]), help
         notes = []
         help = f"no tensor has axis `{axis}`"

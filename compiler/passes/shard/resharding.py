@@ -20,7 +20,6 @@ from partita.compiler.layout import (
     is_split,
     layout_of,
     local_type,
-    split_axes,
     tensor_type,
 )
 from partita.compiler.mesh import Mesh
@@ -141,15 +140,22 @@ class Resharding:
 
     def _reforms(self, type: Type, layout: Layout, target: Layout) -> Iterator[tuple[Reshard, Layout]]:
         """The step to or from a flat form, if it is time for one."""
-        if layout.flat == target.flat:
+        before, after = _own_splits(layout), _own_splits(target)
+        if layout.flat == target.flat and (layout.flat is None or before == after):
             return
         states, sizes = layout.states, self.mesh.sizes
         if layout.flat is not None:
             if not layout.over(layout.flat.axis):
                 own = Layout(states)
                 yield Unflatten(local_type(tensor_type(type, layout, sizes), own, sizes).axes), own
-        elif target.flat is not None and set(split_axes(state for _, state in states)) == set(target.flat.kept):
+        elif target.flat is not None and before == after:
             flat, form = Layout(states, target.flat), target.flat
             size = local_type(Type(type.dtype, form.axes), flat, sizes).axis(form.axis).size
             names = tuple(axis.name for axis in form.axes)
             yield Flatten(form.axis, names, type.elements, size, form.kept), flat
+
+
+def _own_splits(layout: Layout) -> tuple[tuple[str, str], ...]:
+    """The mesh axes that split the tensor's own axes, each with the axis."""
+    own = layout.flat.axis if layout.flat is not None else None
+    return tuple((over, state) for over, state in layout.states if is_split(state) and state != own)
