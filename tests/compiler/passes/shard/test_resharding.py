@@ -74,7 +74,7 @@ def every_layout() -> list[Layout]:
 
 
 def flat_layouts() -> list[Layout]:
-    """Flat with zeros at the end and without: over one mesh axis or both, along the others split or in parts of a sum."""
+    """With zeros at the end and without: over one mesh axis or both, split along others or in parts of a sum."""
     found = []
     for pair, parts in product(product((None, SUM, "a", "b", "flat"), repeat=2), (6, 30)):
         kept = tuple(name for name in TYPE.names if name in pair)
