@@ -11,6 +11,7 @@ from tests.planted.lists import (
     convolution,
     data,
     experts,
+    flat,
     gradients,
     initial,
     kernels,
@@ -53,4 +54,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "watching": watching.MISTAKES,
     "using": using.MISTAKES,
     "context": context.MISTAKES,
+    "flat": flat.MISTAKES,
 }

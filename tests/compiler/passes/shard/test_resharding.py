@@ -102,6 +102,14 @@ def test_every_path_leads_to_its_layout(source: Layout):
         assert type == local_type(TYPE, target, SIZES)
 
 
+def test_elements_are_in_the_order_of_the_form():
+    """Whatever the order of the axes of what is made flat."""
+    x = torch.arange(6.0).view(2, 3)
+    op = Flatten("flat", ("b", "a"), 6, 8)
+    (found,) = run(op, [Type("f32", (Axis("a", 2), Axis("b", 3)))], [x], {})
+    assert found.tolist() == [0, 3, 1, 4, 2, 5, 0, 0]
+
+
 @pytest.mark.parametrize("parts", [2, 3, 6])
 def test_a_rank_sends_what_a_ring_sends(parts: int):
     """Parts go round the ring, N−1 times; what is summed goes round a second time to be spread."""
