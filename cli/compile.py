@@ -143,8 +143,11 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         console.print()
         print_table(console, transfer_table((*summary.transfers, *summary.tied), console.width))
     console.print()
+    for axes, names in summary.flat:
+        print_text(console, f"stored flat over {axes}: {', '.join(names)}; no axis divides evenly")
     for axis, names in summary.undivided:
-        print_text(console, f"replicated, not stored split over {axis}: {', '.join(names)}; no axis divides evenly")
+        because = "no axis divides evenly, and updates need them whole"
+        print_text(console, f"replicated, not stored split over {axis}: {', '.join(names)}; {because}")
     if summary.recomputed:
         print_text(console, f"recompute auto: {_recomputed(summary.recomputed)}")
     if len(summary.rules) > 1:

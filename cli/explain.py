@@ -182,7 +182,8 @@ def show_tensor(found: Explanation, console: Console) -> None:
     stored = []
     for kept in found.stored:
         rules = ", ".join(_rule(rule) for rule in kept.rules)
-        whole = f"no axis divides evenly over {', '.join(kept.whole)}" if kept.whole else ""
+        whole = f"no axis divides evenly over {', '.join(kept.whole)}, and updates need it whole" if kept.whole else ""
+        whole = f"flat: no axis divides evenly over {', '.join(kept.flat)}" if kept.flat else whole
         because = "; ".join(each for each in (rules, whole) if each)
         stored.append((STORED[kept.what], str(kept.layout), str(kept.type), because))
     columns = [Column("stored"), Column("layout"), Column("per rank", spare=1), Column("because")]

@@ -3,26 +3,59 @@
 A state is the name of the tensor axis that is split over the mesh axis, `SUM` or `MAX` (partial: each rank holds one
 term of the sum, or of the maximum), or None (replicated). Where several mesh axes split one tensor axis, the mesh axis
 declared first is the outermost: its ranks hold the largest contiguous parts.
+
+A tensor none of whose axes divides is stored *flat* (`Flat`): each rank's shard along other mesh axes becomes one
+axis, padded with zeros, which divides. Its states then are those of the flat tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from math import prod
 from typing import TypeAlias, TypeGuard
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 SUM, MAX = "+", ">"  # cannot clash with the names of axes
 State: TypeAlias = str | None
 
 
 @frozen(cache_hash=True)
+class Flat:
+    """How a tensor with these `axes` is flat: the elements of a rank's shard in order, padded with zeros to a multiple
+    of `parts`, are one axis. The axes `kept` were split before: they follow it, and count shards.
+
+    So a tensor `[embed=6, heads=4]` split into 2 along `heads`, and flat in 5 parts, is `[flat=15, heads=2]`; a rank
+    has `[flat=15, heads=1]` of it, or `[flat=3, heads=1]` once `flat` is split into 5.
+    """
+
+    axes: tuple[Axis, ...]
+    parts: int
+    kept: tuple[str, ...] = ()
+
+    @property
+    def axis(self) -> str:
+        """The name of the axis of elements, which none of the tensor's own has."""
+        name = "flat"
+        while any(axis.name == name for axis in self.axes):
+            name += "_"
+        return name
+
+    def length(self, elements: int) -> int:
+        """The size of the axis for so many elements of a shard."""
+        return -(-elements // self.parts) * self.parts
+
+
+@frozen(cache_hash=True)
 class Layout:
-    """States by mesh axis, in mesh order; mesh axes along which the tensor is replicated are left out."""
+    """States by mesh axis, in mesh order; mesh axes along which the tensor is replicated are left out. `flat`: how the
+    tensor is flat, if it is.
+    """
 
     states: tuple[tuple[str, str], ...] = field(default=())
+    flat: Flat | None = None
 
     def state(self, mesh_axis: str) -> State:
         """The state along a mesh axis."""
@@ -48,14 +81,22 @@ class Layout:
 REPLICATED = Layout()
 
 
-def layout_of(states: Iterable[tuple[str, State]]) -> Layout:
+def layout_of(states: Iterable[tuple[str, State]], flat: Flat | None = None) -> Layout:
     """A layout from states by mesh axis, in mesh order."""
     found = tuple((name, state) for name, state in states if state is not None)
-    return Layout(found) if found else REPLICATED
+    return Layout(found, flat) if found or flat else REPLICATED
+
+
+def flattened(layout: Layout, type: Type, parts: int) -> Layout:
+    """The layout of a tensor of `type` after it has been made flat, and before that is split into `parts`."""
+    split = split_axes(state for _, state in layout.states)
+    return Layout(layout.states, Flat(type.axes, parts, tuple(name for name in type.names if name in split)))
 
 
 def within_axes(layout: Layout, type: Type) -> Layout:
     """The layout of a tensor of `type` that goes with one that has more axes: split along those that it has too."""
+    if layout.flat is not None and type.names == tuple(axis.name for axis in layout.flat.axes):
+        return layout
     return layout_of((over, state if is_split(state) and type.has(state) else None) for over, state in layout.states)
 
 
@@ -74,19 +115,56 @@ def split_axes(states: Iterable[State]) -> list[str]:
     return [state for state in dict.fromkeys(states) if is_split(state)]
 
 
-def local_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:
+def local_type(type: Type, layout: Layout, sizes: Mapping[str, int]) -> Type:
     """One rank's part of a tensor of this global type. `sizes` are those of the mesh axes; all splits divide evenly."""
+    if layout.flat is not None and type.axes == layout.flat.axes:
+        type = _flat_type(type.dtype, layout, layout.flat, sizes)
     for name, state in layout.states:
-        if is_split(state):
+        if is_split(state) and (layout.flat is None or type.has(state)):
             size, parts = type.axis(state).size, sizes[name]
             assert size % parts == 0, (type, layout)
             type = type.resized(state, size // parts)
     return type
 
 
-def global_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:
-    """The type of the global tensor, from one rank's part."""
+def _flat_type(dtype: str, layout: Layout, flat: Flat, sizes: Mapping[str, int]) -> Type:
+    counts = {name: prod(sizes[over] for over in layout.over(name)) for name in flat.kept}
+    others = prod(sizes[over] for over, state in layout.states if is_split(state) and state != flat.axis)
+    elements = prod(axis.size for axis in flat.axes)
+    assert elements % others == 0, (flat, layout)
+    kept = (Axis(name, count) for name, count in counts.items())
+    return Type(dtype, (Axis(flat.axis, flat.length(elements // others)), *kept))
+
+
+def global_type(type: Type, layout: Layout, sizes: Mapping[str, int]) -> Type:
+    """The type of the global tensor, from one rank's part: of the flat one, if it is flat."""
     for name, state in layout.states:
-        if is_split(state):
+        if is_split(state) and (layout.flat is None or type.has(state)):
             type = type.resized(state, type.axis(state).size * sizes[name])
     return type
+
+
+def tensor_type(type: Type, layout: Layout, sizes: Mapping[str, int]) -> Type:
+    """The type of the global tensor with its own axes, from one rank's part."""
+    if layout.flat is not None:
+        return Type(type.dtype, layout.flat.axes)
+    return global_type(type, layout, sizes)
+
+
+def of_part(layout: Layout, over: str, axis: str, size: int) -> Layout:
+    """The layout of the parts of a tensor along the outermost mesh axis `over`, which splits `axis`; each has `size` of
+    it.
+    """
+    assert layout.states[:1] == ((over, axis),), layout
+    return Layout(layout.states[1:], _with_size(layout.flat, axis, size))
+
+
+def of_parts(layout: Layout, over: str, axis: str, size: int) -> Layout:
+    """The layout of a tensor that a mesh axis, outermost, splits along `axis` of `size` into parts of this layout."""
+    return Layout(((over, axis), *layout.states), _with_size(layout.flat, axis, size))
+
+
+def _with_size(flat: Flat | None, axis: str, size: int) -> Flat | None:
+    if flat is None:
+        return None
+    return evolve(flat, axes=tuple(Axis(each.name, size) if each.name == axis else each for each in flat.axes))

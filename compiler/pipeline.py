@@ -383,7 +383,7 @@ def _shard(state: Microbatched) -> Sharded:
     defaults = default_layouts(state.spec, state.mesh)
     # Parameters stored sharded are gathered once a step if all of them fit in a quarter of the memory.
     stored = "state" if state.reads_means else "param"
-    gathered = max(gathered_bytes(state.step, defaults, stored), default=0) * state.pipeline.chunks
+    gathered = max(gathered_bytes(state.step, defaults, stored, state.updates), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
     resharding, portable = Resharding(state.mesh), portable_values(state.step)
     sharded = shard(

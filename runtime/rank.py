@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.analysis.time import end_seconds, stage_seconds
 from partita.compiler.instructions import Channel, Compute, Traffic
-from partita.compiler.layout import Layout
+from partita.compiler.layout import Layout, local_type
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.program import Program
@@ -30,7 +30,7 @@ from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.kernels.host import to_host
 from partita.runtime.pace import Sums
 from partita.runtime.python_functions import Functions, functions_of
-from partita.runtime.regions import region_of, shape_of
+from partita.runtime.regions import pieces_of, seen
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport
@@ -215,7 +215,6 @@ class Rank:
         """Make the rank's shards of parameters, by (seed, name, coordinates), and of states: zeros or copies."""
         program = self.plan.program
         mesh = program.mesh
-        coordinates = mesh.coordinates(self.rank)
         for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
             self.memory.masters[name] = self._kept(self._initial(name, record.layout).contiguous(), record.host)
@@ -223,7 +222,7 @@ class Rank:
                 if state.copy:
                     found = self._initial(name, record.stored(state)).contiguous()
                 else:
-                    shape = shape_of(region_of(state.type, record.stored(state), mesh.sizes, coordinates))
+                    shape = local_type(state.type, record.stored(state), mesh.sizes).shape
                     there = "cpu" if state.host else self.device
                     found = torch.zeros(shape, dtype=DTYPES[state.type.dtype], device=there)
                 self.memory.states[state.name, name] = self._kept(found, state.host)
@@ -237,9 +236,15 @@ class Rank:
         """The initial value of the rank's shard of a parameter, or of a copy, in a layout."""
         program = self.plan.program
         record, mesh = program.parameter(name), program.mesh
-        region = region_of(record.type, layout, mesh.sizes, mesh.coordinates(self.rank))
-        array = initial(record.initial, record.type, self.plan.train.seed, name, record.fans, region)
-        return torch.from_numpy(array).to(device=self.device, dtype=DTYPES[record.type.dtype])
+        pieces = pieces_of(record.type, layout, mesh.sizes, mesh.coordinates(self.rank))
+        begin = partial(initial, record.initial, record.type, self.plan.train.seed, name, record.fans)
+        dtype = DTYPES[record.type.dtype]
+        if layout.flat is None:
+            return torch.from_numpy(begin(pieces[0].region)).to(device=self.device, dtype=dtype)
+        part = torch.zeros(local_type(record.type, layout, mesh.sizes).shape, device=self.device, dtype=dtype)
+        for piece in pieces:
+            seen(part, layout, piece).copy_(torch.from_numpy(begin(piece.region)))
+        return part
 
     def read_by(self, state: Compilation) -> Memory:
         """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters."""

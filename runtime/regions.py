@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import torch
+from attrs import frozen
 
-from partita.compiler.layout import Layout
+from partita.compiler.layout import Layout, is_split, local_type
 from partita.compiler.mesh import Mesh
 from partita.dsl.types import Type
 from partita.runtime.transports.lines import same_bits
@@ -36,6 +38,81 @@ def shape_of(region: Region) -> tuple[int, ...]:
     return tuple(each.stop - each.start for each in region)
 
 
+# ---------------------------------------------------------------- flat tensors
+
+
+@frozen
+class Piece:
+    """A region of a tensor, whose elements are in order those from `start` on of a rank's flat part of it."""
+
+    region: Region
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The end of these elements."""
+        return self.start + prod(shape_of(self.region))
+
+
+def pieces_of(
+    type: Type, layout: Layout, sizes: Mapping[str, int], coordinates: Mapping[str, int]
+) -> tuple[Piece, ...]:
+    """What a rank holds of a global tensor of `type`: one region, or if it is flat, the regions that make up its part.
+    Zeros that follow the last element belong to none.
+    """
+    if layout.flat is None:
+        return (Piece(region_of(type, layout, sizes, coordinates)),)
+    region = region_of(type, layout, sizes, coordinates)
+    over = layout.over(layout.flat.axis)
+    size = layout.flat.length(prod(shape_of(region))) // prod(sizes[name] for name in over)
+    index = 0
+    for name in over:
+        index = index * sizes[name] + coordinates[name]
+    return tuple(pieces_between(region, index * size, (index + 1) * size))
+
+
+def pieces_between(region: Region, start: int, stop: int) -> Iterator[Piece]:
+    """Yields the regions that the elements of a region from `start` to `stop`, in order, are: a few for each axis."""
+    at = 0
+    for part in _boxes(shape_of(region), start, min(stop, prod(shape_of(region)))):
+        pairs = zip(region, part, strict=True)
+        piece = Piece(tuple(slice(own.start + each.start, own.start + each.stop) for own, each in pairs), at)
+        at = piece.stop
+        yield piece
+
+
+def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Region]:
+    """Yields the boxes of a shape that its elements from `start` to `stop` fill, in order."""
+    if start >= stop:
+        return
+    if not shape:
+        yield ()
+        return
+    row = prod(shape[1:])
+    first, last = start // row, (stop - 1) // row
+    if first == last:
+        for box in _boxes(shape[1:], start - first * row, stop - first * row):
+            yield (slice(first, first + 1), *box)
+        return
+    if start % row:
+        yield from _boxes(shape, start, (first + 1) * row)
+        first += 1
+    whole = stop // row
+    if first < whole:
+        yield (slice(first, whole), *(slice(0, size) for size in shape[1:]))
+    yield from _boxes(shape, whole * row, stop)
+
+
+def seen(part: torch.Tensor, layout: Layout, piece: Piece) -> torch.Tensor:
+    """A view of a rank's part of a tensor: a piece of it, in the shape of its region."""
+    if layout.flat is None:
+        return part
+    return part.view(-1)[piece.start : piece.stop].view(shape_of(piece.region))
+
+
+# ---------------------------------------------------------------- global tensors
+
+
 def assemble(name: str, type: Type, layout: Layout, mesh: Mesh, parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
     """Assemble a global tensor from `parts`, the ranks' shards; together they must cover it.
 
@@ -43,15 +120,17 @@ def assemble(name: str, type: Type, layout: Layout, mesh: Mesh, parts: Mapping[i
     """
     holders: dict[tuple[int, ...], int] = {}
     whole = next(iter(parts.values())).new_empty(type.shape)
+    held = 0
     for rank, part in parts.items():
-        region = region_of(type, layout, mesh.sizes, mesh.coordinates(rank))
-        assert tuple(part.shape) == shape_of(region), f"rank {rank} holds {tuple(part.shape)} of {name}, not {region}"
-        start = tuple(each.start for each in region)
-        holder = holders.setdefault(start, rank)
+        shape = local_type(type, layout, mesh.sizes).shape
+        assert tuple(part.shape) == shape, f"rank {rank} holds {tuple(part.shape)} of {name}, not {shape}"
+        coordinates = mesh.coordinates(rank)
+        holder = holders.setdefault(tuple(coordinates[over] for over, state in layout.states if is_split(state)), rank)
         if holder == rank:
-            whole[region] = part
+            for piece in pieces_of(type, layout, mesh.sizes, coordinates):
+                whole[piece.region] = seen(part, layout, piece)
+                held += prod(shape_of(piece.region))
         elif not same_bits(parts[holder], part):
             raise AssertionError(f"copies of {name} on ranks {holder} and {rank} differ")
-    held = sum(parts[rank].numel() for rank in holders.values())
     assert held == whole.numel(), f"ranks {', '.join(map(str, parts))} do not hold all of {name}"
     return whole

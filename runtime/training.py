@@ -29,7 +29,7 @@ from partita.runtime.inputs import Batch
 from partita.runtime.learning_rates import learning_rates
 from partita.runtime.pace import Pace, Slow
 from partita.runtime.rank import Plan, Rank
-from partita.runtime.regions import assemble, region_of
+from partita.runtime.regions import assemble, pieces_of, seen
 from partita.runtime.tracing.flight import BETWEEN, ENDED
 from partita.runtime.transports.transport import Cluster
 from partita.runtime.transports.virtual import VirtualCluster
@@ -407,8 +407,8 @@ class VirtualRun:
         for rank in self.ranks:
             for name in values.keys() & rank.memory.masters.keys():
                 record = self.plan.program.parameter(name)
-                region = region_of(record.type, record.layout, mesh.sizes, mesh.coordinates(rank.rank))
-                rank.memory.masters[name].copy_(values[name][region])
+                for piece in pieces_of(record.type, record.layout, mesh.sizes, mesh.coordinates(rank.rank)):
+                    seen(rank.memory.masters[name], record.layout, piece).copy_(values[name][piece.region])
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The last step's gradients as full tensors: each parameter's totals added in stage order.

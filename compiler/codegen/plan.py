@@ -11,7 +11,7 @@ from partita.compiler.analysis.liveness import beside, held, shared
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
-from partita.compiler.layout import global_type
+from partita.compiler.layout import tensor_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, message_of
@@ -146,7 +146,7 @@ def _parameter_record(
         parameter.fans,
         stages,
         tuple(
-            StateRecord(name, global_type(state.type, state.layout, sizes), name == EMA, state.host)
+            StateRecord(name, tensor_type(state.type, state.layout, sizes), name == EMA, state.host)
             for name, state in named
         ),
         host,

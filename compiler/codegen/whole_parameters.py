@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve
 
 from partita.compiler.graph import Parameter, Part
-from partita.compiler.layout import Layout
+from partita.compiler.layout import Layout, of_parts
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.program import ParameterRecord, Program
 
@@ -67,4 +67,4 @@ def whole_record(record: ParameterRecord, part: Part, update: Update | None) -> 
 
 def _outermost(part: Part, layout: Layout) -> Layout:
     """A part's layout as that of the whole: the parts are split further."""
-    return Layout(((part.over, part.axis), *layout.states))
+    return of_parts(layout, part.over, part.axis, part.master.axis(part.axis).size)

@@ -1,8 +1,8 @@
-"""Changes of layout along one mesh axis: collectives, and local steps without communication.
+"""Changes of layout: collectives along one mesh axis, and local steps without communication.
 
 Each takes one or more tensors (a bucket), and knows the states of each, before and after, along the mesh axis `over` of
-`parts` ranks. Types are local, of one rank. `TRANSITIONS`, at the end, maps kinds of states before and after to
-operations.
+`parts` ranks; but steps to and from a flat form (`Flatten`, `Unflatten`) keep all states. Types are local, of one rank.
+`TRANSITIONS`, at the end, maps kinds of states before and after to operations.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from partita.compiler.layout import MAX, SUM, State, is_split
-from partita.compiler.ops.op import Argument, Op, ShardingRule, op
-from partita.dsl.types import Type
+from partita.compiler.ops.op import Argument, Op, ShardingRule, op, permuted
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.costs.links import Link
@@ -43,6 +43,11 @@ class Reshard(Op):
     def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
         """The operation for tensors with these ends, which are all of one kind."""
         raise NotImplementedError
+
+    @property
+    def words(self) -> str:
+        """What it does, for display: `all_gather over data`."""
+        return f"{self.name} over {self.over}"
 
     @property
     def ends(self) -> Ends:
@@ -355,6 +360,71 @@ class Once(Reshard):
         """Selects by the rank's coordinate; a product with 0 would turn infinities into NaN."""
         (x,) = arguments
         return f"({x.text} if c.coordinates[{self.over!r}] == 0 else torch.zeros_like({x.text}))"
+
+
+class Reform(Reshard):
+    """Base of steps between a tensor's own axes and its flat form (`partita.compiler.layout.Flat`)."""
+
+    @property
+    def words(self) -> str:
+        """Its name."""
+        return self.name
+
+    @property
+    def ends(self) -> Ends:
+        """Those of every mesh axis stay."""
+        return ((None, None),)
+
+
+@op("flatten")
+class Flatten(Reform):
+    """A tensor of so many `elements`, in the `order` of its axes, as one `axis` of `size`, with zeros at its end; axes
+    `kept` have one position. Without zeros it is a view.
+    """
+
+    axis: str
+    order: tuple[str, ...]
+    elements: int
+    size: int
+    kept: tuple[str, ...] = ()
+    fusible = False
+    made = "flat"
+
+    @property
+    def is_view(self) -> bool:  # type: ignore[override]
+        """Whether there is nothing to add."""
+        return self.elements == self.size
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The flat axis first."""
+        assert types[0].elements == self.elements <= self.size, (self, types)
+        assert sorted(types[0].names) == sorted(self.order), (self, types)
+        return (Type(types[0].dtype, (Axis(self.axis, self.size), *(Axis(name, 1) for name in self.kept))),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`reshape`, or a kernel of the runtime that copies it."""
+        (x,) = arguments
+        text = permuted(x.text, x.type.names, self.order)
+        return f"{text}.reshape({results[0].shape})" if self.is_view else f"kernels.flatten({text}, {results[0].shape})"
+
+
+@op("unflatten")
+class Unflatten(Reform):
+    """A flat tensor with its own `axes` again, which are those of a shard: a view."""
+
+    axes: tuple[Axis, ...]
+    is_view = True
+    made = "whole"
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The axes, of which there are as many elements at least."""
+        result = Type(types[0].dtype, self.axes)
+        assert result.elements <= types[0].elements, (self, types)
+        return (result,)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`narrow`, without the zeros."""
+        return f"{arguments[0].text}.flatten().narrow(0, 0, {results[0].elements}).view({results[0].shape})"
 
 
 # The operation for each change of layout that takes one step, by the kinds of the states before and after. Others take

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, op, permuted, shape_text
 from partita.compiler.ops.pointwise import pointwise
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 # FLOPs from which a product goes through `kernels.matmul`, which chooses a library: below, oneDNN's 12 µs a call
 # outweigh its speed. Doubled if the left matrix is transposed in memory, since oneDNN copies it.
@@ -97,6 +97,12 @@ class Dot(Op):
     def by_row(self, rows: Collection[str]) -> bool:
         """Unless it sums over them."""
         return not any(name in rows for name in self.over)
+
+    def unflattened(self, flat: Collection[str], axes: tuple[Axis, ...]) -> Op | None:
+        """A sum over all axes is one: zeros add nothing."""
+        return (
+            Dot(tuple(axis.name for axis in axes)) if set(self.over) == set(flat) else super().unflattened(flat, axes)
+        )
 
     def total(self, axis: str) -> Op | None:
         """It is summed over, too."""

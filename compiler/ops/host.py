@@ -6,7 +6,7 @@ the host's memory is the device's, and copies are none; the account is that of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import Argument, Known, Op, ShardingRule, aligned_rules, op
@@ -26,6 +26,10 @@ class HostCopy(Op):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear."""
         return (*aligned_rules(operands, results), ShardingRule((SUM,), (SUM,)))
+
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Yes."""
+        return True
 
     def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
         """The operand."""

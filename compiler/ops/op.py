@@ -306,6 +306,12 @@ class Op:
         """
         return False
 
+    def unflattened(self, flat: Collection[str], axes: tuple[Axis, ...]) -> Op | None:
+        """The operation on tensors with these axes, where it works on their elements in order along `flat` axes; None
+        if it does not compute each of them by itself.
+        """
+        return self if self.by_row(flat) else None
+
     def mentions(self, axis: str) -> bool:
         """Whether a field names an axis: one that names it nowhere does the same at each of its positions."""
         return any(_mentions(getattr(self, each.name), axis) for each in attributes(type(self)))

@@ -6,14 +6,14 @@ and the number of the update (`c.update`, from 1) are known on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from attrs import field, frozen
 
 from partita.compiler.layout import MAX, SUM
 from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, op, permuted
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Value
@@ -51,6 +51,10 @@ class Accumulate(Op):
         """The accumulator has the operand's layout."""
         kinds = (SUM, MAX) if self.keep else (MAX,) if self.maximum else (SUM,)
         return tuple(ShardingRule((state,), ()) for state in (*operands[0].names, *kinds))
+
+    def unflattened(self, flat: Collection[str], axes: tuple[Axis, ...]) -> Op | None:
+        """The accumulator has these axes as well."""
+        return Accumulate(self.target, Type(self.type.dtype, axes), self.maximum, self.keep)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One addition for each element."""
@@ -93,6 +97,10 @@ class Store(Op):
         """Any axis."""
         return tuple(ShardingRule((name, name), ()) for name in operands[0].names)
 
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Yes."""
+        return True
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`copy_`."""
         return f"{arguments[0].text}.copy_({arguments[1].text})"
@@ -110,6 +118,9 @@ class Update(Op):
     rate: int = field(default=0, kw_only=True)
     states: ClassVar[tuple[str, ...]]
     whole: ClassVar[bool] = False  # whether all parts of a parameter must be updated together
+    # Whether it updates each element by itself, with states for each, so that a parameter may be flat; what else it
+    # needs is made of whole tensors if `whole`.
+    elementwise: ClassVar[bool] = False
     fusible = False
     allocates = False  # it works in place
     overwrites = True
@@ -131,6 +142,10 @@ class Update(Op):
     def splits(self, parameter: Type, axis: str, parts: int) -> bool:
         """Whether the parameter and its states can be stored in so many parts along an axis of the parameter."""
         return parameter.axis(axis).size % parts == 0
+
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Only if it is elementwise."""
+        return self.elementwise
 
     def operands(
         self, build: Builder, parameter: Type, part: Value, gradient: Value, states: Sequence[Value]
@@ -184,6 +199,10 @@ class Ema(Op):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear in both."""
         return tuple(ShardingRule((state, state), (state,)) for state in (*results[0].names, SUM))
+
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Yes."""
+        return True
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """3 operations for each element."""

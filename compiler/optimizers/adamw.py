@@ -20,6 +20,7 @@ class AdamW(Update):
     beta2: float
     eps: float
     decay: float
+    elementwise = True
     states = ("mean", "square")
     results = ("", "mean", "square")
 

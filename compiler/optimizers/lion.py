@@ -19,6 +19,7 @@ class Lion(Update):
     beta1: float
     beta2: float
     decay: float
+    elementwise = True
     states = ("mean",)
     results = ("", "mean")
 

@@ -112,6 +112,7 @@ class Muon(Update):
     decay: float
     states = ("momentum",)
     whole = True
+    elementwise = True
     results = ("", "momentum")
 
     def operands(

@@ -21,6 +21,7 @@ class Sgd(Update):
     momentum: float
     nesterov: bool
     decay: float
+    elementwise = True
 
     @property
     def states(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Value
-from partita.compiler.layout import REPLICATED, SUM, Layout, global_type, is_split, layout_of, local_type, within_axes
+from partita.compiler.layout import REPLICATED, SUM, Layout, is_split, layout_of, local_type, tensor_type, within_axes
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.op import Op
@@ -376,7 +376,7 @@ class _UpdateBuilder:
     def _updated(self, each: ParameterUpdate, op: Update, coefficient: Value | None) -> ParameterUpdate:
         type, layout = each.gradient.type, each.layouts.state
         sizes = self.resharding.mesh.sizes
-        whole = global_type(each.master.type, each.layouts.param, sizes)
+        whole = tensor_type(each.master.type, each.layouts.param, sizes)
         states = []
         for name, stored in zip(op.states, op.state_types(whole), strict=True):
             own = within_axes(layout, stored)
@@ -392,7 +392,10 @@ class _UpdateBuilder:
         part = self._moved(each.master, layout)
         # What is computed of whole tensors is computed on the device.
         on_device = [self._copied(value, False) for value in (part, *states)]
-        others = op.operands(self.build, whole, on_device[0], gradient, on_device[1:])
+        made_of = [gradient, *on_device[1:]]
+        if layout.flat is not None and op.whole:
+            made_of = [self._moved(value, each.layouts.compute) for value in made_of]
+        others = op.operands(self.build, whole, on_device[0], made_of[0], made_of[1:])
         read = {value for node in self.build.nodes for value in node.inputs}
         self.build.nodes = [node for node in self.build.nodes if node.op.host is None or read.issuperset(node.outputs)]
         prepare: tuple[Node, ...] = ()

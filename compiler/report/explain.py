@@ -31,8 +31,8 @@ from partita.dsl.types import Type
 @frozen(eq=False)
 class Stored:
     """How the parameter, gradient or optimizer state is stored between uses, by the rules for its class, if any. The
-    gradient is that accumulated over microbatches: partial where it is reduced at the end of the step. `whole` are the
-    mesh axes of such rules along which it is replicated, since none of its axes divides.
+    gradient is that accumulated over microbatches: partial where it is reduced at the end of the step. No axis divides
+    over the mesh axes `flat`, over which it is stored flat, and `whole`, along which it is replicated.
     """
 
     what: str
@@ -40,6 +40,7 @@ class Stored:
     type: Type
     rules: tuple[Span, ...]
     whole: tuple[str, ...]
+    flat: tuple[str, ...] = ()
 
 
 @frozen(eq=False)
@@ -245,7 +246,8 @@ class _Tensors:
         whole = undivided(self.defaults, kind, parameter.name, layout)
         if kind == "grad":
             layout = next(each.value.layout for each in self.graph.accumulators if each.parameter == parameter.name)
-        return Stored(kind, layout, local_type(parameter.master, layout, self.mesh.sizes), rules, whole)
+        flat = layout.over(layout.flat.axis) if layout.flat is not None else ()
+        return Stored(kind, layout, local_type(parameter.master, layout, self.mesh.sizes), rules, whole, flat)
 
     # ------------------------------------------------------------ values
 
@@ -289,7 +291,7 @@ class _Tensors:
                     continue
                 if isinstance(node.op, Reshard):
                     moved = node.outputs[i]
-                    steps[moved] = (*steps.get(value, ()), f"{node.op.name} over {node.op.over}")
+                    steps[moved] = (*steps.get(value, ()), node.op.words)
                     made.append((moved, node))
                 elif node.span is not None:
                     readers.setdefault(value, {})[node.span] = None

@@ -58,9 +58,10 @@ class RuleSummary:
 
 @frozen(eq=False)
 class Summary(Pictured):
-    """The program in numbers. `memory` has one report per pipeline rank. `undivided` are the parameters, by mesh axis,
-    that a rule would store sharded, but none of whose axes divides. `recomputed` are the calls and iterations that
-    `recompute auto` has chosen; `shares` who works on whole matrices in the update.
+    """The program in numbers. `memory` has one report per pipeline rank. `flat` are the parameters, by mesh axes, that
+    are stored flat, and `undivided` those that a rule would store sharded, but that no axis divides and that cannot be
+    flat. `recomputed` are the calls and iterations that `recompute auto` has chosen; `shares` who works on whole
+    matrices in the update.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Summary(Pictured):
     collectives: tuple[Traffic, ...]
     transfers: tuple[dict[str, Any], ...]
     tied: tuple[dict[str, Any], ...]
+    flat: tuple[tuple[str, tuple[str, ...]], ...]
     undivided: tuple[tuple[str, tuple[str, ...]], ...]
     recomputed: tuple[str, ...]
     rules: tuple[RuleSummary, ...]
@@ -125,6 +127,7 @@ class Summary(Pictured):
             "collectives": collectives_json(self.collectives),
             "transfers": list(self.transfers),
             "tied": list(self.tied),
+            "flat": {axes: list(names) for axes, names in self.flat},
             "undivided": {axis: list(names) for axis, names in self.undivided},
             "recomputed": list(self.recomputed),
             "optimizer": [
@@ -201,7 +204,7 @@ def summarize(state: Compilation) -> Summary:
         traffic(state),
         transfers(state),
         tied_transfers(state),
-        _undivided(state),
+        *_not_by_axes(state),
         tuple(sorted(state.again, key=lambda path: [(len(part), part) for part in path.split(".")])),
         _rules(state),
         matrix_shares(state),
@@ -249,15 +252,26 @@ def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
     return tuple(found)
 
 
-def _undivided(state: Compilation) -> tuple[tuple[str, tuple[str, ...]], ...]:
+ByAxes = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def _not_by_axes(state: Compilation) -> tuple[ByAxes, ByAxes]:
+    """The parameters that are stored flat, by mesh axes, and those that no axis divides, by mesh axis."""
     defaults = default_layouts(state.spec, state.mesh)
-    found: dict[str, dict[str, None]] = {}
+    flat: dict[str, dict[str, None]] = {}
+    replicated: dict[str, dict[str, None]] = {}
     for name in (each.name for each in state.step.parameters if not each.buffer):
         layouts = state.sharded.parameters[name]
         kind, layout = ("state", layouts.state) if name in state.updates else ("param", layouts.param)
+        if layout.flat is not None:
+            flat.setdefault(", ".join(layout.over(layout.flat.axis)), {})[without_iterations(name)] = None
         for mesh_axis in undivided(defaults, kind, name, layout):
-            found.setdefault(mesh_axis, {})[without_iterations(name)] = None
-    return tuple((mesh_axis, tuple(names)) for mesh_axis, names in found.items())
+            replicated.setdefault(mesh_axis, {})[without_iterations(name)] = None
+
+    def listed(found: dict[str, dict[str, None]]) -> ByAxes:
+        return tuple((axes, tuple(names)) for axes, names in found.items())
+
+    return listed(flat), listed(replicated)
 
 
 def _iterations(scopes: list[str]) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ from partita.compiler.graph import (
     Scope,
     Value,
 )
-from partita.compiler.layout import REPLICATED, Layout
+from partita.compiler.layout import REPLICATED, Flat, Layout
 from partita.compiler.ops import OPS
 from partita.compiler.ops.body import Body
 from partita.compiler.ops.op import Op, accumulation, attributes
@@ -120,8 +120,11 @@ def origin_text(value: Value) -> str:
 
 
 def layout_text(layout: Layout) -> str:
-    """`{batch/data +/tensor}`; `{}` is replicated."""
-    return "{" + " ".join(f"{state}/{mesh_axis}" for mesh_axis, state in layout.states) + "}"
+    """`{batch/data +/tensor}`; `{}` is replicated; `{flat/data of embed=6, heads=5 in 4}` is flat, in 4 parts."""
+    states = " ".join(f"{state}/{mesh_axis}" for mesh_axis, state in layout.states)
+    flat = layout.flat
+    form = "" if flat is None else f" of {', '.join(map(str, flat.axes))} in {flat.parts}"
+    return f"{{{states}{form}}}"
 
 
 class GraphWriter:
@@ -276,9 +279,14 @@ def parse_type(text: str) -> Type:
 
 
 def parse_layout(text: str) -> Layout:
-    """The layout within braces: `batch/data +/tensor`."""
-    pairs = (part.split("/") for part in text.split())
-    return Layout(tuple((mesh_axis, state) for state, mesh_axis in pairs))
+    """The layout within braces: `batch/data +/tensor`, `flat/data of embed=6, heads=5 in 4`."""
+    match = matched(r"(.*?)(?: of (.+) in (\d+))?", text)
+    pairs = tuple((mesh_axis, state) for state, mesh_axis in (part.split("/") for part in match[1].split()))
+    if match[2] is None:
+        return Layout(pairs)
+    axes = tuple(map(parse_axis, match[2].split(", ")))
+    split = {state for _, state in pairs}
+    return Layout(pairs, Flat(axes, int(match[3]), tuple(axis.name for axis in axes if axis.name in split)))
 
 
 def parse_op(name: str, attributes: str) -> Op:

@@ -94,7 +94,7 @@ class Checker:
     def given(self, number: int, value: Value) -> int:
         """Returns `number`, after checking that `value` is laid out as a shard of its tensor."""
         whole = self.numbering.types[number]
-        require(self.rules.whole(value) == whole, f"`{value.name}` is not laid out as a shard of {whole}", value)
+        require(self.rules.tensor(value) == whole, f"`{value.name}` is not laid out as a shard of {whole}", value)
         return number
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from attrs import define, evolve
 
 from partita.compiler.graph import Parameter, Part, Value
-from partita.compiler.layout import Layout
+from partita.compiler.layout import of_part
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -114,8 +114,8 @@ class Records:
             record,
             type=declared.master,
             stages=stages,
-            layout=Layout(record.layout.states[1:]),
-            state_layout=Layout(record.state_layout.states[1:]),
+            layout=of_part(record.layout, part.over, part.axis, sizes[part.axis].size),
+            state_layout=of_part(record.state_layout, part.over, part.axis, sizes[part.axis].size),
             states=tuple(
                 evolve(each, type=each.type.resized(part.axis, sizes[part.axis].size))
                 if each.type.has(part.axis)
@@ -146,7 +146,7 @@ class Records:
         found = tuple(state.name for state in record.states)
         require(found == names, f"`{record.name}` has the optimizer's {', '.join(names) or 'nothing'}")
         for state, (name, value) in zip(record.states, states, strict=True):
-            same = record.stored(state) == value.layout and state.type == self.check.rules.whole(value)
+            same = record.stored(state) == value.layout and state.type == self.check.rules.tensor(value)
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(state)}, not {value.layout}", value)
             require(state.host == value.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
             require(state.copy == (name == EMA), f"`{name}` of `{record.name}` begins as something else", value)

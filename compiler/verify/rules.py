@@ -4,7 +4,8 @@ A value's local type and its layout determine the global type. A local operation
 mesh axis, the states of its operands and results match a `ShardingRule` of the global one (or all are replicated), and
 if it is the global one specialized to the shard (`Op.sharded`): axes among its fields resized, positions set. A
 resharding converts one layout of a value into another, along its mesh axis only, as `Reshard.ends` says. Shards are
-contiguous: if several mesh axes split one tensor axis, only the innermost can be gathered, sliced or exchanged.
+contiguous: if several mesh axes split one tensor axis, only the innermost can be gathered, sliced or exchanged. A flat
+tensor has the form that its own axes and states give, and an operation on it computes each element by itself.
 
 Results are memoized by operation, types and layouts: a deep program costs little more than a shallow one.
 """
@@ -16,9 +17,19 @@ from collections.abc import Sequence
 from attrs import define, field
 
 from partita.compiler.graph import Value
-from partita.compiler.layout import MAX, SUM, Layout, State, global_type, is_split, split_axes
+from partita.compiler.layout import (
+    MAX,
+    SUM,
+    Layout,
+    State,
+    global_type,
+    is_split,
+    local_type,
+    split_axes,
+    tensor_type,
+)
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import Reshard
+from partita.compiler.ops.collective import Flatten, Reform, Reshard
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.position import SLICE, TIME
 from partita.dsl.types import Type
@@ -58,6 +69,11 @@ class Rules:
             found = self._wholes[key] = global_type(value.type, value.layout, self.mesh.sizes)
         return found
 
+    def tensor(self, value: Value) -> Type:
+        """The global type of a value with its own axes, also if it is flat. Raises Violation as `whole` does."""
+        self.whole(value)
+        return tensor_type(value.type, value.layout, self.mesh.sizes)
+
     def _check_layout(self, value: Value) -> None:
         states = dict(value.layout.states)
         ordered = tuple((over, states[over]) for over in self.mesh.sharding if over in states)
@@ -67,6 +83,13 @@ class Rules:
             require(known, f"the value has no axis `{state}` to be split along", value)
         mixed = SUM in states.values() and MAX in states.values()
         require(not mixed, "parts of a sum along one mesh axis cannot be parts of a maximum along another", value)
+        flat = value.layout.flat
+        if flat is not None:
+            split = set(split_axes(states.values())) - {flat.axis}
+            kept = tuple(axis.name for axis in flat.axes if axis.name in split)
+            require(flat.kept == kept, f"the flat value is split along {', '.join(split) or 'nothing'}", value)
+            type = local_type(Type(value.type.dtype, flat.axes), value.layout, self.mesh.sizes)
+            require(type == value.type, f"the flat value is not {type}", value)
 
     # ------------------------------------------------------------ operations
 
@@ -91,7 +114,20 @@ class Rules:
             if any((*have, *made)) and (have, made) not in rules:
                 change = f"({_listed(have)}) to ({_listed(made)})"
                 raise Violation(f"along mesh axis `{over}`, no sharding rule of `{op.label}` maps {change}", *placed)
-        return whole
+        return self._unflattened(whole, placed)
+
+    def _unflattened(self, whole: Op, placed: Sequence[Value]) -> Op:
+        """The operation on tensors with their own axes, of which flat ones have the elements in the same order."""
+        forms = {value.layout.flat for value in placed if value.type.axes}
+        if forms <= {None}:
+            return whole
+        require(len(forms) == 1, f"`{whole.label}` works on tensors of which not all are flat alike", *placed)
+        (flat,) = forms
+        assert flat is not None
+        found = whole.unflattened((flat.axis, *flat.kept), flat.axes)
+        if found is None:
+            raise Violation(f"`{whole.label}` does not compute each element of a flat tensor by itself", *placed)
+        return found
 
     def _infers(self, op: Op, operands: list[Type], results: list[Type], of: str, values: Sequence[Value]) -> None:
         try:
@@ -127,6 +163,10 @@ class Rules:
         if key in self._reshardings:
             return
         require(op.count == len(sources) == len(targets), f"`{op.name}` has other tensors", *sources, *targets)
+        if isinstance(op, Reform):
+            self._reform(op, sources[0], targets[0])
+            self._reshardings.add(key)
+            return
         require(op.over in self.mesh.sharding, f"no tensor is laid out along mesh axis `{op.over}`", *sources)
         require(op.parts == self.mesh.sizes[op.over], f"mesh axis `{op.over}` does not have {op.parts} ranks", *sources)
         types = [v.type for v in sources], [v.type for v in targets]
@@ -134,6 +174,18 @@ class Rules:
         for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
             self._step(op, i, source, target)
         self._reshardings.add(key)
+
+    def _reform(self, op: Reform, source: Value, target: Value) -> None:
+        """A step to or from a flat form, which keeps the states; `_check_layout` says what the form must be."""
+        self._infers(op, [source.type], [target.type], "what one rank holds of", (source, target))
+        flattens, before, after = isinstance(op, Flatten), source.layout.flat, target.layout.flat
+        require(flattens == (before is None) and flattens != (after is None), f"`{op.name}` of such a value", source)
+        require(source.layout.states == target.layout.states, f"`{op.name}` does not split anything", source, target)
+        own, other = (set(self.tensor(value).axes) for value in (source, target))
+        require(own == other, "it is another tensor", source, target)
+        if isinstance(op, Flatten) and after is not None:
+            order = tuple(axis.name for axis in after.axes)
+            require(op.order == order, "its elements are in another order", source, target)
 
     def _step(self, op: Reshard, i: int, source: Value, target: Value) -> None:
         before, after = op.ends[i]
@@ -147,7 +199,8 @@ class Rules:
             require(innermost, f"axis `{axis}` is split along a mesh axis further inside `{op.over}`", source)
         reached = [(over, after if over == op.over else source.layout.state(over)) for over in order]
         states = tuple((over, state) for over, state in reached if state is not None)
-        require(target.layout.states == states, f"{leads}, but its result claims another layout", source, target)
+        alike = target.layout == Layout(states, source.layout.flat)
+        require(alike, f"{leads}, but its result claims another layout", source, target)
         require(self.whole(source) == self.whole(target), "the shards do not divide the full tensor", source)
 
 

@@ -188,6 +188,7 @@ class Stages:
     def _stored(self, each: Accumulator, parameter: str) -> None:
         """A gradient is stored sharded where the layout says so; along other mesh axes it may stay partial."""
         stored, layout = self.layouts[parameter].grad, each.value.layout
+        require(layout.flat == stored.flat, f"the gradient of `{parameter}` is not stored as {stored}", each.value)
         for over in self.check.rules.mesh.sharding:
             state, wanted = layout.state(over), stored.state(over)
             require(

@@ -33,7 +33,7 @@ from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Saves, commit_name
 from partita.runtime.data_files import DataFile
 from partita.runtime.naming import named
-from partita.runtime.regions import region_of
+from partita.runtime.regions import pieces_of, seen
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ class Checkpoints:
             **{state_name(state, name): tensor for (state, name), tensor in memory.states.items()},
         }
         entries = entries_of(self._manifest, self.rank.rank)
-        self._shard = Shard(entries, tuple(tensors[each.name] for each in entries))
+        # Of a flat part, without the zeros at its end.
+        self._shard = Shard(
+            entries, tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
+        )
 
     # ------------------------------------------------------------ saving
 
@@ -310,11 +313,13 @@ class Checkpoints:
         for record in program.parameters:
             if record.name not in memory.masters:
                 continue
-            region = region_of(record.type, record.layout, sizes, coordinates)
-            commit.read(record.name, region, memory.masters[record.name])
+            held = [(record.name, record.type, record.layout, memory.masters[record.name])]
             for state in record.states:
-                region = region_of(state.type, record.stored(state), sizes, coordinates)
-                commit.read(state_name(state.name, record.name), region, memory.states[state.name, record.name])
+                tensor = memory.states[state.name, record.name]
+                held.append((state_name(state.name, record.name), state.type, record.stored(state), tensor))
+            for name, type, layout, tensor in held:
+                for piece in pieces_of(type, layout, sizes, coordinates):
+                    commit.read(name, piece.region, seen(tensor, layout, piece))
 
     def _resumed(self, saved: Manifest, passed_over: Sequence[int]) -> Resumed:
         if self.rank.rank == 0:

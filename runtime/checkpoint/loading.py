@@ -19,7 +19,7 @@ from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.commits import open_commit
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
-from partita.runtime.checkpoint.parts import saves, sources
+from partita.runtime.checkpoint.parts import saved_shape, saves, sources
 from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read_region
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.kernels.dtypes import DTYPES
@@ -42,8 +42,7 @@ def by_width(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 def _entry(tensor: Tensor, manifest: Manifest, rank: int) -> Entry:
     mesh = manifest.mesh
-    part = region_of(tensor.type, tensor.layout, mesh.sizes, mesh.coordinates(rank))
-    return Entry(tensor.name, tensor.type.dtype, shape_of(part))
+    return Entry(tensor.name, tensor.type.dtype, saved_shape(tensor, mesh.sizes, mesh.coordinates(rank)))
 
 
 def _nothing() -> None:
@@ -98,9 +97,8 @@ class Commit:
 
     def files_of(self, wanted: Iterable[tuple[str, Region]]) -> list[int]:
         """The ranks in whose files regions of tensors are."""
-        found = {
-            rank for name, region in wanted for rank, _, _ in sources(self._tensors[name], self.manifest.mesh, region)
-        }
+        mesh = self.manifest.mesh
+        found = {each.rank for name, region in wanted for each in sources(self._tensors[name], mesh, region)}
         return sorted(found)
 
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -109,8 +107,9 @@ class Commit:
         wanted = region_of(tensor.type, REPLICATED, {}, {}) if region is None else region
         if into is None:
             into = torch.empty(shape_of(wanted), dtype=DTYPES[tensor.type.dtype])
-        for rank, inner, outer in sources(tensor, self.manifest.mesh, wanted):
-            into[outer].copy_(read_region(self._file(rank), name, inner))
+        for source in sources(tensor, self.manifest.mesh, wanted):
+            found = read_region(self._file(source.rank), name, source.inner)
+            into[source.outer].copy_(found if source.shape is None else found.view(source.shape)[source.within])
             self.moved()
         return into
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from partita.compiler.layout import Layout
+from partita.compiler.layout import Flat, Layout
 from partita.compiler.mesh import Mesh
 from partita.dsl import limits
 from partita.dsl.diagnostic import refuse
@@ -23,7 +23,7 @@ from partita.runtime.checkpoint.checksummed import Reader, checked
 from partita.runtime.data_files import MOST_FILES, DataFile
 
 NAME = "manifest.json"
-FORMAT, VERSION = "partita checkpoint", 3
+FORMAT, VERSION = "partita checkpoint", 4
 MOST_STEPS = 1 << 53  # steps are sent to all ranks as float64
 MOST_TENSORS = 1 << 20
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -152,6 +152,7 @@ def _tensor_json(tensor: Tensor) -> dict[str, Any]:
         "dtype": tensor.type.dtype,
         "axes": [[axis.name, axis.size] for axis in tensor.type.axes],
         "split": [list(state) for state in tensor.layout.states],
+        "flat": 0 if tensor.layout.flat is None else tensor.layout.flat.parts,
         "at": [list(coordinate) for coordinate in tensor.at],
     }
 
@@ -161,14 +162,19 @@ def _data_json(file: DataFile) -> dict[str, Any]:
 
 
 def _upgraded(reader: Reader) -> Reader:
-    """Upgrades version 1, which had no history and did not record the data files, and 2, whose files had no suffix."""
+    """Upgrades version 1, which had no history and did not record the data files; 2, whose files had no suffix; and 3,
+    which had no flat tensors.
+    """
     value, version = reader.value, reader.value.get("version")
     if type(version) is int and version == 1 and "history" not in value:
         (step,) = Reader(value.get("data"), "data").record("step")
         history = {"skipped": 0, "rewinds": 0, "losses": [], "norms": []}
         value, version = {**value, "history": history, "data": {"step": step.value, "files": []}}, 2
     if type(version) is int and version == 2 and "suffix" not in value:
-        value = {**value, "version": VERSION, "suffix": ""}
+        value, version = {**value, "suffix": ""}, 3
+    if type(version) is int and version == 3 and isinstance(value.get("tensors"), list):
+        tensors = [{**each, "flat": 0} if isinstance(each, dict) else each for each in value["tensors"]]
+        value = {**value, "version": VERSION, "tensors": tensors}
     return Reader(value, "")
 
 
@@ -233,23 +239,28 @@ def _pair(reader: Reader, most: int) -> tuple[str, int]:
 
 
 def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
-    name, dtype, axes, split, at = reader.record("name", "dtype", "axes", "split", "at")
+    name, dtype, axes, split, parts, at = reader.record("name", "dtype", "axes", "split", "flat", "at")
     type = Type(
         dtype.text("|".join((*FLOATS, *INTEGERS))),
         tuple(Axis(*_pair(each, limits.AXIS_SIZE)) for each in axes.each(64)),
     )
     if len(set(type.names)) != len(type.names) or not 0 < type.elements <= limits.ELEMENTS:
         axes.fail("a list of different axes with sizes")
+    count = parts.integer(0, limits.RANKS)
+    flat = Flat(type.axes, count) if count else None
+    known = type.names if flat is None else (*type.names, flat.axis)
     states = []
     for each in split.each(64):
         pair = [entry.text(WORD) for entry in each.each(2)]
-        if len(pair) != 2 or pair[0] not in mesh.sizes or pair[1] not in type.names:
+        if len(pair) != 2 or pair[0] not in mesh.sizes or pair[1] not in known:
             each.fail("a mesh axis and an axis of the tensor")
         states.append((pair[0], pair[1]))
     order = [axis for axis, _ in mesh.axes]
     if sorted(dict(states), key=order.index) != [axis for axis, _ in states]:
         split.fail("a list of different mesh axes in the order of the mesh")
-    layout = Layout(tuple(states))
+    layout = Layout(tuple(states), flat)
+    if flat is not None and (not type.axes or flat.parts % prod(mesh.sizes[over] for over in layout.over(flat.axis))):
+        parts.fail("a number of parts of a flat tensor")
     for axis in type.axes:
         if axis.size % prod(mesh.sizes[over] for over in layout.over(axis.name)):
             split.fail(f"a sharding of {axis}")

@@ -1,26 +1,26 @@
 """Which part of a tensor is in which rank's file, and where any region of it can be read.
 
-A saved tensor is a grid of parts: each tensor axis is divided by the mesh axes that shard it, outermost first. A part
-was saved by one rank: its coordinates along the sharding mesh axes follow from the part's index in the grid, and those
+A saved tensor is a grid of parts: each tensor axis is divided by the mesh axes that shard it, outermost first. If it is
+flat, each of them is a row of elements, which is divided further, and saved without the zeros at its end. A part was
+saved by one rank: its coordinates along the sharding mesh axes follow from the part's index in the grid, and those
 along the other mesh axes are the tensor's `at`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
-from partita.compiler.layout import Layout
+from attrs import evolve, frozen
+
+from partita.compiler.layout import Flat, Layout
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.program import ParameterRecord, Program
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.manifest import Tensor
-
-if TYPE_CHECKING:
-    from partita.runtime.regions import Region
+from partita.runtime.regions import Region, pieces_between, pieces_of, shape_of
 
 
 def state_name(state: str, parameter: str) -> str:
@@ -48,10 +48,12 @@ def saved_tensors(program: Program) -> tuple[Tensor, ...]:
     for name, type, layout, parameter in _tensors(program.parameters):
         pipe_ranks = stages_of[parameter]
         copies = list(_copies(mesh, layout, pipe_ranks))
-        loads = taken.setdefault((layout, pipe_ranks), [0] * len(copies))
+        loads = taken.setdefault((layout.states, pipe_ranks), [0] * len(copies))
         least = min(range(len(copies)), key=loads.__getitem__)
         loads[least] += type.bytes
-        found.append(Tensor(name, type, layout, copies[least]))
+        # Of a flat part on disk, no more matters than which elements it has.
+        flat = layout.flat and evolve(layout.flat, kept=())
+        found.append(Tensor(name, type, Layout(layout.states, flat), copies[least]))
     return tuple(found)
 
 
@@ -77,8 +79,29 @@ def saves(tensor: Tensor, coordinates: dict[str, int]) -> bool:
     return all(coordinates[axis] == index for axis, index in tensor.at)
 
 
-def sources(tensor: Tensor, mesh: Mesh, wanted: Region) -> Iterator[tuple[int, Region, Region]]:
-    """Yields where to read a region of a tensor: the rank, and the region within its part and within `wanted`."""
+def saved_shape(tensor: Tensor, sizes: Mapping[str, int], coordinates: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of the part of a tensor that the rank at `coordinates` saves; of a flat one, elements without zeros."""
+    pieces = pieces_of(tensor.type, tensor.layout, sizes, coordinates)
+    if tensor.layout.flat is None:
+        return shape_of(pieces[0].region)
+    return (max((piece.stop for piece in pieces), default=0),)
+
+
+@frozen
+class Source:
+    """Where to read a region of a tensor: from the file of a rank the region `inner` of its part, which is the region
+    `outer` of what is wanted. Elements of a flat part are seen in a `shape`, of which they are `within`.
+    """
+
+    rank: int
+    inner: Region
+    outer: Region
+    shape: tuple[int, ...] | None = None
+    within: Region = ()
+
+
+def sources(tensor: Tensor, mesh: Mesh, wanted: Region) -> Iterator[Source]:
+    """Yields where to read a region of a tensor."""
     grid, sizes = [], []
     for axis, part in zip(tensor.type.axes, wanted, strict=True):
         size = axis.size // prod(mesh.sizes[over] for over in tensor.layout.over(axis.name))
@@ -94,4 +117,50 @@ def sources(tensor: Tensor, mesh: Mesh, wanted: Region) -> Iterator[tuple[int, R
             outer.append(slice(start - part.start, stop - part.start))
             for over in reversed(tensor.layout.over(axis.name)):
                 index, coordinates[over] = divmod(index, mesh.sizes[over])
-        yield mesh.rank(coordinates), tuple(inner), tuple(outer)
+        if tensor.layout.flat is None:
+            yield Source(mesh.rank(coordinates), tuple(inner), tuple(outer))
+        else:
+            yield from _in_flat_parts(tensor.layout, tensor.layout.flat, mesh, coordinates, sizes, inner, outer)
+
+
+def _in_flat_parts(
+    layout: Layout,
+    flat: Flat,
+    mesh: Mesh,
+    coordinates: Mapping[str, int],
+    shape: Sequence[int],
+    inner: Sequence[slice],
+    outer: Sequence[slice],
+) -> Iterator[Source]:
+    """Yields where the region `inner` of a shard of that shape is, which was made flat and split. Of a piece of a part
+    its rows are read in which the region is: consecutive elements.
+    """
+    over = layout.over(flat.axis)
+    size = flat.length(prod(shape)) // prod(mesh.sizes[each] for each in over)
+    first = last = 0
+    for length, each in zip(shape, inner, strict=True):
+        first, last = first * length + each.start, last * length + each.stop - 1
+    whole = tuple(slice(0, length) for length in shape)
+    for part in range(first // size, last // size + 1):
+        own, index = dict(coordinates), part
+        for name in reversed(over):
+            index, own[name] = divmod(index, mesh.sizes[name])
+        for piece in pieces_between(whole, part * size, (part + 1) * size):
+            both = list(zip(piece.region, inner, strict=True))
+            found = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in both]
+            if any(each.start >= each.stop for each in found):
+                continue
+            # Rows lie along the first axis with more than one position: axes after it are whole.
+            row = next((i for i, size in enumerate(shape_of(piece.region)) if size > 1), 0)
+            rows = (*piece.region[:row], found[row], *piece.region[row + 1 :])
+            begin = piece.start + (rows[row].start - piece.region[row].start) * prod(shape[row + 1 :])
+            end = begin + prod(shape_of(rows))
+            into = tuple(_relative(each, *pair) for each, *pair in zip(found, inner, outer, strict=True))
+            within = tuple(map(_relative, found, rows))
+            yield Source(mesh.rank(own), (slice(begin, end),), into, shape_of(rows), within)
+
+
+def _relative(part: slice, whole: slice, at: slice = slice(0, None)) -> slice:
+    """A slice relative to the start of another, which itself begins at `at`."""
+    offset = at.start - whole.start
+    return slice(part.start + offset, part.stop + offset)

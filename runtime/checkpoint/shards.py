@@ -44,9 +44,14 @@ class Entry:
     shape: tuple[int, ...]
 
     @property
+    def elements(self) -> int:
+        """The number of its elements."""
+        return prod(self.shape)
+
+    @property
     def bytes(self) -> int:
         """Its size in bytes."""
-        return prod(self.shape) * WIDTHS[self.dtype]
+        return self.elements * WIDTHS[self.dtype]
 
 
 def header(entries: Sequence[Entry]) -> bytes:

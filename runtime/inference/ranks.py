@@ -13,12 +13,13 @@ import torch
 from attrs import define, field, frozen
 
 from partita.compiler.instructions import Channel, Traffic
+from partita.compiler.layout import local_type
 from partita.compiler.program import ParameterRecord, Program
 from partita.dsl.spec import Spec
 from partita.runtime.executor import Executor
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
-from partita.runtime.regions import Region, region_of, shape_of
+from partita.runtime.regions import Region, pieces_of, seen
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import Flight
 from partita.runtime.transports.transport import Cluster, ProcessEnd, Transport
@@ -96,21 +97,24 @@ class ForwardRank:
             for name in program.ranks[self.mesh.pipe_rank(rank)].parameters:
                 record = self.records[name] = program.parameter(name)
                 if name not in self.memory.masters:
-                    shape = shape_of(self.region(record))
+                    shape = local_type(record.type, record.layout, self.mesh.sizes).shape
                     self.memory.masters[name] = torch.zeros(shape, dtype=DTYPES[record.type.dtype], device=device)
         self.executors = [
             Executor(program, rank, transport, self.memory, seed, device, True, flight=flight, custom=functions)
             for program in programs
         ]
 
-    def region(self, record: ParameterRecord) -> Region:
-        """The region of a parameter that the rank holds."""
-        return region_of(record.type, record.layout, self.mesh.sizes, self.coordinates)
+    def pieces(self, name: str) -> Iterator[tuple[Region, torch.Tensor]]:
+        """Yields the regions of a parameter that the rank holds, each with where it holds it."""
+        record, held = self.records[name], self.memory.masters[name]
+        for piece in pieces_of(record.type, record.layout, self.mesh.sizes, self.coordinates):
+            yield piece.region, seen(held, record.layout, piece)
 
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take its shards of the full tensors; what it does not hold may be among them."""
         for name in values.keys() & self.records.keys():
-            self.memory.masters[name].copy_(values[name][self.region(self.records[name])])
+            for region, held in self.pieces(name):
+                held.copy_(values[name][region])
 
     def sum(self, vector: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """The sum of a small tensor over all ranks."""

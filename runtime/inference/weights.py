@@ -96,15 +96,18 @@ def _loaded(given: Spec, path: Place, step: int, ranks: Ranks, report: Report, w
 
 def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
     """Read what a rank holds, in whose tensors it is stored. Raises Damaged."""
-    wanted = {
-        name: (source[name], rank.region(record)) for name, record in rank.records.items() if not name.startswith(STATE)
-    }
+    wanted = [
+        (source[name], region, held)
+        for name in rank.records
+        if not name.startswith(STATE)
+        for region, held in rank.pieces(name)
+    ]
     with opened as commit:
-        problem = next(commit.problems(commit.files_of(wanted.values())), None)
+        problem = next(commit.problems(commit.files_of((name, region) for name, region, _ in wanted)), None)
         if problem is not None:
             raise Damaged(problem)
-        for name, (stored, region) in wanted.items():
-            commit.read(stored, region, rank.memory.masters[name])
+        for name, region, held in wanted:
+            commit.read(name, region, held)
 
 
 def _own(given: Spec, folder: Path) -> tuple[Place, None]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import prod
 
 import numpy as np
 import pytest
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.compiler.layout import SUM, Layout, layout_of, local_type
+from partita.compiler.layout import SUM, Layout, flattened, layout_of, local_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.program import InputPart, InputRecord
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Inputs
-from partita.runtime.regions import assemble, region_of, shape_of
+from partita.runtime.regions import assemble, pieces_of, region_of, seen, shape_of
 
 CPU = torch.device("cpu")
 
@@ -48,6 +49,19 @@ def laid(draw: st.DrawFn) -> Laid:
     return Laid(type, layout, mesh)
 
 
+@st.composite
+def laid_flat(draw: st.DrawFn) -> Laid:
+    """As `laid`, and then flat: over the mesh axes that are free, or some of them."""
+    case = draw(laid().filter(lambda case: case.type.axes != ()))
+    states = dict(case.layout.states)
+    free = [name for name, _ in case.mesh.axes if name not in states]
+    over = draw(st.lists(st.sampled_from(free), unique=True)) if free else []
+    parts = prod(case.mesh.sizes[name] for name in over) * draw(st.integers(1, 3))
+    made = flattened(case.layout, case.type, parts)
+    states |= dict.fromkeys(over, made.flat.axis)
+    return evolve(case, layout=layout_of(((name, states.get(name)) for name, _ in case.mesh.axes), made.flat))
+
+
 @given(case=laid())
 def test_parts_have_the_local_type_and_make_the_whole(case: Laid) -> None:
     whole = torch.arange(case.type.elements, dtype=torch.float32).reshape(case.type.shape)
@@ -55,6 +69,27 @@ def test_parts_have_the_local_type_and_make_the_whole(case: Laid) -> None:
     assert {shape_of(case.region(rank)) for rank in parts} == {
         local_type(case.type, case.layout, case.mesh.sizes).shape
     }
+    assert torch.equal(assemble("w", case.type, case.layout, case.mesh, parts), whole)
+
+
+@given(case=laid_flat())
+def test_flat_parts_are_elements_in_order(case: Laid) -> None:
+    """Those of a shard, of equal length; the last ones end with zeros, or have nothing else."""
+    whole = 1 + torch.arange(case.type.elements, dtype=torch.float32).reshape(case.type.shape)
+    own = evolve(case, layout=layout_of((over, s) for over, s in case.layout.states if s != case.layout.flat.axis))
+    over = case.layout.over(case.layout.flat.axis)
+    parts = {}
+    for rank in range(case.mesh.ranks):
+        elements = whole[own.region(rank)].reshape(-1)
+        length = -(-len(elements) // case.layout.flat.parts) * case.layout.flat.parts
+        padded = torch.cat([elements, torch.zeros(length - len(elements))])
+        for name in over:
+            padded = padded.chunk(case.mesh.sizes[name])[case.mesh.coordinates(rank)[name]]
+        parts[rank] = padded.view(local_type(case.type, case.layout, case.mesh.sizes).shape)
+        held = torch.zeros_like(parts[rank])
+        for piece in pieces_of(case.type, case.layout, case.mesh.sizes, case.mesh.coordinates(rank)):
+            seen(held, case.layout, piece).copy_(whole[piece.region])
+        assert torch.equal(held, parts[rank])
     assert torch.equal(assemble("w", case.type, case.layout, case.mesh, parts), whole)
 
 

@@ -158,18 +158,19 @@ class Copies:
 
     def reduced_layout(self, known: Materialized, wanted: Layout) -> Layout:
         """The layout that a partial value is reduced to: its default, along the mesh axes that are to be reduced."""
-        primary = known.primary.layout
+        primary, flat = known.primary.layout, known.default.flat
         states: dict[str, State] = {}
         for over in self.resharding.mesh.sharding:
             state = primary.state(over)
             if state == SUM and wanted.state(over) != SUM:
                 state = known.default.state(over)
-                if is_split(state) and not self._divides(known.value.type, state, over, primary, states):
+                own = flat is None or state != flat.axis
+                if is_split(state) and own and not self._divides(known.value.type, state, over, primary, states):
                     state = None
             elif state == MAX and wanted.state(over) != MAX:
                 state = None
             states[over] = state
-        return layout_of(states.items())
+        return layout_of(states.items(), flat)
 
     def _divides(self, type: Type, axis: str, over: str, primary: Layout, states: dict[str, State]) -> bool:
         """Whether an axis can be split over one more mesh axis."""

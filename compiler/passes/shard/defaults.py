@@ -3,19 +3,19 @@
 A rule applies to each tensor that has the axis, unless an earlier rule has already used that mesh axis or that axis for
 it; rules for one tensor (`shard gpt.wte: embed -> tensor`) replace those for axes. Class rules (`shard param -> data`)
 say how parameters, gradients and optimizer state are stored between uses: split along the largest axis that is not
-split yet and divides evenly, the first declared if several. There is no search and no propagation: a reader can predict
-all of it.
+split yet and divides evenly, the first declared if several; flat, over all mesh axes of the class, if there is none for
+some of them. There is no search and no propagation: a reader can predict all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from attrs import define, field, frozen
 
 from partita.compiler.graph import without_iterations
-from partita.compiler.layout import Layout, State, layout_of
+from partita.compiler.layout import Layout, State, flattened, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.passes.shard.choice import Exchange
 from partita.dsl import spec
@@ -154,26 +154,54 @@ class DefaultLayouts:
 
     # ------------------------------------------------------------ storage
 
-    def stored(self, kind: str, name: str, master: Type, compute: Layout) -> Layout:
-        """How the `kind` (`param`, `grad` or `state`) of a parameter is stored, from its compute layout."""
-        states: dict[str, State] = dict(compute.states)
-        sizes = self.mesh.sizes
-        for rule in self.class_rules:
-            if not rule.stores(kind, name):
+    def stored(self, kind: str, name: str, master: Type, compute: Layout, flat: bool = True) -> Layout:
+        """How the `kind` (`param`, `grad` or `state`) of a parameter is stored, from its compute layout; `flat`:
+        whether it may be flat, which its state then decides for all kinds.
+        """
+        over, parts = self._split_flat(name, master, compute) if flat else ((), 1)
+        wanted = self._over(kind, name, compute)
+        if over and wanted:
+            form = flattened(compute, master, parts)
+            assert form.flat is not None
+            states: dict[str, State] = {**dict(compute.states), **dict.fromkeys(wanted, form.flat.axis)}
+            self.applied.update(wanted.values())
+            return layout_of(((axis, states.get(axis)) for axis in self.mesh.sharding), form.flat)
+        states = dict(compute.states)
+        for mesh_axis, rule in wanted.items():
+            axis = self._largest(master, states, mesh_axis)
+            if axis is None:
+                self.undivided.setdefault(rule, {})[name] = master
                 continue
-            for mesh_axis in rule.mesh_axes:
-                if states.get(mesh_axis) is not None:
-                    continue
-                split = set(states.values())
-                parts = sizes[mesh_axis]
-                whole = [axis for axis in master.axes if axis.name not in split and axis.size % parts == 0]
-                if not whole:
-                    self.undivided.setdefault(rule, {})[name] = master
-                    continue
-                largest = max(whole, key=lambda axis: axis.size)
-                states[mesh_axis] = largest.name
-                self.applied.add(rule)
+            states[mesh_axis] = axis
+            self.applied.add(rule)
         return layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
+
+    def _over(self, kind: str, name: str, compute: Layout) -> dict[str, LayoutRule]:
+        """The mesh axes over which rules for classes split a `kind` of a parameter, each with the first such rule."""
+        found: dict[str, LayoutRule] = {}
+        for rule in self.class_rules:
+            for mesh_axis in rule.mesh_axes if rule.stores(kind, name) else ():
+                if compute.state(mesh_axis) is None:
+                    found.setdefault(mesh_axis, rule)
+        return found
+
+    def _split_flat(self, name: str, master: Type, compute: Layout) -> tuple[tuple[str, ...], int]:
+        """The mesh axes over which the state of a parameter is split flat, since it has no axes for all of them, and
+        the number of parts; none if it has axes, or is a number.
+        """
+        over = tuple(self._over("state", name, compute))
+        states: dict[str, State] = dict(compute.states)
+        for mesh_axis in over if master.axes else ():
+            states[mesh_axis] = self._largest(master, states, mesh_axis)
+            if states[mesh_axis] is None and self.mesh.sizes[mesh_axis] > 1:
+                return over, prod(self.mesh.sizes[each] for each in over)
+        return (), 1
+
+    def _largest(self, master: Type, states: Mapping[str, State], mesh_axis: str) -> str | None:
+        """The largest axis that is not split and divides over a mesh axis."""
+        split, parts = set(states.values()), self.mesh.sizes[mesh_axis]
+        whole = [axis for axis in master.axes if axis.name not in split and axis.size % parts == 0]
+        return max(whole, key=lambda axis: axis.size).name if whole else None
 
     # ------------------------------------------------------------ rules without effect
 
@@ -200,8 +228,13 @@ class DefaultLayouts:
         if rule.target.is_class:
             over = " or ".join(f"`{each}` of {sizes[each]}" for each in rule.mesh_axes)
             tried = self.undivided.get(rule, {})
-            notes = [f"{name}: {type}: no unsplit axis divides evenly by {over}" for name, type in tried.items()]
-            help = "choose sizes that divide" if notes else "its tensors are already split over that: remove the rule"
+            because = f"no unsplit axis divides evenly by {over}, and its update needs it whole"
+            notes = [f"{name}: {type}: {because}" for name, type in tried.items()]
+            help = (
+                "choose sizes that divide, or an elementwise optimizer such as `adamw`"
+                if notes
+                else "its tensors are already split over that: remove the rule"
+            )
             return tuple(notes[:EXAMPLES]), help
         notes = []
         help = f"no tensor has axis `{axis}`"

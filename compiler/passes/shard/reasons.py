@@ -65,7 +65,9 @@ def storing(defaults: DefaultLayouts, kind: str, name: str, compute: Layout, sto
 
 
 def undivided(defaults: DefaultLayouts, kind: str, name: str, stored: Layout) -> tuple[str, ...]:
-    """The mesh axes of such rules along which it is still replicated, since none of its axes divides evenly."""
+    """The mesh axes of such rules along which it is still replicated: none of its axes divides evenly, and its update
+    needs it whole.
+    """
     return tuple(
         mesh_axis
         for mesh_axis in defaults.mesh.sharding

@@ -12,9 +12,18 @@ from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
-from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of
+from partita.compiler.layout import (
+    MAX,
+    SUM,
+    Layout,
+    State,
+    is_split,
+    layout_of,
+    local_type,
+    tensor_type,
+)
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import LOCAL_SECONDS, Reshard, transition
+from partita.compiler.ops.collective import LOCAL_SECONDS, Flatten, Reform, Reshard, Unflatten, transition
 from partita.dsl.types import Type
 
 IMPOSSIBLE = float("inf")
@@ -39,6 +48,8 @@ class Resharding:
 
     def seconds(self, op: Reshard, held: float) -> float:
         """The time of one step, for tensors of which a rank holds `held` bytes."""
+        if isinstance(op, Reform):
+            return LOCAL_SECONDS
         return sum(op.seconds(held, self.mesh.link(op.over)))
 
     def change_seconds(self, bytes: float, over: str, source: State, target: State, default: State) -> float:
@@ -101,24 +112,50 @@ class Resharding:
 
     def _steps(self, type: Type, layout: Layout, target: Layout) -> Iterator[tuple[Reshard, Layout]]:
         """The steps from a layout toward a target, with the layout that each leads to."""
+        yield from self._reforms(type, layout, target)
         states: dict[str, State] = dict(layout.states)
         sizes = self.mesh.sizes
         axes = self.mesh.sharding
+        kept = layout.flat.kept if layout.flat is not None else ()
         for i, over in enumerate(axes):
             state, wanted, parts = states.get(over), target.state(over), sizes[over]
             later = {states.get(other) for other in axes[i + 1 :]}
 
-            if is_split(state) and state in later:
+            if is_split(state) and (state in later or state in kept):
                 continue
             possible: list[State] = []
             if state is not None:
                 possible.append(None)
             # A split must become the innermost one of its axis, and divide evenly.
-            if is_split(wanted) and wanted not in later and type.axis(wanted).size % parts == 0:
+            here = is_split(wanted) and type.has(wanted) and wanted not in kept
+            if here and wanted not in later and type.axis(str(wanted)).size % parts == 0:
                 possible.append(wanted)
             # A partial maximum is not a partial sum: the order of reductions matters.
             if wanted == SUM and MAX not in states.values():
                 possible.append(SUM)
             for new in possible:
                 if (op := transition(over, parts, state, new)) is not None:
-                    yield op, layout_of((axis, new if axis == over else states.get(axis)) for axis in axes)
+                    moved = ((axis, new if axis == over else states.get(axis)) for axis in axes)
+                    yield op, layout_of(moved, layout.flat)
+
+    def _reforms(self, type: Type, layout: Layout, target: Layout) -> Iterator[tuple[Reshard, Layout]]:
+        """The step to or from a flat form, if it is time for one."""
+        before, after = _own_splits(layout), _own_splits(target)
+        if layout.flat == target.flat and (layout.flat is None or before == after):
+            return
+        states, sizes = layout.states, self.mesh.sizes
+        if layout.flat is not None:
+            if not layout.over(layout.flat.axis):
+                own = Layout(states)
+                yield Unflatten(local_type(tensor_type(type, layout, sizes), own, sizes).axes), own
+        elif target.flat is not None and before == after:
+            flat, form = Layout(states, target.flat), target.flat
+            size = local_type(Type(type.dtype, form.axes), flat, sizes).axis(form.axis).size
+            names = tuple(axis.name for axis in form.axes)
+            yield Flatten(form.axis, names, type.elements, size, form.kept), flat
+
+
+def _own_splits(layout: Layout) -> tuple[tuple[str, str], ...]:
+    """The mesh axes that split the tensor's own axes, each with the axis."""
+    own = layout.flat.axis if layout.flat is not None else None
+    return tuple((over, state) for over, state in layout.states if is_split(state) and state != own)

@@ -78,7 +78,12 @@ def shard(
     return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, parts, most).sharded()
 
 
-def gathered_bytes(graph: Graph, defaults: DefaultLayouts, kind: str = "param") -> list[int]:
+def gathered_bytes(
+    graph: Graph,
+    defaults: DefaultLayouts,
+    kind: str = "param",
+    updates: Mapping[str, Update] = MappingProxyType({}),
+) -> list[int]:
     """For each stage, the bytes of the parameters that it reads and that are stored, as a `kind` of tensor, in another
     layout than used.
     """
@@ -88,7 +93,9 @@ def gathered_bytes(graph: Graph, defaults: DefaultLayouts, kind: str = "param") 
         if parameter.buffer:
             continue
         compute = defaults.default(parameter.name, parameter.master, parameter.span)
-        if defaults.stored(kind, parameter.name, parameter.master, compute) != compute:
+        update = updates.get(parameter.name)
+        flat = update is None or update.elementwise
+        if defaults.stored(kind, parameter.name, parameter.master, compute, flat) != compute:
             bytes[parameter.value] = local_type(parameter.value.type, compute, sizes).bytes
     read: dict[int | None, set[Value]] = {}
     for node in graph.nodes:
@@ -184,8 +191,10 @@ class _Sharder:
         compute = defaults.default(parameter.name, parameter.master, parameter.span)
         stored = dict.fromkeys(("param", "grad", "state"), compute)
         if not parameter.buffer:  # rules for classes are for what is trained
+            update = self.updates.get(parameter.name)
+            flat = update is None or update.elementwise
             for kind in stored:
-                stored[kind] = defaults.stored(kind, parameter.name, parameter.master, compute)
+                stored[kind] = defaults.stored(kind, parameter.name, parameter.master, compute, flat)
         hoisted = self.hoist
         if parameter.name in self.updates:
             stored["state"] = self._splittable(parameter, stored["state"])
@@ -203,6 +212,8 @@ class _Sharder:
 
     def _splittable(self, parameter: Parameter, layout: Layout) -> Layout:
         """The part of a layout that the parameter's update can work in: states may not divide as the parameter does."""
+        if layout.flat is not None:
+            return layout
         op = self.updates[parameter.name]
         states: dict[str, State] = {}
         for over, state in layout.states:
@@ -292,7 +303,8 @@ class _Sharder:
         self.moved.setdefault(parameter, []).append(layout)
         known = self.layouts[parameter.name]
         own = known.compute
-        kept = ((over, state) for over, state in known.grad.states if own.state(over) in (None, layout.state(over)))
+        stored = known.grad.states if known.grad.flat is None else own.states
+        kept = ((over, state) for over, state in stored if own.state(over) in (None, layout.state(over)))
         self.layouts[parameter.name] = evolve(known, grad=layout_of(kept))
 
     def _moves(self, parameter: str) -> bool:
@@ -390,7 +402,7 @@ class _Sharder:
         for over in self.mesh.sharding:
             wanted = stored.state(over) or compute.state(over)
             states[over] = wanted or (SUM if primary.state(over) == SUM else None)
-        return layout_of(states.items())
+        return layout_of(states.items(), stored.flat)
 
     def _settle_accumulators(self) -> None:
         """One accumulator per target and stage: partial if any contribution is; replicated ones count once."""
@@ -401,10 +413,11 @@ class _Sharder:
             layouts = list(dict.fromkeys(value.layout for value in values))
             layout = layouts[0]
             if len(layouts) > 1:
-                layout = layout_of(
+                states = (
                     (over, SUM if any(each.state(over) == SUM for each in layouts) else layout.state(over))
                     for over in self.mesh.sharding
                 )
+                layout = layout_of(states, layout.flat)
                 placed = zip(contributions, values, strict=True)
                 joined.update({i: (value, layout) for (i, _), value in placed if value.layout != layout})
             each = declared[target]

@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type, split_axes
+from partita.compiler.layout import (
+    MAX,
+    SUM,
+    Flat,
+    Layout,
+    State,
+    global_type,
+    is_split,
+    layout_of,
+    local_type,
+    split_axes,
+)
 from partita.compiler.ops.op import Argument, Op, ShardingRule
 from partita.dsl.types import Type
 from partita.runtime import kernels
@@ -43,10 +54,23 @@ def layouts(rules: Sequence[ShardingRule], sizes: Sizes) -> tuple[tuple[Layout, 
 
 def cut(x: torch.Tensor, type: Type, layout: Layout, sizes: Sizes, generator: np.random.Generator) -> Parts:
     """What each rank holds of a tensor."""
+    if layout.flat is not None:
+        own = Layout(tuple(each for each in layout.states if each[1] != layout.flat.axis))
+        held = zip(cut(x, type, own, sizes, generator), ranks(sizes), strict=True)
+        return [_flat_part(part, layout, layout.flat, sizes, at) for part, at in held]
     parts = [x]
     for over, count in sizes.items():
         parts = [part for held in parts for part in _cut(held, type, layout.state(over), count, generator)]
     return [part.clone() for part in parts]
+
+
+def _flat_part(x: torch.Tensor, layout: Layout, flat: Flat, sizes: Sizes, at: Mapping[str, int]) -> torch.Tensor:
+    """A rank's part of its shard, once that is flat."""
+    padded = torch.zeros(-(-x.numel() // flat.parts) * flat.parts, dtype=x.dtype)
+    padded[: x.numel()] = x.reshape(-1)
+    for over in layout.over(flat.axis):
+        padded = padded.chunk(sizes[over])[at[over]]
+    return padded.reshape(-1, *(1 for _ in flat.kept))
 
 
 def _cut(x: torch.Tensor, type: Type, state: State, count: int, generator: np.random.Generator) -> Parts:
@@ -67,7 +91,11 @@ def _numbers(x: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
 
 
 def join(parts: Parts, type: Type, layout: Layout, sizes: Sizes) -> torch.Tensor | None:
-    """The whole tensor; None where ranks that should hold the same do not."""
+    """The whole tensor; None where ranks that should hold the same do not, or hold more than zeros behind it."""
+    if layout.flat is not None:
+        flat = global_type(local_type(type, layout, sizes), layout, sizes)
+        found = join(parts, flat, Layout(layout.states), sizes)
+        return None if found is None else _with_axes(found, type, layout, layout.flat, sizes)
     for over, count in reversed(sizes.items()):
         groups = [parts[i : i + count] for i in range(0, len(parts), count)]
         state = layout.state(over)
@@ -75,6 +103,22 @@ def join(parts: Parts, type: Type, layout: Layout, sizes: Sizes) -> torch.Tensor
             return None
         parts = [_join(group, type, state) for group in groups]
     return parts[0]
+
+
+def _with_axes(x: torch.Tensor, type: Type, layout: Layout, flat: Flat, sizes: Sizes) -> torch.Tensor | None:
+    """A tensor from its flat shards; None if they do not end with zeros."""
+    own = Layout(tuple(each for each in layout.states if each[1] in flat.kept))
+    shard = local_type(type, own, sizes)
+    held = []
+    for at in ranks(sizes):
+        index = [0] * len(flat.kept)
+        for over, state in own.states:
+            index[flat.kept.index(state)] = index[flat.kept.index(state)] * sizes[over] + at[over]
+        elements = x[(slice(None), *index)]
+        if elements[shard.elements :].any():
+            return None
+        held.append(elements[: shard.elements].reshape(shard.shape))
+    return join(held, type, own, sizes)
 
 
 def _join(group: Parts, type: Type, state: State) -> torch.Tensor:

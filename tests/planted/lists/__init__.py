@@ -12,6 +12,7 @@ from tests.planted.lists import (
     copies,
     data,
     experts,
+    flat,
     gradients,
     initial,
     kernels,
@@ -57,4 +58,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "context": context.MISTAKES,
     "validation": validation.MISTAKES,
     "copies": copies.MISTAKES,
+    "flat": flat.MISTAKES,
 }

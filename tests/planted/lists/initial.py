@@ -9,8 +9,8 @@ MISTAKES = [
     Planted(
         "seed-not-given",
         "runtime/rank.py",
-        "self.plan.train.seed, name, record.fans, region)",
-        "0, name, record.fans, region)",
+        "self.plan.train.seed, name, record.fans)",
+        "0, name, record.fans)",
         f"{FILE}[tied]",
     ),
     Planted(
@@ -100,15 +100,15 @@ MISTAKES = [
     Planted(
         "states-split-along-the-smallest-axis",
         "compiler/passes/shard/defaults.py",
-        "largest = max(whole, key=lambda axis: axis.size)",
-        "largest = min(whole, key=lambda axis: axis.size)",
+        "return max(whole, key=lambda axis: axis.size)",
+        "return min(whole, key=lambda axis: axis.size)",
         "tests/compiler/passes/shard/test_defaults.py",
     ),
     Planted(
         "states-split-along-the-last-axis",
         "compiler/passes/shard/defaults.py",
-        "largest = max(whole, key=lambda axis: axis.size)",
-        "largest = max(reversed(whole), key=lambda axis: axis.size)",
+        "return max(whole, key=lambda axis: axis.size)",
+        "return max(reversed(whole), key=lambda axis: axis.size)",
         "tests/compiler/passes/shard/test_defaults.py",
     ),
     Planted(

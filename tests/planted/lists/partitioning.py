@@ -22,15 +22,15 @@ MISTAKES = [
     Planted(
         "outer-parts-gathered-first",
         "compiler/passes/shard/resharding.py",
-        "            if is_split(state) and state in later:\n                continue\n",
-        "",
+        "(state in later or state in kept)",
+        "state in kept",
         f"{AXES} layout=one",
     ),
     Planted(
         "cut-outside-of-a-cut",
         "compiler/passes/shard/resharding.py",
-        "if is_split(wanted) and wanted not in later and",
-        "if is_split(wanted) and",
+        "if here and wanted not in later and",
+        "if here and",
         f"{AXES} layout=one",
     ),
     Planted(

@@ -77,8 +77,8 @@ MISTAKES = [
     Planted(
         "shard-of-another-rank-read",
         "runtime/inference/weights.py",
-        "commit.read(stored, region, rank.memory.masters[name])",
-        "commit.read(stored, tuple(slice(0, s.stop - s.start) for s in region), rank.memory.masters[name])",
+        "commit.read(name, region, held)",
+        "commit.read(name, tuple(slice(0, s.stop - s.start) for s in region), held)",
         "tests/cli/test_sample.py::test_the_text_in_the_layout_of_the_file_is_that_of_one_process",
     ),
     Planted(

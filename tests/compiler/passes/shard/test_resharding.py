@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from partita.compiler.costs.links import Link
-from partita.compiler.layout import MAX, SUM, Layout, State, layout_of, local_type
+from partita.compiler.layout import MAX, SUM, Flat, Layout, State, layout_of, local_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops import OPS
 from partita.compiler.ops.collective import (
@@ -21,8 +21,10 @@ from partita.compiler.ops.collective import (
     AllReduce,
     AllToAll,
     Collective,
+    Flatten,
     ReduceScatter,
     Reshard,
+    Unflatten,
     kind_of,
     transition,
 )
@@ -71,12 +73,21 @@ def every_layout() -> list[Layout]:
     return [at for at in found if not {SUM, MAX} <= {state for _, state in at.states}]
 
 
-@pytest.mark.parametrize("source", every_layout(), ids=str)
+def flat_layouts() -> list[Layout]:
+    """With zeros at the end and without: over one mesh axis or both, split along others or in parts of a sum."""
+    found = []
+    for pair, parts in product(product((None, SUM, "a", "b", "flat"), repeat=2), (6, 30)):
+        kept = tuple(name for name in TYPE.names if name in pair)
+        found.append(layout_of(zip(SIZES, pair, strict=True), Flat(TYPE.axes, parts, kept)))
+    return found
+
+
+@pytest.mark.parametrize("source", [*every_layout(), *flat_layouts()], ids=str)
 def test_every_path_leads_to_its_layout(source: Layout):
     """From any layout to any that is not a maximum in parts: the ranks then hold the same tensor, laid out so."""
     generator = np.random.default_rng(1)
     x = torch.from_numpy(generator.integers(-9, 10, TYPE.shape)).to(torch.float64)
-    for target in every_layout():
+    for target in [*every_layout(), *flat_layouts()]:
         if target != source and any(state == MAX for _, state in target.states):
             continue
         parts = cut(x, TYPE, source, SIZES, generator)
@@ -89,6 +100,14 @@ def test_every_path_leads_to_its_layout(source: Layout):
             assert joined is not None
             assert torch.equal(joined, x)
         assert type == local_type(TYPE, target, SIZES)
+
+
+def test_elements_are_in_the_order_of_the_form():
+    """Whatever the order of the axes of what is made flat."""
+    x = torch.arange(6.0).view(2, 3)
+    op = Flatten("flat", ("b", "a"), 6, 8)
+    (found,) = run(op, [Type("f32", (Axis("a", 2), Axis("b", 3)))], [x], {})
+    assert found.tolist() == [0, 3, 1, 4, 2, 5, 0, 0]
 
 
 @pytest.mark.parametrize("parts", [2, 3, 6])
@@ -118,7 +137,7 @@ def test_a_bucket_is_its_tensors(op: Collective):
 def test_every_change_of_layout_is_on_some_path():
     used = {
         type(step.op)
-        for source, target in product(every_layout(), repeat=2)
+        for source, target in product([*every_layout(), flat_layouts()[-1]], repeat=2)
         if source == target or not any(state == MAX for _, state in target.states)
         for step in resharding().path(local_type(TYPE, source, SIZES), source, target)
     }
@@ -150,7 +169,7 @@ def test_a_single_step_leads_where_it_says(before: State, after: State):
 
 
 def test_the_table_has_every_change_of_layout():
-    assert set(TRANSITIONS.values()) == {op for op in OPS.values() if op.reshards}
+    assert {*TRANSITIONS.values(), Flatten, Unflatten} == {op for op in OPS.values() if op.reshards}
 
 
 def test_a_bucket_is_of_one_kind():
