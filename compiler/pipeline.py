@@ -28,7 +28,7 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.buckets import full_at
 from partita.compiler.passes.build import build
-from partita.compiler.passes.cut import cut, portable_values
+from partita.compiler.passes.cut import PartitionedGraph, cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
 from partita.compiler.passes.fuse import fuse
@@ -38,6 +38,7 @@ from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
 from partita.compiler.passes.overlap import overlapped
+from partita.compiler.passes.pieces import axes_in_pieces, in_pieces
 from partita.compiler.passes.place import pipeline_of, place
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
@@ -403,7 +404,23 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
 
 def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
-    return extended(Cut, state, partitioned=overlapped(grouped(partitioned), full_at(state.mesh)))
+    ordered = overlapped(grouped(partitioned), full_at(state.mesh))
+    most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
+    cut_up = in_pieces(ordered, most)
+    warnings = (*state.warnings, *(_not_overlapped(state, cut_up) if state.training else ()))
+    return extended(Cut, state, partitioned=cut_up, warnings=warnings)
+
+
+def _not_overlapped(state: Sharded, partitioned: PartitionedGraph) -> Iterator[Diagnostic]:
+    """Warnings (W0301) of mesh axes along which nothing is sent beside a product."""
+    found = axes_in_pieces(partitioned)
+    for rule in state.overlap_rules:
+        for name in rule.mesh_axes:
+            if rule.pieces > 1 and name not in found and state.mesh.sizes.get(name, 1) > 1:
+                message = f"`overlap {name}` applies to nothing"
+                note = "no product reads what is gathered along it, or makes what is summed along it, in pieces"
+                help = "remove it, or choose a number of pieces into which axes divide"
+                yield Diagnostic("W0301", message, rule.span, (note,), help)
 
 
 def _update(state: Cut) -> Partitioned:

@@ -196,6 +196,8 @@ class _Names:
                     self._paths(each for each in paths if str(each) not in ("all", "auto"))
                 case tree.Offload():
                     own = ()  # a class of tensors
+                case tree.Overlap(mesh_axes=own):
+                    self._expressions((rule.pieces,), {})
             for name in own:
                 self._refer(name, (), axes)
 
