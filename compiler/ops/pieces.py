@@ -58,14 +58,15 @@ class Piece(Op):
         return 2 * results[0].bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """`narrow`, within each block; the copy of what is not contiguous is."""
+        """`narrow`, or `select` of the parts of blocks; a copy of what is not contiguous."""
         (x,) = arguments
         dim, size = x.type.position(self.axis), results[0].axis(self.axis).size // self.blocks
         if self.blocks == 1:
             text = f"{x.text}.narrow({dim}, {self.index * size}, {size})"
-            return text if self.view else f"{text}.contiguous()"
-        parts = shape_text((self.blocks, self.pieces, size))
-        return f"{x.text}.unflatten({dim}, {parts}).select({dim + 1}, {self.index}).flatten({dim}, {dim + 1})"
+        else:
+            parts = shape_text((self.blocks, self.pieces, size))
+            text = f"{x.text}.unflatten({dim}, {parts}).select({dim + 1}, {self.index}).flatten({dim}, {dim + 1})"
+        return text if self.view else f"{text}.contiguous()"
 
 
 @op("join")
