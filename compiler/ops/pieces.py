@@ -1,8 +1,8 @@
 """Pieces of a tensor that travel one after another, so that products of some hide the journey of others.
 
-A value is cut along an axis into pieces of one size. Gathered along that same axis, the pieces of all ranks stand in the
-order of the ranks: of what has `blocks` of the axis one after another, a piece has an equal part of each. These
-operations are made by `partita.compiler.passes.pieces`, after all has been split over ranks, so none can be sharded.
+A value is cut along an axis into pieces of one size. Gathered along that same axis, a piece has parts of all ranks, in
+their order: of each of the `blocks` that follow one another along the axis, an equal part. These operations are made by
+`partita.compiler.passes.pieces`, after all has been split over ranks, so none can be sharded.
 """
 
 from __future__ import annotations

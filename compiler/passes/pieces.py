@@ -64,6 +64,7 @@ class _Cut:
     """
 
     node: Node
+    op: Collective
     axis: str
     pieces: int
     blocks: int
@@ -72,7 +73,7 @@ class _Cut:
     @property
     def gathers(self) -> bool:
         """Whether it comes before its products."""
-        return isinstance(self.node.op, AllGather)
+        return isinstance(self.op, AllGather)
 
 
 class _Stage:
@@ -158,7 +159,7 @@ class _Stage:
                 products = self._read(node, axis, inside) if gathers else self._summed(node, whole, axis, inside)
                 if products:
                     self.cut.update((node, *products))
-                    return _Cut(node, axis, pieces, blocks, tuple(sorted(products, key=inside.__getitem__)))
+                    return _Cut(node, op, axis, pieces, blocks, tuple(sorted({*products}, key=inside.__getitem__)))
         return None
 
     def _read(self, node: Node, axis: str, inside: Mapping[Node, int]) -> list[Node]:
@@ -241,7 +242,7 @@ class _Stage:
 
     def _sent(self, cut: _Cut) -> Node:
         """What joins the pieces of what a collective makes."""
-        ((_, after),) = cut.node.op.ends
+        ((_, after),) = cut.op.ends
         return self._joined(cut, cut.node, 1 if after == cut.axis else cut.blocks)
 
     def _joined(self, cut: _Cut, by: Node, blocks: int) -> Node:

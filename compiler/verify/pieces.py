@@ -18,14 +18,13 @@ from functools import singledispatchmethod
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.ops.collective import AllGather, AllReduce, Reshard, ReduceScatter
+from partita.compiler.ops.collective import AllGather, AllReduce, ReduceScatter, Reshard
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pieces import Join, Piece, whole_size
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.verify.checker import Checker, quoted
 from partita.compiler.verify.rules import require
 from partita.dsl.types import Type
-
 
 PHASES = tuple(Phase)
 
@@ -115,7 +114,8 @@ class _Stage:
         form = _Form(op.axis, len(found), op.blocks)
         due = [None if first is None else (first.whole, form, index) for index in range(len(found))]
         have = [None if each is None else (each.whole, each.form, each.index) for each in found]
-        require(first is not None and have == due, f"{quoted(node)} is not joined of all pieces, in order", *node.inputs)
+        complete = first is not None and have == due
+        require(complete, f"{quoted(node)} is not joined of all pieces, in order", *node.inputs)
         self._infers(node)
         assert first is not None
         alike = (node.output.type, node.output.layout) == (first.whole.type, first.whole.layout)

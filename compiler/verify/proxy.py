@@ -209,8 +209,8 @@ def _demands(
     zigzag = {rule.targets[0].name for rule in _shards(given) if rule.zigzag}
     for name, rule in _exchanged(given, old):
         over.setdefault(name, {}).update(dict.fromkeys(rule.mesh_axes))
-    rules = given.layout.rules if given.layout else ()
-    pieces = {name for rule in rules if isinstance(rule, spec.OverlapRule) for name in rule.mesh_axes if rule.pieces > 1}
+    overlaps = [rule for rule in _rules(given, spec.OverlapRule) if isinstance(rule, spec.OverlapRule)]
+    pieces = {name for rule in overlaps for name in rule.mesh_axes if rule.pieces > 1}
     multiples: dict[str, int] = {}
     avoided: dict[str, int] = {}
     for name, size in axes.declared.items():
