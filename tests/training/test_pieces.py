@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.analysis.memory import memory_report, peak_memory
 from partita.compiler.analysis.time import predict
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.load import load_text
@@ -123,6 +123,15 @@ def test_the_bound_of_memory_holds(layout: str):
     peak += sum(each.nbytes for rank in runs[0].ranks for each in rank.memory.masters.values())
     bound = len(runs[0].ranks) * peak_memory(plan.training, plan.training.plan.ranks[0])
     assert 0.7 * bound <= peak <= bound, (bound, peak)
+
+
+def test_all_pieces_under_way_are_held():
+    """Buffers of the pieces of a sum are together those of the whole."""
+    sizes = ("batch=8", "seq=64", "ranks.pipe=1", "schedule.microbatches=2", "layout=sums_")
+    own = TEXT.replace("heads, ffn, vocab", "heads, ffn")  # what is looked up is not summed
+    plan = [compile_spec(spec_of(*sizes, text=text)) for text in (own, own.replace("overlap tensor in 4", ""))]
+    pieces, whole = (memory_report(state, state.plan.ranks[0]).buffers for state in plan)
+    assert pieces >= 0.95 * whole
 
 
 DEVICE = "ranks(pipe = 1, tensor = 2) { device = device(flops = 1TFLOP/s, memory = 1GiB, bandwidth = 10TB/s) LINK }"

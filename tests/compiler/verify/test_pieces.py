@@ -46,10 +46,11 @@ def stage() -> StageGraph:
     return found
 
 
-def changed(nodes: Sequence[Node]) -> Compilation:
+def changed(nodes: Sequence[Node], state: Compilation | None = None) -> Compilation:
     """The program with other nodes."""
-    state = program()
-    return evolve(state, partitioned=evolve(state.partitioned, stages=(evolve(stage(), nodes=tuple(nodes)),)))
+    state = state or program()
+    (stage,) = state.partitioned.stages
+    return evolve(state, partitioned=evolve(state.partitioned, stages=(evolve(stage, nodes=tuple(nodes)),)))
 
 
 def replaced(old: Node, *new: Node) -> Compilation:
@@ -114,9 +115,18 @@ def a_piece_of_another_size() -> Compilation:
     return replaced(node, evolve(node, op=evolve(node.op, pieces=4)))
 
 
-def blocks_that_are_not() -> Compilation:
-    node = nodes(Join)[0]
-    return replaced(node, evolve(node, op=evolve(node.op, blocks=2)))
+def blocks_one_after_another() -> Compilation:
+    """Of one row, positions that are gathered from two ranks."""
+    state = program(2, 4)
+    own = state.partitioned.stages[0].nodes
+    node = next(node for node in own if isinstance(node.op, Join) and node.op.blocks == 2)
+    new = evolve(node, op=Join(node.op.axis))
+    return changed([new if each is node else each for each in own], state)
+
+
+def a_sum_of_different_pieces() -> Compilation:
+    one, other = (next(n for n in nodes(Pointwise, Phase.BACKWARD, f"piece{k}") if len(n.inputs) == 2) for k in (0, 1))
+    return replaced(one, reading(one, 1, other.inputs[1]))
 
 
 def a_product_of_another_piece() -> Compilation:
@@ -175,7 +185,8 @@ def read_before_it_is_made() -> Compilation:
         one_piece_twice,
         a_piece_dropped,
         a_piece_of_another_size,
-        blocks_that_are_not,
+        blocks_one_after_another,
+        a_sum_of_different_pieces,
         a_product_of_another_piece,
         a_piece_times_other_weights,
         a_piece_of_another_sum,

@@ -19,6 +19,7 @@ from tests.planted.lists import (
     orders,
     partitioning,
     picking,
+    pieces,
     recurrences,
     rules,
     schedules,
@@ -53,4 +54,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "watching": watching.MISTAKES,
     "using": using.MISTAKES,
     "context": context.MISTAKES,
+    "pieces": pieces.MISTAKES,
 }
