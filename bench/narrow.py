@@ -17,7 +17,7 @@ BANDWIDTH, LATENCY = 125e6, 1e-4
 
 
 def run(file: str, settings: Sequence[str], bandwidth: float = BANDWIDTH) -> None:
-    """One rank, which reports its losses; and of each step the seconds, the CPU's, and those it has waited for the link."""
+    """One rank, which reports its losses; and of each step the seconds, the CPU's, and those of waiting for it."""
     import torch
     import torch.distributed as dist
     from peers.workload import workload

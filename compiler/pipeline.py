@@ -6,7 +6,7 @@ Every intermediate form can be printed as text (`partita compile --emit`).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
@@ -28,7 +28,7 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.buckets import full_at
 from partita.compiler.passes.build import build
-from partita.compiler.passes.cut import PartitionedGraph, cut, portable_values
+from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
 from partita.compiler.passes.fuse import fuse
@@ -38,7 +38,7 @@ from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
 from partita.compiler.passes.overlap import overlapped
-from partita.compiler.passes.pieces import axes_in_pieces, in_pieces
+from partita.compiler.passes.pieces import in_pieces
 from partita.compiler.passes.place import pipeline_of, place
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
@@ -406,14 +406,13 @@ def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
     ordered = overlapped(grouped(partitioned), full_at(state.mesh))
     most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
-    cut_up = in_pieces(ordered, most)
-    warnings = (*state.warnings, *(_not_overlapped(state, cut_up) if state.training else ()))
+    cut_up, found = in_pieces(ordered, most)
+    warnings = (*state.warnings, *(_not_overlapped(state, found) if state.training else ()))
     return extended(Cut, state, partitioned=cut_up, warnings=warnings)
 
 
-def _not_overlapped(state: Sharded, partitioned: PartitionedGraph) -> Iterator[Diagnostic]:
-    """Warnings (W0301) of mesh axes along which nothing is sent beside a product."""
-    found = axes_in_pieces(partitioned)
+def _not_overlapped(state: Sharded, found: Collection[str]) -> Iterator[Diagnostic]:
+    """Warnings (W0301) of rules for mesh axes along which nothing is sent in pieces: others than are `found`."""
     for rule in state.overlap_rules:
         for name in rule.mesh_axes:
             if rule.pieces > 1 and name not in found and state.mesh.sizes.get(name, 1) > 1:

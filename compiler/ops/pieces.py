@@ -30,6 +30,7 @@ class Piece(Op):
     blocks: int = 1
     view: bool = False
     rearranges = True
+    of_pieces = True
 
     @property
     def is_view(self) -> bool:  # type: ignore[override]
@@ -76,6 +77,7 @@ class Join(Op):
     axis: str
     blocks: int = 1
     rearranges = True
+    of_pieces = True
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """None."""

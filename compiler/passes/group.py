@@ -184,7 +184,7 @@ class _Stage:
 
     def _combined(self, node: Node) -> Node | None:
         """The sums of a token's rows, directly from these."""
-        for x, *weights in (node.inputs, reversed(node.inputs)) if node.inputs else ():
+        for x, *weights in (node.inputs, reversed(node.inputs)) if node.inputs and node.outputs else ():
             key = self.of.get(x)
             types = [value.type for value in (x, *weights)]
             if key is None or not key.wide(x) or x in weights:

@@ -24,8 +24,8 @@ from itertools import groupby
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Node, Phase, Value
-from partita.compiler.ops.collective import AllGather, AllReduce, Collective, ReduceScatter
-from partita.compiler.ops.dot import Dot
+from partita.compiler.layout import is_split
+from partita.compiler.ops.op import Piecewise
 from partita.compiler.ops.pieces import Join, Piece, contiguous
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import iteration_of
@@ -34,26 +34,17 @@ from partita.compiler.passes.place import iteration_of
 PHASES = (Phase.FORWARD, Phase.BACKWARD)
 
 
-def in_pieces(partitioned: PartitionedGraph, most: Mapping[str, int]) -> PartitionedGraph:
-    """The same stages, with collectives along the mesh axes of `most` in at most as many pieces."""
+def in_pieces(partitioned: PartitionedGraph, most: Mapping[str, int]) -> tuple[PartitionedGraph, frozenset[str]]:
+    """The same stages, with collectives along the mesh axes of `most` in at most as many pieces; and the mesh axes
+    along which there are some.
+    """
     if all(pieces == 1 for pieces in most.values()):
-        return partitioned
+        return partitioned, frozenset()
     repeats = {scope.path: scope.name for scope in partitioned.graph.scopes if scope.repeat}
     taken = partitioned.graph.names
-    stages = tuple(_Stage(stage, most, taken, repeats).in_pieces() for stage in partitioned.stages)
-    return evolve(partitioned, stages=stages)
-
-
-def axes_in_pieces(partitioned: PartitionedGraph) -> set[str]:
-    """The mesh axes along which something is sent in pieces."""
-    found = set()
-    for stage in partitioned.stages:
-        pieces = {value for node in stage.nodes if isinstance(node.op, Join) for value in node.inputs}
-        pieces |= {value for node in stage.nodes if isinstance(node.op, Piece) for value in node.outputs}
-        for node in stage.nodes:
-            if isinstance(node.op, Collective) and not pieces.isdisjoint((*node.inputs, *node.outputs)):
-                found.add(node.op.over)
-    return found
+    stages = [_Stage(stage, most, taken, repeats) for stage in partitioned.stages]
+    found = evolve(partitioned, stages=tuple(stage.in_pieces() for stage in stages))
+    return found, frozenset(over for stage in stages for over in stage.over)
 
 
 @frozen(eq=False)
@@ -64,7 +55,7 @@ class _Cut:
     """
 
     node: Node
-    op: Collective
+    op: Piecewise
     axis: str
     pieces: int
     blocks: int
@@ -73,7 +64,7 @@ class _Cut:
     @property
     def gathers(self) -> bool:
         """Whether it comes before its products."""
-        return isinstance(self.op, AllGather)
+        return _gathers(self.op)
 
 
 class _Stage:
@@ -89,6 +80,7 @@ class _Stage:
             for value in dict.fromkeys(node.inputs):
                 self.readers.setdefault(value, []).append(node)
         self.cut: set[Node] = set()  # nodes that are computed by piece
+        self.over: set[str] = set()  # mesh axes along which pieces are sent
         self.parts: dict[tuple[Value, int], Value] = {}
 
     def in_pieces(self) -> StageGraph:
@@ -140,18 +132,17 @@ class _Stage:
 
     def _found(self, node: Node, inside: Mapping[Node, int]) -> _Cut | None:
         """A collective in as many pieces as its axes have, if products of the same run read or make its tensor."""
-        op = node.op
-        if not isinstance(op, (AllGather, ReduceScatter, AllReduce)) or op.count > 1 or node.phase not in PHASES:
+        op = node.op.piecewise
+        if op is None or op.parts == 1 or node.phase not in PHASES:
             return None
-        most = self.most.get(op.over, 1) if op.parts > 1 else 1
-        gathers = isinstance(op, AllGather)
+        gathers = _gathers(op)
         # The tensor that products read or make, and the axis along which ranks have a shard of it.
         whole = node.output if gathers else node.inputs[0]
         ((before, after),) = op.ends
         shared = before if gathers else after
         names = whole.type.names
         outer = names[: names.index(shared) + 1] if shared is not None else names
-        for pieces in range(most, 1, -1):
+        for pieces in range(self.most.get(op.over, 1), 1, -1):
             for axis in outer:
                 blocks = op.parts if axis == shared else 1
                 if whole.type.axis(axis).size % (pieces * blocks):
@@ -159,6 +150,7 @@ class _Stage:
                 products = self._read(node, axis, inside) if gathers else self._summed(node, whole, axis, inside)
                 if products:
                     self.cut.update((node, *products))
+                    self.over.add(op.over)
                     return _Cut(node, op, axis, pieces, blocks, tuple(sorted({*products}, key=inside.__getitem__)))
         return None
 
@@ -166,8 +158,8 @@ class _Stage:
         """The products of what is gathered that can be computed by piece where the first of them is."""
         found: list[Node] = []
         for each in self.readers.get(node.output, ()):
-            dots = isinstance(each.op, Dot) and each.phase is node.phase and each in inside
-            if dots and each not in self.cut and self._divides(each, axis):
+            near = each.phase is node.phase and each in inside and each not in self.cut
+            if near and _multiplies(each) and _divides(each, axis):
                 first = self.place[(found or [each])[0].output]
                 others = [value for value in each.inputs if value is not node.output]
                 if not found or all(self.place.get(value, -1) < first for value in others):
@@ -180,16 +172,12 @@ class _Stage:
         alone = self.readers[value] == [reader]
         if node is None or node not in inside or not alone or node.phase is not reader.phase or node in self.cut:
             return []
-        if not self._divides(node, axis) or node.op.communicates:
+        if not _divides(node, axis) or node.op.communicates:
             return []
-        if isinstance(node.op, Dot):
+        if _multiplies(node):
             return [node]
         found = [each for operand in node.inputs for each in self._summed(node, operand, axis, inside)]
         return [*found, node] if found else []
-
-    def _divides(self, node: Node, axis: str) -> bool:
-        """Whether the node computes each piece of its only result from pieces of its operands."""
-        return len(node.outputs) == 1 and node.output.type.has(axis) and node.op.by_row((axis,))
 
     # ------------------------------------------------------------ pieces
 
@@ -249,3 +237,18 @@ class _Stage:
         """What joins the pieces of what a node makes."""
         pieces = tuple(self._piece(cut, by.output, k) for k in range(cut.pieces))
         return evolve(by, op=Join(cut.axis, blocks), inputs=pieces)
+
+
+def _gathers(op: Piecewise) -> bool:
+    ((before, _),) = op.ends
+    return is_split(before)
+
+
+def _multiplies(node: Node) -> bool:
+    """Whether the node is a matrix product."""
+    return bool(node.op.matrices([value.type for value in node.inputs], [value.type for value in node.outputs]))
+
+
+def _divides(node: Node, axis: str) -> bool:
+    """Whether the node computes each piece of its only result from pieces of its operands."""
+    return len(node.outputs) == 1 and node.output.type.has(axis) and node.op.by_row((axis,))

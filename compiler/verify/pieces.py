@@ -18,7 +18,7 @@ from functools import singledispatchmethod
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.ops.collective import AllGather, AllReduce, ReduceScatter, Reshard
+from partita.compiler.ops.collective import Reshard
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pieces import Join, Piece, whole_size
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
@@ -68,7 +68,7 @@ class _Stage:
 
     def whole(self) -> StageGraph:
         """The stage, as it is if nothing is in pieces."""
-        if not any(isinstance(node.op, Piece) for node in self.stage.nodes):
+        if not any(node.op.of_pieces for node in self.stage.nodes):
             return self.stage
         nodes: list[Node] = []
         for node in self.stage.nodes:
@@ -109,18 +109,16 @@ class _Stage:
 
     @_whole.register(Join)
     def _joined(self, op: Join, node: Node) -> list[Node]:
-        found = [self.parts.get(value) for value in node.inputs]
-        first = found[0]
-        form = _Form(op.axis, len(found), op.blocks)
-        due = [None if first is None else (first.whole, form, index) for index in range(len(found))]
-        have = [None if each is None else (each.whole, each.form, each.index) for each in found]
-        complete = first is not None and have == due
-        require(complete, f"{quoted(node)} is not joined of all pieces, in order", *node.inputs)
+        found = [self.parts[value] for value in node.inputs if value in self.parts]
+        form = _Form(op.axis, len(node.inputs), op.blocks)
+        have = [(each.whole, each.form, each.index) for each in found]
+        due = [(each.whole, form, index) for index, each in enumerate(found[:1] * len(node.inputs))]
+        require(bool(have) and have == due, f"{quoted(node)} is not joined of all pieces, in order", *node.inputs)
         self._infers(node)
-        assert first is not None
-        alike = (node.output.type, node.output.layout) == (first.whole.type, first.whole.layout)
-        require(alike, f"{quoted(node)} is not what was in pieces", node.output, first.whole)
-        self.instead[node.output] = first.whole
+        (whole, *_) = (each.whole for each in found)
+        alike = (node.output.type, node.output.layout) == (whole.type, whole.layout)
+        require(alike, f"{quoted(node)} is not what was in pieces", node.output, whole)
+        self.instead[node.output] = whole
         self.check.nodes += 1
         return []
 
@@ -129,7 +127,7 @@ class _Stage:
         if not any(value in self.parts for value in node.inputs):
             inputs = tuple(self.instead.get(value, value) for value in node.inputs)
             return [node if inputs == node.inputs else evolve(node, inputs=inputs)]
-        known = isinstance(op, (AllGather, ReduceScatter, AllReduce)) and len(node.inputs) == op.count == 1
+        known = op.piecewise is not None and len(node.inputs) == 1
         require(known, f"{quoted(node)} is not made piece by piece", *node.inputs)
         part, ((before, after),) = self.parts[node.inputs[0]], op.ends
         form = part.form

@@ -215,7 +215,7 @@ def overlap(form: Form) -> Form:
 
 def pieces(form: Form, *, most: dict[str, int]) -> Form:
     """Collectives beside products in pieces."""
-    return cut_up(form, cutting_up.in_pieces(form.stages(), most))
+    return cut_up(form, cutting_up.in_pieces(form.stages(), most)[0])
 
 
 def update(

@@ -126,7 +126,7 @@ def blocks_one_after_another() -> Compilation:
 
 def a_sum_of_different_pieces() -> Compilation:
     one, other = (next(n for n in nodes(Pointwise, Phase.BACKWARD, f"piece{k}") if len(n.inputs) == 2) for k in (0, 1))
-    return replaced(one, reading(one, 1, other.inputs[1]))
+    return replaced(other, reading(other, 1, one.inputs[1]))
 
 
 def a_product_of_another_piece() -> Compilation:

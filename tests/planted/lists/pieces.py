@@ -90,15 +90,15 @@ MISTAKES = [
     Planted(
         "certified-in-any-order",
         "compiler/verify/pieces.py",
-        "have = [None if each is None else (each.whole, each.form, each.index) for each in found]",
-        "have = [None if each is None else (each.whole, each.form, k) for k, each in enumerate(found)]",
+        "have = [(each.whole, each.form, each.index) for each in found]",
+        "have = [(each.whole, each.form, k) for k, each in enumerate(found)]",
         CERTIFICATE,
     ),
     Planted(
         "certified-in-blocks-or-not",
         "compiler/verify/pieces.py",
-        "form = _Form(op.axis, len(found), op.blocks)",
-        "form = _Form(op.axis, len(found), 1 if first is None else first.form.blocks)",
+        "form = _Form(op.axis, len(node.inputs), op.blocks)",
+        "form = _Form(op.axis, len(node.inputs), found[0].form.blocks)",
         CERTIFICATE,
     ),
     Planted(
