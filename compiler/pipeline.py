@@ -6,7 +6,7 @@ Every intermediate form can be printed as text (`partita compile --emit`).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
@@ -39,6 +39,7 @@ from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
 from partita.compiler.passes.offload import offloaded, without_effect
 from partita.compiler.passes.overlap import overlapped
+from partita.compiler.passes.pieces import in_pieces
 from partita.compiler.passes.place import pipeline_of, place
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
@@ -413,12 +414,25 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
 
 def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
-    partitioned = overlapped(grouped(partitioned), full_at(state.mesh))
+    ordered = overlapped(grouped(partitioned), full_at(state.mesh))
+    most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
+    cut_up, found = in_pieces(ordered, most)
     if not state.training:
-        return extended(Cut, state, partitioned=partitioned)
-    partitioned = offloaded(partitioned, state.offload_rules)
-    warnings = (*state.warnings, *without_effect(partitioned, state.offload_rules))
-    return extended(Cut, state, partitioned=partitioned, warnings=warnings)
+        return extended(Cut, state, partitioned=cut_up)
+    copied = offloaded(cut_up, state.offload_rules)
+    warnings = (*_not_overlapped(state, found), *without_effect(copied, state.offload_rules))
+    return extended(Cut, state, partitioned=copied, warnings=(*state.warnings, *warnings))
+
+
+def _not_overlapped(state: Sharded, found: Collection[str]) -> Iterator[Diagnostic]:
+    """Warnings (W0301) of rules for mesh axes along which nothing is sent in pieces: others than are `found`."""
+    for rule in state.overlap_rules:
+        for name in rule.mesh_axes:
+            if rule.pieces > 1 and name not in found and state.mesh.sizes.get(name, 1) > 1:
+                message = f"`overlap {name}` applies to nothing"
+                note = "no product reads what is gathered along it, or makes what is summed along it, in pieces"
+                help = "remove it, or choose a number of pieces into which axes divide"
+                yield Diagnostic("W0301", message, rule.span, (note,), help)
 
 
 def _update(state: Cut) -> Partitioned:

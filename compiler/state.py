@@ -88,6 +88,12 @@ class Configured:
         return self.offload_rule is not None
 
     @property
+    def overlap_rules(self) -> tuple[language.OverlapRule, ...]:
+        """The rules that cut collectives beside products into pieces."""
+        rules = self.spec.layout.rules if self.spec.layout else ()
+        return tuple(rule for rule in rules if isinstance(rule, language.OverlapRule))
+
+    @property
     def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return size_of(self.schedule_call.call)[1]

@@ -76,6 +76,11 @@ class Layouts:
                     self.paths([p for p in rule.paths if str(p) not in ("all", STATE)], known)
                     spans = tuple(path.span for path in rule.paths)
                     return spec.OffloadRule(_parts(rule.paths), rule.span, spans)
+                case tree.Overlap():
+                    axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
+                    value = constants.evaluate(rule.pieces, self.axes.number)
+                    pieces = positive_integer(value, rule.pieces, "the number of pieces")
+                    return spec.OverlapRule(axes, pieces, rule.span)
         except Refused as refused:
             self.report.refused(refused)
             return None
@@ -98,9 +103,18 @@ class Layouts:
         return ZIGZAG in words, exchanges[0] if exchanges else None
 
     def agree(self, layout: tree.Layout) -> None:
-        """Report (E0419) rules for one axis that say different things of how it is split."""
+        """Report rules that say different things: of how one axis is split (E0419), or into how many pieces what is
+        sent along one mesh axis is cut (E0420).
+        """
         first: dict[str, tree.Shard] = {}
+        overlapped: set[str] = set()
         for rule in layout.rules:
+            if isinstance(rule, tree.Overlap):
+                for name in rule.mesh_axes:
+                    if name.text in overlapped:
+                        message = f"`{name.text}` is overlapped twice"
+                        self.report.error("E0420", message, name.span, help="one `overlap` for each mesh axis")
+                    overlapped.add(name.text)
             if not isinstance(rule, tree.Shard):
                 continue
             for target in rule.targets:

@@ -197,6 +197,8 @@ class _Names:
                 case tree.Offload(paths=paths):
                     own = ()
                     self._paths(each for each in paths if str(each) not in ("all", "state"))
+                case tree.Overlap(mesh_axes=own):
+                    self._expressions((rule.pieces,), {})
             for name in own:
                 self._refer(name, (), axes)
 

@@ -366,6 +366,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "place": _place,
     "recompute": lambda s, paths: tree.Recompute(paths, s),
     "offload": lambda s, paths: tree.Offload(paths, s),
+    "overlap": lambda s, axes, pieces: tree.Overlap(axes, pieces, s),
     "schedule": lambda s, name, call: tree.Schedule(_name(s, name), call, s),
     "optimizer": lambda s, name, *rules: tree.Optimizer(_name(s, name), rules, s),
     "freeze": lambda s, paths: tree.FreezeRule(paths, s),

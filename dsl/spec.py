@@ -400,7 +400,18 @@ class OffloadRule:
     __repr__ = shortened
 
 
-Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule | OffloadRule
+@frozen
+class OverlapRule:
+    """`overlap mesh axes in pieces`: into how many pieces collectives along them are cut, beside products."""
+
+    mesh_axes: tuple[str, ...]
+    pieces: int
+    span: Span = field(eq=False)
+
+    __repr__ = shortened
+
+
+Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule | OffloadRule | OverlapRule
 
 
 @frozen

@@ -430,7 +430,16 @@ class Offload:
     span: Span = field(eq=False, repr=False)
 
 
-Rule: TypeAlias = Shard | Stage | Place | Recompute | Offload
+@frozen
+class Overlap:
+    """`overlap mesh axes in pieces`."""
+
+    mesh_axes: tuple[Name, ...]
+    pieces: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+Rule: TypeAlias = Shard | Stage | Place | Recompute | Offload | Overlap
 
 
 @frozen

@@ -255,6 +255,8 @@ def layouts(draw: st.DrawFn, mesh: dict[str, int], model: str):
     rules = draw(st.permutations(rules))
     if draw(st.booleans()):
         rules.append(f"shard {draw(st.sampled_from(['param', 'grad', 'state']))} -> {draw(several)}")
+    if draw(st.booleans()):
+        rules.append(f"overlap {draw(several)} in {draw(st.integers(2, 4))}")
     return rules
 
 
@@ -262,6 +264,8 @@ def divisors(mesh: dict[str, int], rules: Iterable[str]) -> dict[str, int]:
     """What each axis must divide by: the mesh axes of all rules that name it."""
     found: dict[str, set[str]] = {}
     for rule in rules:
+        if rule.startswith("overlap"):
+            continue
         targets, _, over = rule.removeprefix("shard ").partition(" -> ")
         for target in targets.split(", "):
             found.setdefault(target.rpartition(": ")[2], set()).update(over.split(", "))

@@ -16,7 +16,7 @@ The peak is that of the greatest moment of a step, in addition to what is always
 
 A collective in flight also holds copies of what it sends and receives, and over Gloo, where the ranks do the addition,
 the parts and their sum. Of what is gathered ahead of a step, and of reductions of gradients, all are in flight at once;
-of others, the greatest one of each moment is counted.
+others are from where they start to where their result is read.
 
 The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
 
@@ -345,9 +345,18 @@ def _gathering(state: Scheduled, rank: RankPlan) -> int:
 
 
 def _largest_buffer(state: Scheduled, rank: RankPlan) -> int:
-    """The most that one collective of a microbatch holds in buffers."""
-    nodes = (node for stage in _stages(state, rank) for node in stage.nodes if node.phase is not Phase.PROLOGUE)
-    return max(_buffers(state, nodes), default=0)
+    """The most that the collectives of a microbatch hold in buffers at a time: each until its result is read."""
+    most = 0
+    for stage in _stages(state, rank):
+        nodes = [node for node in stage.nodes if node.phase is not Phase.PROLOGUE]
+        flying: dict[Value, int] = {}  # by the first result
+        for node, buffer in zip(nodes, _buffers(state, nodes), strict=True):
+            for value in node.inputs:
+                flying.pop(value, None)
+            if node.op.communicates:
+                flying[node.outputs[0]] = buffer
+            most = max(most, sum(flying.values()))
+    return most
 
 
 def _buffers(state: Scheduled, nodes: Iterable[Node]) -> Iterator[int]:

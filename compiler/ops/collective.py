@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from partita.compiler.layout import MAX, SUM, State, is_split
-from partita.compiler.ops.op import Argument, Op, ShardingRule, op, permuted
+from partita.compiler.ops.op import Argument, Op, Piecewise, ShardingRule, op, permuted
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -144,6 +144,11 @@ class AllGather(Collective):
         """From sharded to replicated."""
         return tuple((axis, None) for axis in self.axes)
 
+    @property
+    def piecewise(self) -> Piecewise | None:
+        """If it has one tensor."""
+        return self if self.count == 1 else None
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is `parts` times as long."""
         pairs = zip(types, self.axes, strict=True)
@@ -184,6 +189,11 @@ class ReduceScatter(Collective):
     def ends(self) -> Ends:
         """From partial sum to sharded."""
         return tuple((SUM, axis) for axis in self.axes)
+
+    @property
+    def piecewise(self) -> Piecewise | None:
+        """If it has one tensor."""
+        return self if self.count == 1 else None
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is divided by `parts`."""
@@ -231,6 +241,11 @@ class AllReduce(Collective):
     def ends(self) -> Ends:
         """From partial sum or maximum to replicated."""
         return ((MAX if self.maximum else SUM, None),) * self.tensors
+
+    @property
+    def piecewise(self) -> Piecewise | None:
+        """If it has one tensor."""
+        return self if self.count == 1 else None
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The operands' types."""

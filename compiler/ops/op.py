@@ -59,6 +59,22 @@ class Known(Protocol):
     made: list[tuple[object, tuple[int, ...]]]
 
 
+class Piecewise(Protocol):
+    """A collective of one tensor that makes each piece of its result of the same piece of all ranks' operands."""
+
+    @property
+    def over(self) -> str:
+        """Its mesh axis."""
+
+    @property
+    def parts(self) -> int:
+        """The ranks along that."""
+
+    @property
+    def ends(self) -> tuple[tuple[State, State], ...]:
+        """The states of its tensor before and after."""
+
+
 class Op:
     """Base of all operations. Subclasses are frozen attrs classes whose fields are their attributes.
 
@@ -96,6 +112,8 @@ class Op:
     # Changes the layout of tensors but not their values; and does so by communication between ranks.
     reshards: ClassVar[bool] = False
     communicates: ClassVar[bool] = False
+    # Takes a piece of a tensor, or joins pieces.
+    of_pieces: ClassVar[bool] = False
     # Its result repeats its operand: a literal stays the same literal.
     repeats: ClassVar[bool] = False
     # What it does over the axes that its fields name does not depend on the order of their positions.
@@ -163,6 +181,11 @@ class Op:
     def slices(self) -> frozenset[int]:
         """Into how many slices of a microbatch it cuts axes."""
         return frozenset()
+
+    @property
+    def piecewise(self) -> Piecewise | None:
+        """Itself, if it can be made piece by piece; None for all but some collectives."""
+        return None
 
     @property
     def draws(self) -> bool:

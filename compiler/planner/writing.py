@@ -198,5 +198,7 @@ def _rule(rule: spec.Rule) -> str:
             return f"recompute {', '.join('.'.join(path) for path in paths)}"
         case spec.OffloadRule(paths=paths):
             return f"offload {', '.join('.'.join(path) for path in paths)}"
+        case spec.OverlapRule(mesh_axes=mesh_axes, pieces=pieces):
+            return f"overlap {', '.join(mesh_axes)} in {pieces}"
         case spec.PlaceRule(paths=paths, mesh_axis=mesh_axis, first=first, last=last):
             return f"place {', '.join('.'.join(path) for path in paths)} -> {mesh_axis}[{first}..{last}]"

@@ -5,7 +5,8 @@ consulted: a program written by hand would be validated the same way. The checks
 
 1. Every local operation is its rank's share of a global one, by a sharding rule of the operation, and every resharding
    is a valid step (`rules`).
-   Rows that stand in the order of their experts are first taken back into their own (`row_orders`).
+   What is sent in pieces is first put together again (`pieces`), and rows that stand in the order of their experts are
+   taken back into their own (`row_orders`).
 2. Apart from resharding, sends and receives, each stage computes only values of the single-device program, by the same
    operations, and adds the same contributions to the same accumulators in the same order (`stages`).
    What slices of a sequence share is held by one operation each (`slices`).
@@ -35,6 +36,7 @@ from partita.compiler.verify.copies import Copies
 from partita.compiler.verify.division import Division
 from partita.compiler.verify.ending import Ending
 from partita.compiler.verify.messages import Messages
+from partita.compiler.verify.pieces import in_one_piece
 from partita.compiler.verify.records import Records
 from partita.compiler.verify.reference import Reference
 from partita.compiler.verify.row_orders import in_own_order
@@ -62,7 +64,7 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
             Division(compilation.undivided, compilation.joint, over, compilation.spread, check).run()
         whole = Reference.of(compilation.step, check.numbering)
         layouts = compilation.sharded.parameters
-        partitioned = in_own_order(compilation.partitioned, check)
+        partitioned = in_own_order(in_one_piece(compilation.partitioned, check), check)
         messages = Messages.of(partitioned, check)
         count = messages.count
         Stages(partitioned, layouts, whole, messages, check).run()

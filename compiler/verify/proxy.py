@@ -209,6 +209,8 @@ def _demands(
     zigzag = {rule.targets[0].name for rule in _shards(given) if rule.zigzag}
     for name, rule in _exchanged(given, old):
         over.setdefault(name, {}).update(dict.fromkeys(rule.mesh_axes))
+    overlaps = [rule for rule in _rules(given, spec.OverlapRule) if isinstance(rule, spec.OverlapRule)]
+    pieces = {name for rule in overlaps for name in rule.mesh_axes if rule.pieces > 1}
     multiples: dict[str, int] = {}
     avoided: dict[str, int] = {}
     for name, size in axes.declared.items():
@@ -223,6 +225,8 @@ def _demands(
             multiple = lcm(multiple, 2)
         if name in zigzag:
             multiple *= 2
+        if pieces.intersection(over.get(name, ())) and size % (2 * multiple) == 0:
+            multiple *= 2  # so that what is gathered along it can be cut
         for mesh_axis in classes if name in axes.parameters else ():
             if size % old[mesh_axis] == 0:
                 multiple = lcm(multiple, new[mesh_axis])

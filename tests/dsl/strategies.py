@@ -125,6 +125,7 @@ rules = st.one_of(
     st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(paths), names, sums, st.none() | sums),
     several(paths).map(lambda p: node(tree.Recompute, p)),
     several(paths).map(lambda p: node(tree.Offload, p)),
+    st.builds(lambda n, e: node(tree.Overlap, n, e), several(names), sums),
 )
 claims = st.builds(
     lambda m, c, e: node(tree.Claim, m, c, e),
@@ -253,6 +254,8 @@ def words(item):
             return ["recompute", *separated(item.paths)]
         case tree.Offload():
             return ["offload", *separated(item.paths)]
+        case tree.Overlap():
+            return ["overlap", *separated(item.mesh_axes), "in", *words(item.pieces)]
         case tree.Layout():
             return ["layout", *words(item.name), "on", *words(item.mesh), *braces(item.rules)]
         case tree.Schedule():

@@ -56,6 +56,8 @@ def test_keywords_are_those_of_the_language():
         "weights",
         "skip",
         "offload",
+        "overlap",
+        "in",
         "by",
     }
     assert soft == {*first, "optimizer", "freeze"}

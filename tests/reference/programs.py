@@ -1412,6 +1412,8 @@ class Maker:
             rules.append(f"recompute {self.one(recomputable)}")
         if self.chance(25):
             rules.append(f"offload {self.one(('all', 'state', *recomputable[1:]))}")
+        if mesh and self.chance(25):
+            rules.append(f"overlap {self.one(list(mesh))} in {self.one((2, 3, 4))}")
         mesh = mesh or {"data": 1}
         ruled = self.optimizer_rules(blocks, model) if self.chance(40) else []
         if not stages and chunks > 1:

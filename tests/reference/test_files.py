@@ -29,6 +29,7 @@ CASES = {
     "images": ((), ("layout=spread_", "s.microbatches=2")),
     "offload": ((),),
     "picking": ((), ("layout=positions",), ("layout=classes", "schedule=one_f_one_b")),
+    "pieces": ((), ("layout=rows_", "schedule=apart_"), ("layout=sums_",)),
     "recurrences": ((), ("layout=both", "schedule=one_f_one_b"), ("layout=features",)),
     "rules": ((), ("layout=whole_", "train.optimizer=coded_", "s.microbatches=1")),
     "scores": ((), ("layout=values",)),

@@ -513,7 +513,9 @@ CASES: list[Case] = [
 
 # `constant` has no operands and no numbers of its own to test; `carry` and `resume` are about states, which programs
 # that keep some are tested with; the rest are statements or the runtime's. Changes of layout have tests of their own,
-# and so do operations on rows in the order of their experts, which nothing shards (`test_grouped`).
+# and so do operations on rows in the order of their experts, and on pieces, which nothing shards (`test_grouped`,
+# `test_pieces`).
 # A roll is split into as many parts as it has blocks.
 WITHOUT_CASE = {"roll", "constant", "accumulate", "store", "carry", "resume", "send", "receive"}
+WITHOUT_CASE |= {"piece", "join"}
 WITHOUT_CASE |= {"row_order", "take_rows", "put_rows", "combine_rows", "grouped_dot", "grouped_outer"}

@@ -22,6 +22,7 @@ from partita.compiler.ops.experts import RoutedDot, RoutedOuter
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate, Ema, Store, Update
+from partita.compiler.ops.pieces import Piece
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.ops.position import Iota
 from partita.compiler.ops.reduce import ArgMax, Reduce
@@ -48,7 +49,8 @@ def memory(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-VIEWS = [case for case in (*CASES, PART) if case.op.is_view]
+PIECE = Case("piece", Piece("a", 2, 1, view=True), (f(Axis("a", 4), B),))
+VIEWS = [case for case in (*CASES, PART, PIECE) if case.op.is_view]
 
 
 @pytest.mark.parametrize("case", VIEWS, ids=lambda case: case.name)

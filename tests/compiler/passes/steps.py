@@ -19,6 +19,7 @@ from partita.compiler.passes import fuse as fusing
 from partita.compiler.passes import group as grouping
 from partita.compiler.passes import guard as guards
 from partita.compiler.passes import overlap as overlapping
+from partita.compiler.passes import pieces as cutting_up
 from partita.compiler.passes import place as placing
 from partita.compiler.passes import remat_cheap as rematerializing
 from partita.compiler.passes import remat_scopes as recomputing
@@ -212,6 +213,11 @@ def overlap(form: Form) -> Form:
     return cut_up(form, overlapping.overlapped(form.stages()))
 
 
+def pieces(form: Form, *, most: dict[str, int]) -> Form:
+    """Collectives beside products in pieces."""
+    return cut_up(form, cutting_up.in_pieces(form.stages(), most)[0])
+
+
 def update(
     form: Form, *, mesh: str, optimizer: str = "sgd(lr = 0.1)", clip: float | None = None, ema: float | None = None
 ) -> Form:
@@ -240,6 +246,7 @@ STEPS: dict[str, Step] = {
         cut,
         group,
         overlap,
+        pieces,
         update,
     )
 }

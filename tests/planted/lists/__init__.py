@@ -21,6 +21,7 @@ from tests.planted.lists import (
     orders,
     partitioning,
     picking,
+    pieces,
     recurrences,
     rules,
     schedules,
@@ -59,4 +60,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "validation": validation.MISTAKES,
     "copies": copies.MISTAKES,
     "flat": flat.MISTAKES,
+    "pieces": pieces.MISTAKES,
 }
