@@ -96,6 +96,10 @@ class Device:
 
     __repr__ = shortened
 
+    def beside(self, blocks: int) -> float:
+        """The share of its speed that is left beside collectives that take so many multiprocessors."""
+        return max(0.25, 1 - blocks / self.products.units) if self.products.units else 1.0
+
 
 # Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
 # 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 of peak after correcting for tiles and depth. Over a training step it
