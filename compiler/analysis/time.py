@@ -149,11 +149,11 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
         for kind, phases in PHASES.items():
             nodes = [node for node in stage.nodes if node.phase in phases]
             keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
-            walk = _Walk(state, execution)
+            walk = Walk(state, execution)
             walk.run(nodes, keep)
             found[stage.index, kind] = state.device.action + walk.arrived
             if execution.whole and Phase.BACKWARD in phases:
-                rest = _Walk(state, evolve(execution, waits=frozenset(Phase)))
+                rest = Walk(state, evolve(execution, waits=frozenset(Phase)))
                 rest.run(_made_for_nothing(state, stage))
                 found[stage.index, kind] += rest.arrived
     return found
@@ -212,7 +212,7 @@ class Ends:
         found = [StageFunctions(state.partitioned, stage, kinds, compiles(state)) for stage in stages]
         self._functions = dict(zip(self.rank.stages, found, strict=True))
         self.ready, prologue = self._gathered()
-        update = _Walk(state, self.execution)
+        update = Walk(state, self.execution)
         update.run([*state.update.clip, *update_nodes(state, self.rank)])
         cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
         self.alone = prologue + update.arrived + cleared / (state.device.bandwidth * state.device.streaming)
@@ -223,7 +223,7 @@ class Ends:
 
     def _gathered(self) -> tuple[dict[int, float], float]:
         """`ready`, and the seconds of the prologues."""
-        walk = _Walk(self.state, self.execution)
+        walk = Walk(self.state, self.execution)
         for of in self._functions.values():
             walk.run(of.gathered.start)
         for of in self._functions.values():
@@ -233,7 +233,7 @@ class Ends:
             if of.gathered.collectives:
                 # As if the action had begun long ago, and waited for nothing else.
                 arrival = {value: end - walk.now for value, end in walk.arrival.items()}
-                opening = _Walk(self.state, self.execution, -inf, arrival)
+                opening = Walk(self.state, self.execution, -inf, arrival)
                 opening.run(of.opening)
                 last = (arrival[value] for node in of.gathered.collectives for value in node.outputs)
                 found[index] = max(opening.arrived, *last)
@@ -242,15 +242,15 @@ class Ends:
     def reduced(self, ends: Mapping[int, float]) -> float:
         """When the rank has its statistics, if the last actions of its stages end at these times."""
         state = self.state
-        left = _Walk(state, self.execution, max(ends.values()))
+        left = Walk(state, self.execution, max(ends.values()))
         for index in sorted(ends, key=lambda stage: (ends[stage], stage)):
             nodes = dict(state.update.reduce).get(index)
             if nodes is not None:
                 of, kind = self._functions[index], state.schedule.last_kind(index)
                 reduced = of.reduced(nodes, state.update.totals[index])
-                action = _Walk(state, self.execution)
+                action = Walk(state, self.execution)
                 action.run(of.groups[kind])
-                closing = _Walk(state, self.execution, ends[index] - action.arrived, {}, left.free, left.blocks)
+                closing = Walk(state, self.execution, ends[index] - action.arrived, {}, left.free, left.blocks)
                 closing.run(of.closing(kind, reduced))
                 left.now = max(left.now, closing.now)
                 left.arrival.update(closing.arrival)
@@ -261,7 +261,7 @@ class Ends:
 
 
 @define(eq=False)
-class _Walk:
+class Walk:
     """Runs nodes in order, `now` on. A collective runs from its node to the first reader of its result, unless the
     `execution` waits for it; collectives that share a link are serialized: it is `free` afterwards. Until then they
     take `blocks` of the device's multiprocessors from what runs beside them.
@@ -290,7 +290,7 @@ class _Walk:
                 self.now += 2 * link.post
                 latency, moving = launch_seconds(resharding, node, node.op)
                 moving *= self.execution.reductions if sums_gradients(node) else 1.0
-                latency *= self.first(node) if self.execution.flat else 1.0
+                latency *= self._first(node) if self.execution.flat else 1.0
                 end = max(self.now, self.free.get(link.name, -inf)) + latency + moving
                 self.free[link.name] = end
                 self.blocks[link.name] = link.blocks
@@ -301,9 +301,9 @@ class _Walk:
                     message = node.inputs if node.op.sends else node.outputs
                     self.now += wire.latency + sum(value.type.bytes for value in message) / wire.bandwidth
             else:
-                self.now = self._after(self._summing(node, own))
+                self.now = self.after(self._summing(node, own))
 
-    def first(self, node: Node) -> bool:
+    def _first(self, node: Node) -> bool:
         """Whether a collective is the first of its kind in its phase and iteration."""
         repeats = {scope.path: scope.name for scope in self.state.partitioned.graph.scopes if scope.repeat}
         message = node.op.name, node.phase, iteration_of(node.scope, repeats)
@@ -319,7 +319,7 @@ class _Walk:
         device, moved = self.state.device, self.execution.sum_bytes * node.inputs[-1].type.elements
         return device.launch * bool(moved) + moved / (device.bandwidth * device.streaming)
 
-    def _after(self, seconds: float) -> float:
+    def after(self, seconds: float) -> float:
         """When what takes so many seconds alone has run, beside the collectives that are under way."""
         now = self.now
         for end, name in sorted((end, name) for name, end in self.free.items() if end > now and self.blocks.get(name)):

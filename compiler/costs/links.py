@@ -80,7 +80,7 @@ class Link:
     def _tree(self, parts: int, by: Protocol) -> float:
         """Seconds to start, and of the messages up and down a tree: machines are its nodes, their ranks form chains."""
         machines = self._machines(parts)
-        chain = ceil(parts / machines) - 1
+        chain = parts - 1 if machines == 1 else self.inside - 1
         return by.start + 2 * (chain * by.within + (machines - 1).bit_length() * by.tree)
 
     def _machines(self, parts: int) -> int:
