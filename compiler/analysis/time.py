@@ -25,6 +25,8 @@ from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
+from partita.compiler.passes.cut import StageGraph
+from partita.compiler.passes.place import iteration_of
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
 from partita.compiler.schedules.schedule import Action
@@ -84,14 +86,40 @@ class Prediction:
         return self.exposed / self.step_time
 
 
-def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Prediction:
-    """Predict a compiled program; without `overlap`, one that waits for all that it sends. Without `exposed`, which
-    takes half of the prediction's time, exposed communication is NaN.
+@frozen
+class Execution:
+    """How a program is executed. The defaults are how the executor here does it; other systems do otherwise.
+
+    Collectives of the phases in `waits` are waited for where they start. `exchanges`: an action lasts until what it
+    sends has arrived (1), and until each message has, one after the other, that it sends or receives (2). `sum_bytes`:
+    bytes that are moved to add a microbatch's gradient to their sum, for each element (None: as the program does it;
+    0: the product that makes the gradient adds it). `reductions`:
+    how many times as long a reduction of gradients takes. `flat`: the parameters of each iteration of a repeat are
+    gathered, and their gradients reduced, in one message. `whole`: where iterations of a repeat are made again, so are
+    the products and sums that the backward pass does not need (the last of a layer).
     """
-    costs, found, ends, period = _simulated(state, overlap)
+
+    waits: frozenset[Phase] = frozenset()
+    exchanges: int = 0
+    sum_bytes: float | None = None
+    reductions: float = 1.0
+    flat: bool = False
+    whole: bool = False
+
+
+OURS = Execution()
+# Waits for all that is sent.
+BLOCKING = Execution(frozenset(Phase), exchanges=1)
+
+
+def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True) -> Prediction:
+    """Predict a compiled program, executed as said. Without `exposed`, which takes half of the prediction's time,
+    exposed communication is NaN.
+    """
+    costs, found, ends, period = _simulated(state, execution)
     shown = nan
     if exposed:
-        _, without, silent, least = _simulated(silenced(state), overlap=True)
+        _, without, silent, least = _simulated(silenced(state), OURS)
         shown = found.makespan + max(ends) - without.makespan - max(silent)
         if period is not None and least is not None:
             shown = period - least
@@ -110,11 +138,11 @@ def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Pre
     )
 
 
-def _simulated(state: Scheduled, overlap: bool) -> tuple[Costs, Timeline, tuple[float, ...], float | None]:
+def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline, tuple[float, ...], float | None]:
     """The costs, the timeline of the microbatches, what each rank takes after it, and the period."""
-    around = {rank.rank: Ends(state, rank, overlap) for rank in state.plan.ranks}
+    around = {rank.rank: Ends(state, rank, execution) for rank in state.plan.ranks}
     late = state.training and state.train.late
-    costs, found = _timed(state, costs_of(state, overlap), around, late)
+    costs, found = _timed(state, costs_of(state, execution), around, late)
     reduced = []
     for each, line in zip(around.values(), found.actions, strict=True):
         chunks = {interval.work.chunk: interval.end for interval in line if isinstance(interval.work, Action)}
@@ -159,17 +187,43 @@ def compiles(state: Cut) -> bool:
     return state.compiled or (state.device.gpu if preferred is None else preferred)
 
 
-def stage_seconds(state: Cut, overlap: bool = True) -> dict[tuple[int, str], float]:
+def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, str], float]:
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
     found: dict[tuple[int, str], float] = {}
     for stage in state.partitioned.stages:
         for kind, phases in PHASES.items():
             nodes = [node for node in stage.nodes if node.phase in phases]
             keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
-            walk = _Walk(state, overlap)
+            walk = Walk(state, execution)
             walk.run(nodes, keep)
             found[stage.index, kind] = state.device.action + walk.arrived
+            if execution.whole and Phase.BACKWARD in phases:
+                rest = Walk(state, evolve(execution, waits=frozenset(Phase)))
+                rest.run(_made_for_nothing(state, stage))
+                found[stage.index, kind] += rest.arrived
     return found
+
+
+def _made_for_nothing(state: Cut, stage: StageGraph) -> list[Node]:
+    """Products and sums of a stage that are not made again, of iterations others of which are."""
+    repeats = {scope.path: scope.name for scope in state.partitioned.graph.scopes if scope.repeat}
+    made = {value.name for node in stage.nodes for value in node.outputs}
+    forward = [node for node in stage.nodes if node.phase is Phase.FORWARD and not (node.op.sends or node.op.receives)]
+    again = {node for node in forward if any(f"{value.name}.again" in made for value in node.outputs)}
+    iterations = {iteration_of(node.scope, repeats) for node in again} - {None}
+    return [
+        node
+        for node in forward
+        if node not in again
+        and iteration_of(node.scope, repeats) in iterations
+        and (is_product(node) or (isinstance(node.op, Collective) and node.op.combines))
+    ]
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node is a matrix product, or attention in one kernel."""
+    operands, results = [value.type for value in node.inputs], [value.type for value in node.outputs]
+    return node.op.matrices(operands, results) is not None
 
 
 def end_seconds(state: Scheduled, rank: RankPlan) -> float:
@@ -182,7 +236,7 @@ def end_seconds(state: Scheduled, rank: RankPlan) -> float:
 
 @define(eq=False)
 class Ends:
-    """What a rank does once a step, besides its microbatches; without `overlap`, waiting for all that it starts.
+    """What a rank does once a step, besides its microbatches.
 
     `ready` says when the first action of a stage can end at the earliest, in seconds from the start of the
     microbatches, because of what is gathered for it. `alone` are the seconds of what runs neither beside the
@@ -192,7 +246,7 @@ class Ends:
 
     state: Scheduled
     rank: RankPlan
-    overlap: bool = True
+    execution: Execution = OURS
     ready: dict[int, float] = field(init=False)
     alone: float = field(init=False)
     copying: float = field(init=False)
@@ -205,7 +259,7 @@ class Ends:
         found = [StageFunctions(state.partitioned, stage, kinds, compiles(state)) for stage in stages]
         self._functions = dict(zip(self.rank.stages, found, strict=True))
         self.ready, prologue = self._gathered()
-        update = _Walk(state, self.overlap)
+        update = Walk(state, self.execution)
         update.run([*state.update.clip, *update_nodes(state, self.rank)])
         cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
         self.alone = prologue + update.arrived + cleared / (state.device.bandwidth * state.device.streaming)
@@ -218,7 +272,7 @@ class Ends:
 
     def _gathered(self) -> tuple[dict[int, float], float]:
         """`ready`, and the seconds of the prologues."""
-        walk = _Walk(self.state, self.overlap)
+        walk = Walk(self.state, self.execution)
         for of in self._functions.values():
             walk.run(of.gathered.start)
         for of in self._functions.values():
@@ -228,7 +282,7 @@ class Ends:
             if of.gathered.collectives:
                 # As if the action had begun long ago, and waited for nothing else.
                 arrival = {value: end - walk.now for value, end in walk.arrival.items()}
-                opening = _Walk(self.state, self.overlap, -inf, arrival)
+                opening = Walk(self.state, self.execution, -inf, arrival)
                 opening.run(of.opening)
                 last = (arrival[value] for node in of.gathered.collectives for value in node.outputs)
                 found[index] = max(opening.arrived, *last)
@@ -237,15 +291,15 @@ class Ends:
     def reduced(self, ends: Mapping[int, float]) -> float:
         """When the rank has its statistics, if the last actions of its stages end at these times."""
         state = self.state
-        left = _Walk(state, self.overlap, max(ends.values()))
+        left = Walk(state, self.execution, max(ends.values()))
         for index in sorted(ends, key=lambda stage: (ends[stage], stage)):
             nodes = dict(state.update.reduce).get(index)
             if nodes is not None:
                 of, kind = self._functions[index], state.schedule.last_kind(index)
                 reduced = of.reduced(nodes, state.update.totals[index])
-                action = _Walk(state, self.overlap)
+                action = Walk(state, self.execution)
                 action.run(of.groups[kind])
-                closing = _Walk(state, self.overlap, ends[index] - action.arrived, {}, left.free)
+                closing = Walk(state, self.execution, ends[index] - action.arrived, {}, left.free, left.blocks)
                 closing.run(of.closing(kind, reduced))
                 left.now = max(left.now, closing.now)
                 left.arrival.update(closing.arrival)
@@ -256,16 +310,19 @@ class Ends:
 
 
 @define(eq=False)
-class _Walk:
-    """Runs nodes in order, `now` on. A collective runs from its node to the first reader of its result (without
-    `overlap`, nothing else runs meanwhile); collectives that share a link are serialized: it is `free` afterwards.
+class Walk:
+    """Runs nodes in order, `now` on. A collective runs from its node to the first reader of its result, unless the
+    `execution` waits for it; collectives that share a link are serialized: it is `free` afterwards. Until then they
+    take `blocks` of the device's multiprocessors from what runs beside them.
     """
 
     state: Cut
-    overlap: bool
+    execution: Execution
     now: float = 0.0
     arrival: dict[Value, float] = field(factory=dict)
     free: dict[str, float] = field(factory=dict)
+    blocks: dict[str, int] = field(factory=dict)
+    sent: set[tuple[str, Phase, str | None]] = field(factory=set)
 
     @property
     def arrived(self) -> float:
@@ -280,23 +337,62 @@ class _Walk:
             if isinstance(node.op, Collective):
                 link = resharding.mesh.link(node.op.over)
                 self.now += 2 * link.post
-                end = max(self.now, self.free.get(link.name, -inf)) + sum(launch_seconds(resharding, node, node.op))
+                latency, moving = launch_seconds(resharding, node, node.op)
+                moving *= self.execution.reductions if sums_gradients(node) else 1.0
+                latency *= self._first(node) if self.execution.flat else 1.0
+                end = max(self.now, self.free.get(link.name, -inf)) + latency + moving
                 self.free[link.name] = end
+                self.blocks[link.name] = link.blocks
                 self.arrival.update(dict.fromkeys(node.outputs, end))
-                self.now = self.now if self.overlap else end
-            elif node.op.sends and not self.overlap:
-                self.now += wire.latency + sum(value.type.bytes for value in node.inputs) / wire.bandwidth
+                self.now = end if node.phase in self.execution.waits else self.now
+            elif node.op.sends or node.op.receives:
+                if self.execution.exchanges > node.op.receives:
+                    message = node.inputs if node.op.sends else node.outputs
+                    self.now += wire.latency + sum(value.type.bytes for value in message) / wire.bandwidth
             else:
-                self.now += own
+                self.now = self.after(self._summing(node, own))
+
+    def _first(self, node: Node) -> bool:
+        """Whether a collective is the first of its kind in its phase and iteration."""
+        repeats = {scope.path: scope.name for scope in self.state.partitioned.graph.scopes if scope.repeat}
+        message = node.op.name, node.phase, iteration_of(node.scope, repeats)
+        if message in self.sent:
+            return False
+        self.sent.add(message)
+        return True
+
+    def _summing(self, node: Node, seconds: float) -> float:
+        """The seconds of a node, or if it adds to a sum, of adding as the execution says."""
+        if node.op.accumulator is None or not seconds or self.execution.sum_bytes is None:
+            return seconds
+        device, moved = self.state.device, self.execution.sum_bytes * node.inputs[-1].type.elements
+        return device.launch * bool(moved) + moved / (device.bandwidth * device.streaming)
+
+    def after(self, seconds: float) -> float:
+        """When what takes so many seconds alone has run, beside the collectives that are under way."""
+        now = self.now
+        for end, name in sorted((end, name) for name, end in self.free.items() if end > now and self.blocks.get(name)):
+            taken = sum(self.blocks[other] for other, last in self.free.items() if last >= end and other in self.blocks)
+            speed = self.state.device.beside(taken)
+            if seconds <= (end - now) * speed:
+                return now + seconds / speed
+            seconds -= (end - now) * speed
+            now = end
+        return now + seconds
 
 
-def costs_of(state: Cut, overlap: bool = True) -> Costs:
-    """The costs of a partitioned program; without `overlap`, actions last until what they send has arrived."""
+def sums_gradients(node: Node) -> bool:
+    """Whether a collective reduces gradients of parameters."""
+    return node.phase in (Phase.WEIGHT, Phase.REDUCE) and isinstance(node.op, Collective) and node.op.combines
+
+
+def costs_of(state: Cut, execution: Execution = OURS) -> Costs:
+    """The costs of a partitioned program, executed as said."""
     link, copies = _wire(state), copy_seconds(state)
-    actions = stage_seconds(state, overlap)
+    actions = stage_seconds(state, execution)
     return Costs(
         lambda stage, kind: actions[stage, kind],
-        lambda message: link.latency + message.bytes / link.bandwidth if overlap else 0.0,
+        lambda message: link.latency + message.bytes / link.bandwidth if not execution.exchanges else 0.0,
         post=link.post,
         copy=lambda stage: copies.get(stage, 0.0),
     )

@@ -96,11 +96,15 @@ class Device:
 
     __repr__ = shortened
 
+    def beside(self, blocks: int) -> float:
+        """The share of its speed that is left beside collectives that take so many multiprocessors."""
+        return max(0.25, 1 - blocks / self.products.units) if self.products.units else 1.0
+
 
 # Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
 # 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 of peak after correcting for tiles and depth. Over a training step it
 # is less: A100's `best`, the only fitted constant here, is fitted to the ten rows of the SC21 table, and the others are
-# lowered in the same proportion, 0.75 to 0.91.
+# lowered in the same proportion, 0.79 to 0.91.
 _PRODUCTS = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maximum Achievable Matmul FLOPS"
 _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (bench/published)"
 _LOWERED = "best: that table, lowered as A100's"
@@ -167,7 +171,7 @@ DEVICES = {
             _A100,
             80,
             2.039e12,
-            Products(0.75, _DEPTH, 108),
+            Products(0.79, _DEPTH, 108),
             _ATTENTION_A,
             _GEN4,
             "NVIDIA A100 80GB SXM, data sheet",

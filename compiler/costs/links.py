@@ -6,7 +6,7 @@ network through its ports: ranks of one group in one machine use its ports toget
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
 from attrs import evolve, frozen
 
@@ -17,11 +17,26 @@ from partita.dsl.spec import Call, Mesh
 
 
 @frozen
+class Protocol:
+    """How a library moves the bytes of collectives: the share of the bandwidth that large messages reach, and seconds:
+    to `start`, and of a step of a ring `within` a machine and `between` machines, or of a `tree` between them.
+    """
+
+    share: float
+    start: float
+    within: float
+    between: float
+    tree: float
+
+
+@frozen
 class Link:
     """Unidirectional bandwidth in bytes/s, as a rank's messages reach it, and latency of a message in seconds; `post`
     is the seconds for which a rank is busy posting a message or waiting for it (0 if a device does that itself).
-    Collectives may reach less and then have numbers of their own (0: the same). `peak` is the published bandwidth,
-    `ports` the number of network ports of a machine (0 for links inside it). Links of one `name` are one wire.
+    Collectives may reach less and then have numbers of their own (0: the same); they take the fastest of `protocols`
+    (none: a step takes the latency). `inside` ranks of a group that follow one another share a machine. While they run,
+    they take `blocks` of a device's multiprocessors. `peak` is the published bandwidth, `ports` the number of network
+    ports of a machine (0 for links inside it). Links of one `name` are one wire.
     """
 
     name: str
@@ -32,27 +47,45 @@ class Link:
     collective_latency: float = 0.0
     peak: float = 0.0
     ports: int = 0
+    protocols: tuple[Protocol, ...] = ()
+    inside: int = 1
+    blocks: int = 0
     sources: tuple[str, ...] = ()
 
     __repr__ = shortened
 
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
-        """Latency and transfer time of an all-gather of `bytes`, or of a reduce-scatter of as many.
-
-        The distance doubles from message to message, and no byte is sent twice (Thakur, Rabenseifner and Gropp 2005;
-        NCCL's parallel aggregated trees).
+        """Latency and transfer time of an all-gather of `bytes`, or of a reduce-scatter of as many, around a ring: no
+        byte is sent twice, in one step fewer than there are ranks (Thakur, Rabenseifner and Gropp 2005).
         """
-        latency, bandwidth = self._collective
-        return (parts - 1).bit_length() * latency, bytes * (parts - 1) / parts / bandwidth
+        moved = bytes * (parts - 1) / parts / self._collective[1]
+        return min(((self._around(parts, by), moved / by.share) for by in self._protocols), key=sum)
 
     def add(self, parts: int, bytes: float) -> tuple[float, float]:
-        """Latency and transfer time of an all-reduce of `bytes`: around a ring twice or, if faster, up and down a tree,
-        with fewer sequential messages but slightly more traffic (NCCL's double trees).
+        """Latency and transfer time of an all-reduce of `bytes`: around a ring twice or, if faster, up and down a tree
+        over machines, with fewer sequential messages but slightly more traffic (NCCL's double trees).
         """
-        latency, bandwidth = self._collective
-        ring = 2 * (parts - 1) * latency, 2 * bytes * (parts - 1) / parts / bandwidth
-        tree = 2 * (parts - 1).bit_length() * latency, 2 * bytes / bandwidth
-        return min(ring, tree, key=sum)
+        moved = 2 * bytes / self._collective[1]
+        found = []
+        for by in self._protocols:
+            found.append((by.start + 2 * (self._around(parts, by) - by.start), moved * (parts - 1) / parts / by.share))
+            found.append((self._tree(parts, by), moved / by.share))
+        return min(found, key=sum)
+
+    def _around(self, parts: int, by: Protocol) -> float:
+        """Seconds to start, and of the steps of a ring."""
+        between = self._machines(parts) - 1
+        return by.start + (parts - 1 - between) * by.within + between * (by.between if self.inside > 1 else by.tree)
+
+    def _tree(self, parts: int, by: Protocol) -> float:
+        """Seconds to start, and of the messages up and down a tree: machines are its nodes, their ranks form chains."""
+        machines = self._machines(parts)
+        chain = parts - 1 if machines == 1 else self.inside - 1
+        return by.start + 2 * (chain * by.within + (machines - 1).bit_length() * by.tree)
+
+    def _machines(self, parts: int) -> int:
+        """The number of machines of a group, if it has more than one; a link without protocols does not tell."""
+        return 1 if self.protocols and not self.ports else ceil(parts / self.inside)
 
     def exchange(self, parts: int, bytes: float) -> tuple[float, float]:
         """Latency and transfer time of an all-to-all of `bytes` on each rank: all messages are in flight at once."""
@@ -70,6 +103,10 @@ class Link:
         latency, bandwidth = self._collective
         return 100 * latency * bandwidth
 
+    def waiting(self, parts: int) -> float:
+        """Bytes that take as long around a ring as its steps do."""
+        return min((self._around(parts, by) * by.share for by in self._protocols)) * self._collective[1]
+
     @property
     def _collective(self) -> tuple[float, float]:
         """Latency and bandwidth of collectives."""
@@ -78,8 +115,25 @@ class Link:
         return self.collective_latency, self.collective_bandwidth
 
 
-def _link(name: str, peak: float, reached: float, latency: float, *sources: str, ports: int = 0) -> Link:
-    return Link(name, peak * reached, latency, peak=peak, ports=ports, sources=sources)
+    @property
+    def _protocols(self) -> tuple[Protocol, ...]:
+        """The protocols of collectives; else one whose steps take the latency of a collective."""
+        latency, _ = self._collective
+        return self.protocols or (Protocol(1.0, 0.0, latency, latency, latency),)
+
+
+def _link(
+    name: str,
+    peak: float,
+    reached: float,
+    latency: float,
+    *sources: str,
+    ports: int = 0,
+    protocols: tuple[Protocol, ...] = (),
+    blocks: int = 0,
+) -> Link:
+    found = Link(name, peak * reached, latency, peak=peak, ports=ports, sources=sources)
+    return evolve(found, protocols=protocols, blocks=blocks)
 
 
 # Shares that NCCL reaches, as bus bandwidth of large messages.
@@ -89,8 +143,16 @@ _HDR = "192 of 200 GB/s over 8 ports of a DGX A100 (github.com/NVIDIA/nccl/issue
 _NDR = "46 to 48 of 50 GB/s a port (github.com/NVIDIA/nccl-tests/issues/290)"
 
 # Latencies of sequential messages: between `hwLat` of Ring with LL128 and with Simple (NVLink 1.9 and 3.4 µs, network 4
-# and 14 µs), rounded.
+# and 14 µs), rounded. All-gathers and reduce-scatters take rings, unless there is one GPU a machine (PAT, since 2.23).
 _NCCL = "latency: github.com/NVIDIA/nccl, src/graph/tuning.cc"
+_PROTOCOLS = (
+    Protocol(0.92, 14e-6, 1.9e-6, 4e-6, 8.5e-6),  # LL128: 120 of 128 bytes are data
+    Protocol(1.0, 8.4e-6, 3.4e-6, 14e-6, 14e-6),  # Simple, of which the bandwidths above are
+)
+# Each channel of NCCL is a block of threads, which has a multiprocessor to itself (github.com/NVIDIA/nccl/issues/1656).
+_CHANNELS = "blocks: 24 channels in a machine of A100 (github.com/NVIDIA/nccl-tests/issues/100) or H100 (NVIDIA/nccl/issues/1259)"
+_CHANNELS_BETWEEN = "blocks: 16 channels between machines, two a port: known, not looked up"
+_INSIDE, _BETWEEN = (_NCCL, _CHANNELS), (_NCCL, _CHANNELS_BETWEEN)
 
 # NVLink: all links of a GPU, one direction. PCIe: x16, one direction. InfiniBand: one port for each GPU. Ethernet: one
 # port of 100 Gb/s for each machine.
@@ -98,14 +160,14 @@ LINKS = {
     link.name: link
     for link in (
         Link("memory", 5e9, 1e-5, peak=5e9, sources=("Gloo between processes of one machine, as measured here",)),
-        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3, _NCCL),
-        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4, _NCCL),
-        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}", _NCCL),
+        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3, *_INSIDE, protocols=_PROTOCOLS, blocks=24),
+        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4, *_INSIDE, protocols=_PROTOCOLS, blocks=24),
+        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}", *_INSIDE, protocols=_PROTOCOLS, blocks=24),
         _link("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0", "share: assumed", _NCCL),
         _link("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0", "share: assumed", _NCCL),
-        _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, _NCCL, ports=8),
-        _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, _NCCL, ports=8),
-        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", _NCCL, ports=8),
+        _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
+        _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
+        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
         _link("ethernet", 12.5e9, 0.9, 2e-5, "100 Gb/s Ethernet", "share and latency: assumed, TCP", ports=1),
     )
 }
@@ -127,7 +189,7 @@ def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
     if not link.ports or node == 1:
         return link
     together = 1 if pairs else _together(mesh, axis, node)
-    return evolve(link, bandwidth=link.bandwidth * min(together * link.ports / node, link.ports))
+    return evolve(link, bandwidth=link.bandwidth * min(together * link.ports / node, link.ports), inside=together)
 
 
 def _together(mesh: Mesh, axis: str, node: int) -> int:

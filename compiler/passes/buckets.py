@@ -23,9 +23,14 @@ BUCKET_BYTES = 25 * 2**20
 
 def full_at(mesh: Mesh) -> Callable[[str], float]:
     """The size of a bucket at the end of a step, by its mesh axis: no larger than latency asks for, since the last one
-    hides behind nothing.
+    hides behind nothing; but among many ranks as large as what a ring moves while its steps take their time.
     """
-    return lambda axis: min(BUCKET_BYTES, max(SMALL_BYTES, mesh.link(axis).amortizing))
+
+    def full(axis: str) -> float:
+        link = mesh.link(axis)
+        return max(min(BUCKET_BYTES, max(SMALL_BYTES, link.amortizing)), link.waiting(mesh.sizes[axis]))
+
+    return full
 
 
 def bucketed(nodes: Iterable[Node], most: int, full: Callable[[str], float] = lambda axis: BUCKET_BYTES) -> list[Node]:

@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.compiler.analysis.time import Ends, predict, silenced, stage_seconds
+from partita.compiler.analysis.time import BLOCKING, OURS, Ends, Execution, Walk, predict, silenced, stage_seconds
 from partita.compiler.costs.links import Link
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.state import Scheduled
@@ -47,7 +47,7 @@ def compiled(bandwidth: float, latency: float = 1e-5, ranks: int = 1, schedule: 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_hides_is_what_a_step_is_shorter_by(ranks: int, schedule: str, magnitude: float) -> None:
     state = compiled(10**magnitude, ranks=ranks, schedule=schedule)
-    prediction, waiting = predict(state), predict(state, overlap=False)
+    prediction, waiting = predict(state), predict(state, BLOCKING)
     silent = predict(silenced(state))
     assert silent.step_time * (1 - 1e-9) <= prediction.step_time <= waiting.step_time * (1 + 1e-9)
     assert prediction.exposed == pytest.approx(prediction.step_time - silent.step_time, abs=1e-12)
@@ -67,7 +67,7 @@ def test_a_slow_link_is_the_step_and_a_fast_one_shows_its_last_message() -> None
     fast = compiled(1e9, 1e-7)
     message = 64 * 256 * 4 / 2 / 1e9
     assert message < predict(fast).exposed < 5.5 * message
-    waiting = predict(fast, overlap=False).step_time - predict(silenced(fast)).step_time
+    waiting = predict(fast, BLOCKING).step_time - predict(silenced(fast)).step_time
     assert waiting == pytest.approx(24 * message, rel=0.1)
 
 
@@ -82,3 +82,64 @@ def test_nothing_is_waited_for_that_is_not_gathered() -> None:
     assert Ends(state, state.plan.ranks[0]).ready == {}
     free = evolve(state, mesh=state.mesh.joined_by(Link("nothing", inf, 0.0)))
     assert predict(free).exposed == pytest.approx(0.0, abs=1e-12)
+
+
+GPUS = """
+axis batch = 65_536, width = 1024, hidden = 4096
+model net(x: [batch, width], y: [batch, width]) {{
+  let h = x
+  repeat 4 as layer {{
+    param up: [width, hidden] ~ kaiming()
+    param down: [hidden, width] ~ kaiming()
+    let h = h + dot(relu(dot(h, up, over = width)), down, over = hidden)
+  }}
+  loss mse(h, y)
+}}
+mesh cluster(data = 4, pipe = 2) {{ device = a100  link = [data -> ib200, pipe -> ib200] }}
+layout split on cluster {{ shard batch -> data  shard {what} -> data  stage layer -> pipe  {also} }}
+schedule s = one_f_one_b(microbatches = 4)
+train {{ data = random()  optimizer = adamw(lr = 1e-2)  precision = bf16  steps = 4 }}
+"""
+
+
+def on_gpus(what: str = "state", also: str = "") -> Scheduled:
+    return schedule_spec(checked(GPUS.format(what=what, also=also), "net.par"))
+
+
+def test_what_runs_beside_a_collective_is_slower_but_no_slower_than_behind_it() -> None:
+    state = on_gpus("param")
+    links = tuple((name, evolve(link, blocks=0)) for name, link in state.mesh.links)
+    free = evolve(state, mesh=evolve(state.mesh, links=links))
+    alone, beside, behind = predict(free), predict(state), predict(state, BLOCKING)
+    assert alone.step_time < beside.step_time <= behind.step_time
+    assert predict(free, BLOCKING).step_time == pytest.approx(behind.step_time)
+
+
+def test_a_product_beside_a_collective_has_the_multiprocessors_that_are_left() -> None:
+    """10 ms of work beside 4 ms of 16 blocks: 4 ms at 92/108 of the speed, then the rest."""
+    state = on_gpus()
+    walk = Walk(state, OURS, 1.0, {}, {"ib200": 1.004}, {"ib200": 16})
+    assert walk.after(0.01) == pytest.approx(1.004 + 0.01 - 0.004 * 92 / 108)
+    assert walk.after(0.002) == pytest.approx(1.0 + 0.002 * 108 / 92)
+    assert Walk(state, OURS, 2.0, {}, {"ib200": 1.004}, {"ib200": 16}).after(0.01) == pytest.approx(2.01)
+
+
+def test_systems_run_otherwise_than_ours() -> None:
+    """Each difference does what it says, to the steps in which it is."""
+    state, sharded = on_gpus(also="recompute layer"), on_gpus("param")
+
+    def step(execution: Execution, state: Scheduled = state) -> float:
+        return predict(state, execution).step_time
+
+    elements = sum(each.value.type.elements for stage in state.partitioned.stages for each in stage.accumulators)
+    rate = state.device.bandwidth * state.device.streaming
+    added = [step(Execution(sum_bytes=bytes)) for bytes in (0.0, 10.0, 18.0)]
+    assert added[0] < added[1] < added[2]
+    assert added[1] == pytest.approx(step(OURS))
+    assert added[2] - added[1] == pytest.approx(5 * elements / 2 * 8 / rate, rel=0.2)  # four microbatches, two stages
+    assert step(Execution(reductions=0.5)) < step(OURS) < step(Execution(reductions=2.0))
+    assert step(Execution(whole=True)) > step(OURS)
+    assert step(Execution(whole=True), sharded) == step(OURS, sharded)  # which makes nothing again
+    once, twice = Execution(exchanges=1), Execution(exchanges=2)
+    assert step(OURS) <= step(once) < step(twice)
+    assert step(Execution(flat=True), sharded) < step(OURS, sharded)

@@ -39,8 +39,8 @@ MISTAKES = [
     Planted(
         "messages-as-large-on-any-link",
         "compiler/passes/buckets.py",
-        "return lambda axis: min(BUCKET_BYTES, max(SMALL_BYTES, mesh.link(axis).amortizing))",
-        "return lambda axis: BUCKET_BYTES",
+        "return max(min(BUCKET_BYTES, max(SMALL_BYTES, link.amortizing)), link.waiting(mesh.sizes[axis]))",
+        "return BUCKET_BYTES",
         f"{AHEAD}::test_a_message_takes_a_hundred_times_its_latency",
     ),
     Planted(
