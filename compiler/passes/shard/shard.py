@@ -413,7 +413,7 @@ class _Sharder:
             total = evolve(each.value, name=name, type=type, layout=layout)
             self.accumulators.append(evolve(each, value=total, stage=stage))
             for i, op in contributions:
-                self.build.nodes[i] = evolve(self.build.nodes[i], op=Accumulate(target, type, op.maximum, op.keep))
+                self.build.nodes[i] = evolve(self.build.nodes[i], op=evolve(op, type=type))  # type: ignore[misc]
             if each.parameter is None:
                 default = self.defaults.default(name, each.value.type)
                 # A statistic is reduced by every stage that updates a buffer with it.
