@@ -366,7 +366,7 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 def _split(state: Differentiated) -> Microbatched:
     count, sequence = state.batch_parts * state.batches, state.sequence
-    found = tables(state.joint, state.updated, state.batch, state.slices, state.train.ema)
+    found = tables(state.joint, state.updated, state.batch, state.slices, state.train)
     check_lazy(found, state.joint, state.updated, {name: rule.span for name, rule in state.rules.items()})
     step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence, found.over)
     return extended(Microbatched, state, step=step, tables=found, updates=by_rows(state.updates, found.over))

@@ -17,6 +17,7 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.sparse import UpdateRows
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
+from partita.dsl.spec import Train
 
 
 @frozen
@@ -27,7 +28,7 @@ class Tables:
     dense: Mapping[str, str]
 
 
-def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int, ema: float | None) -> Tables:
+def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int, train: Train) -> Tables:
     """Find the sparse parameters. `slices` are the parts of a sequence in which microbatches are cut."""
     made = {node.outputs[0]: node for node in graph.nodes if isinstance(node.op, ScatterAdd)}
     given: dict[str, list[object]] = {}
@@ -53,8 +54,10 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
             dense[parameter.name] = "its optimizer updates all rows"
         elif update.whole:
             dense[parameter.name] = "its optimizer updates it as a whole"
-        elif ema is not None:
+        elif train.ema is not None:
             dense[parameter.name] = "`ema` keeps a mean of all rows"
+        elif train.dense and not update.lazy:
+            dense[parameter.name] = "this is the reference, which updates all rows"
         elif slices > 1:
             dense[parameter.name] = "microbatches are cut into slices"
         elif parameter.part is not None:

@@ -189,9 +189,9 @@ def settled(small: Spec, allow_python: bool = False) -> Experiment | None:
 
 
 def _plain(small: Spec) -> Spec:
-    """The file on one device, without torch.compile: the reference."""
+    """The file on one device, with all rows of gradients, without torch.compile: the reference."""
     _, train = small.trained
-    return single(evolve(small, train=evolve(train, compile=False)))
+    return single(evolve(small, train=evolve(train, compile=False, dense=True)))
 
 
 def rounded(experiment: Experiment, trial: int) -> Plan:
