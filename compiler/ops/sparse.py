@@ -6,6 +6,9 @@ for each the sum of its rows. Both have the axes that ids and table share, then 
 are equal parts of the table's rows, as many as ranks have shards of it; ids count from the beginning of their block. A
 block has as many entries as there can be: that of none has the id −1 and a row of zeros.
 
+Where ranks that each have a part of the ids have a block of the table as well, each combines its own part, as a
+`source`, and then gives every other one what is in its block (`exchange_rows`), which adds up what it gets.
+
 Rows of one id are added in the order in which they are given. Different numbers of blocks hold the same sums.
 """
 
@@ -15,16 +18,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from partita.compiler.layout import SUM
+from partita.compiler.ops.collective import Collective, Ends, Reshard
 from partita.compiler.ops.op import Argument, Op, ShardingRule, attributes, make, op, permuted
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
+    from partita.compiler.costs.links import Link
     from partita.compiler.graph import Builder, Value
 
 # A file can have no axes of these names.
-BLOCK, ENTRY, MICROBATCH = "~block", "~entry", "~microbatch"
+BLOCK, ENTRY, SOURCE, MICROBATCH = "~block", "~entry", "~source", "~microbatch"
 
 
 def entries(count: int, rows: int) -> int:
@@ -42,12 +47,15 @@ class Coalesce(Positioned):
     """The sums of rows by id. Operands: ids, and a row for each, whose axes are those of the ids and more.
 
     Of the ids' axes, tables have those that are `shared`. A block has `rows` rows. Ids outside the table are dropped.
+    With a `source`, those of equal parts of the ids' axis `along` are combined apart.
     """
 
     shared: tuple[str, ...]
     rows: int
     block: Axis
     entry: Axis
+    source: Axis | None = None
+    along: str | None = None
     shards: Shards = ()
     results = ("ids", "")
     fusible = False
@@ -62,16 +70,21 @@ class Coalesce(Positioned):
         ids, rows = types
         own = [name for name in ids.names if name not in self.shared]
         assert all(rows.has(name) and rows.axis(name) == ids.axis(name) for name in ids.names), (self, types)
-        count = ids.elements // max(1, _elements(ids, self.shared))
+        sources = () if self.source is None else (self.source,)
+        parts = 1 if self.source is None else self.source.size
+        assert self.along is None or ids.axis(self.along).size % parts == 0, (self, types)
+        count = ids.elements // max(1, _elements(ids, self.shared)) // parts
         assert self.entry.size >= entries(count, self.rows), (self, types)
-        head = (*map(ids.axis, self.shared), self.block, self.entry)
+        head = (*sources, *map(ids.axis, self.shared), self.block, self.entry)
         rest = tuple(axis for axis in rows.axes if axis.name not in self.shared and axis.name not in own)
         return Type("i64", head), Type(rows.dtype, (*head, *rest))
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Tables, columns, blocks; linear in the rows."""
+        """Tables, columns, blocks, sources; linear in the rows."""
         ids, rows = operands
+        sources = () if self.source is None else (ShardingRule((self.along, self.along), (SOURCE, SOURCE)),)
         return (
+            *sources,
             *(ShardingRule((name, name), (name, name)) for name in self.shared),
             *(ShardingRule((None, name), (None, name)) for name in rows.names if not ids.has(name)),
             ShardingRule((None, None), (BLOCK, BLOCK)),
@@ -94,6 +107,8 @@ class Coalesce(Positioned):
         values = permuted(rows.text, rows.type.names, _ordered(rows.type, self.shared, own))
         start = offset_text(self.block, self.shards)
         sizes = f"{self.rows}, {start}, {self.block.size}, {self.entry.size}"
+        if self.source is not None and self.along is not None:
+            sizes += f", {self.source.size}, {len(self.shared) + own.index(self.along)}"
         return f"kernels.coalesce({index}, {values}, {len(self.shared)}, {sizes})"
 
 
@@ -153,6 +168,60 @@ class MergeRows(Op):
         ids, rows = (f"({', '.join(part)},)" for part in (texts[:count], texts[count:]))
         sizes = f"{len(self.shared)}, {self.rows}, {self.entry.size}, {self.source is not None}"
         return f"kernels.merge_rows({ids}, {rows}, {sizes})"
+
+
+@op("exchange_rows")
+class ExchangeRows(Collective):
+    """Every rank gets what all have for its part of `after`, by parts of `before`. The first tensor has ids, the others
+    what belongs to them.
+
+    Of each list of entries, only those that there are travel, after their number.
+    """
+
+    over: str
+    parts: int
+    before: str
+    after: str
+    tensors: int = 2
+    made = "exchanged"
+
+    @classmethod
+    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+        """From one axis to another."""
+        return cls(over, parts, str(ends[0][0]), str(ends[0][1]), len(ends))
+
+    @property
+    def ends(self) -> Ends:
+        """From split along one axis to split along another."""
+        return ((self.before, self.after),) * self.tensors
+
+    @property
+    def bucket(self) -> tuple[object, ...]:
+        """None: the first tensor says how much of the others there is."""
+        return (self, object())
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """One axis is `parts` times as long, the other divided by `parts`."""
+        return tuple(
+            type.resized(self.before, type.axis(self.before).size * self.parts).resized(
+                self.after, type.axis(self.after).size // self.parts
+            )
+            for type in types
+        )
+
+    def seconds(self, held: float, link: Link) -> tuple[float, float]:
+        """An exchange of numbers, and one of entries, if ids are spread evenly over all blocks."""
+        latency, time = link.exchange(self.parts, held / self.parts)
+        return 2 * latency, time
+
+    def moved(self, operands: Sequence[Type]) -> float:
+        """K(N−1)/N², if ids are spread evenly: of the K bytes that there is room for, an Nth is filled."""
+        return sum(type.bytes for type in operands) * (self.parts - 1) / self.parts**2
+
+    def start(self, arguments: Sequence[Argument]) -> str:
+        """`c.exchange_rows(mesh axis, tensors, gathered dimensions, split dimensions)`."""
+        dims = (f"({', '.join(str(x.type.position(axis)) for x in arguments)},)" for axis in (self.before, self.after))
+        return f"c.exchange_rows({self.over!r}, {self._tensors(arguments)}, {', '.join(dims)})"
 
 
 @op("update_rows")

@@ -27,7 +27,7 @@ from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
-from partita.compiler.ops.sparse import BLOCK, ENTRY, Coalesce, MergeRows, entries
+from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, ExchangeRows, MergeRows, entries
 from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth, full_at
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.choice import local_op
@@ -304,25 +304,54 @@ class _UpdateBuilder:
     def _combined(self, parameter: str, ids: Value, rows: Value) -> tuple[Value, Value]:
         """The distinct ids of a lookup in a sparse parameter and the sums of their rows, in blocks as the parameter's
         state is split.
+
+        Where ranks have parts of the ids along the mesh axis that also splits the table by rows, each combines its own
+        and they exchange the results; otherwise all of them get all ids and rows.
         """
         state, sizes = self.layouts[parameter].state, self.resharding.mesh.sizes
         table = next(each for each in self.partitioned.graph.parameters if each.name == parameter).master
         (over,) = (name for name in table.names if not rows.type.has(name))
-        ids, rows = (self._moved(each, within_axes(state, each.type)) for each in (ids, rows))
-        whole = [global_type(each.type, each.layout, sizes) for each in (ids, rows)]
-        blocks = prod(sizes[each] for each in state.over(over))
         shared = tuple(name for name in table.names if ids.type.has(name))
+        split = layout_of((axis, BLOCK if name == over else name) for axis, name in state.states)
+        blocks = prod(sizes[each] for each in state.over(over))
         in_block = table.axis(over).size // blocks
-        count = entries(whole[0].without(shared).elements, in_block)
-        op = Coalesce(shared, in_block, Axis(BLOCK, blocks), Axis(ENTRY, count))
-        return self._in_blocks(op, (ids, rows), state, over)
+        exchanged = self._exchanged(state.over(over), ids, rows, shared)
+        kept = layout_of((axis, along) for axis, along in exchanged)
+        places = [_joined(within_axes(state, each.type), kept, self.resharding.mesh.sharding) for each in (ids, rows)]
+        ids, rows = (self._moved(each, place) for each, place in zip((ids, rows), places, strict=True))
+        count = global_type(ids.type, ids.layout, sizes).without(shared).elements
+        if not exchanged:
+            entry = Axis(ENTRY, entries(count, in_block))
+            return self._laid_out(Coalesce(shared, in_block, Axis(BLOCK, blocks), entry), (ids, rows), split)
+        ((over, along),) = exchanged
+        own = entries(count // blocks, in_block)
+        op = Coalesce(shared, in_block, Axis(BLOCK, blocks), Axis(ENTRY, own), Axis(SOURCE, blocks), along)
+        by_source = layout_of((axis, SOURCE if axis == over else name) for axis, name in split.states)
+        ids, rows = self._laid_out(op, (ids, rows), by_source)
+        exchange = ExchangeRows(over, blocks, SOURCE, BLOCK)
+        layouts = [within_axes(split, each.type) for each in (ids, rows)]
+        given = self.build.laid_out(exchange, (ids, rows), layouts)
+        merge = MergeRows(shared, in_block, Axis(ENTRY, entries(blocks * own, in_block)), SOURCE)
+        return self._laid_out(merge, given, split)
 
-    def _in_blocks(self, op: Op, operands: Sequence[Value], state: Layout, over: str) -> tuple[Value, Value]:
-        """The results of an operation that makes ids and rows in blocks, split as a table with this state is."""
+    def _exchanged(
+        self, over: Sequence[str], ids: Value, rows: Value, shared: Sequence[str]
+    ) -> tuple[tuple[str, str], ...]:
+        """The mesh axis over which ids and rows of a lookup are exchanged, and the axis of the ids that it splits; none
+        if they are gathered. The table's rows are split `over` these mesh axes.
+        """
+        if len(over) != 1:
+            return ()
+        along = rows.layout.state(over[0])
+        if not is_split(along) or along in shared or not ids.type.has(along) or rows.layout.over(along) != tuple(over):
+            return ()
+        return ((over[0], along),)
+
+    def _laid_out(self, op: Op, operands: Sequence[Value], split: Layout) -> tuple[Value, Value]:
+        """The results of an operation that makes ids and rows, which are split so as far as they have the axes."""
         sizes = self.resharding.mesh.sizes
         wholes = [global_type(each.type, each.layout, sizes) for each in operands]
         types = op.infer(*wholes)
-        split = layout_of((axis, BLOCK if name == over else name) for axis, name in state.states)
         layouts = [within_axes(split, type) for type in types]
         given, made = (tuple(Value("", type) for type in each) for each in (wholes, types))
         local = local_op(Node(op, given, made, ""), [each.layout for each in operands], layouts, self.resharding.mesh)
@@ -334,14 +363,14 @@ class _UpdateBuilder:
         ids, rows = ([value for *_, value in totals if value.type.is_float == floats] for floats in (False, True))
         if len(ids) == 1:
             return ids[0], rows[0]
-        op = self.updates[parameter]
-        state, sizes = self.layouts[parameter].state, self.resharding.mesh.sizes
-        whole = [global_type(each.type, each.layout, sizes) for each in ids]
+        over, state = self.updates[parameter].table, self.layouts[parameter].state
+        whole = [global_type(each.type, each.layout, self.resharding.mesh.sizes) for each in ids]
         table = next(each for each in self.partitioned.graph.parameters if each.name == parameter).master
-        in_block = table.axis(str(op.table)).size // whole[0].axis(BLOCK).size
+        in_block = table.axis(str(over)).size // whole[0].axis(BLOCK).size
         count = entries(sum(each.axis(ENTRY).size for each in whole), in_block)
         shared = tuple(name for name in whole[0].names if name not in (BLOCK, ENTRY))
-        return self._in_blocks(MergeRows(shared, in_block, Axis(ENTRY, count)), (*ids, *rows), state, str(op.table))
+        split = layout_of((axis, BLOCK if name == over else name) for axis, name in state.states)
+        return self._laid_out(MergeRows(shared, in_block, Axis(ENTRY, count)), (*ids, *rows), split)
 
     def _gradient(
         self, parameter: Parameter, stages: tuple[int, ...], totals: tuple[tuple[int, str, Value], ...]
@@ -491,3 +520,8 @@ class _UpdateBuilder:
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""
         return self.build.laid_out(op, inputs, (layout,) * len(op.results), name)[0]
+
+
+def _joined(layout: Layout, other: Layout, order: Sequence[str]) -> Layout:
+    """A layout with what another one splits besides."""
+    return layout_of((over, other.state(over) or layout.state(over)) for over in order)

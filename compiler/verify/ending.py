@@ -21,7 +21,7 @@ from partita.compiler.layout import SUM, Layout, layout_of, within_axes
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Cast, Pointwise
-from partita.compiler.ops.sparse import BLOCK, ENTRY, Coalesce, MergeRows
+from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, MergeRows
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import SQUARE, STATISTIC, ParameterUpdate, UpdateGraph
@@ -100,12 +100,12 @@ class Ending:
                 name = (each.name,) if each.parameter is None else (each.name, stage.index)
                 values[each.value] = self.check.numbering.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
-                combines = isinstance(node.op, Coalesce)
+                combines = isinstance(node.op, Coalesce | MergeRows)
                 with self.check.at(node.span, where):
                     require(node.op.reshards or combines, f"{quoted(node)} is not a resharding")
                 self.nodes([node], values, Phase.REDUCE, where, new=combines)
             numbers = {each.name: values[each.value] for each in stage.accumulators}
-            combined = self._combined(stage.accumulators, totals, numbers)
+            combined = self._combined(stage.accumulators, totals, numbers, values)
             for each, total in zip(stage.accumulators, totals, strict=True):
                 with self.check.at(where=where):
                     meant = values.get(total) == combined.get(each.name, values[each.value])
@@ -122,9 +122,11 @@ class Ending:
         require(not sums, "there are sums that are no accumulators of a stage", *sums)
 
     def _combined(
-        self, accumulators: Iterable[Accumulator], totals: Iterable[Value], numbers: Mapping[str, int]
+        self, accumulators: Iterable[Accumulator], totals: Iterable[Value], numbers: Mapping[str, int], values: Values
     ) -> dict[str, int]:
-        """By accumulator of a lookup, the value number of what it is combined to: ids and rows by distinct id."""
+        """By accumulator of a lookup, the value number of what it is combined to: ids and rows by distinct id, of all
+        or first of equal parts along some axis.
+        """
         numbering, found = self.check.numbering, dict[str, int]()
         terms = {
             (each.parameter, each.term.number, each.term.ids): (each.name, total)
@@ -137,10 +139,25 @@ class Ending:
                 types = [numbering.types[numbers[name]] for name in (ids, rows)]
                 shared, in_block, blocks = self._blocks(str(parameter), *types)
                 entry = self.check.rules.whole(total).axis(ENTRY)
-                op = Coalesce(shared, in_block, Axis(BLOCK, blocks), entry)
-                made = numbering.of(op, (numbers[ids], numbers[rows]))
+                block, operands = Axis(BLOCK, blocks), (numbers[ids], numbers[rows])
+                parts = self._parts(values.get(total, UNKNOWN))
+                if parts is None:
+                    made = numbering.of(Coalesce(shared, in_block, block, entry), operands)
+                else:
+                    of_parts = Coalesce(shared, in_block, block, parts.entry, parts.source, parts.along)
+                    merge = MergeRows(shared, in_block, entry, SOURCE)
+                    made = numbering.of(merge, numbering.of(of_parts, operands))
                 found[ids], found[rows] = made
         return found
+
+    def _parts(self, total: int) -> Coalesce | None:
+        """The operation by which a total was combined of parts first; None if it was not."""
+        if total == UNKNOWN:
+            return None
+        made = self.check.numbering.made
+        op, operands = made[total]
+        first = made[operands[0]][0] if isinstance(op, MergeRows) and op.source is not None else None
+        return first if isinstance(first, Coalesce) else None
 
     def _blocks(self, parameter: str, ids: Type, rows: Type) -> tuple[tuple[str, ...], int, int]:
         """The axes that a sparse parameter shares with ids; the rows of a block, and the number of blocks: one for each

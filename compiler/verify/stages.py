@@ -174,7 +174,11 @@ class Stages:
             declared, number = self.whole.accumulators[each.name]
             with self.check.at(where=f"on stage {index}"):
                 self.check.given(number, each.value)
-                kind = (each.parameter, each.term, each.maximum) == (declared.parameter, declared.term, declared.maximum)
+                kind = (each.parameter, each.term, each.maximum) == (
+                    declared.parameter,
+                    declared.term,
+                    declared.maximum,
+                )
                 require(kind and each.stage == index, f"`{each.name}` is accumulated as something else", each.value)
                 if each.parameter is not None and each.term is None:
                     self._stored(each, each.parameter)

@@ -14,20 +14,34 @@ from partita.runtime.kernels.registry import kernel
 
 @kernel
 def coalesce(
-    ids: Tensor, values: Tensor, shared: int, rows: int, start: int, blocks: int, count: int
+    ids: Tensor,
+    values: Tensor,
+    shared: int,
+    rows: int,
+    start: int,
+    blocks: int,
+    count: int,
+    sources: int | None = None,
+    along: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The distinct ids of `blocks` blocks of so many rows, from block `start` on, and the sums of their values.
 
     From ids [shared…, own…] and values [shared…, own…, rest…]: ids [shared…, blocks, count], from the beginning of
-    their block, and values [shared…, blocks, count, rest…]; −1 and zeros for those that there are not.
+    their block, and values [shared…, blocks, count, rest…]; −1 and zeros for those that there are not. With `sources`,
+    for each of so many parts along a dimension of the ids, which are a dimension before the others.
     """
-    head, rest = ids.shape[:shared], values.shape[ids.dim() :]
-    width = rows * blocks
-    ids = ids.reshape(prod(head), -1).long() - start * rows
+    head, width = ids.shape[:shared], rows * blocks
+    ids = ids.long() - start * rows
     inside = (ids >= 0) & (ids < width)
-    tables = torch.arange(len(ids), device=ids.device).unsqueeze(1)
+    tables = torch.arange(prod(head), device=ids.device).view(*head, *[1] * (ids.dim() - shared))
+    if sources is not None:
+        shape = [1] * ids.dim()
+        shape[along] = -1
+        parts = torch.arange(sources, device=ids.device).repeat_interleave(ids.shape[along] // sources)
+        tables = tables + parts.view(shape) * prod(head)
+        head = torch.Size((sources, *head))
     keys = (tables * width + ids)[inside]
-    return _summed(keys, values.reshape(*ids.shape, *rest)[inside], (*head, blocks), rows, count)
+    return _summed(keys, values[inside], (*head, blocks), rows, count)
 
 
 @kernel
