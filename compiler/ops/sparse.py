@@ -170,6 +170,158 @@ class MergeRows(Op):
         return f"kernels.merge_rows({ids}, {rows}, {sizes})"
 
 
+@op("distinct_ids")
+class DistinctIds(Op):
+    """The ids that `coalesce` makes of parts of the operand, and for each id of the operand the place of its entry
+    among those of its part, −1 if it is outside the table.
+    """
+
+    shared: tuple[str, ...]
+    rows: int
+    block: Axis
+    entry: Axis
+    source: Axis
+    along: str
+    results = ("", "places")
+    fusible = False
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """Ids by source, table, block and entry; places as the ids."""
+        (ids,) = types
+        count = ids.elements // _elements(ids, self.shared) // self.source.size
+        assert self.entry.size >= entries(count, self.rows), (self, types)
+        assert ids.axis(self.along).size % self.source.size == 0, (self, types)
+        return Type("i64", (self.source, *map(ids.axis, self.shared), self.block, self.entry)), ids.with_dtype("i64")
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Tables and sources."""
+        by_table = (ShardingRule((name,), (name, name)) for name in self.shared)
+        return (*by_table, ShardingRule((self.along,), (SOURCE, self.along)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Keys, their order and places."""
+        return 8 * operands[0].bytes
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        (ids,) = arguments
+        own = [name for name in ids.type.names if name not in self.shared]
+        order = _ordered(ids.type, self.shared, own)
+        back = tuple(order.index(name) for name in ids.type.names)
+        sizes = f"{self.rows}, {self.block.size}, {self.entry.size}"
+        sources = f"{self.source.size}, {len(self.shared) + own.index(self.along)}, {back}"
+        index = permuted(ids.text, ids.type.names, order)
+        return f"kernels.distinct_ids({index}, {len(self.shared)}, {sizes}, {sources})"
+
+
+@op("look_up_entries")
+class LookUpEntries(Op):
+    """The rows of a table along `over` that entries stand for, zeros for none. Operands: their ids, and the table."""
+
+    over: str
+    reads_weights = True
+    fusible = False
+
+    def looked_up(self, operands: Sequence[Type], position: int) -> tuple[str, ...]:
+        """The table's, along `over` and the axes that the ids have too."""
+        ids, table = operands
+        return tuple(name for name in table.names if name == self.over or ids.has(name)) if position == 1 else ()
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The ids' axes, then the table's others."""
+        ids, table = types
+        assert table.axis(self.over).size % ids.axis(BLOCK).size == 0, (self, types)
+        rest = tuple(axis for axis in table.axes if axis.name != self.over and not ids.has(axis.name))
+        return (Type(table.dtype, ids.axes + rest),)
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Sources, tables, columns; blocks, where the table's rows are split; linear in the table."""
+        ids, table = operands
+        names = [name for name in results[0].names if name not in (BLOCK, ENTRY)]
+        kept = (
+            ShardingRule((name if ids.has(name) else None, name if table.has(name) else None), (name,))
+            for name in names
+        )
+        return (*kept, ShardingRule((BLOCK, self.over), (BLOCK,)), ShardingRule((None, SUM), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """No arithmetic."""
+        return 0
+
+    def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Rows read and written, not the whole table."""
+        return operands[0].bytes + 2 * results[0].bytes
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        ids, table = arguments
+        shared = [name for name in table.type.names if ids.type.has(name)]
+        lead = [SOURCE, *shared, BLOCK, ENTRY]
+        rows = permuted(table.text, table.type.names, _ordered(table.type, (*shared, self.over), ()))
+        text = f"kernels.look_up_entries({permuted(ids.text, ids.type.names, lead)}, {rows}, {len(shared)})"
+        return permuted(text, _ordered(results[0], lead, ()), results[0].names)
+
+
+@op("take_entries")
+class TakeEntries(Op):
+    """The row that each id stands for. Operands: rows by source, table, block and entry, and `places` among them of
+    ids, whose axis `along` sources are equal parts of; zeros where there is none.
+    """
+
+    along: str
+    fusible = False
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The axes of places, then others of the rows."""
+        rows, places = types
+        rest = tuple(
+            each for each in rows.axes if each.name not in (SOURCE, BLOCK, ENTRY) and not places.has(each.name)
+        )
+        return (Type(rows.dtype, (*places.axes, *rest)),)
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Tables, columns, sources; linear in the rows."""
+        rows, places = operands
+        names = [name for name in rows.names if name not in (SOURCE, BLOCK, ENTRY)]
+        kept = (ShardingRule((name, name if places.has(name) else None), (name,)) for name in names)
+        return (*kept, ShardingRule((SOURCE, self.along), (self.along,)), ShardingRule((SUM, None), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """No arithmetic."""
+        return 0
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        rows, places = arguments
+        shared = [name for name in places.type.names if rows.type.has(name)]
+        own = [name for name in places.type.names if name not in shared]
+        order = _ordered(rows.type, (SOURCE, *shared, BLOCK, ENTRY), ())
+        index = permuted(places.text, places.type.names, (*shared, *own))
+        along = len(shared) + own.index(self.along)
+        text = f"kernels.take_entries({permuted(rows.text, rows.type.names, order)}, {index}, {len(shared)}, {along})"
+        return permuted(text, (*shared, *own, *order[len(shared) + 3 :]), results[0].names)
+
+
+def exchanged(build: Builder, ids: Value, table: Value, over: str, along: str, parts: int) -> tuple[Value, ...] | None:
+    """The rows of a lookup by operations that ranks which have equal parts of the table's rows, and of the ids' axis
+    `along`, can compute with what they exchange; None if there are none.
+    """
+    shared = tuple(name for name in table.type.names if ids.type.has(name))
+    rows = table.type.axis(over).size
+    if along in shared or not ids.type.has(along) or rows % parts or ids.type.axis(along).size % parts:
+        return None
+    count = ids.type.elements // _elements(ids.type, shared) // parts
+    block, entry = Axis(BLOCK, parts), Axis(ENTRY, entries(count, rows // parts))
+    op = DistinctIds(shared, rows // parts, block, entry, Axis(SOURCE, parts), along)
+    distinct, places = build.apply_all(op, ids)
+    found = build.apply(LookUpEntries(over), distinct, table)
+    return (build.apply(TakeEntries(along), found, places),)
+
+
 @op("exchange_rows")
 class ExchangeRows(Collective):
     """Every rank gets what all have for its part of `after`, by parts of `before`. The first tensor has ids, the others

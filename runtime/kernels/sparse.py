@@ -30,7 +30,58 @@ def coalesce(
     their block, and values [shared…, blocks, count, rest…]; −1 and zeros for those that there are not. With `sources`,
     for each of so many parts along a dimension of the ids, which are a dimension before the others.
     """
-    head, width = ids.shape[:shared], rows * blocks
+    keys, inside, head = _keys(ids, shared, rows, start, blocks, sources, along)
+    return _summed(keys, values[inside], head, rows, count)
+
+
+@kernel
+def distinct_ids(
+    ids: Tensor, shared: int, rows: int, blocks: int, count: int, sources: int, along: int, back: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """The ids of `coalesce`, and for each id [shared…, own…] the number of its entry in blocks × count of its source,
+    −1 if it is outside; `back` permutes the latter.
+    """
+    keys, inside, head = _keys(ids, shared, rows, 0, blocks, sources, along)
+    found, slots = _slots(keys, head, rows, count)
+    places = torch.full(ids.shape, -1, device=ids.device)
+    places[inside] = slots % (blocks * count)
+    return found, places.permute(back)
+
+
+@kernel
+def look_up_entries(ids: Tensor, table: Tensor, shared: int) -> Tensor:
+    """Rows of a table [shared…, rows, rest…] at ids [sources, shared…, blocks, entries], which count from the beginning
+    of their block; zeros at −1.
+    """
+    place = (ids >= 0).nonzero(as_tuple=True)
+    rows = ids[place] + place[shared + 1] * (table.shape[shared] // ids.shape[shared + 1])
+    found = table.new_zeros(*ids.shape, *table.shape[shared + 1 :])
+    found[place] = table[(*place[1 : shared + 1], rows)]
+    return found
+
+
+@kernel
+def take_entries(rows: Tensor, places: Tensor, shared: int, along: int) -> Tensor:
+    """Of rows [sources, shared…, blocks, entries, rest…], those at places [shared…, own…], whose dimension `along` has
+    the parts of the sources one after the other; zeros at −1.
+    """
+    rest = rows.shape[shared + 3 :]
+    listed = rows.reshape(*rows.shape[: shared + 1], -1, *rest)
+    found = rows.new_zeros(*places.shape, *rest)
+    inside = places >= 0
+    index = inside.nonzero(as_tuple=True)
+    source = torch.div(index[along], places.shape[along] // len(rows), rounding_mode="floor")
+    found[inside] = listed[(source, *index[:shared], places[inside])]
+    return found
+
+
+def _keys(
+    ids: Tensor, shared: int, rows: int, start: int, blocks: int, sources: int | None, along: int
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """For ids of some blocks: the number of a group, of an entry's source, table and block, times `rows`, and its place
+    in the block; which ids these are; and the shape of the groups.
+    """
+    head, width = tuple(ids.shape[:shared]), rows * blocks
     ids = ids.long() - start * rows
     inside = (ids >= 0) & (ids < width)
     tables = torch.arange(prod(head), device=ids.device).view(*head, *[1] * (ids.dim() - shared))
@@ -39,9 +90,8 @@ def coalesce(
         shape[along] = -1
         parts = torch.arange(sources, device=ids.device).repeat_interleave(ids.shape[along] // sources)
         tables = tables + parts.view(shape) * prod(head)
-        head = torch.Size((sources, *head))
-    keys = (tables * width + ids)[inside]
-    return _summed(keys, values[inside], (*head, blocks), rows, count)
+        head = (sources, *head)
+    return (tables * width + ids)[inside], inside, (*head, blocks)
 
 
 @kernel
@@ -62,8 +112,8 @@ def merge_rows(
     return _summed(torch.cat(keys), torch.cat(found), head, rows, count)
 
 
-def _summed(keys: Tensor, values: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Tensor, Tensor]:
-    """Values by distinct key, which is the number of a group, times `rows`, and an id in it."""
+def _slots(keys: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Tensor, Tensor]:
+    """The ids of distinct keys by group, −1 for those that there are not, and the place of each key among all."""
     distinct, places = torch.unique(keys, return_inverse=True)
     groups = torch.div(distinct, rows, rounding_mode="floor")
     sizes = torch.bincount(groups, minlength=prod(head))
@@ -71,14 +121,19 @@ def _summed(keys: Tensor, values: Tensor, head: Sequence[int], rows: int, count:
     slots = groups * count + torch.arange(len(distinct), device=keys.device) - first[groups]
     ids = keys.new_full((prod(head) * count,), -1)
     ids[slots] = distinct - groups * rows
-    rest = values.shape[1:]
-    sums = values.new_zeros(prod(head) * count, *rest)
+    return ids.view(*head, count), slots[places]
+
+
+def _summed(keys: Tensor, values: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Tensor, Tensor]:
+    """Values by distinct key, which is the number of a group, times `rows`, and an id in it."""
+    ids, slots = _slots(keys, head, rows, count)
+    sums = values.new_zeros(ids.numel(), *values.shape[1:])
     # On a CPU the one adds in order; on a GPU the other does, as it sorts.
     if sums.is_cpu:
-        sums.index_add_(0, slots[places], values)
+        sums.index_add_(0, slots, values)
     else:
-        sums.index_put_((slots[places],), values, accumulate=True)
-    return ids.view(*head, count), sums.view(*head, count, *rest)
+        sums.index_put_((slots,), values, accumulate=True)
+    return ids, sums.view(*ids.shape, *values.shape[1:])
 
 
 @kernel
