@@ -239,9 +239,9 @@ class LookUpEntries(Op):
         return (Type(table.dtype, ids.axes + rest),)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Sources, tables, columns; blocks, where the table's rows are split; linear in the table."""
+        """Sources, tables, entries, columns; blocks, where the table's rows are split; linear in the table."""
         ids, table = operands
-        names = [name for name in results[0].names if name not in (BLOCK, ENTRY)]
+        names = [name for name in results[0].names if name != BLOCK]
         kept = (
             ShardingRule((name if ids.has(name) else None, name if table.has(name) else None), (name,))
             for name in names
