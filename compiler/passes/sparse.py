@@ -22,7 +22,9 @@ from partita.dsl.spec import Train
 
 @frozen
 class Tables:
-    """For each sparse parameter, the axis along which rows are looked up; for each other one, why it is not."""
+    """For each sparse parameter, the axis along which rows are looked up; for each other one that is looked up in, or
+    whose update is told to be sparse, why it is not.
+    """
 
     over: Mapping[str, str]
     dense: Mapping[str, str]
@@ -45,13 +47,14 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
         terms = given.get(parameter.name, [])
         others = [each.value for each in graph.gradients if each.parameter != parameter.name]
         if not nodes:
-            dense[parameter.name] = "it is not looked up in"
+            if update.lazy:
+                dense[parameter.name] = "it is not looked up in"
+        elif not (update.lazy or update.keeps_rows):
+            dense[parameter.name] = "its optimizer updates all rows"
         elif len(axes) > 1 or any(each is None for each in terms) or any(n.outputs[0] in others for n in nodes):
             dense[parameter.name] = "it is not only looked up in, along one axis"
         elif not all(value.type.has(batch) for node in nodes for value in node.inputs):
             dense[parameter.name] = f"rows are looked up that do not depend on `{batch}`"
-        elif not (update.lazy or update.keeps_rows):
-            dense[parameter.name] = "its optimizer updates all rows"
         elif update.whole:
             dense[parameter.name] = "its optimizer updates it as a whole"
         elif train.ema is not None:
