@@ -73,8 +73,8 @@ class Explanation:
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
     in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
     that of an optimizer with several, for a parameter, and `shares` is who works on it as a whole matrix. Of a sparse
-    parameter, a step touches the `rows` along this axis that it looks up; of a table that could be, `dense` says why not.
-    `moved` is the communication of it, or of a parameter's gradient and updates, in all iterations.
+    parameter, a step touches the `rows` along this axis that it looks up; `dense` says why a table that could be is not
+    so. `moved` is the communication of it, or of a parameter's gradient and updates, in all iterations.
     """
 
     names: tuple[str, ...]
