@@ -154,7 +154,9 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         print_table(console, _optimizer(summary, console.width))
     for share in summary.shares:
         print_text(console, str(share))
-    if len(summary.rules) > 1 or summary.shares:
+    for name, over in summary.tables:
+        print_text(console, f"sparse: of {name} a step reads and writes the rows along {over} that it looks up")
+    if len(summary.rules) > 1 or summary.shares or summary.tables:
         console.print()
     print_table(console, _memory(summary, console.width))
     most, there = max(summary.peak_memory), state.device.memory

@@ -190,6 +190,10 @@ def show_tensor(found: Explanation, console: Console) -> None:
     print_table(console, Table(columns, stored, console.width))
     if found.rule is not None:
         print_text(console, f"optimizer: {_rule(found.rule)}")
+    if found.rows is not None:
+        print_text(console, f"sparse: a step reads and writes the rows along {found.rows} that it looks up")
+    if found.dense is not None:
+        print_text(console, f"a step reads and writes all rows: {found.dense}")
     for share in found.shares:
         print_text(console, str(share))
     if found.instead:

@@ -202,11 +202,24 @@ class Gradient:
     stage: int | None = None
 
 
+@frozen
+class Term:
+    """The `ids` of a lookup in a sparse parameter, or the rows of its gradient; `number` is that of the lookup."""
+
+    number: int
+    ids: bool
+
+    def __str__(self) -> str:
+        return f"{'ids' if self.ids else 'rows'} {self.number}"
+
+
 @frozen(eq=False)
 class Accumulator:
     """A sum (or maximum) over the microbatches of a step. `value` is the total after the last one.
 
-    `parameter` names the parameter whose gradient it is; None for what the loss, metrics and updates are made of.
+    `parameter` names the parameter whose gradient it is; None for what the loss, metrics and updates are made of. The
+    gradient of a sparse parameter (`partita.compiler.passes.sparse`) has a term for each lookup: accumulators of the
+    ids and of the rows, with an axis of microbatches, along which they are not summed.
     """
 
     name: str
@@ -214,6 +227,7 @@ class Accumulator:
     parameter: str | None = None
     maximum: bool = False
     stage: int | None = None
+    term: Term | None = None
 
 
 @frozen(eq=False)

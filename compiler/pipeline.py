@@ -47,6 +47,7 @@ from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
 from partita.compiler.passes.shard.undeclared import undeclared_splits
+from partita.compiler.passes.sparse import by_rows, check_lazy, tables
 from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
 from partita.compiler.passes.zigzag import Order, in_zigzag
@@ -376,8 +377,10 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 def _split(state: Differentiated) -> Microbatched:
     count, sequence = state.batch_parts * state.batches, state.sequence
-    step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence)
-    return extended(Microbatched, state, step=step)
+    found = tables(state.joint, state.updated, state.batch, state.slices, state.train)
+    check_lazy(found, state.joint, state.updated, {name: rule.span for name, rule in state.rules.items()})
+    step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence, found.over)
+    return extended(Microbatched, state, step=step, tables=found, updates=by_rows(state.updates, found.over))
 
 
 def _shard(state: Microbatched) -> Sharded:

@@ -39,7 +39,7 @@ from math import ceil
 
 from attrs import field, frozen
 
-from partita.compiler.graph import Guard
+from partita.compiler.graph import Guard, Term
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, Traffic, Transfer
 from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.mesh import Mesh
@@ -116,8 +116,8 @@ class ParameterRecord:
 
 @frozen
 class AccumulatorRecord:
-    """An accumulator of a stage. `parameter` names the parameter whose gradient it sums; `type` is that of a rank's
-    part in the `layout`.
+    """An accumulator of a stage. `parameter` names the parameter whose gradient it sums, or of whose gradient it is a
+    `term`; `type` is that of a rank's part in the `layout`.
     """
 
     name: str
@@ -125,6 +125,7 @@ class AccumulatorRecord:
     parameter: str | None
     maximum: bool
     layout: Layout = REPLICATED
+    term: Term | None = None
 
     __repr__ = shortened
 

@@ -18,6 +18,7 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.place import Pipeline
 from partita.compiler.passes.shard.shard import ShardedGraph
+from partita.compiler.passes.sparse import Tables
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, StepPlan
 from partita.compiler.schedules.conditions import Placement
@@ -165,9 +166,12 @@ class Differentiated(Placed):
 
 @frozen(eq=False, kw_only=True)
 class Microbatched(Differentiated):
-    """Adds the graph of one microbatch, and of the end of the step."""
+    """Adds the graph of one microbatch, and of the end of the step; which parameters are sparse, whose updates are of
+    some of their rows from here on.
+    """
 
     step: Graph
+    tables: Tables
 
 
 @frozen(eq=False, kw_only=True)

@@ -214,7 +214,7 @@ BETA = Number(minimum=0, exclusive_maximum=1)
 OPTIMIZERS: Registry[Signature] = Registry(
     "optimizer",
     "partita.compiler.optimizers",
-    ("adamw", "sgd", "lion", "adafactor", "muon", "adamw_8bit", "rowwise_adagrad"),
+    ("adamw", "sgd", "lion", "adafactor", "muon", "adamw_8bit", "adagrad", "rowwise_adagrad"),
 )
 
 # Of data sources that can hold out a fraction.

@@ -509,7 +509,8 @@ class Share:
 @frozen
 class Train:
     """The train block, with defaults filled in. `spans` has the place of each entry that was written. `mixed`: what
-    computes has a narrower dtype than masters, which a proxy keeps in mind.
+    computes has a narrower dtype than masters, which a proxy keeps in mind. `dense`: gradients of tables have all rows,
+    where that makes no difference to updates, as a reference has them.
     """
 
     data: Call
@@ -525,6 +526,7 @@ class Train:
     on_bad_step: Call = STOP  # stop, skip or rewind
     validate: Call = BEFORE  # before the update, or after(calm = 10)
     mixed: bool = field(default=Factory(lambda self: self.precision == "bf16", takes_self=True), eq=False)
+    dense: bool = field(default=False, eq=False)
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
 

@@ -15,7 +15,14 @@ from attrs import define, field
 
 from partita.runtime.python_functions import Functions, Wanted
 from partita.runtime.tracing.flight import Flight
-from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN
+from partita.runtime.transports.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    EXCHANGE_ROWS,
+    REDUCE_SCATTER,
+    TURN,
+)
 from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 
@@ -83,6 +90,12 @@ class Context:
     ) -> Collective:
         """Start an all-to-all that reshards each tensor: gathered along one dimension, cut along the other."""
         return self._start(ALL_TO_ALL, axis, tensors, tuple(zip(gathered_dims, cut_dims, strict=True)))
+
+    def exchange_rows(
+        self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
+    ) -> Collective:
+        """Start an all-to-all, as `all_to_all`, of entries that the first tensor has ids of."""
+        return self._start(EXCHANGE_ROWS, axis, tensors, tuple(zip(gathered_dims, cut_dims, strict=True)))
 
     def turn(self, axis: str, tensors: Tensors) -> Collective:
         """Start sending each tensor to the next rank, and receiving those of the one before."""

@@ -15,7 +15,10 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from attrs import evolve, field, frozen
 
+from partita.compiler.graph import Term
+from partita.compiler.layout import local_type
 from partita.compiler.ops.optimizer import EMA
+from partita.compiler.program import AccumulatorRecord
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
 from partita.runtime.bad_steps import BadStep, History, NotFinite
@@ -415,20 +418,41 @@ class VirtualRun:
 
         Raises AssertionError if copies of a shard of a total differ in any bit.
         """
-        parts: dict[str, dict[int, dict[int, torch.Tensor]]] = {}
+        parts: dict[str, dict[tuple[int, int], dict[int, torch.Tensor]]] = {}
         for rank in self.ranks:
             for i, stage in rank.training.stages.items():
                 for record in stage.record.accumulators:
-                    if record.parameter:
+                    if record.parameter and (record.term is None or not record.term.ids):
                         by_stage = parts.setdefault(record.parameter, {})
                         # Ranks that share a parameter have their totals on stages of their own.
                         own = sum(rank.rank in each for each in by_stage.values())
-                        key = own if self._shared(record.parameter) else i
-                        by_stage.setdefault(key, {})[rank.rank] = rank.training.totals[i, record.name]
+                        lookup = 0 if record.term is None else record.term.number
+                        key = (own if self._shared(record.parameter) else i), lookup
+                        by_stage.setdefault(key, {})[rank.rank] = self._total(rank, i, record)
         return {
             name: torch.stack([self._whole(name, by_stage[i], state=True) for i in sorted(by_stage)]).sum(0)
             for name, by_stage in parts.items()
         }
+
+    def _total(self, rank: Rank, stage: int, rows: AccumulatorRecord) -> torch.Tensor:
+        """A rank's shard of a total; of one that has rows of a table alone, with zeros in all others."""
+        total = rank.training.totals[stage, rows.name]
+        if rows.term is None:
+            return total
+        records = rank.training.stages[stage].record.accumulators
+        looked_up = rows.parameter, Term(rows.term.number, True)
+        ids = next(each for each in records if (each.parameter, each.term) == looked_up)
+        table = self.plan.program.parameter(str(rows.parameter))
+        shard = local_type(table.type, table.state_layout, self.plan.program.mesh.sizes)
+        (over,) = (name for name in shard.names if not rows.type.has(name))
+        shared = [name for name in shard.names if ids.type.has(name)]
+        order = [*shared, over, *(name for name in rows.type.names if shard.has(name) and name not in shared)]
+        found = rank.training.totals[stage, ids.name]
+        place = (found >= 0).nonzero(as_tuple=True)
+        row = found[place] + place[len(shared)] * (shard.axis(over).size // found.shape[len(shared)])
+        dense = total.new_zeros([shard.axis(name).size for name in order])
+        dense[(*place[: len(shared)], row)] = total[place]
+        return dense.permute([order.index(name) for name in shard.names])
 
     def _shared(self, name: str) -> bool:
         """Whether the ranks of the pipeline hold parts of a parameter."""

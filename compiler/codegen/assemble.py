@@ -119,9 +119,9 @@ def _totals(writer: Writer, update: UpdateGraph, totals: Sequence[tuple[int, str
     """Names the totals that updates read."""
     positions = {key: i for i, key in enumerate(totals)}
     for each in update.parameters:
-        for stage, value in each.totals:
-            if (stage, each.name) in positions:
-                writer.names.texts[value] = Argument(f"t[{positions[stage, each.name]}]", value.type)
+        for stage, name, value in each.totals:
+            if (stage, name) in positions:
+                writer.names.texts[value] = Argument(f"t[{positions[stage, name]}]", value.type)
     for buffer in update.buffers:
         for stage, name, value in buffer.totals:
             if (stage, name) in positions:

@@ -182,7 +182,7 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
             InputPart(each.name, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
         ),
         accumulators=tuple(
-            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum, each.value.layout)
+            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum, each.value.layout, each.term)
             for each in stage.accumulators
         ),
         saved=held(saved, forward),
@@ -219,8 +219,8 @@ def tied_totals(update: UpdateGraph, schedule: Schedule) -> dict[tuple[int, str,
     A statistic goes once to a rank, whichever buffers it updates there.
     """
     found: dict[tuple[int, str, int], tuple[int, Value]] = {}
-    needed = [(each.stages, [(stage, each.name, value) for stage, value in each.totals]) for each in update.parameters]
-    needed += [(each.stages, list(each.totals)) for each in update.buffers]
+    needed = [(each.stages, each.totals) for each in update.parameters]
+    needed += [(each.stages, each.totals) for each in update.buffers]
     for stages, totals in needed:
         holders: dict[int, int] = {}
         for stage in stages:

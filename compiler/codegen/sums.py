@@ -29,7 +29,7 @@ def accumulated(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, No
     uses = uses_of(nodes)
     found: dict[Node, Node] = {}
     for node, op in targets(nodes).items():
-        if not op.maximum and not op.keep:
+        if not op.maximum and not op.keep and not op.stacked:
             (value,) = node.inputs
             producer = made.get(value)
             if producer is None or not len(producer.outputs) == uses[value] == 1 or value in keep:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, ShardingRule, agree, aligned_rules, op, permuted
 from partita.compiler.ops.position import Positioned, Shards, start_argument
+from partita.compiler.ops.sparse import exchanged
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ class Gather(Positioned):
         if not table.type.is_float:
             return None, None
         return None, build.apply(ScatterAdd(self.over, table.type.axes, self.guarded), ids, d)
+
+    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+        """Along an axis of the ids, in as many parts as the table has shards: the distinct ids of each part are looked
+        up where the rows are.
+        """
+        ids, table = node.inputs
+        return exchanged(build, ids, table, self.over, axis, parts)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`embedding` if there are no batch axes, else advanced indexing."""

@@ -26,7 +26,8 @@ EMA = "ema"
 class Accumulate(Op):
     """Add the operand to the accumulator `target`, of the same axes, in ascending order of microbatches.
 
-    `maximum` takes the maximum instead; `keep` the last value, for what is the same in every microbatch. The
+    `maximum` takes the maximum instead; `keep` the last value, for what is the same in every microbatch; with
+    `stacked`, the accumulator has an axis of microbatches before the operand's, and keeps what each of them gives. The
     accumulator has type `type`, and is zero (or −inf) when the step begins.
     """
 
@@ -34,8 +35,14 @@ class Accumulate(Op):
     type: Type
     maximum: bool = False
     keep: bool = False
+    stacked: bool = False
     results = ()
     fusible = False
+
+    @property
+    def reads_context(self) -> bool:
+        """For the number of the microbatch."""
+        return self.stacked
 
     @property
     def accumulator(self) -> str | None:
@@ -44,12 +51,14 @@ class Accumulate(Op):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
-        assert sorted(types[0].names) == sorted(self.type.names), (self, types)
+        assert sorted(types[0].names) == sorted(self.type.names[self.stacked :]), (self, types)
         return ()
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """The accumulator has the operand's layout."""
-        kinds = (SUM, MAX) if self.keep else (MAX,) if self.maximum else (SUM,)
+        kinds: tuple[str, ...] = (SUM, MAX) if self.keep else (MAX,) if self.maximum else (SUM,)
+        if self.stacked and not operands[0].is_float:
+            kinds = ()
         return tuple(ShardingRule((state,), ()) for state in (*operands[0].names, *kinds))
 
     def unflattened(self, flat: Collection[str], axes: tuple[Axis, ...]) -> Op | None:
@@ -62,6 +71,8 @@ class Accumulate(Op):
 
     def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Also reads and writes the accumulator."""
+        if self.stacked:
+            return 2 * operands[0].bytes
         return operands[0].bytes + 2 * self.type.bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -70,7 +81,9 @@ class Accumulate(Op):
 
     def statement(self, target: str, value: Argument) -> str:
         """`target.add_(value)`; the value may have a narrower dtype."""
-        view = permuted(value.text, value.type.names, self.type.names)
+        view = permuted(value.text, value.type.names, self.type.names[self.stacked :])
+        if self.stacked:
+            return f"{target}[c.microbatch].copy_({view})"
         if self.keep:
             return f"{target}.copy_({view})"
         if self.maximum:
@@ -110,12 +123,14 @@ class Store(Op):
 class Update(Op):
     """Base of the optimizers. Operands: parameter, gradient, a tensor for each name in `states`, and the `operands`.
 
-    `rate` is which of the step's learning rates it takes. An update works on a rank's shards in place. What it needs of
+    `rate` is which of the step's learning rates it takes. A `lazy` one is of a table of which it touches only the rows
+    that a step looks up (`partita.compiler.ops.sparse`). An update works on a rank's shards in place. What it needs of
     a whole tensor (a mean over a split axis, an orthogonal matrix) is computed before it, by ordinary operations that
     are resharded like all others.
     """
 
     rate: int = field(default=0, kw_only=True)
+    lazy: bool = field(default=False, kw_only=True)
     states: ClassVar[tuple[str, ...]]
     whole: ClassVar[bool] = False  # whether all parts of a parameter must be updated together
     # Whether it updates each element by itself, with states for each, so that a parameter may be flat; what else it
@@ -134,6 +149,16 @@ class Update(Op):
     def learning_rate(self) -> str:
         """The source of its learning rate."""
         return f"c.rates[{self.rate}]"
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether it changes nothing where the gradient is zero, neither the parameter nor its states."""
+        return False
+
+    @property
+    def table(self) -> str | None:
+        """If it updates rows of a table, those that have a gradient, the axis along which the table has rows."""
+        return None
 
     def state_types(self, parameter: Type) -> tuple[Type, ...]:
         """The types of the states of a parameter; by default, its own."""

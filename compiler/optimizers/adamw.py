@@ -7,7 +7,7 @@ from typing import Any
 
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
+from partita.compiler.optimizers.registry import SPARSE, Optimizer, Trained, register, with_larger_eps
 from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, ListOf, Setting
 from partita.dsl.types import Type
 
@@ -48,7 +48,7 @@ def adamw(given: Mapping[str, Any], parameter: Trained) -> AdamW:
 register(
     Optimizer(
         "adamw",
-        (*SETTINGS, DECAY),
+        (*SETTINGS, DECAY, SPARSE),
         others=("adam",),
         example="adamw(lr = 1e-3)",
         update=adamw,

@@ -7,7 +7,7 @@ from typing import Any
 
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.optimizers.registry import Optimizer, Trained, register
+from partita.compiler.optimizers.registry import SPARSE, Optimizer, Trained, register
 from partita.dsl.builtins import BETA, DECAY, LR, WEIGHT_DECAY, ListOf, Setting
 from partita.dsl.types import Type
 
@@ -45,7 +45,7 @@ def _update(given: Mapping[str, Any], parameter: Trained) -> Lion:
 register(
     Optimizer(
         "lion",
-        (LR, Setting("betas", ListOf(BETA, 2), (0.9, 0.99)), WEIGHT_DECAY, DECAY),
+        (LR, Setting("betas", ListOf(BETA, 2), (0.9, 0.99)), WEIGHT_DECAY, DECAY, SPARSE),
         update=_update,
         scaled=True,
     )

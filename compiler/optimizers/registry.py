@@ -13,7 +13,7 @@ from attrs import frozen
 
 from partita.compiler.ops.optimizer import Update
 from partita.dsl import builtins
-from partita.dsl.builtins import Signature
+from partita.dsl.builtins import Flag, Setting, Signature
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
@@ -41,6 +41,9 @@ class Trained:
     matrix: Matrix | None
     rows: tuple[str, ...]
 
+
+# Of a table, update only the rows that a step looks up, though the optimizer would change others as well.
+SPARSE = Setting("sparse", Flag(), False)
 
 # Optimizers divide by the size of the gradient. In `verify`, by no less than this, times the norm of all gradients.
 LEAST_GRADIENT = 1e-3

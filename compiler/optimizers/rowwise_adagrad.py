@@ -9,7 +9,7 @@ from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.reduce import Reduce
-from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
+from partita.compiler.optimizers.registry import SPARSE, Optimizer, Trained, register, with_larger_eps
 from partita.dsl.builtins import DECAY, LR, POSITIVE, WEIGHT_DECAY, Setting
 from partita.dsl.types import Type
 
@@ -29,6 +29,11 @@ class RowwiseAdagrad(Update):
     decay: float
     states = ("accumulated",)
     results = ("", "accumulated")
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Without weight decay."""
+        return not self.decay
 
     def state_types(self, parameter: Type) -> tuple[Type, ...]:
         """One number for each row."""
@@ -66,7 +71,7 @@ def _update(given: Mapping[str, Any], parameter: Trained) -> RowwiseAdagrad:
 register(
     Optimizer(
         "rowwise_adagrad",
-        (LR, Setting("eps", POSITIVE, 1e-8), WEIGHT_DECAY, DECAY),
+        (LR, Setting("eps", POSITIVE, 1e-8), WEIGHT_DECAY, DECAY, SPARSE),
         update=_update,
         proxy=with_larger_eps,
         scaled=True,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.optimizers.registry import Optimizer, register
+from partita.compiler.optimizers.registry import SPARSE, Optimizer, register
 from partita.dsl.builtins import BETA, DECAY, LR, WEIGHT_DECAY, Flag, Setting
 from partita.dsl.types import Type
 
@@ -33,6 +33,11 @@ class Sgd(Update):
         """The updated parameter and buffer."""
         return ("", *self.states)
 
+    @property
+    def keeps_rows(self) -> bool:
+        """With neither momentum nor weight decay."""
+        return not self.momentum and not self.decay
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """About 6 operations for each element."""
         return 6 * operands[0].elements
@@ -48,7 +53,7 @@ class Sgd(Update):
 register(
     Optimizer(
         "sgd",
-        (LR, Setting("momentum", BETA, 0.0), Setting("nesterov", Flag(), False), WEIGHT_DECAY, DECAY),
+        (LR, Setting("momentum", BETA, 0.0), Setting("nesterov", Flag(), False), WEIGHT_DECAY, DECAY, SPARSE),
         update=lambda given, parameter: Sgd(float(given["momentum"]), bool(given["nesterov"]), parameter.decay),
     )
 )

@@ -130,7 +130,8 @@ def _update(parameter: Parameter, as_trained: Trained, target: _Target, call: Ca
             help=f"another rule for it, before this one: `update {parameter.name.rpartition('.')[2]} -> adamw(…)`",
         )
     decayed = evolve(as_trained, decay=decay_of(call, parameter.decays))
-    return evolve(optimizer.update(call.arguments, decayed), rate=target.rule.index)
+    lazy = bool(call.arguments.get("sparse"))
+    return evolve(optimizer.update(call.arguments, decayed), rate=target.rule.index, lazy=lazy)
 
 
 def _no_rule(parameters: Sequence[Parameter], optimizer: Optimizer) -> Iterator[Diagnostic]:

@@ -17,19 +17,21 @@ In a forward-only graph, the loss is one of the metrics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from fractions import Fraction
 from math import ceil
 
 from attrs import evolve
 
-from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
+from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Term, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
 from partita.compiler.ops.position import SLICE, TIME, Microbatch
 from partita.compiler.ops.slices import FirstPart
+from partita.compiler.ops.sparse import MICROBATCH
 from partita.compiler.passes.ancestors import ancestors
 from partita.compiler.passes.batch_rules import BatchRules, from_inputs_alone
 from partita.compiler.passes.buffers import Endings, ends_of
@@ -38,7 +40,7 @@ from partita.compiler.passes.slices import Sliced, sliced
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.divisibility import unequal
 from partita.dsl.source import Span
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 LOSS = "loss"
 OUTPUT = "output "  # prefix of the accumulators of the model's outputs
@@ -50,6 +52,7 @@ def split_batch(
     microbatches: int | Fraction,
     schedule: Span | None = None,
     sequence: tuple[str, int] | None = None,
+    sparse: Collection[str] = (),
 ) -> Graph:
     """The graph of one of `microbatches` parts of the axis `batch`; `schedule` is the place that asks for them. With a
     `sequence`, an axis and a number, each is cut into so many slices of that axis (`partita.compiler.passes.slices`).
@@ -57,11 +60,15 @@ def split_batch(
     A fraction: the step runs over more rows than the axis has, of which those that fill up the last batch are taken out
     of the sums again (`StepPlan.padding`). Then nothing may depend on where a row stands in the whole batch.
 
+    Gradients of parameters that are `sparse` are not summed: ids and rows of all microbatches are kept.
+
     Raises Refused: E0406, E0407.
     """
     if graph.gradients:
         slices = sliced(graph, *sequence, schedule) if sequence is not None else None
-        return _Splitter(slices.graph if slices else graph, batch, microbatches, schedule, slices=slices).graph()
+        return _Splitter(
+            slices.graph if slices else graph, batch, microbatches, schedule, slices=slices, sparse=sparse
+        ).graph()
     try:
         # Defer to the end of the step rather than compute over the full batch: an evaluation may read much data.
         return _Splitter(graph, batch, microbatches, schedule, early=False).graph()
@@ -78,8 +85,11 @@ class _Splitter:
         schedule: Span | None,
         early: bool = True,
         slices: Sliced | None = None,
+        sparse: Collection[str] = (),
     ) -> None:
         self.source = graph
+        self.sparse = sparse
+        self.terms: Counter[str] = Counter()
         self.slices = slices
         self.schedule = schedule
         self.batch = batch
@@ -348,6 +358,9 @@ class _Splitter:
                     self.build.phase = Phase.WEIGHT
                 for each in after[value]:
                     parameter, self.build.stage = each.parameter, each.stage
+                    if parameter in self.sparse:
+                        self._term(parameter, node)
+                        continue
                     if state not in (None, SUM):
                         raise self._cannot(node, [self.state.get(v) for v in node.inputs])
                     part = local
@@ -358,6 +371,19 @@ class _Splitter:
                         totals[parameter] = self.build.value(f"total(d({parameter}))", master)
                         self.accumulators.append(Accumulator(parameter, totals[parameter], parameter))
                     self.build.apply_all(Accumulate(parameter, master), part)
+
+    def _term(self, parameter: str, node: Node) -> None:
+        """Keep the ids and rows of a lookup, of which `node` would make the gradient of all rows."""
+        number = self.terms[parameter]
+        self.terms[parameter] += 1
+        for value, term in zip(node.inputs, (Term(number, True), Term(number, False)), strict=True):
+            name = f"{parameter} {term}"
+            dtype = accumulation(value.type.dtype)
+            assert isinstance(self.count, int), "training has no parts of a batch"
+            type = Type(dtype, (Axis(MICROBATCH, self.count), *value.type.axes))
+            total = self.build.value(f"total({name})", type)
+            self.accumulators.append(Accumulator(name, total, parameter, term=term))
+            self.build.apply_all(Accumulate(name, type, stacked=True), value)
 
     def _metric(self, name: str, value: Value) -> Value:
         """The loss or a metric at the end of the step: accumulated, or computed from accumulators."""

@@ -15,24 +15,28 @@ Work on whole matrices, parts of which are stored on several ranks, is shared (`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Value
+from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Term, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, is_split, layout_of, local_type, tensor_type, within_axes
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
+from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, ExchangeRows, MergeRows, entries
 from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth, full_at
 from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.shard.choice import local_op
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.stacked import Stacked, StackingBuilder
 from partita.dsl.reprs import count, shortened
 from partita.dsl.source import Span
+from partita.dsl.types import Axis
 
 # As in torch.nn.utils.clip_grad_norm_.
 CLIP_EPSILON = 1e-6
@@ -44,15 +48,16 @@ SQUARE = "square "  # prefix of the entries for stages' shares of the squared gr
 class ParameterUpdate:
     """The update of one parameter.
 
-    `stages` are those that read it; `totals` the reduced totals to sum, each with the stage that makes it; `states` the
-    optimizer's tensors, which it calls `state_names`, and the mean that `ema` keeps, if any. `finish` and `update` are
-    the nodes of these phases; `prepare` those of the update that come before what several parameters share.
+    `stages` are those that read it; `totals` the reduced totals to sum, each with its accumulator and the stage that
+    makes it; `states` the optimizer's tensors, which it calls `state_names`, and the mean that `ema` keeps, if any.
+    `finish` and `update` are the nodes of these phases; `prepare` those of the update that come before what several
+    parameters share. If it is sparse, `touched` are the ids of the rows that its gradient has.
     """
 
     name: str
     stages: tuple[int, ...]
     layouts: ParameterLayouts
-    totals: tuple[tuple[int, Value], ...]
+    totals: tuple[tuple[int, str, Value], ...]
     master: Value
     gradient: Value
     states: tuple[Value, ...]
@@ -61,6 +66,7 @@ class ParameterUpdate:
     decays: bool
     state_names: tuple[str, ...] = ()
     prepare: tuple[Node, ...] = ()
+    touched: Value | None = None
 
     __repr__ = shortened
 
@@ -201,18 +207,17 @@ class _UpdateBuilder:
         squares: dict[int, list[Value]] = {}
         parameters = []
         stage_sets = self.partitioned.stage_sets()
-        reduced = {
-            (accumulator.parameter, stage.index): value
-            for stage, values in zip(self.partitioned.stages, totals, strict=True)
-            for accumulator, value in zip(stage.accumulators, values, strict=True)
-            if accumulator.parameter
-        }
+        reduced: dict[str, list[tuple[int, str, Value]]] = {}
+        for there, made in zip(self.partitioned.stages, totals, strict=True):
+            for accumulator, total in zip(there.accumulators, made, strict=True):
+                if accumulator.parameter:
+                    reduced.setdefault(accumulator.parameter, []).append((there.index, accumulator.name, total))
         for parameter in graph.parameters:
             if parameter.name not in self.updates:
                 continue
             stages = stage_sets[parameter.name]
-            own = tuple((s, reduced[parameter.name, s]) for s in stages if (parameter.name, s) in reduced)
-            each = self._gradient(parameter, stages, own)
+            own = sorted(reduced[parameter.name], key=lambda total: total[0])
+            each = self._gradient(parameter, stages, tuple(own))
             self.build.nodes = []
             squares.setdefault(stages[0], []).append(self._square(each.gradient))
             by_stage.setdefault(stages[0], []).extend(self.build.nodes)
@@ -283,31 +288,120 @@ class _UpdateBuilder:
             reduced = {each.name: each.value for each in stage.accumulators}
             last = {node.op.accumulator: i for i, node in enumerate(stage.nodes)}
             for each in sorted(stage.accumulators, key=lambda each: last.get(each.name, -1)):
-                if each.parameter:
+                if each.parameter and each.term is None:
                     reduced[each.name] = self._moved(each.value, self.layouts[each.parameter].state)
+            for rows in stage.accumulators:
+                if rows.parameter and rows.term is not None and not rows.term.ids:
+                    own = (rows.parameter, Term(rows.term.number, True))
+                    ids = next(each for each in stage.accumulators if (each.parameter, each.term) == own)
+                    reduced[ids.name], reduced[rows.name] = self._combined(rows.parameter, ids.value, rows.value)
             if self.build.nodes:
                 nodes = bucketed(by_depth(self.build.nodes), BUCKET_BYTES, full_at(self.resharding.mesh))
                 reduce.append((stage.index, tuple(nodes)))
             totals.append(tuple(reduced.values()))
         return tuple(reduce), tuple(totals)
 
+    def _combined(self, parameter: str, ids: Value, rows: Value) -> tuple[Value, Value]:
+        """The distinct ids of a lookup in a sparse parameter and the sums of their rows, in blocks as the parameter's
+        state is split.
+
+        Where ranks have parts of the ids along the mesh axis that also splits the table by rows, each combines its own
+        and they exchange the results; otherwise all of them get all ids and rows.
+        """
+        state, sizes = self.layouts[parameter].state, self.resharding.mesh.sizes
+        table = next(each for each in self.partitioned.graph.parameters if each.name == parameter).master
+        (over,) = (name for name in table.names if not rows.type.has(name))
+        shared = tuple(name for name in table.names if ids.type.has(name))
+        split = layout_of((axis, BLOCK if name == over else name) for axis, name in state.states)
+        blocks = prod(sizes[each] for each in state.over(over))
+        in_block = table.axis(over).size // blocks
+        exchanged = self._exchanged(state.over(over), ids, rows, shared)
+        kept = layout_of((axis, along) for axis, along in exchanged)
+        places = [_joined(within_axes(state, each.type), kept, self.resharding.mesh.sharding) for each in (ids, rows)]
+        ids, rows = (self._moved(each, place) for each, place in zip((ids, rows), places, strict=True))
+        count = global_type(ids.type, ids.layout, sizes).without(shared).elements
+        if not exchanged:
+            entry = Axis(ENTRY, entries(count, in_block))
+            return self._laid_out(Coalesce(shared, in_block, Axis(BLOCK, blocks), entry), (ids, rows), split)
+        ((over, along),) = exchanged
+        own = entries(count // blocks, in_block)
+        op = Coalesce(shared, in_block, Axis(BLOCK, blocks), Axis(ENTRY, own), Axis(SOURCE, blocks), along)
+        by_source = layout_of((axis, SOURCE if axis == over else name) for axis, name in split.states)
+        ids, rows = self._laid_out(op, (ids, rows), by_source)
+        exchange = ExchangeRows(over, blocks, SOURCE, BLOCK)
+        layouts = [within_axes(split, each.type) for each in (ids, rows)]
+        given = self.build.laid_out(exchange, (ids, rows), layouts)
+        merge = MergeRows(shared, in_block, Axis(ENTRY, entries(blocks * own, in_block)), SOURCE)
+        return self._laid_out(merge, given, split)
+
+    def _exchanged(
+        self, over: Sequence[str], ids: Value, rows: Value, shared: Sequence[str]
+    ) -> tuple[tuple[str, str], ...]:
+        """The mesh axis over which ids and rows of a lookup are exchanged, and the axis of the ids that it splits; none
+        if they are gathered. The table's rows are split `over` these mesh axes.
+        """
+        if len(over) != 1:
+            return ()
+        along = rows.layout.state(over[0])
+        if not is_split(along) or along in shared or not ids.type.has(along) or rows.layout.over(along) != tuple(over):
+            return ()
+        return ((over[0], along),)
+
+    def _laid_out(self, op: Op, operands: Sequence[Value], split: Layout) -> tuple[Value, Value]:
+        """The results of an operation that makes ids and rows, which are split so as far as they have the axes."""
+        sizes = self.resharding.mesh.sizes
+        wholes = [global_type(each.type, each.layout, sizes) for each in operands]
+        types = op.infer(*wholes)
+        layouts = [within_axes(split, type) for type in types]
+        given, made = (tuple(Value("", type) for type in each) for each in (wholes, types))
+        local = local_op(Node(op, given, made, ""), [each.layout for each in operands], layouts, self.resharding.mesh)
+        ids, rows = self.build.laid_out(local, operands, layouts)
+        return ids, rows
+
+    def _merged(self, parameter: str, totals: Sequence[tuple[int, str, Value]]) -> tuple[Value, Value]:
+        """The ids and rows of a sparse parameter's gradient: those of all its lookups, in stage order."""
+        ids, rows = ([value for *_, value in totals if value.type.is_float == floats] for floats in (False, True))
+        if len(ids) == 1:
+            return ids[0], rows[0]
+        over, state = self.updates[parameter].table, self.layouts[parameter].state
+        whole = [global_type(each.type, each.layout, self.resharding.mesh.sizes) for each in ids]
+        table = next(each for each in self.partitioned.graph.parameters if each.name == parameter).master
+        in_block = table.axis(str(over)).size // whole[0].axis(BLOCK).size
+        count = entries(sum(each.axis(ENTRY).size for each in whole), in_block)
+        shared = tuple(name for name in whole[0].names if name not in (BLOCK, ENTRY))
+        split = layout_of((axis, BLOCK if name == over else name) for axis, name in state.states)
+        return self._laid_out(MergeRows(shared, in_block, Axis(ENTRY, count)), (*ids, *rows), split)
+
     def _gradient(
-        self, parameter: Parameter, stages: tuple[int, ...], totals: tuple[tuple[int, Value], ...]
+        self, parameter: Parameter, stages: tuple[int, ...], totals: tuple[tuple[int, str, Value], ...]
     ) -> ParameterUpdate:
         """A parameter's gradient: the sum of its totals in stage order."""
         self._stand(parameter.name, Phase.FINISH, stages[0])
         self.build.span = parameter.span
         layouts = self.layouts[parameter.name]
-        gradient = totals[0][1]
-        for _, value in totals[1:]:
-            name = f"gradient({parameter.name})"
-            gradient = self._apply(Pointwise("add"), gradient, value, layout=layouts.state, name=name)
+        gradient, touched = totals[0][2], None
+        if self.updates[parameter.name].table is not None:
+            touched, gradient = self._merged(parameter.name, totals)
+        else:
+            for *_, value in totals[1:]:
+                name = f"gradient({parameter.name})"
+                gradient = self._apply(Pointwise("add"), gradient, value, layout=layouts.state, name=name)
         type = local_type(parameter.master, layouts.param, self.resharding.mesh.sizes)
         there = parameter.name in self.masters_on_host
         master = Value(f"master({parameter.name})", type, layouts.param, host=there)
         finish = tuple(self.build.nodes)
         return ParameterUpdate(
-            parameter.name, stages, layouts, totals, master, gradient, (), finish, (), parameter.decays
+            parameter.name,
+            stages,
+            layouts,
+            totals,
+            master,
+            gradient,
+            (),
+            finish,
+            (),
+            parameter.decays,
+            touched=touched,
         )
 
     # ------------------------------------------------------------ statistics
@@ -374,13 +468,13 @@ class _UpdateBuilder:
     # ------------------------------------------------------------ updates
 
     def _updated(self, each: ParameterUpdate, op: Update, coefficient: Value | None) -> ParameterUpdate:
-        type, layout = each.gradient.type, each.layouts.state
+        type, layout, own = each.gradient.type, each.layouts.state, each.gradient.layout
         sizes = self.resharding.mesh.sizes
         whole = tensor_type(each.master.type, each.layouts.param, sizes)
         states = []
         for name, stored in zip(op.states, op.state_types(whole), strict=True):
-            own = within_axes(layout, stored)
-            states.append(Value(f"{name}({each.name})", local_type(stored, own, sizes), own, host=self.offloaded))
+            at = within_axes(layout, stored)
+            states.append(Value(f"{name}({each.name})", local_type(stored, at, sizes), at, host=self.offloaded))
         names = op.states
         self._stand(each.name, Phase.UPDATE, None)
         gradient = each.gradient
@@ -388,7 +482,7 @@ class _UpdateBuilder:
             factor = coefficient
             if type.dtype != STATISTIC:
                 factor = self._apply(Cast(type.dtype), coefficient, layout=REPLICATED)
-            gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=layout)
+            gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=own)
         part = self._moved(each.master, layout)
         # What is computed of whole tensors is computed on the device.
         on_device = [self._copied(value, False) for value in (part, *states)]
@@ -401,7 +495,9 @@ class _UpdateBuilder:
         prepare: tuple[Node, ...] = ()
         if self.build.deferred(self.build.nodes):
             prepare, self.build.nodes = tuple(self.build.nodes), []
-        others = tuple(self._moved(other, within_axes(layout, other.type)) for other in others)
+        others = tuple(self._moved(other, within_axes(own, other.type)) for other in others)
+        if each.touched is not None:
+            others = (each.touched, *others)
         written, *given = (self._copied(value, self.offloaded) for value in (part, gradient, *others))
         layouts = (layout, *(state.layout for state in states))
         new = self.build.laid_out(op, (written, given[0], *states, *given[1:]), layouts, f"new({each.name})")[0]
@@ -427,3 +523,8 @@ class _UpdateBuilder:
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""
         return self.build.laid_out(op, inputs, (layout,) * len(op.results), name)[0]
+
+
+def _joined(layout: Layout, other: Layout, order: Sequence[str]) -> Layout:
+    """A layout with what another one splits besides."""
+    return layout_of((over, other.state(over) or layout.state(over)) for over in order)

@@ -73,9 +73,10 @@ class Explanation:
 
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
     in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
-    that of an optimizer with several, for a parameter, and `shares` is who works on it as a whole matrix. `moved` is
-    the communication of it, or of a parameter's gradient and updates, in all iterations. `offloaded` are the stages
-    that keep it in the host's memory between F and the backward pass.
+    that of an optimizer with several, for a parameter, and `shares` is who works on it as a whole matrix. Of a sparse
+    parameter, a step touches the `rows` along this axis that it looks up; `dense` says why a table that could be is not
+    so. `moved` is the communication of it, or of a parameter's gradient and updates, in all iterations. `offloaded` are
+    the stages that keep it in the host's memory between F and the backward pass.
     """
 
     names: tuple[str, ...]
@@ -89,6 +90,8 @@ class Explanation:
     stages: tuple[int, ...]
     stored: tuple[Stored, ...] = ()
     rule: Span | None = None
+    rows: str | None = None
+    dense: str | None = None
     shares: tuple[MatrixShare, ...] = ()
     operation: str | None = None
     made: Layout | None = None
@@ -226,7 +229,7 @@ class _Tensors:
         found = self._of(names, role, parameter.master, parameter.span, stages)
         layouts = self.state.sharded.parameters[parameter.name]
         kinds = ("param", "grad", "state") if parameter.trained else () if parameter.buffer else ("param",)
-        rule = self.state.rules.get(parameter.name)
+        rule, update = self.state.rules.get(parameter.name), self.state.updates.get(parameter.name)
         if (part := parameter.part) is not None:
             count = part.master.axis(part.axis).size // parameter.master.axis(part.axis).size
             role = f"{role} in {count} parts, one for each rank of {part.over}"
@@ -235,6 +238,8 @@ class _Tensors:
             found,
             shares=matrix_shares(self.state, names),
             rule=rule.span if rule and len(self.state.train.optimizer.rules) > 1 else None,
+            rows=self.state.tables.over.get(parameter.name),
+            dense=self.state.tables.dense.get(parameter.name) if update is not None and update.keeps_rows else None,
             local=found.local.with_dtype(parameter.value.type.dtype),
             stored=tuple(self._stored(parameter, layouts, kind) for kind in kinds),
             copies=self._copies(parameter.name),
@@ -244,6 +249,9 @@ class _Tensors:
         layout: Layout = getattr(layouts, kind)
         rules = storing(self.defaults, kind, parameter.name, layouts.compute, layout)
         whole = undivided(self.defaults, kind, parameter.name, layout)
+        if kind == "grad" and parameter.name in self.state.tables.over:
+            value = next(each.gradient for each in self.state.update.parameters if each.name == parameter.name)
+            return Stored(kind, value.layout, value.type, rules, whole)
         if kind == "grad":
             layout = next(each.value.layout for each in self.graph.accumulators if each.parameter == parameter.name)
         flat = layout.over(layout.flat.axis) if layout.flat is not None else ()

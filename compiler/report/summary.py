@@ -61,7 +61,8 @@ class Summary(Pictured):
     """The program in numbers. `memory` has one report per pipeline rank. `flat` are the parameters, by mesh axes, that
     are stored flat, and `undivided` those that a rule would store sharded, but that no axis divides and that cannot be
     flat. `recomputed` are the calls and iterations that `recompute auto` has chosen; `shares` who works on whole
-    matrices in the update.
+    matrices in the update; `tables` the parameters of which a step reads and writes only the rows that it looks up,
+    with the axis of these rows.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Summary(Pictured):
     recomputed: tuple[str, ...]
     rules: tuple[RuleSummary, ...]
     shares: tuple[MatrixShare, ...]
+    tables: tuple[tuple[str, str], ...]
     prediction: Prediction
     times: tuple[tuple[str, float], ...]
 
@@ -140,6 +142,7 @@ class Summary(Pictured):
                 for each in self.rules
             ],
             "matrices": [asdict(each) for each in self.shares],
+            "tables": dict(self.tables),
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
             "step_time": found.step_time,
@@ -208,6 +211,9 @@ def summarize(state: Compilation) -> Summary:
         tuple(sorted(state.again, key=lambda path: [(len(part), part) for part in path.split(".")])),
         _rules(state),
         matrix_shares(state),
+        tuple({without_iterations(name): over for name, over in state.tables.over.items()}.items())
+        if state.training
+        else (),
         prediction,
         state.times,
     )

@@ -27,7 +27,7 @@ phase.
     parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES] [frozen] [state]
                 [part RANK of NAME TYPE along AXIS over MESH_AXIS]
     master      parameter value
-    accumulator name value [parameter NAME] [maximum] [stage STAGE]
+    accumulator name value [parameter NAME [ids NUMBER | rows NUMBER]] [maximum] [stage STAGE]
     gradient    parameter value [stage STAGE]
     metric      name value
     update      buffer value
@@ -58,6 +58,7 @@ from partita.compiler.graph import (
     Part,
     Phase,
     Scope,
+    Term,
     Value,
 )
 from partita.compiler.layout import REPLICATED, Flat, Layout
@@ -216,7 +217,8 @@ class GraphWriter:
         parameter = f" parameter {each.parameter}" if each.parameter is not None else ""
         stage = f" stage {each.stage}" if each.stage is not None else ""
         maximum = " maximum" if each.maximum else ""
-        return f"accumulator {each.name} {self.value(each.value)}{parameter}{maximum}{stage}"
+        term = f" {each.term}" if each.term is not None else ""
+        return f"accumulator {each.name} {self.value(each.value)}{parameter}{term}{maximum}{stage}"
 
     def gradient(self, each: Gradient) -> str:
         """`gradient m.w %d(m.w) stage 0`."""
@@ -433,8 +435,10 @@ class GraphReader:
 
     def accumulator(self, text: str) -> Accumulator:
         """Parses an accumulator."""
-        match = matched(rf"([^%]+) ({VALUE})(?: parameter (\S+))?( maximum)?(?: stage (\d+))?", text)
-        return Accumulator(match[1], self.value(match[2]), match[3], bool(match[4]), _number(match[5]))
+        pattern = rf"([^%]+) ({VALUE})(?: parameter (\S+))?(?: (ids|rows) (\d+))?( maximum)?(?: stage (\d+))?"
+        name, value, parameter, kind, number, maximum, stage = matched(pattern, text).groups()
+        term = Term(int(number), kind == "ids") if kind else None
+        return Accumulator(name, self.value(value), parameter, bool(maximum), _number(stage), term)
 
     def gradient(self, text: str) -> Gradient:
         """Parses a contribution to a gradient."""

@@ -220,9 +220,14 @@ class _UpdateWriter(GraphWriter):
         stages = ", ".join(map(str, each.stages))
         decays = " decays" if each.decays else ""
         self.part(f"parameter {each.name} stages {stages}{layouts_text(each.layouts)}{decays}", each.finish)
-        self.given((*(value for _, value in each.totals), each.gradient))
-        totals = ", ".join(f"{stage} {self.name(value)}" for stage, value in each.totals)
-        self.lines.append(f"gradient {self.name(each.gradient)} of {totals}")
+        touched = () if each.touched is None else (each.touched,)
+        self.given((*(value for *_, value in each.totals), each.gradient, *touched))
+        totals = ", ".join(
+            f"{stage} {self.name(value)}{f' = {name}' if name != each.name else ''}"
+            for stage, name, value in each.totals
+        )
+        rows = f" at {self.name(each.touched)}" if each.touched is not None else ""
+        self.lines.append(f"gradient {self.name(each.gradient)}{rows} of {totals}")
         self.lines.append(f"master {self.value(each.master)}")
         self.lines += [
             f"state {name} {self.value(value)}" for name, value in zip(each.state_names, each.states, strict=True)
@@ -355,10 +360,13 @@ class _UpdateReader(GraphReader):
     def total_gradient(self, text: str) -> None:
         """Reads a parameter's gradient and the totals that it sums."""
         name, _, totals = text.partition(" of ")
-        pairs = (each.split(" ", 1) for each in totals.split(", "))
-        self.parameters[-1] |= {
+        name, _, touched = name.partition(" at ")
+        found = (matched(r"(\d+) (%.+?)(?: = (.+))?", each) for each in totals.split(", "))
+        own = self.parameters[-1]
+        own |= {
             "gradient": self.values[name],
-            "totals": tuple((int(stage), self.values[value]) for stage, value in pairs),
+            "totals": tuple((int(each[1]), each[3] or own["name"], self.values[each[2]]) for each in found),
+            "touched": self.values[touched] if touched else None,
         }
 
     def own_master(self, text: str) -> None:

@@ -1,23 +1,27 @@
 """Validates the end of a step: reductions, gradients, statistics.
 
 Each gradient accumulator is reduced to the layout that the update needs; the result is called a total. A parameter's
-gradient is the sum of its totals in stage order. The statistics vector is all-reduced over all ranks, so each entry
-must be partial (sum) along every mesh axis to count once. The entries are the loss, the metrics, and per stage the
-squared gradient norm of the parameters whose first stage it is: together, every parameter once.
+gradient is the sum of its totals in stage order. Totals of a sparse parameter are ids and rows, combined by distinct id
+in as many blocks as the parameter has shards, with room for as many as there can be. The statistics vector is
+all-reduced over all ranks, so each entry must be partial (sum) along every mesh axis to count once. The entries are the
+loss, the metrics, and per stage the squared gradient norm of the parameters whose first stage it is: together, every
+parameter once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import prod
 
 from attrs import define, field
 
-from partita.compiler.graph import Node, Parameter, Phase, Value
-from partita.compiler.layout import SUM, layout_of
+from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
+from partita.compiler.layout import SUM, Layout, layout_of, within_axes
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Cast, Pointwise
+from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, MergeRows
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import SQUARE, STATISTIC, ParameterUpdate, UpdateGraph
@@ -25,7 +29,7 @@ from partita.compiler.verify.checker import Checker, quoted
 from partita.compiler.verify.reference import Reference
 from partita.compiler.verify.rules import require
 from partita.compiler.verify.value_numbering import UNKNOWN, ValueNumbering
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 # Available values, with their value numbers.
 Values = dict[Value, int]
@@ -43,8 +47,9 @@ class Ending:
     whole: Reference
     check: Checker
     gradients: dict[str, int] = field(factory=dict)
+    touched: dict[str, int] = field(factory=dict)  # ids of the rows that a sparse one has
     squares: list[str] = field(factory=list)  # the entries of the squared norms
-    _totals: dict[str, dict[int, tuple[Value, int]]] = field(factory=dict)
+    _totals: dict[str, list[tuple[int, str, Value, int]]] = field(factory=dict)
     _there: dict[int, Values] = field(factory=dict)
 
     def run(self) -> None:
@@ -95,22 +100,91 @@ class Ending:
                 name = (each.name,) if each.parameter is None else (each.name, stage.index)
                 values[each.value] = self.check.numbering.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
+                combines = isinstance(node.op, Coalesce | MergeRows)
                 with self.check.at(node.span, where):
-                    require(node.op.reshards, f"{quoted(node)} is not a resharding")
-                self.nodes([node], values, Phase.REDUCE, where)
+                    require(node.op.reshards or combines, f"{quoted(node)} is not a resharding")
+                self.nodes([node], values, Phase.REDUCE, where, new=combines)
+            numbers = {each.name: values[each.value] for each in stage.accumulators}
+            combined = self._combined(stage.accumulators, totals, numbers, values)
             for each, total in zip(stage.accumulators, totals, strict=True):
                 with self.check.at(where=where):
-                    meant = values.get(total) == values[each.value]
+                    meant = values.get(total) == combined.get(each.name, values[each.value])
                     require(meant, f"`{total.name}` is no total of `{each.name}`", total)
                     if each.parameter is None:
                         require(total is each.value, f"`{each.name}` is not reduced here", total)
                         require(sums.pop(total, None) == stage.index, f"`{each.name}` is not among the sums", total)
                         self._there[stage.index][total] = values[total]
                     else:
-                        wanted = self.layouts[each.parameter].state
+                        wanted = self._wanted(each.parameter, total)
                         require(total.layout == wanted, f"a gradient is not reduced to {wanted}", total)
-                        self._totals.setdefault(each.parameter, {})[stage.index] = total, values[total]
+                        found = stage.index, each.name, total, values[total]
+                        self._totals.setdefault(each.parameter, []).append(found)
         require(not sums, "there are sums that are no accumulators of a stage", *sums)
+
+    def _combined(
+        self, accumulators: Iterable[Accumulator], totals: Iterable[Value], numbers: Mapping[str, int], values: Values
+    ) -> dict[str, int]:
+        """By accumulator of a lookup, the value number of what it is combined to: ids and rows by distinct id, of all
+        or first of equal parts along some axis.
+        """
+        numbering, found = self.check.numbering, dict[str, int]()
+        terms = {
+            (each.parameter, each.term.number, each.term.ids): (each.name, total)
+            for each, total in zip(accumulators, totals, strict=True)
+            if each.term is not None
+        }
+        for (parameter, number, of_ids), (ids, total) in terms.items():
+            if of_ids:
+                rows, _ = terms[parameter, number, False]
+                types = [numbering.types[numbers[name]] for name in (ids, rows)]
+                shared, in_block, blocks = self._blocks(str(parameter), *types)
+                entry = self.check.rules.whole(total).axis(ENTRY)
+                block, operands = Axis(BLOCK, blocks), (numbers[ids], numbers[rows])
+                parts = self._parts(values.get(total, UNKNOWN))
+                if parts is None:
+                    made = numbering.of(Coalesce(shared, in_block, block, entry), operands)
+                else:
+                    of_parts = Coalesce(shared, in_block, block, parts.entry, parts.source, parts.along)
+                    merge = MergeRows(shared, in_block, entry, SOURCE)
+                    made = numbering.of(merge, numbering.of(of_parts, operands))
+                found[ids], found[rows] = made
+        return found
+
+    def _parts(self, total: int) -> Coalesce | None:
+        """The operation by which a total was combined of parts first; None if it was not."""
+        if total == UNKNOWN:
+            return None
+        made = self.check.numbering.made
+        op, operands = made[total]
+        first = made[operands[0]][0] if isinstance(op, MergeRows) and op.source is not None else None
+        return first if isinstance(first, Coalesce) else None
+
+    def _blocks(self, parameter: str, ids: Type, rows: Type) -> tuple[tuple[str, ...], int, int]:
+        """The axes that a sparse parameter shares with ids; the rows of a block, and the number of blocks: one for each
+        shard.
+        """
+        table = self.declared(parameter).master
+        (over,) = (name for name in table.names if not rows.has(name))
+        sizes = self.check.rules.mesh.sizes
+        blocks = prod(sizes[each] for each in self.layouts[parameter].state.over(over))
+        return tuple(name for name in table.names if ids.has(name)), table.axis(over).size // blocks, blocks
+
+    def _wanted(self, parameter: str, value: Value) -> Layout:
+        """The layout in which the update needs a gradient, or a part of one that is sparse."""
+        state = self.layouts[parameter].state
+        if not value.type.has(BLOCK):
+            return state
+        split = layout_of((over, BLOCK if name == self._rows(parameter) else name) for over, name in state.states)
+        return within_axes(split, value.type)
+
+    def _rows(self, parameter: str) -> str | None:
+        """The axis along which a sparse parameter is looked up in."""
+        rows = next(
+            each.value.type
+            for each, _ in self.whole.accumulators.values()
+            if each.parameter == parameter and each.term is not None and not each.term.ids
+        )
+        return next(name for name in self.declared(parameter).master.names if not rows.has(name))
 
     def _type(self, accumulator: str) -> Type:
         return self.whole.accumulators[accumulator][0].value.type
@@ -119,17 +193,16 @@ class Ending:
         """A gradient is the sum of its totals in stage order. It is available on the first stage, which squares it."""
         require(each.stages == stages, f"`{each.name}` is not updated on the stages that have it, {stages}")
         require(each.layouts is self.layouts[each.name], "its layouts are other ones")
-        own = self._totals[each.name]
-        found = [(stage, total) for stage, (total, _) in sorted(own.items())]
-        require(list(each.totals) == found, "the totals are not those of all stages that make any")
-        values = dict(own.values())
+        own = sorted(self._totals[each.name], key=lambda total: total[0])
+        require(
+            list(each.totals) == [total[:3] for total in own], "the totals are not those of all stages that make any"
+        )
+        values = {value: number for _, _, value, number in own}
         self.nodes(each.finish, values, Phase.FINISH, f"the gradient of `{each.name}`", new=True)
-        number = values[found[0][1]]
-        for _, total in found[1:]:
-            (number,) = self.check.numbering.of(ADD, (number, values[total]))
+        number = self._summed(each, values)
         gradient = each.gradient
         require(values.get(gradient) == number, f"`{gradient.name}` is not the sum of all totals", gradient)
-        wanted = each.layouts.state
+        wanted = self._wanted(each.name, gradient)
         require(
             gradient.layout == wanted,
             f"the gradient does not have the layout of the optimizer's state, {wanted}",
@@ -137,6 +210,30 @@ class Ending:
         )
         self.gradients[each.name] = number
         self._there[stages[0]] |= values
+
+    def _summed(self, each: ParameterUpdate, values: Values) -> int:
+        """The value number of the sum of a parameter's totals; if it is sparse, also of the ids that it has rows of."""
+        numbering = self.check.numbering
+        numbers = [values[value] for *_, value in each.totals]
+        rows = [number for number in numbers if numbering.types[number].is_float]
+        if len(rows) == len(numbers):
+            number = numbers[0]
+            for other in numbers[1:]:
+                (number,) = numbering.of(ADD, (number, other))
+            require(each.touched is None, f"only some rows of `{each.name}` are updated", each.gradient)
+            return number
+        ids = [number for number in numbers if number not in rows]
+        touched, number = ids[0], rows[0]
+        if len(ids) > 1:
+            shared = tuple(name for name in numbering.types[ids[0]].names if name not in (BLOCK, ENTRY))
+            blocks = numbering.types[ids[0]].axis(BLOCK).size
+            in_block = self.declared(each.name).master.axis(str(self._rows(each.name))).size // blocks
+            entry = self.check.rules.whole(each.gradient).axis(ENTRY)
+            touched, number = numbering.of(MergeRows(shared, in_block, entry), (*ids, *rows))
+        found = UNKNOWN if each.touched is None else values.get(each.touched)
+        self.touched[each.name] = touched
+        require(found == touched, f"`{each.name}` is updated in other rows than its gradient has", each.gradient)
+        return number
 
     # ------------------------------------------------------------ statistics
 

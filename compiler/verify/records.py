@@ -164,6 +164,7 @@ class Records:
                 each.parameter and self._name(each.parameter),
                 each.maximum,
                 each.value.layout,
+                each.term,
             )
             for each in graph.accumulators
         )

@@ -174,9 +174,13 @@ class Stages:
             declared, number = self.whole.accumulators[each.name]
             with self.check.at(where=f"on stage {index}"):
                 self.check.given(number, each.value)
-                kind = each.parameter == declared.parameter and each.maximum == declared.maximum
+                kind = (each.parameter, each.term, each.maximum) == (
+                    declared.parameter,
+                    declared.term,
+                    declared.maximum,
+                )
                 require(kind and each.stage == index, f"`{each.name}` is accumulated as something else", each.value)
-                if each.parameter is not None:
+                if each.parameter is not None and each.term is None:
                     self._stored(each, each.parameter)
                 got, due = stage.contributions.get(each.name, []), wanted[each.name]
                 count = f"{len(got)} contributions, and {len(due)} in the single-device program"

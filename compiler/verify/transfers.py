@@ -117,9 +117,9 @@ class Transfers:
         wanted: list[Way] = []
         for each in self.update.parameters:
             holders = dict.fromkeys(map(self._rank, each.stages))
-            for stage, _ in each.totals:
+            for stage, name, _ in each.totals:
                 source = self._rank(stage)
-                wanted += [(source, holder, stage, each.name) for holder in holders if holder != source]
+                wanted += [(source, holder, stage, name) for holder in holders if holder != source]
         statistics = dict.fromkeys(
             (self._rank(stage), self._rank(holder), stage, name)
             for buffer in self.update.buffers

@@ -127,6 +127,8 @@ class Updates:
         require(each.decays == declared.decays, f"weight decay of `{each.name}` is not as declared")
         values = dict(clipping)
         values[each.gradient] = ending.gradients.get(each.name, UNKNOWN)
+        if each.touched is not None:
+            values[each.touched] = ending.touched.get(each.name, UNKNOWN)
         values[each.master] = self._given("master", each.name, each.master, declared.master, each.layouts.param)
         names, types = op.states, op.state_types(declared.master)
         if self.ema is not None:
@@ -174,7 +176,8 @@ class Updates:
         gradient = self._clipped(own[each.gradient], ending.update.clip, values, declared.master.dtype)
         its = each.states[: len(op.states)]
         wanted = [own[each.master], gradient, *(own[state] for state in its)]
-        wanted += self._operands(op, declared.master, wanted)
+        needed = self._operands(op, declared.master, wanted)
+        wanted += [*([] if each.touched is None else [values[each.touched]]), *needed]
         found = [values[value] for value in node.inputs]
         require(node.op == op, f"`{each.name}` is not updated as the optimizer is declared", *node.inputs)
         require(found == wanted, f"`{each.name}` is updated from something else than itself and its own", *node.inputs)
@@ -201,7 +204,7 @@ class Updates:
 
     def _operands(self, op: Update, type: Type, given: list[int]) -> list[int]:
         """The value numbers of what an update needs besides its parameter, gradient and states."""
-        types = [type, type, *op.state_types(type)]
+        types = [type, self.ending.check.numbering.types[given[1]], *op.state_types(type)]
         values = [Value(f"{i}", each) for i, each in enumerate(types)]
         numbers = dict(zip(values, given, strict=True))
         build = Builder()

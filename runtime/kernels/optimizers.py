@@ -94,6 +94,18 @@ def lion(
 
 
 @kernel
+def adagrad(
+    parameter: Tensor, gradient: Tensor, accumulated: Tensor, rate: float, eps: float, decay: float
+) -> tuple[Tensor, Tensor]:
+    """One Adagrad update in place, like torch.optim.Adagrad; weight decay is decoupled."""
+    accumulated.addcmul_(gradient, gradient)
+    if decay:
+        parameter.mul_(1 - rate * decay)
+    parameter.addcdiv_(gradient, accumulated.sqrt().add_(eps), value=-rate)
+    return parameter, accumulated
+
+
+@kernel
 def rowwise_adagrad(
     parameter: Tensor,
     gradient: Tensor,

@@ -14,6 +14,9 @@ Parts = Sequence[torch.Tensor]
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
 TURN = "turn"
+# An all-to-all of tensors that are lists along their last dimension but those that only the later ones have. The first
+# has ids, −1 after the last of each list; where it has −1 the others have zeros, and nothing needs to be sent.
+EXCHANGE_ROWS = "exchange of rows"
 
 
 def total(parts: Parts, maximum: bool = False) -> torch.Tensor:
@@ -60,6 +63,7 @@ COLLECTIVES: Mapping[str, Callable[..., list[torch.Tensor]]] = {
     ALL_REDUCE: all_reduce,
     ALL_TO_ALL: all_to_all,
     TURN: turn,
+    EXCHANGE_ROWS: all_to_all,
 }
 
 

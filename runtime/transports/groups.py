@@ -17,7 +17,15 @@ import torch
 import torch.distributed as dist
 from attrs import define, frozen
 
-from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN, total
+from partita.runtime.transports.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    EXCHANGE_ROWS,
+    REDUCE_SCATTER,
+    TURN,
+    total,
+)
 from partita.runtime.transports.failures import post, wait
 from partita.runtime.transports.packing import pack, unpack
 from partita.runtime.transports.transport import Tensors
@@ -75,6 +83,7 @@ class AxisGroup:
             ALL_REDUCE: partial(self._for_each_dtype, self._all_reduce),
             ALL_TO_ALL: self._all_to_all,
             TURN: self._turn,
+            EXCHANGE_ROWS: self._exchange_rows,
         }
         launches = started[kind](tensors, *zip(*arguments, strict=True))
         return Collecting(f"the {kind} along {self.axis}", launches, next(launches))
@@ -92,6 +101,30 @@ class AxisGroup:
         rows = torch.empty_like(sent)
         yield [self._post(dist.all_to_all_single, rows, sent)]
         return unpack(rows, pieces, gathered_dims)
+
+    def _exchange_rows(
+        self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
+    ) -> CollectiveSteps:
+        """The lengths of all lists first, then what is in them, rank by rank."""
+        ids, *_ = tensors
+        room = ids.shape[-1]
+        # Lists by the rank that they are for, or come from.
+        sent = [torch.stack(each.chunk(self.size, cut)) for each, cut in zip(tensors, cut_dims, strict=True)]
+        there = sent[0] >= 0
+        lengths = there.sum(-1)
+        arriving = torch.empty_like(lengths)
+        yield [self._post(dist.all_to_all_single, arriving, lengths)]
+        found = torch.arange(room, device=ids.device) < arriving.unsqueeze(-1)
+        counts = [each.flatten(1).sum(1).tolist() for each in (arriving, lengths)]
+        flat = [each[there] for each in sent]
+        filled = [each.new_empty(sum(counts[0]), *each.shape[1:]) for each in flat]
+        yield [self._post(dist.all_to_all_single, into, each, *counts) for into, each in zip(filled, flat, strict=True)]
+        results = []
+        for i, (padded, each) in enumerate(zip(sent, filled, strict=True)):
+            whole = torch.full_like(padded, -1) if i == 0 else torch.zeros_like(padded)
+            whole[found] = each
+            results.append(torch.cat(whole.unbind(), gathered_dims[i]))
+        return tuple(results)
 
     def _turn(self, tensors: Tensors) -> CollectiveSteps:
         """An all-to-all in which everything is for the next rank."""

@@ -191,9 +191,11 @@ def settled(small: Spec, allow_python: bool = False) -> Experiment | None:
 
 
 def _plain(small: Spec) -> Spec:
-    """The file on one device, without torch.compile, where every update waits for its norm: the reference."""
+    """The file on one device, with all rows of gradients, without torch.compile, where every update waits for its norm:
+    the reference.
+    """
     _, train = small.trained
-    return single(evolve(small, train=evolve(train, compile=False, validate=BEFORE)))
+    return single(evolve(small, train=evolve(train, compile=False, dense=True, validate=BEFORE)))
 
 
 def rounded(experiment: Experiment, trial: int) -> Plan:

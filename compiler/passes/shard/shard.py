@@ -22,9 +22,11 @@ from types import MappingProxyType
 from attrs import evolve, frozen
 
 from partita.compiler.graph import LAST, Accumulator, Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
-from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type
+from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type, within_axes
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.optimizer import Accumulate, Store, Update
+from partita.compiler.ops.sparse import BLOCK, SOURCE, ExchangeRows
 from partita.compiler.passes.microbatch import OUTPUT
 from partita.compiler.passes.shard.choice import Choice, Chooser, Operand, Result, local_op
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
@@ -247,6 +249,8 @@ class _Sharder:
             default = self.defaults.default(node.output.tensor, node.output.type)
             self.known[node.output] = Lazy(node.output, default, node)
             return
+        if self._exchange(node):
+            return
         operands = tuple(self._operand(value, node, i < node.op.writes) for i, value in enumerate(node.inputs))
         axis = self._unsupported_axis(node, operands)
         if axis is not None and self._replace(node, axis):
@@ -272,6 +276,69 @@ class _Sharder:
         for value, output, result in zip(node.outputs, outputs, results, strict=True):
             assert output.type == local_type(value.type, output.layout, self.sizes), (node, output)
             self._made(value, output, node, result)
+
+    # ------------------------------------------------------------ lookups in sparse parameters
+
+    def _exchange(self, node: Node) -> bool:
+        """Make a lookup in a sparse parameter by an exchange of ids and rows, if its rows and the ids are split over
+        the same mesh axis; whether it has been made.
+        """
+        op = node.op
+        table = node.inputs[-1]
+        update = self.updates.get(table.name)
+        if not isinstance(op, Gather) or update is None or update.table != op.over or table.name not in self.layouts:
+            return False
+        ids, result = node.inputs[0], self._result(node.output, node)
+        stored = self._default(table)
+        (over, *others) = stored.over(op.over) or ("",)
+        along = result.default.state(over) if over else None
+        if others or not is_split(along) or not ids.type.has(along) or result.default.over(along) != (over,):
+            return False
+        build = self.build.fresh().at(node)
+        made = op.blockwise(build, node, along, self.sizes[over])
+        if made is None:
+            return False
+        # Other mesh axes split what the table has, or else what the ids have.
+        states = {each: stored.state(each) or result.default.state(each) for each in self.mesh.sharding}
+        split = layout_of((each, along if each == over else state) for each, state in states.items())
+        by_source = layout_of((each, SOURCE if each == over else state) for each, state in split.states)
+        by_block = layout_of((each, BLOCK if each == over else state) for each, state in split.states)
+        whole = layout_of((each, None if each == over else state) for each, state in split.states)
+        distinct, look_up, take = build.nodes
+        if any(is_split(state) and not look_up.output.type.has(state) for _, state in whole.states):
+            return False
+        here = self.copies.read(self.known[ids], within_axes(split, ids.type), node)
+        own = self.copies.read(self.known[table], stored, node)
+        entries, places = self._laid_out(distinct, (here,), (by_source, split), node)
+        (there,) = self._swapped(ExchangeRows(over, self.sizes[over], SOURCE, BLOCK, 1), (entries,), by_block, node)
+        (rows,) = self._laid_out(look_up, (there, own), (by_block,), node)
+        back = ExchangeRows(over, self.sizes[over], BLOCK, SOURCE, 2)
+        _, rows = self._swapped(back, (there, rows), by_source, node)
+        named = evolve(take, outputs=node.outputs)
+        (output,) = self._laid_out(named, (rows, places), (split,), node)
+        self._made(node.output, output, node, result)
+        return True
+
+    def _laid_out(
+        self, node: Node, inputs: tuple[Value, ...], layouts: Sequence[Layout], reader: Node
+    ) -> tuple[Value, ...]:
+        """The results of a node on shards, split so as far as they have the axes."""
+        layouts = [within_axes(layout, value.type) for layout, value in zip(layouts, node.outputs, strict=True)]
+        op = local_op(node, [value.layout for value in inputs], layouts, self.mesh)
+        types = op.infer(*(value.type for value in inputs))
+        placed = zip(node.outputs, types, layouts, strict=True)
+        outputs = tuple(evolve(value, type=type, layout=layout) for value, type, layout in placed)
+        self.build.nodes.append(evolve(node, op=op, inputs=inputs, outputs=outputs, phase=reader.phase))
+        return outputs
+
+    def _swapped(self, op: ExchangeRows, inputs: tuple[Value, ...], layout: Layout, reader: Node) -> tuple[Value, ...]:
+        """What arrives in an exchange of rows."""
+        outputs = tuple(
+            value.derived(self.build.unique(f"{value.name}.{op.made}"), type, within_axes(layout, type))
+            for value, type in zip(inputs, op.infer(*(value.type for value in inputs)), strict=True)
+        )
+        self.build.nodes.append(evolve(reader, op=op, inputs=inputs, outputs=outputs))
+        return outputs
 
     def _made(self, value: Value, output: Value, node: Node, result: Result) -> None:
         default = self.layouts[self.gradients[value]].grad if value in self.gradients else result.default
@@ -426,7 +493,7 @@ class _Sharder:
             total = evolve(each.value, name=name, type=type, layout=layout)
             self.accumulators.append(evolve(each, value=total, stage=stage))
             for i, op in contributions:
-                self.build.nodes[i] = evolve(self.build.nodes[i], op=Accumulate(target, type, op.maximum, op.keep))
+                self.build.nodes[i] = evolve(self.build.nodes[i], op=evolve(op, type=type))  # type: ignore[misc]
             if each.parameter is None:
                 default = self.defaults.default(name, each.value.type)
                 # A statistic is reduced by every stage that updates a buffer with it.

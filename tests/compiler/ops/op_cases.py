@@ -33,10 +33,22 @@ from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.ops.slices import FirstPart, GatherSlices, OfSlices, PlaceSlice, ScatterSlices
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
+from partita.compiler.ops.sparse import (
+    BLOCK,
+    ENTRY,
+    SOURCE,
+    Coalesce,
+    DistinctIds,
+    LookUpEntries,
+    MergeRows,
+    TakeEntries,
+    UpdateRows,
+)
 from partita.compiler.ops.stack import Stack, Unstack
 from partita.compiler.ops.windows import Fold, Patches
 from partita.compiler.ops.zigzag import Zigzag
 from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
+from partita.compiler.optimizers.adagrad import Adagrad
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.adamw_8bit import AdamW8bit
 from partita.compiler.optimizers.lion import Lion
@@ -49,6 +61,7 @@ from tests.compiler.ops.placing import run
 # Multiples of six: each axis can be cut in two, in three, and in both, one within the other.
 A, B, C, D, E, F = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6), Axis("f", 6)
 MATRICES, ROWS, COLUMNS = Axis("matrix", 6), Axis("rows", 6), Axis("columns", 6)
+BLOCKS, ENTRIES, SOURCES = Axis(BLOCK, 6), Axis(ENTRY, 6), Axis(SOURCE, 6)
 M, S, T, V, Z = Axis("m", 36), Axis("s", 12), Axis("t", 6), Axis("v", 12), Axis("z", 12)
 
 
@@ -90,7 +103,7 @@ class Case:
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
     *("adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
-    *("scatter_add", "scan", "routed_outer", "unstack"),
+    *("scatter_add", "scan", "routed_outer", "unstack", "update_rows", "adagrad"),
 )
 
 
@@ -111,6 +124,12 @@ def fitted(case: Case, types: Sequence[Type], tensors: list[torch.Tensor]) -> li
         order = tuple(name for name in ("b", "c") if types[1].has(name))
         tensors[2] = run(SlotIndex(order), [types[1]], [tensors[1]], {})[0]
         tensors[2] = tensors[2].permute([types[1].names.index(name) for name in types[2].names])
+    if case.op.name == "update_rows":
+        # A list of entries has no id twice: here it has one of two, the other one, or none.
+        position = next(i for i, type in enumerate(types) if type.dtype == "i64")
+        ids = tensors[position]
+        ids[..., 1] = torch.where(ids[..., 1] > 0, 1 - ids[..., 0], -1)
+        ids[..., 2:] = -1
     return tensors
 
 
@@ -228,6 +247,65 @@ CASES: list[Case] = [
     Case("scatter_add", ScatterAdd("v", (V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
     Case("scatter_add-guarded", ScatterAdd("v", (V, C), True), (i(A), f(A, C)), limit=15, differentiable=False),
     Case("scatter_add-batch", ScatterAdd("v", (A, V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
+    Case(
+        "coalesce",
+        Coalesce(("a",), 2, BLOCKS, ENTRIES),
+        (i(A, B), f(A, B, C)),
+        limit=14,
+        differentiable=False,
+    ),
+    Case(
+        "coalesce-by-source",
+        Coalesce((), 2, BLOCKS, ENTRIES, SOURCES, "b"),
+        (i(B, D), f(B, D, C)),
+        limit=12,
+        differentiable=False,
+    ),
+    Case(
+        "merge_rows",
+        MergeRows(("a",), 2, ENTRIES),
+        (i(A, BLOCKS, ENTRIES), i(A, BLOCKS, ENTRIES), f(A, BLOCKS, ENTRIES, C), f(A, BLOCKS, ENTRIES, C)),
+        differentiable=False,
+    ),
+    Case(
+        "merge_rows-of-sources",
+        MergeRows((), 6, ENTRIES, SOURCE),
+        (i(SOURCES, BLOCKS, ENTRIES), f(SOURCES, BLOCKS, ENTRIES, C)),
+        limit=6,
+        differentiable=False,
+    ),
+    Case(
+        "distinct_ids",
+        DistinctIds(("a",), 2, BLOCKS, ENTRIES, SOURCES, "b"),
+        (i(A, B),),
+        limit=14,
+        differentiable=False,
+    ),
+    Case(
+        "look_up_entries",
+        LookUpEntries("v"),
+        (i(SOURCES, A, BLOCKS, ENTRIES), f(A, V, C)),
+        differentiable=False,
+    ),
+    Case(
+        "take_entries",
+        TakeEntries("b"),
+        (f(SOURCES, A, BLOCKS, ENTRIES, C), i(A, B)),
+        limit=36,
+        differentiable=False,
+    ),
+    Case(
+        "update_rows",
+        UpdateRows.of(Sgd(0.0, False, 0.1), "v"),
+        (f(A, V), f(A, BLOCKS, ENTRIES), i(A, BLOCKS, ENTRIES)),
+        differentiable=False,
+    ),
+    Case(
+        "update_rows-of-one-table",
+        UpdateRows.of(Sgd(0.9, False, 0.1), "v"),
+        (f(C, V), f(BLOCKS, ENTRIES, C), f(C, V), i(BLOCKS, ENTRIES)),
+        differentiable=False,
+    ),
     Case("layer_norm", Normalize(("b",), 1e-5, True), (f(A, B),)),
     Case("rms_norm", Normalize(("b", "c"), 1e-5, False), (f(A, B, C),)),
     Case(
@@ -452,6 +530,7 @@ CASES: list[Case] = [
         positive=True,
         differentiable=False,
     ),
+    Case("adagrad", Adagrad(1e-8, 0.1), (f(A, B), f(A, B), f(A, B)), positive=True, differentiable=False),
     Case("running_mean", RunningMean(6, 0.8), (f(A, B), f(A, B)), differentiable=False),
     Case("inverse_root", InverseRoot(1e-3), (f(A, B),), positive=True, differentiable=False),
     Case(

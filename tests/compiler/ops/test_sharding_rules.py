@@ -33,6 +33,7 @@ EXACT = {
     *("microbatch", "top_k", "routed_dot", "routed_outer", "slot_index", "dispatch", "collect", "load"),
     *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
     *("microbatch", "states_before", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
+    *("coalesce", "merge_rows", "distinct_ids", "look_up_entries", "take_entries"),
     *("cumsum", "block_sums", "one_hot", "stack", "unstack"),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
     *("relu_gradient", "abs_gradient", *COMPARISONS),

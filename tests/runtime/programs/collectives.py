@@ -33,6 +33,16 @@ def buckets(rank: int) -> list[tuple[torch.Tensor, ...]]:
     return [(plain,), (strided,), (strided.bfloat16(), integers, plain[:, :, 7], strided.bfloat16(), odd.int())]
 
 
+def lists(rank: int) -> tuple[torch.Tensor, ...]:
+    """Lists of ids, some empty and some full, and what belongs to them."""
+    generator = torch.Generator().manual_seed(rank)
+    lengths = torch.randint(0, 6, (8, 12, 1), generator=generator)
+    there = torch.arange(5) < lengths
+    ids = torch.randint(0, 1 << 40, (8, 12, 5), generator=generator)
+    rows = torch.randn(8, 12, 5, 3, generator=generator)
+    return torch.where(there, ids, -1), torch.where(there.unsqueeze(-1), rows, 0)
+
+
 def digest(tensors: tuple[torch.Tensor, ...]) -> list[str]:
     """Dtype, shape and bits of each."""
     return [f"{t.dtype} {list(t.shape)} {sha256(as_bytes(t).numpy().tobytes()).hexdigest()[:16]}" for t in tensors]
@@ -48,6 +58,9 @@ def steps(transport: Transport, mesh: Mesh, found: dict[str, list[str]]) -> Iter
     transport.open(mesh, dict.fromkeys(CHANNELS, Traffic(1, 12)) if mesh.pipe else {})
     posted: dict[str, Any] = {}
     for axis in mesh.sharding:
+        rows = lists(transport.rank)
+        posted[f"exchange of ids {axis}"] = named(transport).exchange_rows(axis, rows[:1], (0,), (1,))
+        posted[f"exchange of rows {axis}"] = named(transport).exchange_rows(axis, rows, (1, 1), (0, 0))
         for i, bucket in enumerate(buckets(transport.rank)):
             zeros, ones = (0,) * len(bucket), (1,) * len(bucket)
             posted[f"gather {axis} {i}"] = named(transport).all_gather(axis, bucket, ones)
