@@ -21,7 +21,17 @@ from types import MappingProxyType
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Term, Value
-from partita.compiler.layout import REPLICATED, SUM, Layout, is_split, layout_of, local_type, tensor_type, within_axes
+from partita.compiler.layout import (
+    REPLICATED,
+    SUM,
+    Layout,
+    global_type,
+    is_split,
+    layout_of,
+    local_type,
+    tensor_type,
+    within_axes,
+)
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.op import Op
