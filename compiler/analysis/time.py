@@ -178,7 +178,22 @@ def _period(state: Scheduled, around: Mapping[int, Ends], found: Timeline, reduc
             there = max(reduced[end] for end in ends) + wire.latency + each.type.bytes / wire.bandwidth
             for end in ends:
                 done[end] = max(done[end], there)
-    return max(done[rank] - found.actions[rank][0].start + each.alone + each.copying for rank, each in around.items())
+    return max(occupied(found, rank, done[rank]) + each.alone + each.copying for rank, each in around.items())
+
+
+def occupied(timeline: Timeline, rank: int, done: float = 0.0) -> float:
+    """How long a rank is occupied with the microbatches of a step: from when the next one may begin to send what it
+    first receives, until it has sent all, and is `done`.
+    """
+    line = timeline.actions[rank]
+    first, last = line[0].start, max(done, line[-1].end)
+    arriving = 0.0
+    for channel, transfers in timeline.transfers.items():
+        if channel.source == rank:
+            last = max(last, transfers[-1].end)
+        if channel.destination == rank and transfers[0].end <= first:
+            arriving = max(arriving, transfers[0].duration)
+    return last - first + arriving
 
 
 def compiles(state: Cut) -> bool:

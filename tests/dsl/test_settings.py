@@ -157,6 +157,22 @@ def test_bad_steps_end_a_run_unless_the_file_says_otherwise(written, name, at_mo
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "name", "calm"),
+    [
+        ("", "before", None),
+        ("validate = before", "before", None),
+        ("validate = after", "after", 10),
+        ("validate = after(calm = 0)", "after", 0),
+    ],
+)
+def test_updates_wait_unless_the_file_says_otherwise(written, name, calm):
+    head = "axis batch = 4 model m(x: [batch]) { param w: [batch] ~ ones() loss mean(x * w) }"
+    train = loaded(f"{head} train {{ data = random() optimizer = sgd(lr = 0.1) steps = 3 {written} }}").train
+    assert (train.validate.name, train.validate.arguments.get("calm")) == (name, calm)
+    assert train.late == (name == "after")
+
+
 TABLES = (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL, DEVICES, LINKS)
 
 

@@ -9,10 +9,27 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.compiler.analysis.time import BLOCKING, OURS, Ends, Execution, Walk, predict, silenced, stage_seconds
+from partita.compiler.analysis.time import (
+    BLOCKING,
+    OURS,
+    Ends,
+    Execution,
+    Walk,
+    occupied,
+    predict,
+    silenced,
+    stage_seconds,
+)
 from partita.compiler.costs.links import Link
+from partita.compiler.instructions import Compute, Instruction
 from partita.compiler.pipeline import schedule_spec
+from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.registry import make
+from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
 from partita.compiler.state import Scheduled
+from partita.testing import costs, random_orders, shapes
+from partita.testing.strategies import named_schedules
 from tests.files import checked
 
 FILE = """
@@ -143,3 +160,47 @@ def test_systems_run_otherwise_than_ours() -> None:
     once, twice = Execution(exchanges=1), Execution(exchanges=2)
     assert step(OURS) <= step(once) < step(twice)
     assert step(Execution(flat=True), sharded) < step(OURS, sharded)
+
+
+def chained(schedule: Schedule, steps: int, prices: Costs) -> list[float]:
+    """The makespans of 1, 2, … steps that follow each other on each rank, which meets nobody between them."""
+    programs = communicate(schedule, default_messages(schedule.stages))
+    counts: dict[object, int] = {}
+    for each in programs:
+        for instruction in each:
+            if not isinstance(instruction, Compute):
+                channel = instruction.transfer.channel
+                counts[channel] = max(counts.get(channel, 0), instruction.transfer.index + 1)
+
+    def moved(instruction: Instruction, step: int) -> Instruction:
+        if isinstance(instruction, Compute):
+            return instruction
+        transfer = instruction.transfer
+        index = transfer.index + step * counts[transfer.channel]
+        microbatch = transfer.microbatch + step * schedule.microbatches
+        return evolve(instruction, transfer=evolve(transfer, microbatch=microbatch, index=index))
+
+    found = []
+    for count in range(1, steps + 1):
+        lines = [[moved(each, step) for step in range(count) for each in line] for line in programs]
+        found.append(simulate(lines, prices).makespan)
+    return found
+
+
+@given(st.one_of(random_orders(), named_schedules(shapes(5, 2, 10))), st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_steps_follow_each_other_at_the_longest_occupancy(schedule: Schedule, data: st.DataObject) -> None:
+    prices = data.draw(costs(schedule.stages))
+    once = simulate(communicate(schedule, default_messages(schedule.stages)), prices)
+    period = max(occupied(once, rank) for rank in range(schedule.ranks))
+    *_, before, last = chained(schedule, 5, prices)
+    assert last - before <= period * (1 + 1e-9)
+    assert once.cost <= period
+
+
+@pytest.mark.parametrize(("name", "saved"), [("zb_h2", 7.0), ("zb_v", 3.5), ("one_f_one_b", 0.0)])
+def test_what_is_saved_is_the_slant_of_the_schedule(name: str, saved: float) -> None:
+    """In forwards of a rank, on 8 ranks."""
+    schedule = make(name, 8, 2 if name == "zb_v" else 1, 24)
+    times = chained(schedule, 4, equal_costs())
+    assert times[0] - (times[-1] - times[-2]) == saved * (2 if name == "zb_v" else 1)

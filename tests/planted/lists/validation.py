@@ -117,8 +117,8 @@ MISTAKES = [
     Planted(
         "a-period-from-the-start-of-the-first-rank",
         "compiler/analysis/time.py",
-        "done[rank] - found.actions[rank][0].start + each.alone",
-        "done[rank] + each.alone",
+        "return last - first + arriving",
+        "return last",
         f"{TESTS}::test_a_step_is_predicted_to_be_as_long_as_the_busiest_rank",
     ),
     Planted(
