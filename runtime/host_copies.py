@@ -56,9 +56,9 @@ class HostCopies:
         """Start to copy the tensors in some slots of a frame to the host's memory."""
         pieces: dict[int, tuple[int, Storage]] = {}
         views = []
-        for slot in slots:
-            tensor = frame[slot]
-            assert tensor is not None, "a value to copy was not computed"
+        tensors = [tensor for slot in slots if (tensor := frame[slot]) is not None]
+        assert len(tensors) == len(slots), "a value to copy was not computed"
+        for tensor in tensors:
             memory = tensor.untyped_storage()
             place, _ = pieces.setdefault(memory.data_ptr(), (len(pieces), memory))
             views.append(_View(place, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()))
