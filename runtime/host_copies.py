@@ -2,8 +2,9 @@
 
 A stage's values of a microbatch are copied as the memory behind them, each piece of memory once, and views of it are
 made again with the same strides: kernels then read exactly what they would have read. On a GPU a stream of its own for
-each direction copies from and to pinned memory, and the stream that computes waits for it, not the host. On a CPU both
-memories are one, and the copy is the memory itself.
+each direction copies from and to pinned memory, and the stream that computes waits for it, not the host. Pinned memory
+of what has come back is used again: a later copy into it starts behind that one, as that starts behind what computes.
+On a CPU both memories are one, and the copy is the memory itself.
 """
 
 from __future__ import annotations
@@ -30,84 +31,101 @@ class _View:
 
 
 @define(eq=False)
+class Kept:
+    """What a stage keeps of a microbatch: views of pieces of memory, on the `device`, with the `host`, or both. The
+    copy under way has `ended` when the event says so.
+    """
+
+    views: tuple[_View, ...]
+    device: list[Storage]
+    host: list[Storage] = field(factory=list)
+    ended: torch.cuda.Event | None = None
+
+
+@define(eq=False)
 class HostCopies:
-    """The copies of one rank. Each is started by one call and completed by another; the calls of a microbatch come in
+    """The copies of one stage. Each is started by one call and completed by another; the calls of a microbatch come in
     the order of these functions.
     """
 
     device: torch.device
-    outward: torch.cuda.Stream | None = field(init=False)
-    inward: torch.cuda.Stream | None = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        gpu = self.device.type == "cuda"
-        self.outward = torch.cuda.Stream(self.device) if gpu else None  # type: ignore[no-untyped-call]
-        self.inward = torch.cuda.Stream(self.device) if gpu else None  # type: ignore[no-untyped-call]
+    streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None  # outward and inward, of the rank
+    free: list[list[Storage]] = field(factory=list)  # memory of the host that may be used again
 
     def offload(self, frame: Frame, slots: Sequence[int]) -> Kept:
         """Start to copy the tensors in some slots of a frame to the host's memory."""
         pieces: dict[int, tuple[int, Storage]] = {}
         views = []
-        for slot in slots:
-            tensor = frame[slot]
-            assert tensor is not None, "a value to copy was not computed"
+        tensors = [tensor for slot in slots if (tensor := frame[slot]) is not None]
+        assert len(tensors) == len(slots), "a value to copy was not computed"
+        for tensor in tensors:
             memory = tensor.untyped_storage()
             place, _ = pieces.setdefault(memory.data_ptr(), (len(pieces), memory))
             views.append(_View(place, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()))
         kept = Kept(tuple(views), [memory for _, memory in pieces.values()])
-        if self.outward is None:
-            kept.copies = list(map(to_host, kept.sources))
+        if self.streams is None:
+            kept.host = list(map(to_host, kept.device))
         else:
-            kept.ended = self._copied(kept, torch.device("cpu"), self.outward)
+            kept.host = self._host(kept.device)
+            kept.ended = self._copied(kept.device, kept.host, self.streams[0])
         return kept
 
     def offloaded(self, frame: Frame, slots: Sequence[int], kept: Kept) -> None:
         """Wait for these copies, and empty the slots."""
         self._wait(kept)
+        kept.device = []
         for slot in slots:
             frame[slot] = None
 
     def load(self, frame: Frame, slots: Sequence[int], kept: Kept) -> None:
         """Start to copy the tensors back into the slots. Their content is undefined until the wait."""
-        if self.inward is None:
-            kept.copies = list(map(to_device, kept.sources))
+        if self.streams is None:
+            kept.device = list(map(to_device, kept.host))
         else:
-            kept.ended = self._copied(kept, self.device, self.inward)
+            kept.device = [allocated(memory.nbytes(), self.device) for memory in kept.host]
+            kept.ended = self._copied(kept.host, kept.device, self.streams[1])
         for slot, view in zip(slots, kept.views, strict=True):
-            tensor = torch.empty(0, dtype=view.dtype, device=self.device)
-            frame[slot] = tensor.set_(kept.copies[view.memory], view.offset, view.shape, view.strides)
+            memory = kept.device[view.memory]
+            tensor = torch.empty(0, dtype=view.dtype, device=memory.device)
+            frame[slot] = tensor.set_(memory, view.offset, view.shape, view.strides)
 
     def loaded(self, kept: Kept) -> None:
-        """Wait for these copies; the host's memory is free again."""
+        """Wait for these copies; the host's memory may be used again."""
         self._wait(kept)
+        kept.device = []
+        if self.streams is not None:
+            self.free.append(kept.host)
 
-    def _copied(self, kept: Kept, target: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Start to copy `kept.sources`; returns what says that it is done."""
-        # Storage for what arrives is that of the stream that computes, so the copy starts behind what runs there now.
-        kept.copies = [_empty(memory.nbytes(), target) for memory in kept.sources]
+    def _host(self, device: Sequence[Storage]) -> list[Storage]:
+        """Pinned memory of the host for pieces of these sizes, which are those of every microbatch."""
+        if self.free:
+            return self.free.pop()
+        return [allocated(memory.nbytes(), torch.device("cpu")) for memory in device]
+
+    def _copied(
+        self, sources: Sequence[Storage], copies: Sequence[Storage], stream: torch.cuda.Stream
+    ) -> torch.cuda.Event:
+        """Start to copy pieces of memory; returns what says that they are copied.
+
+        Memory of the device is that of the stream that computes, so the copy starts behind what runs there now.
+        """
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for memory, new in zip(kept.sources, kept.copies, strict=True):
-                _bytes(new, target).copy_(_bytes(memory, memory.device), non_blocking=True)
+            for source, copy in zip(sources, copies, strict=True):
+                transfer(source, copy)
             ended: torch.cuda.Event = stream.record_event()
         return ended
 
     def _wait(self, kept: Kept) -> None:
         if kept.ended is not None:
             torch.cuda.current_stream(self.device).wait_event(kept.ended)
-        kept.sources, kept.copies, kept.ended = kept.copies, [], None
 
 
-@define(eq=False)
-class Kept:
-    """What a stage keeps of a microbatch: views of the memory `sources`, or after a copy of `copies`. The copy under
-    way has `ended` when the event says so.
-    """
-
-    views: tuple[_View, ...]
-    sources: list[Storage]
-    copies: list[Storage] = field(factory=list)
-    ended: torch.cuda.Event | None = None
+def streams_of(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream] | None:
+    """The streams in which a rank copies outward and inward; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def to_host(memory: Storage) -> Storage:
@@ -120,11 +138,17 @@ def to_device(memory: Storage) -> Storage:
     return memory
 
 
-def _empty(size: int, device: torch.device) -> Storage:
+def allocated(size: int, device: torch.device) -> Storage:
+    """Memory of a GPU, or pinned memory of the host."""
     pinned = device.type == "cpu"
     return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned).untyped_storage()
 
 
-def _bytes(memory: Storage, device: torch.device) -> torch.Tensor:
+def transfer(source: Storage, copy: Storage) -> None:
+    """Start to copy memory in the current stream."""
+    _bytes(copy).copy_(_bytes(source), non_blocking=True)
+
+
+def _bytes(memory: Storage) -> torch.Tensor:
     """All bytes of a piece of memory."""
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(memory)
+    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)

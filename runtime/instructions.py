@@ -15,7 +15,7 @@ from partita.compiler.instructions import Compute, Copy, PostCopy, PostReceive, 
 from partita.compiler.program import Program, RankProgram
 from partita.compiler.schedules.schedule import OFFLOAD
 from partita.runtime.context import Context, begun
-from partita.runtime.host_copies import HostCopies, Kept
+from partita.runtime.host_copies import HostCopies, Kept, streams_of
 from partita.runtime.stages import Stage, allocator
 from partita.runtime.transports.transport import Handle, Transport
 
@@ -75,7 +75,9 @@ class Binder:
                 last_of_slices[instruction.stage, instruction.action.microbatch // self.program.slices] = i
                 first.setdefault(instruction.stage, i)
         transfers: dict[Transfer, _UnderWay] = {}
-        copies, kept = HostCopies(self.context.device), dict[tuple[int, int], Kept]()
+        streams = streams_of(self.context.device)
+        copies = {index: HostCopies(self.context.device, streams) for index in self.stages}
+        kept: dict[tuple[int, int], Kept] = {}
         bound: list[Bound] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
@@ -86,7 +88,7 @@ class Binder:
                 closing = instruction.stage in self.record.reductions.get(i, ())
                 own = self._compute(instruction, final, whole, opening, closing)
             elif isinstance(instruction, (PostCopy, WaitCopy)):
-                own = self._copy(instruction, copies, kept)
+                own = self._copy(instruction, copies[instruction.stage], kept)
             else:
                 transfer = instruction.transfer
                 under_way = transfers.setdefault(transfer, _UnderWay())

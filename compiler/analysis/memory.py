@@ -27,7 +27,8 @@ The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
     buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update
 
 What lies in the host's memory (`offload`) is not part of it, and counted apart, as if the device had its own memory. Of
-what microbatches keep there, it is the most at any time, from where the copy there starts to where the one back ends.
+what microbatches keep there, it is for as many of each stage as are there at once, from where the copy there starts to
+where the one back ends.
 """
 
 from __future__ import annotations
@@ -118,15 +119,17 @@ def _on_host(state: Scheduled, rank: RankPlan) -> int:
 
 
 def microbatches_on_host(state: Scheduled, rank: RankPlan) -> int:
-    """The most bytes that the microbatches in flight of a rank keep in the host's memory."""
-    now = most = 0
+    """Bytes in the host's memory for what microbatches in flight keep. Each stage of a rank uses its own again, for as
+    many of them as are there at once.
+    """
+    now, most = Counter[int](), Counter[int]()
     for each in rank.instructions:
         if isinstance(each, PostCopy) and each.action.kind == OFFLOAD:
-            now += state.plan.stages[each.stage].offloaded
-            most = max(most, now)
+            now[each.stage] += 1
+            most[each.stage] = max(most[each.stage], now[each.stage])
         elif isinstance(each, WaitCopy) and each.action.kind == LOAD:
-            now -= state.plan.stages[each.stage].offloaded
-    return most
+            now[each.stage] -= 1
+    return sum(count * state.plan.stages[stage].offloaded for stage, count in most.items())
 
 
 def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, MemoryReport]:

@@ -63,13 +63,15 @@ def _with_copies(state: Partitioned, schedule: Schedule) -> tuple[Schedule, tupl
     of a rule that then has no effect.
     """
     copies = copy_seconds(state)
-    if schedule.copies and not copies:
+    if not copies and not schedule.copies:
+        return schedule, ()
+    check_schedule(schedule)
+    if not copies:
         message = f"`{schedule.name}` has copies to the host's memory (O and L), but the layout offloads nothing"
         span = schedule.spans[0][0] if schedule.spans else state.schedule_call.call.span
         raise refuse("E0505", message, span, help="`offload all`, or the name of a block or repeat, in the layout")
-    if not copies or not schedule.training or schedule.copies:
+    if not schedule.training or schedule.copies:
         return schedule, ()
-    check_schedule(schedule)
     timeline = simulate(communicate(schedule, state.partitioned.messages), costs_of(state))
     schedule = with_copies(schedule, copies, timeline)
     if schedule.copies:

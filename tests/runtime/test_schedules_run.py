@@ -18,7 +18,6 @@ from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.analysis.time import predict
 from partita.compiler.fit.schedule import planned_with
 from partita.compiler.pipeline import assembled, compile_spec
-from partita.compiler.schedules.offload import without_copies
 from partita.compiler.schedules.schedule import Schedule, peak_live
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
@@ -130,9 +129,9 @@ def test_a_mutant_is_refused_or_computes_the_same(mutant):
 @settings(max_examples=100)
 @given(st.data())
 def test_a_mutant_of_an_order_with_copies_is_refused_or_computes_the_same(data):
-    _, schedule, _ = data.draw(copied_schedules(schedules(sizes)).filter(lambda each: each[1].copies))
+    plain, schedule, _ = data.draw(copied_schedules(schedules(sizes)).filter(lambda each: each[1].copies))
     original, changed, mistake = data.draw(mutants(st.just(schedule)))
-    loss, gradients = ran(without_copies(original)[0])
+    loss, gradients = ran(plain)
     for each in (original, changed):
         try:
             other, found = copying(each)

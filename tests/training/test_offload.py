@@ -164,7 +164,7 @@ def test_what_lies_in_the_wrong_memory_is_found():
 
 
 def test_wrong_rules():
-    given, diagnostics = load_text(text_of("offload param"), "lm.par")
+    given, diagnostics = load_text(text_of("offload grad"), "lm.par")
     assert given is None
     assert [(each.code, each.span.line, each.span.column) for each in diagnostics] == [("E0418", 17, 11)]
     plain = text_of("offload state", "sgd(lr = 0.1)").replace("update table -> adamw(lr = 0.01) ", "")

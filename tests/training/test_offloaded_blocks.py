@@ -4,14 +4,15 @@ and back beside what the ranks compute.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
@@ -194,7 +195,7 @@ def test_a_view_comes_back_with_the_strides_that_it_had(tmp_path: Path):
     slots = range(6)
     expected = [(each.clone(), each.stride()) for each in frame[:6]]
     with memory_of_its_own():
-        copies = host_copies.HostCopies(torch.device("cpu"))
+        copies = host_copies.HostCopies(torch.device("cpu"), None)
         kept = copies.offload(frame, slots)
         copies.offloaded(frame, slots, kept)
         assert frame == [None] * 7
@@ -218,6 +219,98 @@ def test_two_real_processes_train_alike(tmp_path: Path):
     found, expected = computed(tmp_path / "copied"), computed(tmp_path / "plain")
     assert len(found) == 4
     assert found == expected
+
+
+class Stream:
+    """A stream of a GPU that does what it is given as late as it may, when it is waited for; or `early`, at once."""
+
+    current: Stream | None = None
+
+    def __init__(self, early: bool = False) -> None:
+        self.early = early
+        self.work: list[Callable[[], None]] = []
+
+    def add(self, work: Callable[[], None]) -> None:
+        self.work.append(work)
+        if self.early:
+            self.run(len(self.work))
+
+    def run(self, count: int) -> None:
+        """Do the first of the work that it was given, as far as it is not done."""
+        for i in range(count):
+            work, self.work[i] = self.work[i], lambda: None
+            work()
+
+    def wait_stream(self, other: Stream) -> None:
+        self.add(partial(other.run, len(other.work)))
+
+    def wait_event(self, event: Event) -> None:
+        self.add(partial(event.stream.run, event.count))
+
+    def record_event(self) -> Event:
+        return Event(self, len(self.work))
+
+    def __enter__(self) -> None:
+        Stream.current = self
+
+    def __exit__(self, *_: object) -> None:
+        Stream.current = None
+
+
+@frozen
+class Event:
+    stream: Stream
+    count: int
+
+
+@given(st.lists(st.integers(0, 5), min_size=12, max_size=30), st.booleans())
+def test_streams_of_a_gpu_copy_in_time(steps: list[int], early: bool):
+    """Whatever is under way, and though copies happen as late as they may, or at once, and what computes is late:
+    microbatches leave, come back, and are read as they were, in as much of the host's memory as are there at once.
+    """
+    computing, taken = Stream(), []
+
+    def allocated(size: int, device: torch.device) -> torch.UntypedStorage:
+        taken.append((device.type, size))
+        return torch.full((size,), 99, dtype=torch.uint8).untyped_storage()
+
+    def transfer(source: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
+        Stream.current.add(lambda: _bytes(copy).copy_(_bytes(source)))
+
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_copies, "allocated", allocated)
+        patch.setattr(host_copies, "transfer", transfer)
+        patch.setattr(torch.cuda, "current_stream", lambda device: computing)
+        patch.setattr(torch.cuda, "stream", lambda stream: stream)
+        copies = host_copies.HostCopies(torch.device("cuda"), (Stream(early), Stream(early)))
+        leaving, away, coming, most = [], [], [], 0
+        for number, step in enumerate(steps):
+            there = [0, *([1] if leaving else []), *([2, 2] if away or coming else [])]
+            step = there[step % len(there)]
+            if step == 0:
+                frame = [torch.full((3, 2), -1), None]
+                computing.add(partial(frame[0].fill_, number))  # what makes it runs later, too
+                frame[1] = frame[0].t()
+                leaving.append((number, frame, copies.offload(frame, (0, 1)), frame[0]))
+            elif step == 1:
+                made, frame, kept, tensor = leaving.pop(0)
+                copies.offloaded(frame, (0, 1), kept)
+                computing.add(partial(tensor.fill_, -2))  # its memory is used for something else
+                away.append((made, frame, kept))
+            elif not coming:
+                made, frame, kept = away.pop()
+                copies.load(frame, (0, 1), kept)
+                coming.append((made, frame, kept))
+            else:
+                made, frame, kept = coming.pop()
+                copies.loaded(kept)
+                computing.add(partial(lambda m, own: read.append((m, own[1].clone())), made, list(frame)))
+            most = max(most, len(leaving) + len(away) + len(coming))
+        computing.run(len(computing.work))
+    for made, tensor in read:
+        assert torch.equal(tensor, torch.full((2, 3), made))
+    assert taken.count(("cpu", 48)) <= most
 
 
 # ---------------------------------------------------------------- memory and time

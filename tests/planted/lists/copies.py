@@ -10,15 +10,15 @@ MISTAKES = [
     Planted(
         "views-come-back-contiguous",
         "runtime/host_copies.py",
-        "frame[slot] = tensor.set_(kept.copies[view.memory], view.offset, view.shape, view.strides)",
-        "frame[slot] = tensor.set_(kept.copies[view.memory], view.offset, view.shape)",
+        "frame[slot] = tensor.set_(memory, view.offset, view.shape, view.strides)",
+        "frame[slot] = tensor.set_(memory, view.offset, view.shape)",
         f"{BLOCKS}::test_a_view_comes_back_with_the_strides_that_it_had",
     ),
     Planted(
         "all-views-of-the-first-memory",
         "runtime/host_copies.py",
-        "frame[slot] = tensor.set_(kept.copies[view.memory], view",
-        "frame[slot] = tensor.set_(kept.copies[0], view",
+        "memory = kept.device[view.memory]",
+        "memory = kept.device[0]",
         VERIFY,
     ),
     Planted(
@@ -34,6 +34,34 @@ MISTAKES = [
         "            frame[slot] = None\n",
         "            pass\n",
         f"{BLOCKS}::test_a_view_comes_back_with_the_strides_that_it_had",
+    ),
+    Planted(
+        "memory-used-before-it-is-copied",
+        "runtime/host_copies.py",
+        "        self._wait(kept)\n        kept.device = []\n        for slot",
+        "        kept.device = []\n        for slot",
+        f"{BLOCKS}::test_streams_of_a_gpu_copy_in_time",
+    ),
+    Planted(
+        "copied-before-it-is-computed",
+        "runtime/host_copies.py",
+        "        stream.wait_stream(torch.cuda.current_stream(self.device))\n",
+        "",
+        f"{BLOCKS}::test_streams_of_a_gpu_copy_in_time",
+    ),
+    Planted(
+        "memory-of-the-host-never-used-again",
+        "runtime/host_copies.py",
+        "            self.free.append(kept.host)\n",
+        "            pass\n",
+        f"{BLOCKS}::test_streams_of_a_gpu_copy_in_time",
+    ),
+    Planted(
+        "memory-of-the-host-used-at-once",
+        "runtime/host_copies.py",
+        "            kept.host = self._host(kept.device)\n",
+        "            kept.host = self._host(kept.device)\n            self.free.append(kept.host)\n",
+        f"{BLOCKS}::test_streams_of_a_gpu_copy_in_time",
     ),
     Planted(
         "the-copies-of-another-microbatch",
@@ -115,8 +143,8 @@ MISTAKES = [
     Planted(
         "the-host-keeps-one-microbatch",
         "compiler/analysis/memory.py",
-        "            most = max(most, now)\n",
-        "            most = state.plan.stages[each.stage].offloaded\n",
+        "            most[each.stage] = max(most[each.stage], now[each.stage])\n",
+        "            most[each.stage] = 1\n",
         f"{BLOCKS}::test_the_host_keeps_what_the_device_does_not",
     ),
     Planted(

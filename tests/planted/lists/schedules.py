@@ -247,8 +247,8 @@ MISTAKES = [
         "received-after-it-is-needed",
         "compiler/schedules/communication.py",
         "            program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))\n"
-        "            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))\n",
-        "            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))\n"
+        "            program.append(Compute(action, stages[action.chunk], i - 1 in joined[rank]))\n",
+        "            program.append(Compute(action, stages[action.chunk], i - 1 in joined[rank]))\n"
         "            program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))\n",
         TINY,
     ),
