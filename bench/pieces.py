@@ -1,7 +1,7 @@
 """What a step waits for where collectives beside products are in pieces, and where they are whole (`overlap`).
 
     python bench/pieces.py [--rounds 3] [--steps 6] [--batch 8] [--megabytes 125] [--pieces 2 4 8]
-    python bench/pieces.py --predicted
+    python bench/pieces.py --predicted [cluster.tensor=8 …]
 
 Two ranks with tensor and sequence parallelism train `bench/models/tensor.par` at the ends of a narrow link
 (`narrow.py`), alternately with each number of pieces. `exposed` is the time that a step waits for the link. With
@@ -30,11 +30,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--megabytes", type=float, default=125, help="of the link, a second")
     parser.add_argument("--pieces", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--predicted", action="store_true")
+    parser.add_argument("--predicted", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--as", dest="rank", metavar="LAYOUT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.predicted:
-        predicted(arguments.pieces)
+    if arguments.predicted is not None:
+        predicted(arguments.pieces, arguments.predicted)
         return
     if arguments.rank:
         settings = [f"train.steps={arguments.steps}", f"batch={arguments.batch}"]
@@ -60,7 +60,7 @@ def main() -> None:
     show("CPU time of the first rank in a step", "ms", computed, "whole")
 
 
-def predicted(counts: list[int]) -> None:
+def predicted(counts: list[int], overrides: list[str]) -> None:
     """Print what the cost model says, by the number of pieces."""
     from rich.console import Console
     from rich.table import Table
@@ -74,7 +74,9 @@ def predicted(counts: list[int]) -> None:
     assert split in text
     table = Table("pieces", "step", "MFU", "exposed", "peak memory", title=LARGE.name, title_justify="left")
     for count in (1, *counts):
-        given, diagnostics = load_text(text.replace(split, f"overlap tensor in {count}  {split}"), LARGE.name)
+        given, diagnostics = load_text(
+            text.replace(split, f"overlap tensor in {count}  {split}"), LARGE.name, overrides
+        )
         assert given is not None, [each.render() for each in diagnostics]
         state = compile_spec(given)
         found = predict(state)

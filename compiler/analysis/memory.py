@@ -348,17 +348,20 @@ def _gathering(state: Scheduled, rank: RankPlan) -> int:
 
 
 def _largest_buffer(state: Scheduled, rank: RankPlan) -> int:
-    """The most that the collectives of a microbatch hold in buffers at a time: each until its result is read."""
+    """The most that the collectives of a microbatch hold in buffers at a time, each until its result is read. What one
+    receives takes the place of its result, which is there only once it has arrived, one after the other.
+    """
     most = 0
     for stage in _stages(state, rank):
         nodes = [node for node in stage.nodes if node.phase is not Phase.PROLOGUE]
-        flying: dict[Value, int] = {}  # by the first result
+        flying: dict[Value, tuple[int, int]] = {}  # by the first result: what it sends, and receives
         for node, buffer in zip(nodes, _buffers(state, nodes), strict=True):
             for value in node.inputs:
                 flying.pop(value, None)
             if node.op.communicates:
-                flying[node.outputs[0]] = buffer
-            most = max(most, sum(flying.values()))
+                received = min(buffer, sum(value.type.bytes for value in node.outputs))
+                flying[node.outputs[0]] = buffer - received, received
+                most = max(most, sum(sent for sent, _ in flying.values()) + max(each for _, each in flying.values()))
     return most
 
 
