@@ -3,9 +3,9 @@
     python bench/memory.py [--case gpt|llama|layouts] [SCHEDULE ...]
 
 Each case runs for two steps on two ranks, with and without `recompute layer`; `layouts` are eleven combinations
-of layout, schedule and recompute for `llama.par`, on up to eight ranks. The peak is that of all tensors that are alive at
-once, counted after each operation. The figures are those of the fullest rank, in MiB; the ratios are the least and the
-greatest of all ranks. They are the same in every run.
+of layout, schedule and recompute for `llama.par`, on up to eight ranks. The peak is that of all tensors that are alive
+at once, counted after each operation. The figures are those of the fullest rank, in MiB; the ratios are the least and
+the greatest of all ranks. They are the same in every run.
 """
 
 from __future__ import annotations
