@@ -2,10 +2,10 @@
 
     python bench/memory.py [--case gpt|llama|layouts] [SCHEDULE ...]
 
-Each case runs for two steps on two ranks, with and without `recompute layer`; `layouts` are eight combinations of
-layout, schedule and recompute for `llama.par`, on up to eight ranks. The peak is that of all tensors that are alive at
-once, counted after each operation. The figures are those of the fullest rank, in MiB; the ratios are the least and the
-greatest of all ranks. They are the same in every run.
+Each case runs for two steps on two ranks, with and without `recompute layer`; `layouts` are eleven combinations
+of layout, schedule and recompute for `llama.par`, on up to eight ranks. The peak is that of all tensors that are alive
+at once, counted after each operation. The figures are those of the fullest rank, in MiB; the ratios are the least and
+the greatest of all ranks. They are the same in every run.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class Case:
 
 GPT = Path(__file__).parent / "models" / "gpt.par"
 LLAMA = Path(__file__).parents[1] / "specs" / "llama.par"
+# Ranks by which no axis divides.
+THREE = ("cluster.data=3", "cluster.pipe=1", "batch=48")
 LAYOUTS = (
     Case("data 2, ZeRO-1", LLAMA, ("layout=zero1", "cluster.pipe=1", "cluster.tensor=1"), "gpipe", False),
     Case("data 2, ZeRO-3", LLAMA, ("layout=everything", "cluster.pipe=1", "cluster.tensor=1"), "one_f_one_b", True),
@@ -91,6 +93,9 @@ LAYOUTS = (
         "interleaved_1f1b",
         False,
     ),
+    Case("data 3, ZeRO-1, flat", LLAMA, (*THREE, "layout=zero1", "cluster.tensor=1"), "gpipe", False),
+    Case("data 3, ZeRO-3, flat", LLAMA, (*THREE, "layout=everything", "cluster.tensor=1"), "one_f_one_b", False),
+    Case("data 3 × tensor 2, ZeRO-1, flat", LLAMA, (*THREE, "layout=zero1"), "one_f_one_b", True),
 )
 ON_TWO_RANKS = {"gpt": (GPT, ()), "llama": (LLAMA, ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2"))}
 

@@ -14,7 +14,7 @@ from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops import OPS
 from partita.compiler.ops.attend import Attend, AttendGradient
-from partita.compiler.ops.collective import Collective, Part, Reshard
+from partita.compiler.ops.collective import Collective, Flatten, Part, Reshard, Unflatten
 from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.convolution import Product
 from partita.compiler.ops.dot import Dot
@@ -35,7 +35,12 @@ from tests.compiler.ops.op_cases import CASES, A, B, C, Case, f, i
 from tests.compiler.ops.placing import run
 from tests.compiler.ops.test_ops import tensor
 
-PART = Case("part", Part("x", 3, "a"), (f(A, B),))
+MOVED = (
+    Case("part", Part("x", 3, "a"), (f(A, B),)),
+    Case("flatten", Flatten("flat", ("a", "b"), A.size * B.size, A.size * B.size), (f(A, B),)),
+    Case("unflatten", Unflatten((A,)), (f(Axis("flat", A.size + 1)),)),
+    Case("piece", Piece("a", 2, 1, view=True), (f(Axis("a", 4), B),)),
+)
 
 
 def made(case: Case, seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -49,8 +54,7 @@ def memory(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-PIECE = Case("piece", Piece("a", 2, 1, view=True), (f(Axis("a", 4), B),))
-VIEWS = [case for case in (*CASES, PART, PIECE) if case.op.is_view]
+VIEWS = [case for case in (*CASES, *MOVED) if case.op.is_view]
 
 
 @pytest.mark.parametrize("case", VIEWS, ids=lambda case: case.name)

@@ -54,10 +54,11 @@ def transformer(mesh: str, *rules: str, memory: str = "80GiB", metric: str = "")
     return compile_spec(checked(text, "gpt.par"))
 
 
-def network(mesh: str, *rules: str, microbatches: int = 2) -> Compilation:
+def network(mesh: str, *rules: str, microbatches: int = 2, optimizer: str = "") -> Compilation:
     """A network of two layers. Raises Refused."""
     lines = "\n".join(f"  {rule}" for rule in rules)
-    return compile_spec(checked(NETWORK.format(mesh=mesh, rules=lines, microbatches=microbatches), "net.par"))
+    chosen = [f"train.optimizer={optimizer}"] if optimizer else []
+    return compile_spec(checked(NETWORK.format(mesh=mesh, rules=lines, microbatches=microbatches), "net.par", chosen))
 
 
 def _replaced(text: str, keyword: str, by: str) -> str:

@@ -128,11 +128,18 @@ def test_compile_says_how_bytes_are_counted(state: Compilation) -> None:
 
 
 def test_compile_names_what_a_rule_for_a_class_leaves_whole() -> None:
-    """`data` splits what it can; `tensor` of 5 divides neither parameter."""
-    state = network("data = 2, tensor = 5", "shard batch -> data", "shard state -> tensor, data")
-    assert summarize(state).as_json()["undivided"] == {"tensor": ["net.up", "net.down"]}
-    page = shown(lambda console: compile_command.show(state, summarize(state), console), 110)
-    assert "replicated, not stored split over tensor: net.up, net.down; no axis divides evenly" in page
+    """`data` splits what it can; `tensor` of 5 divides neither parameter. Both are flat, unless that is not enough."""
+    rules = "shard batch -> data", "shard state -> tensor, data"
+    state = network("data = 2, tensor = 5", *rules, optimizer="adafactor(lr = 0.1)")
+    found = summarize(state).as_json()
+    assert (found["flat"], found["undivided"]) == ({}, {"tensor": ["net.up", "net.down"]})
+    page = " ".join(shown(lambda console: compile_command.show(state, summarize(state), console), 110))
+    assert "replicated, not stored split over tensor: net.up, net.down; no axis divides evenly, and" in page
+    state = network("data = 2, tensor = 5", *rules)
+    found = summarize(state).as_json()
+    assert (found["flat"], found["undivided"]) == ({"data, tensor": ["net.up", "net.down"]}, {})
+    page = " ".join(shown(lambda console: compile_command.show(state, summarize(state), console), 110))
+    assert "stored flat over data, tensor: net.up, net.down; no axis divides evenly" in page
 
 
 def test_the_keys_of_json_are_stable(state: Compilation) -> None:

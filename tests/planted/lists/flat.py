@@ -45,7 +45,7 @@ MISTAKES = [
         f"{VERIFY} layout=gradients",
     ),
     Planted(
-        "means-from-the-last-parts-on",
+        "parts-in-the-other-order",
         "runtime/regions.py",
         "index = index * sizes[name] + coordinates[name]\n    return tuple(pieces",
         "index = index * sizes[name] + (sizes[name] - 1 - coordinates[name])\n    return tuple(pieces",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.compiler.layout import Layout
+from partita.compiler.layout import Flat, Layout
 from partita.compiler.mesh import Mesh
 from partita.compiler.passes.shard.defaults import DefaultLayouts, default_layouts
 from partita.dsl.types import Axis, Type
@@ -33,7 +33,9 @@ def defaults(kind: str, over: str, data: int, tensor: int) -> DefaultLayouts:
 
 
 def expected(type: Type, compute: Layout, over: list[str], sizes: dict[str, int]) -> Layout:
-    """Along each mesh axis in turn, the first of the largest axes that nothing splits and that divide."""
+    """Along each mesh axis in turn, the first of the largest axes that nothing splits and that divide; where there is
+    none, flat over all of them.
+    """
     states = dict(compute.states)
     for mesh_axis in over:
         if mesh_axis in states:
@@ -43,8 +45,12 @@ def expected(type: Type, compute: Layout, over: list[str], sizes: dict[str, int]
             fits = axis.name not in states.values() and axis.size % sizes[mesh_axis] == 0
             if fits and (best is None or axis.size > best.size):
                 best = axis
-        if best is not None:
-            states[mesh_axis] = best.name
+        if best is None:
+            flat = [name for name in over if name not in dict(compute.states)]
+            form = Flat(type.axes, prod(sizes[name] for name in flat), tuple(dict(compute.states).values()))
+            states = {**dict(compute.states), **dict.fromkeys(flat, "flat")}
+            return Layout(tuple((name, states[name]) for name in ("data", "tensor") if name in states), form)
+        states[mesh_axis] = best.name
     return Layout(tuple((name, states[name]) for name in ("data", "tensor") if name in states))
 
 

@@ -121,10 +121,14 @@ def test_two_rules_for_one_tensor_that_want_one_mesh_axis() -> None:
 
 
 def test_a_rule_for_a_class_where_nothing_divides() -> None:
-    (found,) = warnings("data = 2, tensor = 5", BATCH, "shard state -> tensor")
+    """And an optimizer needs tensors whole: others are flat."""
+    made = network("data = 2, tensor = 5", BATCH, "shard state -> tensor", optimizer="adafactor(lr = 0.1)")
+    (found,) = [each.render() + "\n" for each in made.warnings]
     assert "warning[W0301]: `shard state -> tensor` applies to no tensor" in found
     assert "= net.up: f32[width=6, hidden=12]: no unsplit axis divides evenly by `tensor` of 5" in found
-    assert "help: choose sizes that divide" in found
+    assert "help: choose sizes that divide, or an elementwise optimizer" in found
+    (found,) = warnings("data = 2, tensor = 5", BATCH, "shard state -> tensor")
+    assert "warning[W0302]" in found
 
 
 def test_a_rule_for_a_class_that_another_implies() -> None:
