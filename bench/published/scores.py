@@ -145,7 +145,7 @@ def formula(state: Scheduled) -> tuple[float, float]:
 
 
 def unseen(state: Scheduled) -> float:
-    """The FLOPs of a step of Llama's causal attention with keys that no query sees: as many as with those that it sees."""
+    """The FLOPs of a step in which Llama's attention would see the keys that causality hides: as many as of those seen."""
     batch, seq, depth, groups, heads, key = (
         float(state.spec.axes[name].size) for name in ("batch", "seq", "depth", "groups", "heads", "key")
     )

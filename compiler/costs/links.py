@@ -105,7 +105,7 @@ class Link:
 
     def waiting(self, parts: int) -> float:
         """Bytes that take as long around a ring as its steps do."""
-        return min((self._around(parts, by) * by.share for by in self._protocols)) * self._collective[1]
+        return min(self._around(parts, by) * by.share for by in self._protocols) * self._collective[1]
 
     @property
     def _collective(self) -> tuple[float, float]:
@@ -113,7 +113,6 @@ class Link:
         if not self.collective_bandwidth:
             return self.latency, self.bandwidth
         return self.collective_latency, self.collective_bandwidth
-
 
     @property
     def _protocols(self) -> tuple[Protocol, ...]:
@@ -150,7 +149,10 @@ _PROTOCOLS = (
     Protocol(1.0, 8.4e-6, 3.4e-6, 14e-6, 14e-6),  # Simple, of which the bandwidths above are
 )
 # Each channel of NCCL is a block of threads, which has a multiprocessor to itself (github.com/NVIDIA/nccl/issues/1656).
-_CHANNELS = "blocks: 24 channels in a machine of A100 (github.com/NVIDIA/nccl-tests/issues/100) or H100 (NVIDIA/nccl/issues/1259)"
+_CHANNELS = (
+    "blocks: 24 channels in a machine of A100 (github.com/NVIDIA/nccl-tests/issues/100)"
+    " or H100 (github.com/NVIDIA/nccl/issues/1259)"
+)
 _CHANNELS_BETWEEN = "blocks: 16 channels between machines, two a port: known, not looked up"
 _INSIDE, _BETWEEN = (_NCCL, _CHANNELS), (_NCCL, _CHANNELS_BETWEEN)
 
@@ -160,14 +162,47 @@ LINKS = {
     link.name: link
     for link in (
         Link("memory", 5e9, 1e-5, peak=5e9, sources=("Gloo between processes of one machine, as measured here",)),
-        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3, *_INSIDE, protocols=_PROTOCOLS, blocks=24),
-        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4, *_INSIDE, protocols=_PROTOCOLS, blocks=24),
-        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}", *_INSIDE, protocols=_PROTOCOLS, blocks=24),
+        _link(
+            "nvlink3",
+            300e9,
+            0.775,
+            3e-6,
+            "NVIDIA A100, data sheet",
+            _NVLINK3,
+            *_INSIDE,
+            protocols=_PROTOCOLS,
+            blocks=24,
+        ),
+        _link(
+            "nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4, *_INSIDE, protocols=_PROTOCOLS, blocks=24
+        ),
+        _link(
+            "nvlink5",
+            900e9,
+            0.82,
+            3e-6,
+            "NVIDIA HGX B200, data sheet",
+            f"as NVLink 4: {_NVLINK4}",
+            *_INSIDE,
+            protocols=_PROTOCOLS,
+            blocks=24,
+        ),
         _link("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0", "share: assumed", _NCCL),
         _link("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0", "share: assumed", _NCCL),
         _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
         _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
-        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
+        _link(
+            "ib800",
+            100e9,
+            0.94,
+            5e-6,
+            "InfiniBand XDR",
+            f"as NDR: {_NDR}",
+            *_BETWEEN,
+            ports=8,
+            protocols=_PROTOCOLS,
+            blocks=16,
+        ),
         _link("ethernet", 12.5e9, 0.9, 2e-5, "100 Gb/s Ethernet", "share and latency: assumed, TCP", ports=1),
     )
 }

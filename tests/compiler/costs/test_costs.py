@@ -104,7 +104,7 @@ def test_small_sums_take_a_tree_and_large_ones_a_ring():
 
 
 def test_a_ring_takes_a_step_for_each_rank_and_the_faster_protocol():
-    """NCCL's figures: 8.4 + 3.4 or 14 + 1.9 µs a step in a machine; between them 14 or 4, or as a tree's where alone."""
+    """NCCL's figures: 8.4 + 3.4 or 14 + 1.9 µs a step in a machine; between them 14 or 4, or what a tree's take."""
     link = LINKS["nvlink4"]
     assert link.gather(8, 1 << 10) == pytest.approx((14e-6 + 7 * 1.9e-6, 896 / (0.92 * link.bandwidth)))
     assert link.gather(8, 1 << 32)[0] == pytest.approx(8.4e-6 + 7 * 3.4e-6)
