@@ -34,7 +34,7 @@ class Link:
     """Unidirectional bandwidth in bytes/s, as a rank's messages reach it, and latency of a message in seconds; `post`
     is the seconds for which a rank is busy posting a message or waiting for it (0 if a device does that itself).
     Collectives may reach less and then have numbers of their own (0: the same); they take the fastest of `protocols`
-    (none: a step takes the latency). `inside` ranks of a group that follow one another share a machine. While they run,
+    (none: a message takes the latency). `inside` ranks of a group that follow one another share a machine. While they run,
     they take `blocks` of a device's multiprocessors. `peak` is the published bandwidth, `ports` the number of network
     ports of a machine (0 for links inside it). Links of one `name` are one wire.
     """
@@ -55,10 +55,14 @@ class Link:
     __repr__ = shortened
 
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
-        """Latency and transfer time of an all-gather of `bytes`, or of a reduce-scatter of as many, around a ring: no
-        byte is sent twice, in one step fewer than there are ranks (Thakur, Rabenseifner and Gropp 2005).
+        """Latency and transfer time of an all-gather of `bytes`, or of a reduce-scatter of as many. No byte is sent
+        twice: around a ring, in one step fewer than there are ranks; without protocols, the distance doubles from
+        message to message (Thakur, Rabenseifner and Gropp 2005).
         """
-        moved = bytes * (parts - 1) / parts / self._collective[1]
+        latency, bandwidth = self._collective
+        moved = bytes * (parts - 1) / parts / bandwidth
+        if not self.protocols:
+            return (parts - 1).bit_length() * latency, moved
         return min(((self._around(parts, by), moved / by.share) for by in self._protocols), key=sum)
 
     def add(self, parts: int, bytes: float) -> tuple[float, float]:
@@ -104,8 +108,8 @@ class Link:
         return 100 * latency * bandwidth
 
     def waiting(self, parts: int) -> float:
-        """Bytes that take as long around a ring as its steps do."""
-        return min(self._around(parts, by) * by.share for by in self._protocols) * self._collective[1]
+        """Bytes that take as long as the sequential messages of an all-gather."""
+        return self.gather(parts, 0.0)[0] * self._collective[1]
 
     @property
     def _collective(self) -> tuple[float, float]:
