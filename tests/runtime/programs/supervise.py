@@ -1,7 +1,7 @@
-"""`supervise.py RANKS PROGRAM ARGUMENTS…` runs a Python program as ranks and exits as `launch` says."""
+"""`supervise.py RANKS GRACE PROGRAM ARGUMENTS…` runs a Python program as ranks and exits as `launch` says."""
 
 import sys
 
 from partita.runtime.supervision.launcher import launch
 
-sys.exit(launch([sys.executable, *sys.argv[2:]], int(sys.argv[1])))
+sys.exit(launch([sys.executable, *sys.argv[3:]], int(sys.argv[1]), grace=float(sys.argv[2])))

@@ -38,7 +38,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 def supervised(*arguments: str, ranks: int = 2, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(PROGRAMS / "supervise.py"), str(ranks), *arguments],
+        [sys.executable, str(PROGRAMS / "supervise.py"), str(ranks), "2", *arguments],
         capture_output=True,
         text=True,
         env=clean_environment(**more),
