@@ -34,9 +34,9 @@ class Link:
     """Unidirectional bandwidth in bytes/s, as a rank's messages reach it, and latency of a message in seconds; `post`
     is the seconds for which a rank is busy posting a message or waiting for it (0 if a device does that itself).
     Collectives may reach less and then have numbers of their own (0: the same); they take the fastest of `protocols`
-    (none: a message takes the latency). `inside` ranks of a group that follow one another share a machine. While they run,
-    they take `blocks` of a device's multiprocessors. `peak` is the published bandwidth, `ports` the number of network
-    ports of a machine (0 for links inside it). Links of one `name` are one wire.
+    (none: a message takes the latency). `inside` ranks of a group that follow one another share a machine. While they
+    run, they take `blocks` of a device's multiprocessors. `peak` is the published bandwidth, `ports` the number of
+    network ports of a machine (0 for links inside it). Links of one `name` are one wire.
     """
 
     name: str
