@@ -8,11 +8,11 @@ beside it, of which the row's come last. They may also say
   (HFU: those of recomputation as well);
 - how long a step took, in one of three ways: `seconds`, `tokens` a second of each GPU, or `teraflops` a second of each
   GPU;
-- `whole_attention`: its TFLOP/s count products of queries with all keys, though attention is causal, as PaLM's formula
-  does (arXiv 2204.02311, appendix B);
-- `ran`, how that system ran where our programs run otherwise, so that the prediction is of one that does the same: names
-  of `published.scores.DIFFERENCES`, or `eager`, which is not compiled, `flash-1`, which has attention's kernel of before
-  July 2023, and `gathers-again`, which gathers parameters once more for each backward pass;
+- `whole_attention`: its TFLOP/s count products of queries with all keys, though attention is causal, as PaLM's
+  formula does (arXiv 2204.02311, appendix B);
+- `ran`, how that system ran where our programs run otherwise, so that the prediction is of one that does the same:
+  names of `published.scores.DIFFERENCES`, or `eager`, which is not compiled, `flash-1`, which has attention's kernel
+  of before July 2023, and `gathers-again`, which gathers parameters once more for each backward pass;
 - `fitted`: constants of the cost model were chosen with these rows in view.
 """
 

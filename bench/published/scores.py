@@ -75,10 +75,13 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "reduces-twice": {"reductions": 2.0},
     "flat": {"flat": True},
 }
+# Those that are no difference of execution: of the program, its device, or what a step is.
+ELSEWHERE = ("eager", "flash-1", "gathers-again")
 
 
 def execution(row: Row) -> Execution:
     """How that system executed what it ran."""
+    assert row.ran <= {*DIFFERENCES, *ELSEWHERE}, row
     changes = [DIFFERENCES[each] for each in sorted(row.ran) if each in DIFFERENCES]
     return evolve(OURS, **{name: value for each in changes for name, value in each.items()})
 
@@ -145,7 +148,7 @@ def formula(state: Scheduled) -> tuple[float, float]:
 
 
 def unseen(state: Scheduled) -> float:
-    """The FLOPs of a step of Llama's causal attention with keys that no query sees: as many as with those that it sees."""
+    """The FLOPs of a step with the keys that causality hides from Llama's attention: as many as with those it sees."""
     batch, seq, depth, groups, heads, key = (
         float(state.spec.axes[name].size) for name in ("batch", "seq", "depth", "groups", "heads", "key")
     )

@@ -386,7 +386,7 @@ class Walk:
     def after(self, seconds: float) -> float:
         """When what takes so many seconds alone has run, beside the collectives that are under way."""
         now = self.now
-        for end, name in sorted((end, name) for name, end in self.free.items() if end > now and self.blocks.get(name)):
+        for end in sorted(end for name, end in self.free.items() if end > now and self.blocks.get(name)):
             taken = sum(self.blocks[other] for other, last in self.free.items() if last >= end and other in self.blocks)
             speed = self.state.device.beside(taken)
             if seconds <= (end - now) * speed:

@@ -34,9 +34,9 @@ class Link:
     """Unidirectional bandwidth in bytes/s, as a rank's messages reach it, and latency of a message in seconds; `post`
     is the seconds for which a rank is busy posting a message or waiting for it (0 if a device does that itself).
     Collectives may reach less and then have numbers of their own (0: the same); they take the fastest of `protocols`
-    (none: a step takes the latency). `inside` ranks of a group that follow one another share a machine. While they run,
-    they take `blocks` of a device's multiprocessors. `peak` is the published bandwidth, `ports` the number of network
-    ports of a machine (0 for links inside it). Links of one `name` are one wire.
+    (none: a message takes the latency). `inside` ranks of a group that follow one another share a machine. While they
+    run, they take `blocks` of a device's multiprocessors. `peak` is the published bandwidth, `ports` the number of
+    network ports of a machine (0 for links inside it). Links of one `name` are one wire.
     """
 
     name: str
@@ -55,10 +55,14 @@ class Link:
     __repr__ = shortened
 
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
-        """Latency and transfer time of an all-gather of `bytes`, or of a reduce-scatter of as many, around a ring: no
-        byte is sent twice, in one step fewer than there are ranks (Thakur, Rabenseifner and Gropp 2005).
+        """Latency and transfer time of an all-gather of `bytes`, or of a reduce-scatter of as many. No byte is sent
+        twice: around a ring, in one step fewer than there are ranks; without protocols, the distance doubles from
+        message to message (Thakur, Rabenseifner and Gropp 2005).
         """
-        moved = bytes * (parts - 1) / parts / self._collective[1]
+        latency, bandwidth = self._collective
+        moved = bytes * (parts - 1) / parts / bandwidth
+        if not self.protocols:
+            return (parts - 1).bit_length() * latency, moved
         return min(((self._around(parts, by), moved / by.share) for by in self._protocols), key=sum)
 
     def add(self, parts: int, bytes: float) -> tuple[float, float]:
@@ -104,8 +108,8 @@ class Link:
         return 100 * latency * bandwidth
 
     def waiting(self, parts: int) -> float:
-        """Bytes that take as long around a ring as its steps do."""
-        return min((self._around(parts, by) * by.share for by in self._protocols)) * self._collective[1]
+        """Bytes that take as long as the sequential messages of an all-gather."""
+        return self.gather(parts, 0.0)[0] * self._collective[1]
 
     @property
     def _collective(self) -> tuple[float, float]:
@@ -113,7 +117,6 @@ class Link:
         if not self.collective_bandwidth:
             return self.latency, self.bandwidth
         return self.collective_latency, self.collective_bandwidth
-
 
     @property
     def _protocols(self) -> tuple[Protocol, ...]:
@@ -150,7 +153,10 @@ _PROTOCOLS = (
     Protocol(1.0, 8.4e-6, 3.4e-6, 14e-6, 14e-6),  # Simple, of which the bandwidths above are
 )
 # Each channel of NCCL is a block of threads, which has a multiprocessor to itself (github.com/NVIDIA/nccl/issues/1656).
-_CHANNELS = "blocks: 24 channels in a machine of A100 (github.com/NVIDIA/nccl-tests/issues/100) or H100 (NVIDIA/nccl/issues/1259)"
+_CHANNELS = (
+    "blocks: 24 channels in a machine of A100 (github.com/NVIDIA/nccl-tests/issues/100)"
+    " or H100 (github.com/NVIDIA/nccl/issues/1259)"
+)
 _CHANNELS_BETWEEN = "blocks: 16 channels between machines, two a port: known, not looked up"
 _INSIDE, _BETWEEN = (_NCCL, _CHANNELS), (_NCCL, _CHANNELS_BETWEEN)
 
@@ -160,14 +166,47 @@ LINKS = {
     link.name: link
     for link in (
         Link("memory", 5e9, 1e-5, peak=5e9, sources=("Gloo between processes of one machine, as measured here",)),
-        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3, *_INSIDE, protocols=_PROTOCOLS, blocks=24),
-        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4, *_INSIDE, protocols=_PROTOCOLS, blocks=24),
-        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}", *_INSIDE, protocols=_PROTOCOLS, blocks=24),
+        _link(
+            "nvlink3",
+            300e9,
+            0.775,
+            3e-6,
+            "NVIDIA A100, data sheet",
+            _NVLINK3,
+            *_INSIDE,
+            protocols=_PROTOCOLS,
+            blocks=24,
+        ),
+        _link(
+            "nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4, *_INSIDE, protocols=_PROTOCOLS, blocks=24
+        ),
+        _link(
+            "nvlink5",
+            900e9,
+            0.82,
+            3e-6,
+            "NVIDIA HGX B200, data sheet",
+            f"as NVLink 4: {_NVLINK4}",
+            *_INSIDE,
+            protocols=_PROTOCOLS,
+            blocks=24,
+        ),
         _link("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0", "share: assumed", _NCCL),
         _link("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0", "share: assumed", _NCCL),
         _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
         _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
-        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", *_BETWEEN, ports=8, protocols=_PROTOCOLS, blocks=16),
+        _link(
+            "ib800",
+            100e9,
+            0.94,
+            5e-6,
+            "InfiniBand XDR",
+            f"as NDR: {_NDR}",
+            *_BETWEEN,
+            ports=8,
+            protocols=_PROTOCOLS,
+            blocks=16,
+        ),
         _link("ethernet", 12.5e9, 0.9, 2e-5, "100 Gb/s Ethernet", "share and latency: assumed, TCP", ports=1),
     )
 }

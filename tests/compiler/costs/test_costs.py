@@ -90,9 +90,9 @@ def test_more_to_move_never_takes_less(link: Link, parts: int, bytes: int, more:
 @given(LINK, PARTS, BYTES)
 def test_a_sum_takes_the_quicker_of_ring_and_tree(link: Link, parts: int, bytes: int):
     """Around a ring, nothing is sent twice, and a sum goes round twice."""
-    once, there = link.gather(parts, bytes)
     latency, moving = link.add(parts, bytes)
-    assert latency + moving <= 2 * (once + there) * (1 + 1e-12)
+    if link.protocols:
+        assert latency + moving <= 2 * sum(link.gather(parts, bytes)) * (1 + 1e-12)
     assert latency + moving >= 2 * bytes * (parts - 1) / parts / link.bandwidth
 
 
@@ -100,11 +100,11 @@ def test_small_sums_take_a_tree_and_large_ones_a_ring():
     link = Link("wire", 1e10, 5e-6)
     assert link.add(1024, 8)[0] == pytest.approx(20 * link.latency)
     assert link.add(8, 1 << 32)[0] == pytest.approx(14 * link.latency)
-    assert link.gather(8, 1 << 32)[0] == pytest.approx(7 * link.latency)
+    assert link.gather(8, 1 << 32)[0] == pytest.approx(3 * link.latency)
 
 
 def test_a_ring_takes_a_step_for_each_rank_and_the_faster_protocol():
-    """NCCL's figures: 8.4 + 3.4 or 14 + 1.9 µs a step in a machine; between them 14 or 4, or as a tree's where alone."""
+    """NCCL's figures: 8.4 + 3.4 or 14 + 1.9 µs a step in a machine; between them 14 or 4, or what a tree's take."""
     link = LINKS["nvlink4"]
     assert link.gather(8, 1 << 10) == pytest.approx((14e-6 + 7 * 1.9e-6, 896 / (0.92 * link.bandwidth)))
     assert link.gather(8, 1 << 32)[0] == pytest.approx(8.4e-6 + 7 * 3.4e-6)
