@@ -13,7 +13,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from partita.compiler.graph import Phase
+from partita.compiler.graph import Phase, substitute
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.verify.equivalence import validate
@@ -252,7 +252,8 @@ def test_an_update_of_other_rows_than_the_gradient_has_is_reported():
     (merge,) = shared.finish
     first, second, *rows = merge.inputs
     wrong = evolve(shared, finish=(evolve(merge, inputs=(second, first, *rows)),))
-    other = evolve(shared, touched=merge.inputs[0])
+    mapping = {shared.touched: first}
+    other = evolve(shared, touched=first, update=tuple(substitute(node, mapping) for node in shared.update))
     for each in (wrong, other):
         parameters = tuple(each if own is shared else own for own in state.update.parameters)
         found = validate(evolve(state, update=evolve(state.update, parameters=parameters)), program=False)
