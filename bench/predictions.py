@@ -1,4 +1,5 @@
-"""Predicted step times beside measured ones, on this machine: four schedules of three models on one rank and on two.
+"""Predicted step times beside measured ones, on this machine: four schedules of three models on one rank and on two;
+and a GPT and a model of experts split over two ranks without a pipeline.
 
     python bench/predictions.py [--rounds 3] [--steps 10] [CASE ...]
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from itertools import combinations, groupby
 from pathlib import Path
 from statistics import median
@@ -34,15 +36,29 @@ SCHEDULES = {
     "zb_h1": ("schedule=zb_h1",),
 }
 LLAMA = ("layout=zero1", "cluster.data=1", "cluster.tensor=1")
-# Name → file, mesh, overrides.
-CASES = {
+MODELS = HERE / "models"
+# Name → file, mesh, overrides; under all schedules.
+PIPELINES = {
     "tiny on 1": (SPECS / "tiny.par", "laptop", ("laptop.pipe=1",)),
     "tiny on 2": (SPECS / "tiny.par", "laptop", ()),
-    "gpt on 1": (HERE / "models" / "gpt.par", "pair", ("pair.pipe=1",)),
-    "gpt on 2": (HERE / "models" / "gpt.par", "pair", ()),
+    "gpt on 1": (MODELS / "gpt.par", "pair", ("pair.pipe=1",)),
+    "gpt on 2": (MODELS / "gpt.par", "pair", ()),
     "llama on 1": (SPECS / "llama.par", "cluster", (*LLAMA, "cluster.pipe=1")),
     "llama on 2": (SPECS / "llama.par", "cluster", (*LLAMA, "cluster.pipe=2")),
 }
+# The same, without a pipeline; under the schedule of the file.
+SPLITS = {
+    **{
+        f"{layout} on 2": (MODELS / "splits.par", "two", (f"layout={layout}",))
+        for layout in ("zero1", "zero3", "tensor", "sequence", "context", "exchanged", "ring")
+    },
+    **{
+        f"{layout} on 2": (MODELS / "splits.par", "two", ("model=sparse", f"layout={layout}"))
+        for layout in ("experts_copied", "experts_split")
+    },
+    "experts on 1": (MODELS / "splits.par", "two", ("model=sparse", "two.split=1")),
+}
+CASES = PIPELINES | SPLITS
 WARM_UP = 3
 DIFFERENT = 1.1
 WANTED = 0.15
@@ -56,7 +72,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     arguments = parser.parse_args()
-    keys = [(case, schedule) for case in arguments.cases or CASES for schedule in SCHEDULES]
+    keys = [(case, schedule) for case in arguments.cases or CASES for schedule in _schedules(case)]
     measured: dict[Key, list[float]] = {key: [] for key in keys}
     predicted: dict[Key, list[float]] = {key: [] for key in keys}
     with TemporaryDirectory() as folder:
@@ -104,19 +120,24 @@ def show(measured: dict[Key, list[float]], predicted: dict[Key, list[float]]) ->
     console.print(f"of {pairs} pairs that differ by more than 10%, {wrong} are ranked wrongly")
 
 
+def _schedules(case: str) -> Sequence[str]:
+    return ("its own",) if case in SPLITS else tuple(SCHEDULES)
+
+
 def _ranks(key: Key) -> str:
     return key[0].split()[-1]
 
 
 def _overrides(case: str, schedule: str) -> list[str]:
-    return [*CASES[case][2], *SCHEDULES[schedule]]
+    return [*CASES[case][2], *SCHEDULES.get(schedule, ())]
 
 
 def _predicted(folder: Path, case: str, schedule: str) -> Prediction:
     """What this machine is predicted to take."""
     path, mesh, _ = CASES[case]
     machine = 'profile("machine.json")'
-    shutil.copy(path, folder)
+    for each in path.parent.glob("*.par"):  # some import others
+        shutil.copy(each, folder)
     overrides = [*_overrides(case, schedule), f"{mesh}.device={machine}", f"{mesh}.link={machine}"]
     found, diagnostics = load(folder / path.name, overrides)
     assert found is not None, [each.render() for each in diagnostics]
