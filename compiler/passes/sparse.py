@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Graph, Node, Parameter, Value, substitute
-from partita.compiler.ops.lookup import Gather, ScatterAdd
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.pointwise import Cast
 from partita.compiler.ops.sparse import UpdateRows
@@ -33,7 +32,7 @@ class Tables:
 
 def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int, train: Train) -> Tables:
     """Find the sparse parameters. `slices` are the parts of a sequence in which microbatches are cut."""
-    made = {node.outputs[0]: node for node in graph.nodes if isinstance(node.op, ScatterAdd)}
+    made = {node.outputs[0]: node for node in graph.nodes if node.op.adds_rows}
     given: dict[str, list[object]] = {}
     for each in graph.gradients:
         given.setdefault(each.parameter, []).append(made.get(each.value))
@@ -44,7 +43,7 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
         if update is None:
             continue
         nodes = [node for value, node in made.items() if node in given.get(parameter.name, ())]
-        axes = {node.op.over for node in nodes if isinstance(node.op, ScatterAdd)}
+        axes = {str(node.op.adds_rows) for node in nodes}
         terms = given.get(parameter.name, [])
         others = [each.value for each in graph.gradients if each.parameter != parameter.name]
         if not nodes:
@@ -85,7 +84,7 @@ def cast_by_rows(graph: Graph, updates: Mapping[str, Update]) -> Graph:
     for parameter in graph.parameters:
         value, update = parameter.value, updates.get(parameter.name)
         own = readers.get(value, [])
-        looked_up = all(isinstance(node.op, Gather) and node.inputs[0] is not value for node in own)
+        looked_up = all(node.op.looks_up and node.inputs[0] is not value for node in own)
         if update is not None and update.may_be_sparse and looked_up and own and value.type != parameter.master:
             masters[value] = evolve(value, type=parameter.master)
     if not masters:
