@@ -47,7 +47,7 @@ from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
 from partita.compiler.passes.shard.undeclared import undeclared_splits
-from partita.compiler.passes.sparse import by_rows, check_lazy, tables
+from partita.compiler.passes.sparse import by_rows, cast_by_rows, check_lazy, tables
 from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
 from partita.compiler.passes.zigzag import Order, in_zigzag
@@ -259,12 +259,15 @@ def _build(state: Configured) -> Built:
     if state.training:
         found = assign(forward, state.train.optimizer)
         warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
-        return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
+        forward = cast_by_rows(found.graph, found.updates)
+        return extended(Built, state, forward=forward, rules=found.rules, updates=found.updates, warnings=warnings)
     if state.beside is not None:
-        return extended(Built, state, forward=forward, updates=state.beside.updates)
+        updates = state.beside.updates
+        return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
     # Outputs may read parameters in other ways than the loss does.
     whole = build(model, state.train.precision, False) if state.outputs else forward
-    return extended(Built, state, forward=forward, updates=assign(whole, state.train.optimizer).updates)
+    updates = assign(whole, state.train.optimizer).updates
+    return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
 
 
 def _ordered(state: Built, graph: Graph) -> Graph:

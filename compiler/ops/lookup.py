@@ -47,6 +47,11 @@ class Gather(Positioned):
         return tuple(name for name in table.names if name == self.over or ids.has(name)) if position == 1 else ()
 
     @property
+    def looks_up(self) -> str | None:
+        """The table's rows."""
+        return self.over
+
+    @property
     def begins(self) -> tuple[str, ...]:
         """The table's rows."""
         return (self.over,)
@@ -160,6 +165,11 @@ class ScatterAdd(Positioned):
     guarded: bool = False
     shards: Shards = ()
     fusible = False
+
+    @property
+    def adds_rows(self) -> str | None:
+        """The table's rows."""
+        return self.over
 
     @property
     def reads_context(self) -> bool:

@@ -122,6 +122,8 @@ class Op:
     through_slices: ClassVar[Literal["forward", "backward"] | None] = None
     # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
     host: ClassVar[bool | None] = None
+    # Its results are the distinct ids of its operands, and what belongs to one id added up.
+    combines_rows: ClassVar[bool] = False
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
 
@@ -227,6 +229,21 @@ class Op:
         index, and those along which the operand is a stack of tables. Empty if it does not.
         """
         return ()
+
+    @property
+    def looks_up(self) -> str | None:
+        """If it looks up rows of its second operand by ids, its first: the axis that they index."""
+        return None
+
+    @property
+    def adds_rows(self) -> str | None:
+        """If it adds rows, its second operand, into zeros by ids, its first: the axis that they index."""
+        return None
+
+    @property
+    def by_source(self) -> tuple[Axis, Axis, str] | None:
+        """If it combines rows of equal parts of its operands apart: entries, parts, and the axis that has these."""
+        return None
 
     def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
         """For an operation that is `transparent`: the axes of its operand that each axis of its result is made of."""

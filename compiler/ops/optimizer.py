@@ -156,6 +156,11 @@ class Update(Op):
         return False
 
     @property
+    def may_be_sparse(self) -> bool:
+        """Whether it can leave rows of a table as they are that have no gradient."""
+        return self.lazy or self.keeps_rows
+
+    @property
     def table(self) -> str | None:
         """If it updates rows of a table, those that have a gradient, the axis along which the table has rows."""
         return None

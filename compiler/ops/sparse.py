@@ -15,7 +15,7 @@ Rows of one id are added in the order in which they are given. Different numbers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.collective import Collective, Ends, Reshard
@@ -59,6 +59,12 @@ class Coalesce(Positioned):
     shards: Shards = ()
     results = ("ids", "")
     fusible = False
+    combines_rows = True
+
+    @property
+    def by_source(self) -> tuple[Axis, Axis, str] | None:
+        """Sources are parts of `along`."""
+        return None if self.source is None or self.along is None else (self.entry, self.source, self.along)
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -125,6 +131,7 @@ class MergeRows(Op):
     source: str | None = None
     results = ("ids", "")
     fusible = False
+    combines_rows = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """Those of a single one."""
@@ -398,9 +405,7 @@ class UpdateRows(Update):
     @property
     def update(self) -> Update:
         """The update as of all rows."""
-        found = make(self.optimizer, **dict(self.settings), rate=self.rate, lazy=self.lazy)
-        assert isinstance(found, Update), found
-        return found
+        return cast("Update", make(self.optimizer, **dict(self.settings), rate=self.rate, lazy=self.lazy))
 
     @property
     def table(self) -> str | None:

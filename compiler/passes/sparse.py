@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from partita.compiler.graph import Graph, Parameter
-from partita.compiler.ops.lookup import ScatterAdd
+from partita.compiler.graph import Builder, Graph, Node, Parameter, Value, substitute
 from partita.compiler.ops.optimizer import Update
+from partita.compiler.ops.pointwise import Cast
 from partita.compiler.ops.sparse import UpdateRows
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
@@ -32,7 +32,7 @@ class Tables:
 
 def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int, train: Train) -> Tables:
     """Find the sparse parameters. `slices` are the parts of a sequence in which microbatches are cut."""
-    made = {node.outputs[0]: node for node in graph.nodes if isinstance(node.op, ScatterAdd)}
+    made = {node.outputs[0]: node for node in graph.nodes if node.op.adds_rows}
     given: dict[str, list[object]] = {}
     for each in graph.gradients:
         given.setdefault(each.parameter, []).append(made.get(each.value))
@@ -43,13 +43,13 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
         if update is None:
             continue
         nodes = [node for value, node in made.items() if node in given.get(parameter.name, ())]
-        axes = {node.op.over for node in nodes if isinstance(node.op, ScatterAdd)}
+        axes = {str(node.op.adds_rows) for node in nodes}
         terms = given.get(parameter.name, [])
         others = [each.value for each in graph.gradients if each.parameter != parameter.name]
         if not nodes:
             if update.lazy:
                 dense[parameter.name] = "it is not looked up in"
-        elif not (update.lazy or update.keeps_rows):
+        elif not update.may_be_sparse:
             dense[parameter.name] = "its optimizer updates all rows"
         elif len(axes) > 1 or any(each is None for each in terms) or any(n.outputs[0] in others for n in nodes):
             dense[parameter.name] = "it is not only looked up in, along one axis"
@@ -70,6 +70,37 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
         else:
             (over[parameter.name],) = axes
     return Tables(over, dense)
+
+
+def cast_by_rows(graph: Graph, updates: Mapping[str, Update]) -> Graph:
+    """The graph in which rows are cast after they are looked up, not all of a table before, where the table may be
+    sparse and what computes has a narrower dtype than its master.
+    """
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            readers.setdefault(value, []).append(node)
+    masters: dict[Value, Value] = {}
+    for parameter in graph.parameters:
+        value, update = parameter.value, updates.get(parameter.name)
+        own = readers.get(value, [])
+        looked_up = all(node.op.looks_up and node.inputs[0] is not value for node in own)
+        if update is not None and update.may_be_sparse and looked_up and own and value.type != parameter.master:
+            masters[value] = evolve(value, type=parameter.master)
+    if not masters:
+        return graph
+    build = Builder(graph.names)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        local = substitute(node, masters)
+        if local is not node:
+            dtype = local.inputs[1].type.dtype
+            rows = build.part(node.output, "rows", node.output.type.with_dtype(dtype))
+            nodes.append(evolve(local, outputs=(rows,)))
+            local = evolve(node, op=Cast(node.output.type.dtype), inputs=(rows,))
+        nodes.append(local)
+    parameters = tuple(evolve(each, value=masters.get(each.value, each.value)) for each in graph.parameters)
+    return evolve(graph, nodes=tuple(nodes), parameters=parameters)
 
 
 def by_rows(updates: Mapping[str, Update], over: Mapping[str, str]) -> dict[str, Update]:

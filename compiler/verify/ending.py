@@ -11,7 +11,7 @@ parameter once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from attrs import define, field
@@ -100,12 +100,12 @@ class Ending:
                 name = (each.name,) if each.parameter is None else (each.name, stage.index)
                 values[each.value] = self.check.numbering.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
-                combines = isinstance(node.op, Coalesce | MergeRows)
+                combines = node.op.combines_rows
                 with self.check.at(node.span, where):
                     require(node.op.reshards or combines, f"{quoted(node)} is not a resharding")
                 self.nodes([node], values, Phase.REDUCE, where, new=combines)
             numbers = {each.name: values[each.value] for each in stage.accumulators}
-            combined = self._combined(stage.accumulators, totals, numbers, values)
+            combined = self._combined(stage.accumulators, totals, numbers, values, reduce.get(stage.index, ()))
             for each, total in zip(stage.accumulators, totals, strict=True):
                 with self.check.at(where=where):
                     meant = values.get(total) == combined.get(each.name, values[each.value])
@@ -122,12 +122,22 @@ class Ending:
         require(not sums, "there are sums that are no accumulators of a stage", *sums)
 
     def _combined(
-        self, accumulators: Iterable[Accumulator], totals: Iterable[Value], numbers: Mapping[str, int], values: Values
+        self,
+        accumulators: Iterable[Accumulator],
+        totals: Iterable[Value],
+        numbers: Mapping[str, int],
+        values: Values,
+        reduce: Sequence[Node],
     ) -> dict[str, int]:
         """By accumulator of a lookup, the value number of what it is combined to: ids and rows by distinct id, of all
         or first of equal parts along some axis.
         """
         numbering, found = self.check.numbering, dict[str, int]()
+        by_source = {
+            tuple(values.get(value, UNKNOWN) for value in node.inputs): node.op.by_source
+            for node in reduce
+            if node.op.by_source is not None
+        }
         terms = {
             (each.parameter, each.term.number, each.term.ids): (each.name, total)
             for each, total in zip(accumulators, totals, strict=True)
@@ -140,24 +150,16 @@ class Ending:
                 shared, in_block, blocks = self._blocks(str(parameter), *types)
                 entry = self.check.rules.whole(total).axis(ENTRY)
                 block, operands = Axis(BLOCK, blocks), (numbers[ids], numbers[rows])
-                parts = self._parts(values.get(total, UNKNOWN))
-                if parts is None:
+                apart = by_source.get(operands)
+                if apart is None:
                     made = numbering.of(Coalesce(shared, in_block, block, entry), operands)
                 else:
-                    of_parts = Coalesce(shared, in_block, block, parts.entry, parts.source, parts.along)
+                    own, _, along = apart
+                    parts = Coalesce(shared, in_block, block, own, Axis(SOURCE, blocks), along)
                     merge = MergeRows(shared, in_block, entry, SOURCE)
-                    made = numbering.of(merge, numbering.of(of_parts, operands))
+                    made = numbering.of(merge, numbering.of(parts, operands))
                 found[ids], found[rows] = made
         return found
-
-    def _parts(self, total: int) -> Coalesce | None:
-        """The operation by which a total was combined of parts first; None if it was not."""
-        if total == UNKNOWN:
-            return None
-        made = self.check.numbering.made
-        op, operands = made[total]
-        first = made[operands[0]][0] if isinstance(op, MergeRows) and op.source is not None else None
-        return first if isinstance(first, Coalesce) else None
 
     def _blocks(self, parameter: str, ids: Type, rows: Type) -> tuple[tuple[str, ...], int, int]:
         """The axes that a sparse parameter shares with ids; the rows of a block, and the number of blocks: one for each

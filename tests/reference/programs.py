@@ -1345,6 +1345,7 @@ class Maker:
         more = {
             "adamw": self.one(("", ", betas = [0.8, 0.95]")) + ", eps = 0.01",
             "sgd": self.one(("", ", momentum = 0.9", ", momentum = 0.8, nesterov = true")),
+            "adagrad": ", eps = 0.01",
             "rowwise_adagrad": ", eps = 0.01",
             "adafactor": ", eps = 0.01" + self.one(("", ", decay_rate = 0.5, clip_threshold = 0.3")),
             "muon": ", eps = 0.01" + self.one(("", ", nesterov = false", ", steps = 2, adjust = match_rms_adamw")),
@@ -1449,7 +1450,7 @@ class Maker:
 
 
 # Muon is for matrices alone; the sign that Lion takes of a gradient that is zero but for rounding is chaos.
-OPTIMIZERS = (*("adamw", "sgd") * 3, "rowwise_adagrad", "adafactor", "adamw_8bit")
+OPTIMIZERS = (*("adamw", "sgd") * 3, "adagrad", "rowwise_adagrad", "adafactor", "adamw_8bit")
 
 KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans", "mode"),

@@ -76,6 +76,12 @@ def lion(s: State, o: Mapping[str, Any], value: Tensor, gradient: Tensor, rate: 
     mean.copy_(second * mean + (1 - second) * gradient)
 
 
+def adagrad(s: State, o: Mapping[str, Any], value: Tensor, gradient: Tensor, rate: float, number: int) -> None:
+    total = s.zeros("total", value)
+    total.add_(gradient**2)
+    value.sub_(rate * (s.decay * value + gradient / (total.sqrt() + o["eps"])))
+
+
 def rowwise_adagrad(s: State, o: Mapping[str, Any], value: Tensor, gradient: Tensor, rate: float, number: int) -> None:
     names = s.reading.type.names
     rows = s.reading.rows or set(names[:1])
@@ -162,7 +168,7 @@ def _codes(signed: bool) -> list[float]:
 
 
 UPDATES: Mapping[str, Callable[[State, Mapping[str, Any], Tensor, Tensor, float, int], None]] = {
-    each.__name__: each for each in (adamw, sgd, lion, rowwise_adagrad, adafactor, muon, adamw_8bit)
+    each.__name__: each for each in (adamw, sgd, lion, adagrad, rowwise_adagrad, adafactor, muon, adamw_8bit)
 }
 
 

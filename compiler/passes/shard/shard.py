@@ -24,7 +24,6 @@ from attrs import evolve, frozen
 from partita.compiler.graph import LAST, Accumulator, Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type, within_axes
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.optimizer import Accumulate, Store, Update
 from partita.compiler.ops.sparse import BLOCK, SOURCE, ExchangeRows
 from partita.compiler.passes.microbatch import OUTPUT
@@ -284,13 +283,16 @@ class _Sharder:
         the same mesh axis; whether it has been made.
         """
         op = node.op
+        if not node.inputs:
+            return False
         table = node.inputs[-1]
         update = self.updates.get(table.name)
-        if not isinstance(op, Gather) or update is None or update.table != op.over or table.name not in self.layouts:
+        rows = op.looks_up
+        if rows is None or update is None or update.table != rows or table.name not in self.layouts:
             return False
         ids, result = node.inputs[0], self._result(node.output, node)
         stored = self._default(table)
-        (over, *others) = stored.over(op.over) or ("",)
+        (over, *others) = stored.over(rows) or ("",)
         along = result.default.state(over) if over else None
         if others or not is_split(along) or not ids.type.has(along) or result.default.over(along) != (over,):
             return False
@@ -311,11 +313,11 @@ class _Sharder:
         own = self.copies.read(self.known[table], stored, node)
         entries, places = self._laid_out(distinct, (here,), (by_source, split), node)
         (there,) = self._swapped(ExchangeRows(over, self.sizes[over], SOURCE, BLOCK, 1), (entries,), by_block, node)
-        (rows,) = self._laid_out(look_up, (there, own), (by_block,), node)
+        (found,) = self._laid_out(look_up, (there, own), (by_block,), node)
         back = ExchangeRows(over, self.sizes[over], BLOCK, SOURCE, 2)
-        _, rows = self._swapped(back, (there, rows), by_source, node)
+        _, found = self._swapped(back, (there, found), by_source, node)
         named = evolve(take, outputs=node.outputs)
-        (output,) = self._laid_out(named, (rows, places), (split,), node)
+        (output,) = self._laid_out(named, (found, places), (split,), node)
         self._made(node.output, output, node, result)
         return True
 

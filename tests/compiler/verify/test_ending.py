@@ -49,7 +49,7 @@ def test_a_tied_gradient_is_the_sum_of_all_its_totals():
         others = tuple(evolve(tied, **changes) if each is tied else each for each in update.parameters)
         return problem(ended(parameters=others)).message
 
-    (_, first), (_, second) = tied.totals
+    (*_, first), (*_, second) = tied.totals
     assert "is not the sum of all totals" in changed(gradient=first, finish=())
     (added,) = tied.finish
     reversed_ = evolve(added, inputs=(second, first))

@@ -94,6 +94,13 @@ def test_lion_is_that_of_its_authors_formula():
     same(ours("lion", (6, 10), 0.1), parameter)
 
 
+def test_adagrad_is_that_of_torch():
+    def make(parameters):
+        return torch.optim.Adagrad(parameters, lr=RATE, eps=1e-10)
+
+    same(ours("adagrad", (6, 10)), theirs(make, (6, 10)))
+
+
 def test_rowwise_adagrad_with_rows_of_one_element_is_adagrad():
     def make(parameters):
         return torch.optim.Adagrad(parameters, lr=RATE, eps=1e-8)
