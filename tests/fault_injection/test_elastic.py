@@ -25,7 +25,7 @@ LAYOUTS = {
     "both": "mesh cluster(data = 2, pipe = 2)\n\n"
     "layout cut on cluster {\n  shard batch -> data\n  stage layer -> pipe\n}",
 }
-MOST, LEAST, STEPS = 4, 2, 400
+MOST, LEAST, STEPS = 4, 2, 120
 
 
 def elastic(run: Run, layout: str) -> None:
@@ -33,7 +33,7 @@ def elastic(run: Run, layout: str) -> None:
     text = (run.folder / "m.par").read_text()
     cut = text[text.index("mesh cluster") : text.index("schedule fast")]
     text = text.replace(cut, f"{LAYOUTS[layout]}\n\n").replace("batch = 16", "batch = 48")
-    text = text.replace("embed = 32", "embed = 24").replace("every(2,", "every(4,")
+    text = text.replace("embed = 32", "embed = 24").replace("every(2,", "every(4,").replace("every(5,", "every(20,")
     (run.folder / "m.par").write_text(text.replace("total = 20", "total = 1000"))
 
 
