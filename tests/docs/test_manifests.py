@@ -1,4 +1,4 @@
-"""The manifests and scripts in docs/running.md: those of PyTorchJob and JobSet have only fields of the published models,
+"""Manifests and scripts in docs/running.md: those of PyTorchJob and JobSet have only fields of the published models,
 of the right types, and all that are required.
 
 `kubernetes.json` holds the fields of the models, and where they are from. Of Volcano no schema is published as a
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -122,3 +123,20 @@ def test_the_commands_have_these_options(capsys: pytest.CaptureFixture[str]) -> 
         options = [each for each in pod["spec"]["containers"][0]["command"] if each.startswith("--")]
         assert options
         assert all(each in known for each in options)
+
+
+def test_the_dockerfile_names_what_there_is() -> None:
+    """It is read, not built: instructions that exist, extras of the package, shell that parses."""
+    text = (PAGE.parents[1] / "Dockerfile").read_text()
+    lines = [line for line in re.sub(r"\\\n", " ", text).splitlines() if line and not line.startswith("#")]
+    assert lines[0].startswith("FROM ")
+    assert {line.split()[0] for line in lines} <= {"FROM", "ARG", "RUN", "COPY", "WORKDIR", "CMD"}
+    for line in lines:
+        instruction, _, rest = line.partition(" ")
+        if instruction == "RUN":
+            assert subprocess.run(["bash", "-n"], input=rest, text=True, check=False).returncode == 0
+        if instruction == "CMD":
+            assert json.loads(rest)[0] == "partita"
+    (extras,) = re.findall(r"/src\[([\w,]+)\]", text)
+    project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
