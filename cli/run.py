@@ -10,10 +10,12 @@ from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.extras import missing
 from partita.cli.source import add_python_argument, add_source_arguments, printable
 from partita.cli.tolerant import tolerate_output_errors
+from partita.cli.training.elastic import Minimum
 from partita.cli.training.rank import run_rank
 from partita.cli.training.standalone import run_alone
 from partita.dsl.report import nearest
 from partita.runtime.supervision.identity import rank_from_environment
+from partita.runtime.supervision.termination import end_when_asked
 from partita.runtime.tracking.tracker import TRACKERS
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
@@ -38,11 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restarts", type=_count, default=0, metavar="N", help="restart all ranks after a failure, up to N times"
     )
     parser.add_argument(
+        "--elastic",
+        type=Minimum.parsed,
+        metavar="min=N",
+        help="when ranks are gone for good, go on with the others, if there are N; and with more when they return",
+    )
+    parser.add_argument(
         "--stall-timeout",
         type=_seconds,
         default=STALL_SECONDS,
         metavar="SECONDS",
         help=f"end a run that makes no progress for this long (default: {STALL_SECONDS:g})",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        metavar="SECONDS",
+        help="end this long after SIGTERM or SIGUSR1, saved or not (default: as long as saving makes progress)",
     )
     parser.add_argument(
         "--changed-data",
@@ -86,10 +100,12 @@ def _seconds(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train. Returns 0; 1 with diagnostics; 2 for wrong usage; 3 if a rank failed; 130 after Ctrl-C, 143 after SIGTERM.
+    """Train. Returns 0; 1 with diagnostics; 2 for wrong usage; 3 if a rank failed; 130 after Ctrl-C, 143 after SIGTERM,
+    138 after SIGUSR1.
 
     A rank of the supervisor returns a status of `partita.runtime.supervision.statuses`.
     """
+    end_when_asked()
     try:
         identity = rank_from_environment()
     except ValueError as error:
@@ -109,6 +125,10 @@ def run(arguments: argparse.Namespace) -> int:
             else f"partita: --trace needs ranks that run concurrently; --transport {asked} runs them one after another",
             file=sys.stderr,
         )
+        return 2
+    if arguments.elastic is not None and (alone or arguments.trace is not None):
+        other = "--trace" if arguments.trace is not None else f"--transport {asked}"
+        print(f"partita: --elastic changes the number of processes, and {other} needs one that stays", file=sys.stderr)
         return 2
     with tolerate_output_errors():
         if identity is not None:

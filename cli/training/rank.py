@@ -17,6 +17,7 @@ from attrs import define, frozen
 from partita.cli import measured
 from partita.cli.source import report, say
 from partita.cli.training.devices import device_of_rank
+from partita.cli.training.elastic import check_elastic, fitted
 from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
 from partita.cli.training.standalone import check_compiler
 from partita.compiler.report.claims import doubts
@@ -38,6 +39,7 @@ from partita.runtime.supervision.statuses import (
     NOT_FINITE,
     PEER_LOST,
     REFUSED,
+    TERMINATED,
     UNSAVED,
     UNTRUSTED_PEER,
     WRONG_INPUT,
@@ -160,7 +162,8 @@ class _Rank:
         if identity.local_rank == 0:
             # The first rank of each other machine shows the run there.
             watch = stack.enter_context(Recording(plan, directory if identity.rank == 0 else None))
-        termination = stack.enter_context(Termination(checkpoints is not None, recorder))
+        supervised = identity.launcher == "partita"
+        termination = stack.enter_context(Termination(checkpoints is not None, recorder, arguments.grace, supervised))
         dataset = None
         if planned.data.dataset is not None:
             dataset = Ahead(planned.data.dataset, plan.train.steps)
@@ -237,6 +240,8 @@ class _Launched(_Rank):
         record = directory.record()
         begun = record is not None and record.run == meeting.run
         reader = Reader(record.files if record is not None and begun else None)
+        if arguments.elastic is not None:
+            self._resize(reader)
         planned = self.planned(reader, speaks=identity.rank == 0)
         plan = planned.plan
         agree(meeting.store, identity.rank, identity.ranks, plan.spec, plan.programs, planned.data.all_files)
@@ -258,7 +263,26 @@ class _Launched(_Rank):
             status = self.train(planned, directory, self._watched(directory, meeting, plan), meeting)
         if trace is not None and identity.rank == 0 and status == 0:
             measured.draw(trace, plan.program)
-        return status
+        # Kubernetes' operators restart after a status from 128 on, and give up on one below.
+        return TERMINATED if status == ASKED else status
+
+    def _resize(self, reader: Reader) -> None:
+        """Override the mesh by one of as many ranks as were started. Raises Refused (E0610, E0624)."""
+        arguments, ranks = self.arguments, self.identity.ranks
+        spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
+        if spec is None:
+            raise Refused(diagnostics)
+        mesh = check_elastic(spec, arguments.elastic)
+        kind, _ = device_of_rank(arguments.transport, self.identity)
+        found = fitted(arguments, spec, reader, ranks, kind.gpu, exact=True)
+        if found is None:
+            raise refuse(
+                "E0610",
+                f"mesh `{mesh.name}` of {mesh.ranks} ranks cannot be one of {ranks}, which were started",
+                mesh.span,
+                help=f"start from {arguments.elastic.ranks} to {mesh.ranks}; the batch must be divisible by it",
+            )
+        arguments.overrides = list(found.overrides)
 
     def _watched(self, directory: RunDirectory, meeting: Rendezvous, plan: Plan) -> Flight:
         """This rank's flight recorder, visible to the machine's other ranks; also starts watching those."""

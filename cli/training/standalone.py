@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.cli import measured
 from partita.cli.source import report, say
 from partita.cli.training.devices import transport_of
+from partita.cli.training.elastic import check_elastic, fitted
 from partita.cli.training.places import checkpoints_of, folder_of, opened, origin_of, recordable, unwritable, writable
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import doubts
@@ -22,16 +25,18 @@ from partita.runtime.bad_steps import BadStep
 from partita.runtime.python_files import require_allowed
 from partita.runtime.start import begin
 from partita.runtime.supervision.diagnosis import Diagnosis
+from partita.runtime.supervision.fleet import Crew, Fleet
 from partita.runtime.supervision.identity import DIRECTORY
 from partita.runtime.supervision.isolation import PRIVATE
 from partita.runtime.supervision.launcher import launch
-from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
+from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.watchdog import Watchdog
 from partita.runtime.tracking.launch import tracked
 from partita.runtime.transports.registry import InProcess, Processes
 
 if TYPE_CHECKING:
+    from partita.compiler.mesh import Mesh
     from partita.compiler.program import Program
     from partita.dsl.spec import Spec
     from partita.runtime.checkpoint.settings import Settings
@@ -88,6 +93,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     if samples is not None:
         report(samples.doubts)
     settings = checkpoints_of(arguments, spec)
+    if arguments.elastic is not None:
+        check_elastic(spec, arguments.elastic)
     directory = opened(arguments)
     if directory is None:
         return WRONG_USE
@@ -99,17 +106,35 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
             return WRONG_USE
         if trace is not None:
             measured.forget(trace, program)
+
+        def crew(ranks: int) -> Crew | None:
+            found = fitted(arguments, spec, reader, ranks, kind.gpu)
+            if found is None:
+                return None
+            evaluation = found.evaluation
+            if data.rows is not None:
+                evaluation = compile_evaluation(found.spec, found.state, data.rows, kind.gpu)
+            diagnosis = Diagnosis(found.state.program, evaluation.program if evaluation else None)
+            mesh = found.state.program.mesh
+            watchdog = Watchdog(diagnosis, mesh.ranks, arguments.stall_timeout, directory)
+            return Crew(_command(arguments, kind.name, found.overrides), mesh.ranks, watchdog, _described(mesh))
+
+        fleet = None
+        if arguments.elastic is not None:
+            fleet = Fleet(arguments.elastic.ranks, program.mesh.ranks, arguments.restarts, crew, directory)
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
             with tracked(directory.path, arguments.track):
                 status = launch(
-                    _command(arguments, kind.name),
+                    _command(arguments, kind.name, arguments.overrides),
                     program.mesh.ranks,
                     restarts=arguments.restarts,
                     watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
                     environment=_environment(directory, settings, data),
                     inherited=directory.descriptors,
                     saves=settings is not None,
+                    grace=arguments.grace,
+                    fleet=fleet,
                 )
         except OSError as error:
             print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
@@ -126,11 +151,17 @@ def _environment(directory: RunDirectory, settings: Settings | None, data: Bound
     return {**os.environ, DIRECTORY: directory.text, **({PRIVATE: "0"} if outside else {})}
 
 
-def _command(arguments: argparse.Namespace, transport: str) -> list[str]:
+def _described(mesh: Mesh) -> str:
+    """The mesh in words."""
+    sizes = ", ".join(f"{name} = {size}" for name, size in mesh.axes)
+    return f"{mesh.ranks} rank{'s' if mesh.ranks > 1 else ''} ({sizes})"
+
+
+def _command(arguments: argparse.Namespace, transport: str, overrides: Sequence[str]) -> list[str]:
     """The command of a rank."""
-    command = [sys.executable, "-m", "partita", "run", arguments.file, *arguments.overrides]
+    command = [sys.executable, "-m", "partita", "run", arguments.file, *overrides]
     command += ["--transport", transport]
-    for name in ("root", "run_dir", "stall_timeout", "trace"):
+    for name in ("root", "run_dir", "stall_timeout", "grace", "trace"):
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
@@ -181,16 +212,16 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
         if not _taken(directory, spec, plan.program, settings, data, reader, origin_of(arguments, gpu=False)):
             return WRONG_USE
         with tracked(directory.path, arguments.track):
-            return _train_in_process(plan, cluster, settings, data, directory)
+            return _train_in_process(plan, cluster, settings, data, directory, arguments.grace)
 
 
 def _train_in_process(
-    plan: Plan, cluster: ClusterOf, settings: Settings | None, data: Bound, directory: RunDirectory
+    plan: Plan, cluster: ClusterOf, settings: Settings | None, data: Bound, directory: RunDirectory, grace: float | None
 ) -> int:
     from partita.cli.training.observer import Recording
     from partita.runtime.in_process import run_in_process
 
-    with Recording(plan, directory) as watch, Termination(settings is not None) as termination:
+    with Recording(plan, directory) as watch, Termination(settings is not None, grace=grace) as termination:
         try:
             run, saved = run_in_process(
                 plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster
@@ -200,9 +231,9 @@ def _train_in_process(
             return FAILED
         except KeyboardInterrupt:
             return INTERRUPTED
-    if termination.asked():
-        print("partita: ended by SIGTERM", file=sys.stderr)
-        return TERMINATED
+    if termination.number is not None:
+        print(f"partita: ended by {signal.Signals(termination.number).name}", file=sys.stderr)
+        return 128 + termination.number
     return 0 if saved and not run.ranks[0].unsound else FAILED
 
 

@@ -9,7 +9,9 @@ directory) in its environment, and returns an exit status. Invariants:
   they connect, they are restarted;
 - after a failure all ranks restart, as often as requested, each time with a new rendezvous; the ranks of the next
   attempt are started while this one runs (`attempts`), so that no time is spent on imports then;
-- Ctrl-C (or SIGHUP) ends all ranks, with one line of output; so does SIGTERM, after they have saved, if they do;
+- if their number may change (`fleet`), the next attempt is of the ranks that are left, or that have returned;
+- Ctrl-C (or SIGHUP) ends all ranks, with one line of output; so do SIGTERM and SIGUSR1, after they have saved, if
+  they do;
 - if standard error can no longer be written to, the run continues without it;
 - nothing remains however the supervisor itself ends, including by SIGKILL (`reaper`);
 - nothing listens beyond the loopback interface.
@@ -25,19 +27,22 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from attrs import define, field
 
+from partita.runtime.naming import named
 from partita.runtime.supervision.attempts import Attempt, Rank
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.dumps import Dump
+from partita.runtime.supervision.fleet import Crew, Fleet
 from partita.runtime.supervision.identity import INTERFACES, LOOPBACK_INTERFACE, RANKS
 from partita.runtime.supervision.processes import piped
 from partita.runtime.supervision.statuses import (
     ASKED,
+    ASKING,
     FAILED,
     FINAL,
     NOT_FINITE,
@@ -49,6 +54,7 @@ from partita.runtime.supervision.statuses import (
     WRONG_INPUT,
 )
 from partita.runtime.supervision.watchdog import LOOK_SECONDS, Watchdog
+from partita.runtime.tracing.flight import READY
 
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 QUIET_SECONDS = 30.0  # without visible progress, for ranks that save before they end
@@ -58,6 +64,7 @@ MOST_STARTS = 3  # of an attempt whose ranks fail to connect
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LONGEST_LINE = 1 << 16
 SAID_BY_RANKS = frozenset((PEER_LOST, ASKED, NOT_FINITE, REFUSED, UNSAVED))
+SAVED = frozenset((*SECONDARY, *(-number for number in ASKING)))  # of ranks that were asked to save and end
 WORDS = {
     PEER_LOST: "lost its connection to another rank",
     ASKED: "ended because another rank was asked to",
@@ -75,8 +82,9 @@ def launch(
     environment: Mapping[str, str] | None = None,
     inherited: Sequence[int] = (),
     saves: bool = False,
-    grace: float = GRACE_SECONDS,
+    grace: float | None = None,
     errors: BinaryIO | None = None,
+    fleet: Fleet | None = None,
 ) -> int:
     """Run `command` as each of `ranks` ranks; returns the exit status of the whole.
 
@@ -84,25 +92,46 @@ def launch(
     signal ended the run. After a failure that may not repeat, all ranks are restarted, up to `restarts` times.
     `watchdog` detects stalls, says what ranks were doing, and when they have begun, so that the next ones can be
     prepared. `environment` is what ranks inherit (default: this process's), `inherited` the descriptors that all
-    processes of the run do. `saves` says that ranks save when they get SIGTERM. `errors` receives their standard error
-    and the supervisor's own lines (default: standard error).
+    processes of the run do. `saves` says that ranks save when they are asked to end; they are killed after
+    `grace` seconds (default: 2, and as long as saving makes progress). `errors` receives their standard error and the
+    supervisor's own lines (default: standard error). With a `fleet` the number of ranks may change, and `restarts` is
+    how often each may fail.
     """
-    variables = rank_environment(os.environ if environment is None else environment, ranks)
+    given = os.environ if environment is None else environment
     output = sys.stderr.buffer if errors is None else errors
+    crew = Crew(command, ranks, watchdog)
     restart = starts = 0
-    with _signals() as received, _Attempts(command, ranks, variables, inherited) as attempts:
+    with _signals() as received, _Attempts(given, inherited) as attempts:
         while True:
-            ahead = attempts.prepare if restart < restarts else None
-            supervision = _Supervision(attempts.begin(), received, grace, saves, output, watchdog, ahead)
+            again = crew if restart < restarts else None
+            supervision = _Supervision(attempts, crew, received, grace, saves, output, fleet, again)
             status = supervision.run()
             starts += 1
-            if received or not supervision.may_restart:
+            if received:
+                return status
+            if supervision.next is not None:
+                crew, restart, starts = supervision.next, 0, 0
+                continue
+            if not supervision.may_restart:
                 return status
             if supervision.may_be_interference and starts < MOST_STARTS:
                 supervision.say(
                     "restarting all ranks: the ports at which they connect are open to all of this machine, and "
                     "another process may have connected to them"
                 )
+                continue
+            if fleet is not None and supervision.culprits:
+                gone = fleet.lose(supervision.culprits)
+                left = fleet.crew(fleet.size)
+                if left is None:
+                    few = f"no mesh of {fleet.least} to {fleet.size} ranks fits the file"
+                    if fleet.size < fleet.least:
+                        few = f"of the ranks {fleet.size} are left, and at least {fleet.least} are needed"
+                    supervision.say(few)
+                    return status
+                crew, starts = left, 0
+                what = f"{named(gone)} {'is' if len(gone) == 1 else 'are'} gone for good; " if gone else ""
+                supervision.say(f"{what}restarting on {crew.mesh}")
                 continue
             if restart == restarts:
                 return status
@@ -114,12 +143,11 @@ def launch(
 class _Attempts:
     """The current attempt, and the next one if it is prepared; a context manager, which ends both."""
 
-    command: Sequence[str]
-    ranks: int
-    variables: Mapping[str, str]
+    environment: Mapping[str, str]
     inherited: Sequence[int]
     present: Attempt | None = None
     next: Attempt | None = None
+    crew: Crew | None = None  # of the next one
 
     def __enter__(self) -> _Attempts:
         return self
@@ -129,21 +157,22 @@ class _Attempts:
             if attempt is not None:
                 attempt.end()
 
-    def prepare(self) -> Attempt:
-        """Start the ranks of the next attempt, which wait for its start; again if they have failed."""
-        if self.next is not None and not self.next.healthy:
+    def prepare(self, crew: Crew) -> Attempt:
+        """Start the ranks of the next attempt, which wait for its start; again if they failed, or others are due."""
+        if self.next is not None and not (self.next.healthy and self.crew is crew):
             failed, self.next = self.next, None
             failed.end()
         if self.next is None:
-            self.next = Attempt(self.command, self.ranks, self.variables, self.inherited)
+            variables = rank_environment(self.environment, crew.ranks)
+            self.next, self.crew = Attempt(crew.command, crew.ranks, variables, self.inherited), crew
         return self.next
 
-    def begin(self) -> Attempt:
+    def begin(self, crew: Crew) -> Attempt:
         """End the current attempt, and begin the next."""
         before, self.present = self.present, None
         if before is not None:
             before.end()
-        self.present = attempt = self.prepare()
+        self.present = attempt = self.prepare(crew)
         self.next = None
         attempt.go()
         return attempt
@@ -170,7 +199,7 @@ def _signals() -> Iterator[list[int]]:
     Signals that were ignored before stay ignored: `nohup` and a shell's background jobs rely on that.
     """
     received: list[int] = []
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    asked = (signal.SIGINT, *ASKING, signal.SIGHUP)
     numbers = [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     try:
@@ -184,13 +213,18 @@ def _signals() -> Iterator[list[int]]:
 class _Supervision:
     """Watches started ranks until all have ended."""
 
-    attempt: Attempt
+    attempts: _Attempts
+    crew: Crew
     received: list[int]
-    grace: float
+    grace: float | None  # from the signal that asks the run to end until the ranks are killed
     saves: bool
     output: BinaryIO
-    watchdog: Watchdog | None = None
-    prepare: Callable[[], object] | None = None  # called once the ranks have begun: prepares the next attempt
+    fleet: Fleet | None = None
+    again: Crew | None = None  # the next attempt's, if this one fails: prepared once the ranks have begun
+    attempt: Attempt = field(init=False)
+    next: Crew | None = None  # which takes over as soon as it is ready, and these have saved
+    released: bool = False  # whether these were told to
+    begun: bool = False
     deadline: float | None = None  # when ranks that still run are killed
     causes: list[Rank] = field(factory=list)
     following: float | None = None  # since when there are only ranks that lost a peer or were asked to end
@@ -199,6 +233,20 @@ class _Supervision:
     connecting: bool = False  # whether none had reached its first step by then
     next_look: float = 0.0
     dumps: dict[int, Dump] = field(factory=dict)  # by rank
+
+    def __attrs_post_init__(self) -> None:
+        self.attempt = self.attempts.begin(self.crew)
+
+    @property
+    def watchdog(self) -> Watchdog | None:
+        """What reads the ranks' flight recorders."""
+        return self.crew.watchdog
+
+    @property
+    def culprits(self) -> list[int]:
+        """The ranks that failed, without those that only lost one."""
+        found = {rank.number: rank.process.returncode for rank in self.causes}
+        return [rank for rank, status in found.items() if status not in SECONDARY] if self.stall is None else []
 
     @property
     def ranks(self) -> Sequence[Rank]:
@@ -231,6 +279,8 @@ class _Supervision:
             # The ranks' last output; their children may hold the pipes open, so do not wait for end of file.
             self._forward(selector, 0.0)
         self.causes = self.causes or self._failed()  # the last ones may end together, between two polls
+        if self.causes or self.stall is not None or not self.released:
+            self.next = None
         for rank in self.ranks:
             self._write(rank, bytes(rank.rest))
             if rank.process.returncode >= 0 and rank.number in self.dumps and self.dumps[rank.number].text:
@@ -245,28 +295,38 @@ class _Supervision:
             self.causes = [] if self._may_follow(failed) else failed
             if self.watchdog is not None:
                 self._look(self.watchdog)
+        if self.next is not None and not self.released and self.deadline is None and self._ready():
+            self.released = True
+            self._signal(signal.SIGTERM)
         if self.deadline is None and (self.causes or self.received or self.stall is not None):
             # Ranks have nothing to clean up, but save when asked to.
-            asked = not self.causes and self.received[:1] == [signal.SIGTERM]
-            self.deadline = time.monotonic() + (self.grace if asked else 0.0)
+            asked = not self.causes and self._asked
+            grace = GRACE_SECONDS if self.grace is None else self.grace
+            self.deadline = time.monotonic() + (grace if asked else 0.0)
             self._signal(signal.SIGTERM if asked else signal.SIGKILL)
             self._signal(signal.SIGCONT)  # a stopped rank receives no other signal
-        if self.deadline is not None and len(self.received) < 2 and self._saving():
-            self.deadline = time.monotonic() + self.grace
+        if self.deadline is not None and self.grace is None and len(self.received) < 2 and self._saving():
+            self.deadline = time.monotonic() + GRACE_SECONDS
         if self.deadline is not None and (time.monotonic() > self.deadline or len(self.received) > 1):
             self._signal(signal.SIGKILL)
 
+    @property
+    def _asked(self) -> bool:
+        """Whether the run was asked to save and end, by the first signal that it got."""
+        return bool(self.received) and self.received[0] in ASKING
+
     def _saving(self) -> bool:
         """Whether ranks that were asked to end are still saving."""
-        if not self.saves or self.watchdog is None or self.received[:1] != [signal.SIGTERM]:
+        if not self.saves or self.watchdog is None or not self._asked:
             return False
-        if {rank.process.returncode for rank in self._failed()} - {-signal.SIGTERM, ASKED}:
+        if {rank.process.returncode for rank in self._failed()} - SAVED:
             return False  # one has failed, and the others would wait for it
         positions = self.watchdog.positions(self.attempt.directory)
         return bool(positions) and min(each.seconds for each in positions) < QUIET_SECONDS
 
     def _failed(self) -> list[Rank]:
-        return [rank for rank in self.ranks if rank.process.poll() not in (None, 0)]
+        expected = (None, 0, *SAVED) if self.released else (None, 0)
+        return [rank for rank in self.ranks if rank.process.poll() not in expected]
 
     def _may_follow(self, failed: Sequence[Rank]) -> bool:
         """Whether the ranks that ended have only lost a peer, which may be about to end and say why."""
@@ -293,10 +353,34 @@ class _Supervision:
             if self.stall is not None:
                 self.connecting = watchdog.connecting(directory)
                 self.say(f"{self.stall}\n  ending all ranks")
-            elif self.prepare is not None and watchdog.begun(directory):
+            elif self.begun or watchdog.begun(directory):
+                self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Prepare the attempt after a failure, or that of another number of ranks, if somebody has asked for one."""
+        first, self.begun = not self.begun, True
+        if self.fleet is not None and not self.released:
+            number, problem = self.fleet.asked()
+            if problem:
+                self.say(problem)
+            if number is not None:
+                crew = self.fleet.crew(number)
+                self.next = crew if crew is not None and crew.ranks != self.crew.ranks else None
+                first = True
+        if first:
+            again = self.again if self.fleet is None else self.fleet.likely()
+            crew = self.next or again
+            if crew is not None:
                 with suppress(OSError):  # this attempt continues; the next is then started when needed
-                    self.prepare()
-                self.prepare = None
+                    self.attempts.prepare(crew)
+
+    def _ready(self) -> bool:
+        """Whether the ranks that take over are ready, or will not be before they are needed."""
+        ahead = self.attempts.next
+        if ahead is None or self.next is None or self.next.watchdog is None or not ahead.healthy:
+            return True
+        positions = self.next.watchdog.positions(ahead.directory)
+        return len(positions) == self.next.ranks and all(each.activity == READY for each in positions)
 
     def _signal(self, number: signal.Signals) -> None:
         for rank in self.ranks:
@@ -348,6 +432,8 @@ class _Supervision:
         if self.stall is not None:
             return FAILED
         if not self.causes:
+            if self.next is not None:
+                self.say(f"going on with {self.next.mesh}")
             return 0
         # If several died together, ranks killed by a signal come first, and ranks that only lost a peer last.
         first = min(self.causes, key=lambda rank: (rank.process.returncode in SECONDARY, rank.process.returncode > 0))

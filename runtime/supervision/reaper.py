@@ -28,7 +28,7 @@ LOOPBACK = b"lo"
 
 def main() -> None:
     """Create the directory, wait for the supervisor to end, clean up."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     private, *given = sys.argv[1:]
     directory = given[0] if given else tempfile.mkdtemp(prefix="partita-")

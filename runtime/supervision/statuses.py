@@ -6,6 +6,8 @@ transient machine fault; wrong input is only reported by `REFUSED`.
 
 from __future__ import annotations
 
+import signal
+
 # Of the command.
 WRONG_INPUT, WRONG_USE, FAILED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 # Of a rank.
@@ -16,6 +18,7 @@ UNTRUSTED_PEER = 79  # the peer of a connection is no rank of this run
 ASKED = 80  # another rank was asked to end, and all have saved
 UNSAVED = 81  # the last checkpoint could not be written
 
+ASKING = (signal.SIGTERM, signal.SIGUSR1)  # signals that ask a run to save and end
 SECONDARY = frozenset((PEER_LOST, ASKED))  # of ranks that are not the cause
 # A restart would end the same way.
 FINAL = frozenset((WRONG_USE, NOT_FINITE, REFUSED))

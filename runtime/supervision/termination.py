@@ -1,7 +1,9 @@
-"""Handles SIGTERM, which schedulers send before they end a job: the run saves at the end of the step, then ends.
+"""Handles SIGTERM and SIGUSR1, which schedulers send before they end a job: the run saves at the end of the step, then
+ends.
 
 A Python handler runs between two bytecode instructions, but a rank may be blocked in a library: waiting for a rank that
-is gone, say. So a thread watches, and ends the process if it makes no progress.
+is gone, say. So a thread watches, and ends the process if it makes no progress, or if its grace time is over. A save
+that is cut off leaves no checkpoint, and those before it as they were.
 """
 
 from __future__ import annotations
@@ -14,46 +16,52 @@ import time
 from types import FrameType
 from typing import Any
 
-from partita.runtime.supervision.statuses import TERMINATED
+from partita.runtime.supervision.statuses import ASKING
 from partita.runtime.tracing.flight import Flight
 
 QUIET_SECONDS = 10.0
 POLL_SECONDS = 0.5
+SAME_SECONDS = 5.0  # signals this close are one: srun signals torchrun and the ranks, and torchrun the ranks again
 
 
 class Termination:
-    """A context manager that records SIGTERM if the run `saves`; otherwise SIGTERM keeps its default effect.
+    """A context manager that records SIGTERM and SIGUSR1 if the run `saves`; otherwise they keep their default effect.
 
-    A second SIGTERM ends the process at once. `flight` shows whether the process makes progress.
+    A second one ends the process at once, except under a supervisor (`supervised`), which does that itself. `flight`
+    shows whether the process makes progress, for as long as which it may save, but no longer than `grace` seconds.
     """
 
-    def __init__(self, saves: bool, flight: Flight | None = None) -> None:
+    def __init__(
+        self, saves: bool, flight: Flight | None = None, grace: float | None = None, supervised: bool = False
+    ) -> None:
         self._saves = saves
         self._flight = flight
-        self._asked = False
-        self._before: Any = None
+        self._grace = grace
+        self._supervised = supervised
+        self._since = 0.0
+        self._before: dict[int, Any] = {}
         self._pair: tuple[socket.socket, socket.socket] | None = None
+        self.number: int | None = None  # of the signal that has asked this process to end
 
     def asked(self) -> bool:
         """Whether this process was asked to end."""
-        return self._asked
+        return self.number is not None
 
     def __enter__(self) -> Termination:
         if self._saves and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._note)
-            if self._flight is not None:
+            self._before = {number: signal.signal(number, self._note) for number in ASKING}
+            if self._flight is not None or self._grace is not None:
                 self._pair = socket.socketpair()
                 self._pair[1].setblocking(False)
                 signal.set_wakeup_fd(self._pair[1].fileno(), warn_on_full_buffer=False)
-                arguments = self._pair[0], self._flight
+                arguments = self._pair[0], self._flight, self._grace
                 threading.Thread(target=self._look_on, args=arguments, name="termination", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            return
-        signal.signal(signal.SIGTERM, self._before)
-        self._before = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
         if self._pair is not None:
             signal.set_wakeup_fd(-1)
             for end in self._pair:
@@ -61,26 +69,43 @@ class Termination:
             self._pair = None
 
     def end(self) -> None:
-        """End by SIGTERM's default action, now that everything is saved."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        """End by the signal's default action, now that everything is saved."""
+        assert self.number is not None
+        signal.signal(self.number, signal.SIG_DFL)
+        signal.raise_signal(self.number)
+        # The first process of a container, for which the kernel has no default action.
+        os._exit(128 + self.number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        now = time.monotonic()
+        if self.number is None:
+            self.number, self._since = number, now
+        elif not self._supervised and now - self._since > SAME_SECONDS:
             self.end()
-        self._asked = True
 
     @staticmethod
-    def _look_on(ours: socket.socket, flight: Flight) -> None:
-        """Wait for SIGTERM on the wakeup socket, to which the system writes even if Python is blocked; then watch."""
+    def _look_on(ours: socket.socket, flight: Flight | None, grace: float | None) -> None:
+        """Wait for a signal on the wakeup socket, to which the system writes even if Python is blocked; then watch."""
         try:
-            while signal.SIGTERM not in ours.recv(64):
+            while not (found := set(ours.recv(64)) & set(ASKING)):
                 pass
         except OSError:
             return  # closed
-        marks, since = -1, time.monotonic()
-        while time.monotonic() - since < QUIET_SECONDS:
-            if flight.marks != marks:
+        begun = since = time.monotonic()
+        marks = -1
+        while flight is None or time.monotonic() - since < QUIET_SECONDS:
+            if flight is not None and flight.marks != marks:
                 marks, since = flight.marks, time.monotonic()
+            if grace is not None and time.monotonic() - begun > grace:
+                break
             time.sleep(POLL_SECONDS)
-        os._exit(TERMINATED)
+        os._exit(128 + min(found))
+
+
+def end_when_asked() -> None:
+    """Let a process that is the first of its container end when it is asked to, before it has anything to save: the
+    kernel has no default action for it.
+    """
+    if os.getpid() == 1:
+        for number in ASKING:
+            signal.signal(number, lambda number, frame: os._exit(128 + number))

@@ -1,0 +1,98 @@
+"""A run that a scheduler preempts, at any moment, leaves a whole checkpoint of the step in progress or the last one.
+
+Each run is drawn from a number: which signal, how it was started, and when it gets the signal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from partita.runtime.tracing.flight import ACTIVITIES, CONNECTING, ENDED, STARTING
+from tests.fault_injection.moments import ACTIONS, SAVES, await_moment
+from tests.fault_injection.processes import PROC
+from tests.fault_injection.runs import STEPS, TORCHRUN, Run
+from tests.marks import soak
+
+pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
+
+GRACE = 60
+BEFORE = "before it has ranks"  # while the file is read and compiled
+PHASES = (BEFORE, ACTIVITIES[STARTING], ACTIVITIES[CONNECTING], *ACTIONS["zero3"], *SAVES, ACTIVITIES[ENDED])
+HANDLED = ("--signals-to-handle", "SIGTERM,SIGUSR1", "--shutdown-timeout", str(GRACE))
+
+
+def preempted(run: Run, seed: int, undisturbed: Callable[[str], tuple[list[dict], dict]]) -> tuple[str, float]:
+    """Preempt a run, and go on; the phase and the seconds that the run took to end."""
+    random = Random(seed)
+    records, commits = undisturbed(run.layout)
+    number = random.choice((signal.SIGTERM, signal.SIGUSR1))
+    phase = PHASES[seed % len(PHASES)]
+    torchrun = seed % 5 == 4
+    prefix = (sys.executable, *TORCHRUN, *HANDLED) if torchrun else (sys.executable,)
+    rare = "train.checkpoint=every(1000)" if phase not in SAVES else "train.checkpoint=every(2, keep = 100)"
+    run.story.append(f"{number.name} at `{phase}`{', under torchrun' if torchrun else ''}")
+    run.start(rare, "--grace", str(GRACE), prefix=prefix)
+    if phase == BEFORE:
+        time.sleep(random.uniform(0.0, 2.0))
+    else:
+        for _ in await_moment(run, random.randrange(2), phase, 0 if phase in ACTIVITIES else random.randrange(1, 12)):
+            pass
+    position = run.position(0)
+    assert run.process is not None
+    run.process.send_signal(number)
+    begun = time.monotonic()
+    ended = run.finish()
+    seconds = time.monotonic() - begun
+    assert seconds < GRACE + 5
+    late = phase == ACTIVITIES[ENDED] and ended.status == 0
+    if not torchrun:
+        assert late or ended.status in (128 + number, -number), ended
+        assert late or ended.errors in (f"partita: ended by {number.name}\n", ""), ended
+    else:
+        assert late or ended.status != 0
+    saved = run.commits() if run.checkpoints.exists() else {}
+    assert all(commits[step] == hashes for step, hashes in saved.items())
+    if position is not None and position.step > 1:
+        # Of the step in progress: all ranks had begun.
+        assert max(saved, default=0) >= position.step
+    run.start()
+    ended = run.finish()
+    assert ended.status == 0, ended
+    if saved and max(saved) < STEPS:
+        assert f"resumed from run/checkpoints/step-{max(saved):08}" in ended.out
+    assert run.records() == records
+    return phase, seconds
+
+
+@pytest.mark.parametrize("seed", [7, *soak(*range(50))])
+def test_a_preempted_run_has_saved(
+    seed: int, runs: Callable[..., Run], undisturbed, record_property: Callable[[str, object], None]
+) -> None:
+    phase, seconds = preempted(runs("zero3"), seed, undisturbed)
+    record_property("phase", phase)
+    record_property("seconds", round(seconds, 2))
+
+
+@pytest.mark.soak
+def test_what_is_not_saved_in_time_is_as_it_was(runs: Callable[..., Run], undisturbed) -> None:
+    """A step that takes longer than the grace time: the checkpoint before is the last."""
+    run = runs("zero3")
+    run.start("--grace", "1", "train.steps=4000")
+    for _ in await_moment(run, 0, "F", 5):
+        pass
+    position = run.position(1)
+    assert position is not None
+    os.kill(position.process, signal.SIGSTOP)  # as a step without end
+    assert run.process is not None
+    run.process.send_signal(signal.SIGUSR1)
+    ended = run.finish()
+    assert ended.status == 128 + signal.SIGUSR1, ended
+    commits = undisturbed("zero3")[1]
+    assert all(commits[step] == hashes for step, hashes in run.commits().items() if step in commits)
