@@ -102,7 +102,21 @@ class _Divided:
                 whole = [v for v in node.inputs if not self._divisible(v.type.names) and v not in self.portable]
                 after = OUTPUTS in before or (node.phase is Phase.FORWARD and any(self._computed(v) for v in whole))
                 self.kind |= dict.fromkeys(node.outputs, OUTPUTS if after else INPUTS)
+        self._return_with_outputs()
         return set(self.kind.values())
+
+    def _return_with_outputs(self) -> None:
+        """In B output parts come before input parts, so they make what they read themselves: the gradient of
+        `sum(wte * wte)` in a loss, which is added to that of `dot(x, wte)`.
+        """
+        read: set[Value] = set()
+        for node in reversed(self.source.nodes):
+            if node.phase is Phase.FORWARD or not self._touches(node):
+                continue
+            if any(value in read for value in node.outputs):
+                self.kind |= dict.fromkeys(node.outputs, OUTPUTS)
+            if any(self.kind[value] == OUTPUTS for value in node.outputs):
+                read.update(node.inputs)
 
     def _computed(self, value: Value) -> bool:
         return not any(parameter.value is value for parameter in self.source.parameters)
