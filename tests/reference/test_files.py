@@ -36,6 +36,7 @@ CASES = {
     "skips": ((), ("layout=turns", "schedule=pairs")),
     "tied": ((), ("train.optimizer=sgd(lr = 0.05, momentum = 0.9, weight_decay = 0.2)", "train.clip=100")),
     "slices": ((),),
+    "tables": ((), ("train.optimizer=sgd(lr = 0.05)", "s.microbatches=1")),
     "step_ends": ((),),
     "vocabulary": ((),),
     "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),

@@ -46,7 +46,7 @@ MISTAKES = [
     Planted(
         "statistics-stay-on-their-stage",
         "compiler/codegen/plan.py",
-        "    needed += [(each.stages, list(each.totals)) for each in update.buffers]\n",
+        "    needed += [(each.stages, each.totals) for each in update.buffers]\n",
         "",
         f"{FILE}[buffers]",
     ),

@@ -19,8 +19,8 @@ MISTAKES = [
     Planted(
         "states-on-the-device-though-offloaded",
         "compiler/passes/update.py",
-        "local_type(stored, own, sizes), own, host=self.offloaded))",
-        "local_type(stored, own, sizes), own))",
+        "local_type(stored, at, sizes), at, host=self.offloaded))",
+        "local_type(stored, at, sizes), at))",
         OFFLOAD,
     ),
     Planted(

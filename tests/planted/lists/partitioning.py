@@ -326,8 +326,8 @@ MISTAKES = [
     Planted(
         "a-tied-total-not-added",
         "compiler/passes/update.py",
-        "for _, value in totals[1:]:",
-        "for _, value in totals[2:]:",
+        "for *_, value in totals[1:]:",
+        "for *_, value in totals[2:]:",
         TIED,
     ),
     Planted(
@@ -376,8 +376,8 @@ MISTAKES = [
     Planted(
         "gradient-unclipped",
         "compiler/passes/update.py",
-        'gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=layout)',
-        'self._apply(Pointwise("multiply"), gradient, factor, layout=layout)',
+        'gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=own)',
+        'self._apply(Pointwise("multiply"), gradient, factor, layout=own)',
         GPT,
     ),
     # ------------------------------------------------------------ what ranks do with it

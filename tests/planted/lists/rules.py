@@ -197,8 +197,8 @@ MISTAKES = [
     Planted(
         "rates-by-the-place-of-the-rule",
         "compiler/passes/assign.py",
-        "rate=target.rule.index)",
-        "rate=max(0, target.rule.index - 1))",
+        "rate=target.rule.index, lazy=lazy)",
+        "rate=max(0, target.rule.index - 1), lazy=lazy)",
         f"{FILE}[rules]",
     ),
     Planted(
