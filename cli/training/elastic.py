@@ -77,24 +77,21 @@ def check_elastic(spec: Spec, minimum: Minimum) -> Mesh:
 
 
 def fitted(
-    arguments: argparse.Namespace, given: Spec, reader: Reader, ranks: int, gpu: bool, exact: bool = False
+    arguments: argparse.Namespace, given: Spec, mesh: Mesh, reader: Reader, ranks: int, gpu: bool, exact: bool = False
 ) -> Fitted | None:
     """The file for at most that many ranks, or `exact`ly; None if no mesh fits that is not below the minimum."""
-    assert given.mesh is not None
-    for sizes in _meshes(given, ranks):
+    for sizes in _meshes(given, mesh, ranks):
         count = prod(sizes)
         if count < arguments.elastic.ranks or (exact and count != ranks):
             return None
-        found = _of_mesh(arguments, given, reader, sizes, gpu)
+        found = _of_mesh(arguments, given, mesh, reader, sizes, gpu)
         if found is not None:
             return found
     return None
 
 
-def _meshes(given: Spec, ranks: int) -> Iterator[tuple[int, ...]]:
+def _meshes(given: Spec, mesh: Mesh, ranks: int) -> Iterator[tuple[int, ...]]:
     """The sizes of meshes of at most that many ranks, best first."""
-    mesh = given.mesh
-    assert mesh is not None
     of_batch = _batch_axes(given)
 
     def order(sizes: Sequence[int]) -> tuple[int, float, float]:
@@ -116,10 +113,8 @@ def _batch_axes(given: Spec) -> set[str]:
 
 
 def _of_mesh(
-    arguments: argparse.Namespace, given: Spec, reader: Reader, sizes: Sequence[int], gpu: bool
+    arguments: argparse.Namespace, given: Spec, mesh: Mesh, reader: Reader, sizes: Sequence[int], gpu: bool
 ) -> Fitted | None:
-    mesh = given.mesh
-    assert mesh is not None
     shrunk = {name: (full, size) for (name, full), size in zip(mesh.axes, sizes, strict=True) if size != full}
     shape = [f"{mesh.name}.{name}={size}" for name, (_, size) in shrunk.items()]
     by = prod((Fraction(*shrunk[name]) for name in _batch_axes(given) & shrunk.keys()), start=Fraction(1))

@@ -70,7 +70,8 @@ def test_the_mesh_of_the_ranks_that_are_left(
     spec, diagnostics = load(path, reader=reader)
     assert spec is not None, diagnostics
     arguments = argparse.Namespace(file=str(path), overrides=["train.steps=5"], root=None, elastic=Minimum(2))
-    found = fitted(arguments, spec, reader, ranks, gpu=False)
+    assert spec.mesh is not None
+    found = fitted(arguments, spec, spec.mesh, reader, ranks, gpu=False)
     assert (found.overrides[1:] if found is not None else None) == overrides
     if found is not None:
         assert found.state.program.mesh.ranks == prod(size for _, size in found.spec.mesh.axes) <= ranks
