@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 from attrs import frozen
 
@@ -20,7 +21,7 @@ from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
-from partita.dsl.spec import Mesh, ShardRule, Spec
+from partita.dsl.spec import BATCH, Mesh, ShardRule, Spec
 
 MOST_MICROBATCHES = 64  # counts that are tried for one mesh
 
@@ -76,32 +77,22 @@ def check_elastic(spec: Spec, minimum: Minimum) -> Mesh:
 
 
 def fitted(
-    arguments: argparse.Namespace, given: Spec, reader: Reader, ranks: int, gpu: bool, exact: bool = False
+    arguments: argparse.Namespace, given: Spec, mesh: Mesh, reader: Reader, ranks: int, gpu: bool, exact: bool = False
 ) -> Fitted | None:
     """The file for at most that many ranks, or `exact`ly; None if no mesh fits that is not below the minimum."""
-    assert given.mesh is not None
-    for sizes in _meshes(given, ranks):
+    for sizes in _meshes(given, mesh, ranks):
         count = prod(sizes)
         if count < arguments.elastic.ranks or (exact and count != ranks):
             return None
-        found = _of_mesh(arguments, given, reader, sizes, gpu)
+        found = _of_mesh(arguments, given, mesh, reader, sizes, gpu)
         if found is not None:
             return found
     return None
 
 
-def _meshes(given: Spec, ranks: int) -> Iterator[tuple[int, ...]]:
+def _meshes(given: Spec, mesh: Mesh, ranks: int) -> Iterator[tuple[int, ...]]:
     """The sizes of meshes of at most that many ranks, best first."""
-    mesh = given.mesh
-    assert mesh is not None
-    batch = given.schedule.batch if given.schedule is not None else "batch"
-    rules = given.layout.rules if given.layout is not None else ()
-    of_batch = {
-        axis
-        for rule in rules
-        if isinstance(rule, ShardRule) and any(target.name == batch for target in rule.targets)
-        for axis in rule.mesh_axes
-    }
+    of_batch = _batch_axes(given)
 
     def order(sizes: Sequence[int]) -> tuple[int, float, float]:
         shrunk = {name: full / size for (name, full), size in zip(mesh.axes, sizes, strict=True)}
@@ -112,13 +103,22 @@ def _meshes(given: Spec, ranks: int) -> Iterator[tuple[int, ...]]:
     yield from sorted((sizes for sizes in all_sizes if prod(sizes) <= ranks), key=order)
 
 
+def _batch_axes(given: Spec) -> set[str]:
+    """The mesh axes that the batch is sharded over."""
+    batch = given.schedule.batch if given.schedule is not None else BATCH
+    rules = given.layout.rules if given.layout is not None else ()
+    shards = [rule for rule in rules if isinstance(rule, ShardRule)]
+    found = [rule for rule in shards if any(target.name == batch for target in rule.targets)]
+    return {axis for rule in found for axis in rule.mesh_axes}
+
+
 def _of_mesh(
-    arguments: argparse.Namespace, given: Spec, reader: Reader, sizes: Sequence[int], gpu: bool
+    arguments: argparse.Namespace, given: Spec, mesh: Mesh, reader: Reader, sizes: Sequence[int], gpu: bool
 ) -> Fitted | None:
-    mesh = given.mesh
-    assert mesh is not None
-    shape = [f"{mesh.name}.{name}={size}" for (name, full), size in zip(mesh.axes, sizes, strict=True) if size != full]
-    for more in _microbatches(given, mesh.ranks / prod(sizes)) if shape else [()]:
+    shrunk = {name: (full, size) for (name, full), size in zip(mesh.axes, sizes, strict=True) if size != full}
+    shape = [f"{mesh.name}.{name}={size}" for name, (_, size) in shrunk.items()]
+    by = prod((Fraction(*shrunk[name]) for name in _batch_axes(given) & shrunk.keys()), start=Fraction(1))
+    for more in _microbatches(given, by):
         overrides = (*arguments.overrides, *shape, *more)
         spec, _ = load(arguments.file, overrides, arguments.root, Reader(reader.texts))
         if spec is None:
@@ -131,11 +131,14 @@ def _of_mesh(
     return None
 
 
-def _microbatches(given: Spec, fewer: float) -> Iterator[tuple[str, ...]]:
-    """Overrides of the number of microbatches: first those that leave a rank no more rows in one than before."""
+def _microbatches(given: Spec, by: Fraction) -> Iterator[tuple[str, ...]]:
+    """Overrides of the number of microbatches if a rank has so many times more rows: first those that leave it no more
+    rows in one than before.
+    """
     before = given.schedule.call.arguments.get("microbatches") if given.schedule is not None else None
     if not isinstance(before, int):
         yield ()
         return
-    for count in range(before, before + MOST_MICROBATCHES):
+    first = ceil(before * by)
+    for count in (*range(first, first + MOST_MICROBATCHES), *range(before, first)):
         yield (f"schedule.microbatches={count}",) if count != before else ()

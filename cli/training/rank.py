@@ -274,7 +274,7 @@ class _Launched(_Rank):
             raise Refused(diagnostics)
         mesh = check_elastic(spec, arguments.elastic)
         kind, _ = device_of_rank(arguments.transport, self.identity)
-        found = fitted(arguments, spec, reader, ranks, kind.gpu, exact=True)
+        found = fitted(arguments, spec, mesh, reader, ranks, kind.gpu, exact=True)
         if found is None:
             raise refuse(
                 "E0610",

@@ -93,8 +93,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     if samples is not None:
         report(samples.doubts)
     settings = checkpoints_of(arguments, spec)
-    if arguments.elastic is not None:
-        check_elastic(spec, arguments.elastic)
+    mesh = check_elastic(spec, arguments.elastic) if arguments.elastic is not None else None
     directory = opened(arguments)
     if directory is None:
         return WRONG_USE
@@ -108,16 +107,16 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
             measured.forget(trace, program)
 
         def crew(ranks: int) -> Crew | None:
-            found = fitted(arguments, spec, reader, ranks, kind.gpu)
+            found = fitted(arguments, spec, mesh, reader, ranks, kind.gpu) if mesh is not None else None
             if found is None:
                 return None
             evaluation = found.evaluation
             if data.rows is not None:
                 evaluation = compile_evaluation(found.spec, found.state, data.rows, kind.gpu)
             diagnosis = Diagnosis(found.state.program, evaluation.program if evaluation else None)
-            mesh = found.state.program.mesh
-            watchdog = Watchdog(diagnosis, mesh.ranks, arguments.stall_timeout, directory)
-            return Crew(_command(arguments, kind.name, found.overrides), mesh.ranks, watchdog, _described(mesh))
+            fewer = found.state.program.mesh
+            watchdog = Watchdog(diagnosis, fewer.ranks, arguments.stall_timeout, directory)
+            return Crew(_command(arguments, kind.name, found.overrides), fewer.ranks, watchdog, _described(fewer))
 
         fleet = None
         if arguments.elastic is not None:

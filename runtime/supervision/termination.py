@@ -70,11 +70,11 @@ class Termination:
 
     def end(self) -> None:
         """End by the signal's default action, now that everything is saved."""
-        assert self.number is not None
-        signal.signal(self.number, signal.SIG_DFL)
-        signal.raise_signal(self.number)
+        number = self.number or signal.SIGTERM
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
         # The first process of a container, for which the kernel has no default action.
-        os._exit(128 + self.number)
+        os._exit(128 + number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
