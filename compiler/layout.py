@@ -87,10 +87,10 @@ def layout_of(states: Iterable[tuple[str, State]], flat: Flat | None = None) -> 
     return Layout(found, flat) if found or flat else REPLICATED
 
 
-def flattened(layout: Layout, type: Type, parts: int) -> Layout:
-    """The layout of a tensor of `type` after it has been made flat, and before that is split into `parts`."""
+def flat_form(layout: Layout, type: Type, parts: int) -> Flat:
+    """How a tensor of `type` in a layout is made flat, to be split into `parts`."""
     split = split_axes(state for _, state in layout.states)
-    return Layout(layout.states, Flat(type.axes, parts, tuple(name for name in type.names if name in split)))
+    return Flat(type.axes, parts, tuple(name for name in type.names if name in split))
 
 
 def within_axes(layout: Layout, type: Type) -> Layout:

@@ -21,6 +21,7 @@ from partita.dsl.spec import Spec, Train
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
+from partita.runtime.global_tensors import seen
 from partita.runtime.inference.ranks import ForwardRank, joined
 from partita.runtime.inference.sampling import Samples, samples_of
 from partita.runtime.inference.scoring import Scorer
@@ -30,7 +31,7 @@ from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.kernels.host import to_host
 from partita.runtime.pace import Sums
 from partita.runtime.python_functions import Functions, functions_of
-from partita.runtime.regions import pieces_of, seen
+from partita.runtime.regions import pieces_of
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport

@@ -1,17 +1,14 @@
-"""Which part of a tensor a rank holds, and global tensors assembled from the ranks' shards."""
+"""Which part of a tensor a rank holds: a region, or if it is flat, several."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-import torch
 from attrs import frozen
 
-from partita.compiler.layout import Layout, is_split, local_type
-from partita.compiler.mesh import Mesh
+from partita.compiler.layout import Layout
 from partita.dsl.types import Type
-from partita.runtime.transports.lines import same_bits
 
 Region = tuple[slice, ...]
 
@@ -101,36 +98,3 @@ def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Region]:
     if first < whole:
         yield (slice(first, whole), *(slice(0, size) for size in shape[1:]))
     yield from _boxes(shape, whole * row, stop)
-
-
-def seen(part: torch.Tensor, layout: Layout, piece: Piece) -> torch.Tensor:
-    """A view of a rank's part of a tensor: a piece of it, in the shape of its region."""
-    if layout.flat is None:
-        return part
-    return part.view(-1)[piece.start : piece.stop].view(shape_of(piece.region))
-
-
-# ---------------------------------------------------------------- global tensors
-
-
-def assemble(name: str, type: Type, layout: Layout, mesh: Mesh, parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Assemble a global tensor from `parts`, the ranks' shards; together they must cover it.
-
-    Raises AssertionError, naming the tensor and the ranks, if two hold the same region but differ in any bit.
-    """
-    holders: dict[tuple[int, ...], int] = {}
-    whole = next(iter(parts.values())).new_empty(type.shape)
-    held = 0
-    for rank, part in parts.items():
-        shape = local_type(type, layout, mesh.sizes).shape
-        assert tuple(part.shape) == shape, f"rank {rank} holds {tuple(part.shape)} of {name}, not {shape}"
-        coordinates = mesh.coordinates(rank)
-        holder = holders.setdefault(tuple(coordinates[over] for over, state in layout.states if is_split(state)), rank)
-        if holder == rank:
-            for piece in pieces_of(type, layout, mesh.sizes, coordinates):
-                whole[piece.region] = seen(part, layout, piece)
-                held += prod(shape_of(piece.region))
-        elif not same_bits(parts[holder], part):
-            raise AssertionError(f"copies of {name} on ranks {holder} and {rank} differ")
-    assert held == whole.numel(), f"ranks {', '.join(map(str, parts))} do not hold all of {name}"
-    return whole

@@ -27,12 +27,13 @@ from partita.runtime.data.dataset import Dataset
 from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, shifted
 from partita.runtime.executor import Rates, never
 from partita.runtime.faults import MOST_ROWS, Trial, origin, wrong_inputs
+from partita.runtime.global_tensors import assemble, seen
 from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
 from partita.runtime.learning_rates import learning_rates
 from partita.runtime.pace import Pace, Slow
 from partita.runtime.rank import Plan, Rank
-from partita.runtime.regions import assemble, pieces_of, seen
+from partita.runtime.regions import pieces_of
 from partita.runtime.tracing.flight import BETWEEN, ENDED
 from partita.runtime.transports.transport import Cluster
 from partita.runtime.transports.virtual import VirtualCluster

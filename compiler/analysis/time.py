@@ -231,7 +231,7 @@ def _made_for_nothing(state: Cut, stage: StageGraph) -> list[Node]:
         for node in forward
         if node not in again
         and iteration_of(node.scope, repeats) in iterations
-        and (is_product(node) or (isinstance(node.op, Collective) and node.op.combines))
+        and (is_product(node) or node.op.combines)
     ]
 
 
@@ -398,7 +398,7 @@ class Walk:
 
 def sums_gradients(node: Node) -> bool:
     """Whether a collective reduces gradients of parameters."""
-    return node.phase in (Phase.WEIGHT, Phase.REDUCE) and isinstance(node.op, Collective) and node.op.combines
+    return node.phase in (Phase.WEIGHT, Phase.REDUCE) and node.op.combines
 
 
 def costs_of(state: Cut, execution: Execution = OURS) -> Costs:

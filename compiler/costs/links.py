@@ -93,13 +93,16 @@ class Link:
 
     def exchange(self, parts: int, bytes: float) -> tuple[float, float]:
         """Latency and transfer time of an all-to-all of `bytes` on each rank: all messages are in flight at once."""
-        latency, bandwidth = self._collective
-        return latency, bytes * (parts - 1) / parts / bandwidth
+        return self._message(parts), bytes * (parts - 1) / parts / self._collective[1]
 
-    def pass_on(self, bytes: float) -> tuple[float, float]:
+    def pass_on(self, parts: int, bytes: float) -> tuple[float, float]:
         """Latency and transfer time of a message of `bytes` from each rank to the next."""
-        latency, bandwidth = self._collective
-        return latency, bytes / bandwidth
+        return self._message(parts), bytes / self._collective[1]
+
+    def _message(self, parts: int) -> float:
+        """Seconds to start, and of the farthest message in a group, by the protocol that reaches all of the bandwidth."""
+        by = max(self._protocols, key=lambda each: each.share)
+        return by.start + (by.within if self._machines(parts) == 1 else by.between)
 
     @property
     def amortizing(self) -> float:

@@ -36,6 +36,9 @@ class Reshard(Op):
     over: str
     parts: int
     reshards = True
+    # Whether it is a step to or from a flat form, which keeps all states, and if so, whether to one.
+    reforms: ClassVar[bool] = False
+    flattens: ClassVar[bool] = False
     # Suffix of its results' names.
     made: ClassVar[str] = "moved"
 
@@ -53,6 +56,10 @@ class Reshard(Op):
     def ends(self) -> Ends:
         """The states of each tensor along the mesh axis, before and after."""
         raise NotImplementedError
+
+    def takes(self, order: tuple[str, ...]) -> bool:
+        """Whether it takes elements in this order of axes."""
+        return True
 
     @property
     def count(self) -> int:
@@ -93,7 +100,7 @@ class Collective(Reshard):
         return self.over, kind_of(before), kind_of(after)
 
     @property
-    def combines(self) -> bool:
+    def combines(self) -> bool:  # type: ignore[override]
         """Whether it reduces partial sums or maxima."""
         return any(before in (SUM, MAX) for before, _ in self.ends)
 
@@ -380,6 +387,8 @@ class Once(Reshard):
 class Reform(Reshard):
     """Base of steps between a tensor's own axes and its flat form (`partita.compiler.layout.Flat`)."""
 
+    reforms = True
+
     @property
     def words(self) -> str:
         """Its name."""
@@ -403,7 +412,12 @@ class Flatten(Reform):
     size: int
     kept: tuple[str, ...] = ()
     fusible = False
+    flattens = True
     made = "flat"
+
+    def takes(self, order: tuple[str, ...]) -> bool:
+        """Its own."""
+        return self.order == order
 
     @property
     def is_view(self) -> bool:  # type: ignore[override]

@@ -112,6 +112,8 @@ class Op:
     # Changes the layout of tensors but not their values; and does so by communication between ranks.
     reshards: ClassVar[bool] = False
     communicates: ClassVar[bool] = False
+    # Reduces partial sums or maxima.
+    combines: ClassVar[bool] = False
     # Takes a piece of a tensor, or joins pieces.
     of_pieces: ClassVar[bool] = False
     # Its result repeats its operand: a literal stays the same literal.

@@ -128,7 +128,7 @@ class Turn(Collective):
 
     def seconds(self, held: float, link: Link) -> tuple[float, float]:
         """A message to the next rank."""
-        return link.pass_on(held)
+        return link.pass_on(self.parts, held)
 
     def moved(self, operands: Sequence[Type]) -> float:
         """All that a rank has."""

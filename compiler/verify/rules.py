@@ -29,7 +29,7 @@ from partita.compiler.layout import (
     tensor_type,
 )
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import Flatten, Reform, Reshard
+from partita.compiler.ops.collective import Reshard
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.position import SLICE, TIME
 from partita.dsl.types import Type
@@ -118,12 +118,12 @@ class Rules:
 
     def _unflattened(self, whole: Op, placed: Sequence[Value]) -> Op:
         """The operation on tensors with their own axes, of which flat ones have the elements in the same order."""
-        forms = {value.layout.flat for value in placed if value.type.axes}
-        if forms <= {None}:
+        every = [value.layout.flat for value in placed if value.type.axes]
+        forms = [form for form in every if form is not None]
+        if not forms:
             return whole
-        require(len(forms) == 1, f"`{whole.label}` works on tensors of which not all are flat alike", *placed)
-        (flat,) = forms
-        assert flat is not None
+        flat, alike = forms[0], len(set(every)) == 1
+        require(alike, f"`{whole.label}` works on tensors of which not all are flat alike", *placed)
         found = whole.unflattened((flat.axis, *flat.kept), flat.axes)
         if found is None:
             raise Violation(f"`{whole.label}` does not compute each element of a flat tensor by itself", *placed)
@@ -163,7 +163,7 @@ class Rules:
         if key in self._reshardings:
             return
         require(op.count == len(sources) == len(targets), f"`{op.name}` has other tensors", *sources, *targets)
-        if isinstance(op, Reform):
+        if op.reforms:
             self._reform(op, sources[0], targets[0])
             self._reshardings.add(key)
             return
@@ -175,17 +175,18 @@ class Rules:
             self._step(op, i, source, target)
         self._reshardings.add(key)
 
-    def _reform(self, op: Reform, source: Value, target: Value) -> None:
+    def _reform(self, op: Reshard, source: Value, target: Value) -> None:
         """A step to or from a flat form, which keeps the states; `_check_layout` says what the form must be."""
         self._infers(op, [source.type], [target.type], "what one rank holds of", (source, target))
-        flattens, before, after = isinstance(op, Flatten), source.layout.flat, target.layout.flat
-        require(flattens == (before is None) and flattens != (after is None), f"`{op.name}` of such a value", source)
+        before, after = source.layout.flat, target.layout.flat
+        fits = op.flattens == (before is None) and op.flattens != (after is None)
+        require(fits, f"`{op.name}` of such a value", source)
         require(source.layout.states == target.layout.states, f"`{op.name}` does not split anything", source, target)
         own, other = (set(self.tensor(value).axes) for value in (source, target))
         require(own == other, "it is another tensor", source, target)
-        if isinstance(op, Flatten) and after is not None:
+        if after is not None:
             order = tuple(axis.name for axis in after.axes)
-            require(op.order == order, "its elements are in another order", source, target)
+            require(op.takes(order), "its elements are in another order", source, target)
 
     def _step(self, op: Reshard, i: int, source: Value, target: Value) -> None:
         before, after = op.ends[i]

@@ -32,8 +32,9 @@ from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Saves, commit_name
 from partita.runtime.data_files import DataFile
+from partita.runtime.global_tensors import seen
 from partita.runtime.naming import named
-from partita.runtime.regions import pieces_of, seen
+from partita.runtime.regions import pieces_of
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
 if TYPE_CHECKING:

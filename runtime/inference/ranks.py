@@ -17,9 +17,10 @@ from partita.compiler.layout import local_type
 from partita.compiler.program import ParameterRecord, Program
 from partita.dsl.spec import Spec
 from partita.runtime.executor import Executor
+from partita.runtime.global_tensors import seen
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
-from partita.runtime.regions import Region, pieces_of, seen
+from partita.runtime.regions import Region, pieces_of
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import Flight
 from partita.runtime.transports.transport import Cluster, ProcessEnd, Transport

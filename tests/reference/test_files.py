@@ -38,6 +38,8 @@ CASES = {
     "slices": ((),),
     "tables": ((), ("train.optimizer=sgd(lr = 0.05)", "s.microbatches=1")),
     "step_ends": ((),),
+    "flat": ((),),
+    "validation": ((),),
     "vocabulary": ((),),
     "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),
 }

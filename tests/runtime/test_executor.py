@@ -139,6 +139,8 @@ def program() -> Program:
             "released": frozenset(),
             "saved": 0,
             "kept": 0,
+            "offloaded": 0,
+            "copied": (),
             "shared": {},
             "peaks": {},
         }

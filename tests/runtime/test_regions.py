@@ -12,14 +12,15 @@ from attrs import evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.compiler.layout import SUM, Layout, flattened, layout_of, local_type
+from partita.compiler.layout import SUM, Layout, flat_form, layout_of, local_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.program import InputPart, InputRecord
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
+from partita.runtime.global_tensors import assemble, seen
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Inputs
-from partita.runtime.regions import assemble, pieces_of, region_of, seen, shape_of
+from partita.runtime.regions import pieces_of, region_of, shape_of
 
 CPU = torch.device("cpu")
 
@@ -57,7 +58,7 @@ def laid_flat(draw: st.DrawFn) -> Laid:
     free = [name for name, _ in case.mesh.axes if name not in states]
     over = draw(st.lists(st.sampled_from(free), unique=True)) if free else []
     parts = prod(case.mesh.sizes[name] for name in over) * draw(st.integers(1, 3))
-    made = flattened(case.layout, case.type, parts)
+    made = Layout(case.layout.states, flat_form(case.layout, case.type, parts))
     states |= dict.fromkeys(over, made.flat.axis)
     return evolve(case, layout=layout_of(((name, states.get(name)) for name, _ in case.mesh.axes), made.flat))
 

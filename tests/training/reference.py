@@ -88,6 +88,7 @@ def optimizer(name: str, parameters: dict[str, Tensor], **arguments: float) -> t
     plain = [p for n, p in parameters.items() if n.rsplit(".", 1)[-1] in ("scale", "shift", "b1", "b2", "wpe")]
     decayed = [p for p in parameters.values() if not any(p is q for q in plain)]
     decay = arguments.pop("weight_decay", 0.0)
+    assert not arguments.pop("sparse", False)  # torch has no such updates
     groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
     cls = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
     return cls([g for g in groups if g["params"]], **arguments)

@@ -60,6 +60,12 @@ train {
 """
 ORDER = "one_f_one_b(microbatches = 4)"
 WHOLE = ("two.pipe=1", "two.tensor=1", "layout=whole", "schedule=gpipe(microbatches=1)")
+# Rows that are penalized: a gradient of parameters alone, which is added to that of the output layer.
+PENALIZED = {
+    "cross_entropy(logits, targets, over = vocab)": (
+        "0.5 * mse(logits, dot(x, table, over = embed)) + 0.01 * sum(table * table)"
+    )
+}
 TIED = {"  param head: [vocab, embed] ~ normal(0.05)\n": "", "head, over": "table, over"}
 
 
@@ -83,6 +89,7 @@ def refused(text: str):
 CASES = [
     ("shard vocab -> pipe", ORDER, {}),
     ("shard vocab -> pipe", "interleaved_1f1b(microbatches = 4, chunks = 2)", TIED),
+    ("shard vocab -> pipe", ORDER, {**PENALIZED, **TIED}),
     *soak(
         ("shard vocab -> pipe, tensor", "zb_v(microbatches = 4)", {**TIED, "tensor = 1": "tensor = 2"}),
         ("shard vocab -> pipe\n  shard ffn -> tensor", "zb_h1(microbatches = 4)", {"tensor = 1": "tensor = 2"}),

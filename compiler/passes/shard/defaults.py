@@ -15,7 +15,7 @@ from math import prod
 from attrs import define, field, frozen
 
 from partita.compiler.graph import without_iterations
-from partita.compiler.layout import Layout, State, flattened, layout_of
+from partita.compiler.layout import Layout, State, flat_form, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.passes.shard.choice import Exchange
 from partita.dsl import spec
@@ -161,11 +161,10 @@ class DefaultLayouts:
         over, parts = self._split_flat(name, master, compute) if flat else ((), 1)
         wanted = self._over(kind, name, compute)
         if over and wanted:
-            form = flattened(compute, master, parts)
-            assert form.flat is not None
-            states: dict[str, State] = {**dict(compute.states), **dict.fromkeys(wanted, form.flat.axis)}
+            form = flat_form(compute, master, parts)
+            states: dict[str, State] = {**dict(compute.states), **dict.fromkeys(wanted, form.axis)}
             self.applied.update(wanted.values())
-            return layout_of(((axis, states.get(axis)) for axis in self.mesh.sharding), form.flat)
+            return layout_of(((axis, states.get(axis)) for axis in self.mesh.sharding), form)
         states = dict(compute.states)
         for mesh_axis, rule in wanted.items():
             axis = self._largest(master, states, mesh_axis)

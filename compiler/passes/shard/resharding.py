@@ -23,7 +23,7 @@ from partita.compiler.layout import (
     tensor_type,
 )
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import LOCAL_SECONDS, Flatten, Reform, Reshard, Unflatten, transition
+from partita.compiler.ops.collective import LOCAL_SECONDS, Flatten, Reshard, Unflatten, transition
 from partita.dsl.types import Type
 
 IMPOSSIBLE = float("inf")
@@ -48,7 +48,7 @@ class Resharding:
 
     def seconds(self, op: Reshard, held: float) -> float:
         """The time of one step, for tensors of which a rank holds `held` bytes."""
-        if isinstance(op, Reform):
+        if op.reforms:
             return LOCAL_SECONDS
         return sum(op.seconds(held, self.mesh.link(op.over)))
 

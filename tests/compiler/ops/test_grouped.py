@@ -133,4 +133,13 @@ def test_what_computes_row_by_row_does_so_in_any_order(case: Case):
 
 
 def test_most_kinds_of_arithmetic_compute_row_by_row():
-    assert {case.op.name for case in BY_ROW} == {"pointwise", "cast", "dot", "reduce"}
+    assert {case.op.name for case in BY_ROW} == {
+        "pointwise",
+        "cast",
+        "dot",
+        "reduce",
+        "sgd",
+        "ema",
+        "to_host",
+        "to_device",
+    }

@@ -123,9 +123,9 @@ def test_rules_for_one_tensor_stand_instead_of_the_others() -> None:
 def test_a_parameter_that_a_rule_for_its_class_cannot_split() -> None:
     state = network("data = 2, tensor = 5", "shard batch -> data", "shard state -> tensor, data")
     *_, kept = only(state, "up").stored
-    assert str(kept.layout) == "hidden/data"
+    assert str(kept.layout) == "flat/data flat/tensor"
     assert [rule.text for rule in kept.rules] == ["shard state -> tensor, data"]
-    assert kept.whole == ("tensor",)
+    assert (kept.whole, kept.flat) == ((), ("data", "tensor"))
 
 
 def test_a_name_that_is_none(state: Compilation) -> None:

@@ -12,8 +12,8 @@ from partita.dsl.spec import Call
 from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.data.binding import open_data
+from partita.runtime.global_tensors import assemble
 from partita.runtime.rank import Plan, prepare
-from partita.runtime.regions import assemble
 from partita.runtime.training import StepResult, VirtualRun
 from tests.files import checked
 
