@@ -13,7 +13,7 @@ from partita.compiler.schedules.auto import STEPS, VISITS
 from partita.compiler.state import Scheduled
 
 # Seconds for a program, for an operation in it: passes, costs and memory; and for a microbatch of a stage.
-FILE, OPERATION, TURN = 0.03, 3.6e-4, 1e-4
+FILE, OPERATION, TURN = 0.035, 4e-4, 1e-4
 # For an order that is searched for, for each action that the search visits.
 VISIT = 4e-7
 # For a file that does not compile.

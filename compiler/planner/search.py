@@ -178,15 +178,17 @@ class Search:
         fitting = sorted({*fitting, *self._changed(fitting)}, key=self._seconds)
         plans, compiled = self._plans(fitting, kept)
         larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
-        first = min(larger, key=self._seconds, default=None)
+        fastest = min(larger, key=self._seconds, default=None)
         if not plans:
             raise self._nothing()
         beyond = None
-        if first is not None and self._seconds(first) < plans[0].prediction.step_time:
-            beyond = first, self._outlooks[first]
+        if fastest is not None and self._seconds(fastest) < plans[0].prediction.step_time:
+            beyond = fastest, self._outlooks[fastest]
         looked = len(bounds), len(self._outlooks), compiled
-        rivals = [(plan.candidate, plan.prediction.step_time) for plan in plans[:2]]
-        second = runner_up(self.space, self.device, *rivals, self.budget) if len(rivals) == 2 else None
+        second = None
+        if len(plans) > 1:
+            first, other = ((plan.candidate, plan.prediction.step_time) for plan in plans[:2])
+            second = runner_up(self.space, self.device, first, other, self.budget)
         return Found(self.space, self.device, plans, beyond, own, wrong, looked, process_time() - begin, second)
 
     def _as_it_is(self) -> tuple[Plan | None, Diagnostic | None]:
@@ -361,7 +363,7 @@ class Search:
         """
         found: list[Candidate] = []
         if own is not None:
-            most = own.prediction.step_time
+            most = own.prediction.step_time if own.peak <= self.device.memory else float("inf")
             near = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
             self._look_through(near, found, NEARBY)
         self._look_through(bounds, found, OUTLOOKS)

@@ -24,7 +24,7 @@ from partita.compiler.state import Scheduled
 from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused
 
-# How much slower or faster than recorded something may be; and how exactly the factor is found, of which both are alike.
+# How much slower or faster than recorded something may be; and how exactly the factor is found where plans are alike.
 FURTHEST, NEAR = 8.0, 0.01
 STEPS = 12
 

@@ -206,14 +206,13 @@ class Space:
         """Sizes of the axes of context and experts to begin with, and what belongs to them: the file's; none; experts
         over the ranks of a machine.
         """
-        plain = Candidate(1, 1, 1, 1)
-        own = self.own()
+        plain, own = Candidate(1, 1, 1, 1), self._laid_out()
         if own is None and self.sizes is not None:
             own = evolve(plain, context=self.mesh.size(self.context), expert=self.mesh.size(self.expert))
         found = [plain]
         if own is not None:
-            kept = evolve(own, data=1, pipe=1, tensor=1, size=1, sequence=False, zero=0, recompute="", slices=1)
-            found.insert(0, evolve(kept, schedule=DEFAULT_SCHEDULE, chunks=1, shared=False, offload=False))
+            context, exchange, expert = own.context, own.exchange, own.expert
+            found.insert(0, evolve(plain, context=context, exchange=exchange, expert=expert, routed=own.routed))
         if self.experts:
             found.append(evolve(plain, expert=gcd(self._size(self.experts), self.node, self.devices, self.rows)))
         yield from dict.fromkeys(found)
@@ -343,11 +342,25 @@ class Space:
         return tuple(rules)
 
     def own(self) -> Candidate | None:
-        """The file itself as a candidate, if its mesh has the number of devices."""
-        mesh, layout, schedule = self.given.mesh, self.given.layout, self.given.schedule
+        """The file itself as a candidate, if its mesh has the number of devices. Raises Refused (E0506)."""
+        laid = self._laid_out()
+        if laid is None:
+            return None
+        schedule = self.given.schedule
+        chunks, microbatches = size_of(schedule.call if schedule else None)
+        return evolve(
+            laid,
+            size=max(1, self.rows // (laid.data * laid.expert * self.beside * microbatches)),
+            schedule=schedule.call.name if schedule else DEFAULT_SCHEDULE,
+            chunks=chunks,
+            slices=schedule.sequence[1] if schedule and schedule.sequence else 1,
+        )
+
+    def _laid_out(self) -> Candidate | None:
+        """The file itself without its schedule."""
+        mesh, layout = self.given.mesh, self.given.layout
         if mesh is None or layout is None or mesh.ranks != self.devices:
             return None
-        chunks, microbatches = size_of(schedule.call if schedule else None)
         data, pipe, tensor, context, expert = (
             mesh.size(name) for name in (self.data, self.pipe, self.tensor, self.context, self.expert)
         )
@@ -355,24 +368,20 @@ class Space:
         over = {(t.name, axis) for rule in rules for t in rule.targets if t.path is None for axis in rule.mesh_axes}
         targets = {name for name, _ in over}
         along = next((rule for rule in rules if self.context in rule.mesh_axes and _axis(rule.targets[0])), None)
-        exchange = (along.exchange or "zigzag" * along.zigzag) if along is not None and context > 1 else ""
         return Candidate(
             data,
             pipe,
             tensor,
-            max(1, self.rows // (data * expert * self.beside * microbatches)),
+            1,
             tensor > 1 and any((name, self.tensor) in over for name in self.sequence),
             max(i for i, name in enumerate(CLASSES) if name in targets or not i),
             _recomputed(layout),
-            schedule.call.name if schedule else DEFAULT_SCHEDULE,
-            chunks,
-            context,
-            exchange,
-            expert,
-            tensor > 1 and (self.experts, self.tensor) in over,
-            pipe > 1 and any((name, self.pipe) in over for name in self.vocabularies),
-            any(isinstance(rule, spec.OffloadRule) and (STATE,) in rule.paths for rule in layout.rules),
-            schedule.sequence[1] if schedule and schedule.sequence else 1,
+            context=context,
+            exchange=(along.exchange or "zigzag" * along.zigzag) if along is not None and context > 1 else "",
+            expert=expert,
+            routed=tensor > 1 and (self.experts, self.tensor) in over,
+            shared=pipe > 1 and any((name, self.pipe) in over for name in self.vocabularies),
+            offload=any(isinstance(rule, spec.OffloadRule) and (STATE,) in rule.paths for rule in layout.rules),
         )
 
     def as_it_stands(self, own: Candidate) -> spec.Spec:
