@@ -363,9 +363,13 @@ class Search:
         """
         found: list[Candidate] = []
         if own is not None:
-            most = own.prediction.step_time if own.peak <= self.device.memory else float("inf")
-            near = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
-            self._look_through(near, found, NEARBY)
+            fits = own.peak <= self.device.memory
+            if not fits:
+                near = self._settled(evolve(own.candidate, slices=1, shared=False))
+                found += [near] if near is not None else []
+            most = own.prediction.step_time if fits else float("inf")
+            alike = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
+            self._look_through(alike, found, NEARBY)
         self._look_through(bounds, found, OUTLOOKS)
         return sorted(found, key=self._seconds)
 
@@ -474,17 +478,18 @@ class Search:
 
     def _settled(self, move: Candidate) -> Candidate | None:
         """The fastest of a mesh and layout over all schedules that fits, in this way or one that needs less memory."""
+        frontier = [move]
         for _ in range(SMALLER):
             tried = [
-                evolve(move, schedule=schedule, chunks=chunks)
-                for schedule, chunks in self.space.schedules(move.pipe, self.space.microbatches(move))
+                evolve(each, schedule=schedule, chunks=chunks)
+                for each in frontier
+                for schedule, chunks in self.space.schedules(each.pipe, self.space.microbatches(each))
             ]
             looked = [(each, outlook) for each in tried if (outlook := self._look(each)) is not None]
             fits = [each for each, outlook in looked if outlook.peak <= self.room]
-            smaller = next(self._smaller(move), None)
-            if fits or not looked or smaller is None:
-                return min(fits, key=self._seconds, default=None)
-            move = smaller
+            if fits:
+                return min(fits, key=self._seconds)
+            frontier = list(dict.fromkeys(smaller for each in frontier for smaller in self._smaller(each)))
         return None
 
     # ------------------------------------------------------------ plans

@@ -233,13 +233,16 @@ def test_long_sequences_are_split_and_keep_the_files_way():
     space = space_of(given)
     own = space.own()
     assert (space.context, space.positions, own.context, own.exchange) == ("context", "seq", 2, "ring")
-    rules = {str(rule) for rule in given.layout.rules if isinstance(rule, ShardRule)}
-    assert {str(rule) for rule in space.file(own).layout.rules if isinstance(rule, ShardRule)} == rules
+    said = (
+        {rule for rule in rules if isinstance(rule, ShardRule) and rule.zigzag}
+        for rules in (given.layout.rules, space.file(own).layout.rules)
+    )
+    assert next(said) == next(said)
     changed = {(each.context, each.exchange) for each in moves(space, own, device_of(given.mesh))}
     assert {(2, "zigzag"), (2, "gather"), (2, "heads"), (2, "ring"), (2, ""), (1, ""), (4, "ring")} <= changed
     plan = planned(space, own)
     assert plan is not None
-    assert plan.prediction.step_time == predicted(space.as_it_stands(own), own).prediction.step_time
+    assert plan.file.mesh == space.as_it_stands(own).mesh
 
 
 EXPERTS = """
