@@ -266,7 +266,8 @@ class Space:
         # The last axis varies fastest: the ranks of a tensor group are adjacent, then those that exchange most.
         axes = [*((name, sizes[name]) for name in (self.data, self.pipe) if name in sizes), *axes]
         axes = [*axes, *((name, sizes[name]) for name in (self.expert, self.context, self.tensor) if name in sizes)]
-        shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1)
+        named = {name for rule in self.kept if isinstance(rule, spec.ShardRule) for name in rule.mesh_axes}
+        shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1 or name in named)
         shown = shown or tuple(axes[:1])
         links = {}
         reach = 1

@@ -63,8 +63,7 @@ def problems(draw: st.DrawFn) -> tuple[str, int, int]:
                     "shard state -> data",
                     "stage layer -> pipe",
                     "shard wte: vocab -> tensor",
-                    "shard seq -> context",
-                    "shard seq -> context by zigzag",
+                    draw(st.sampled_from(("shard seq -> context", "shard seq -> context by zigzag"))),
                     "shard vocab -> pipe",
                     "offload state",
                 )
