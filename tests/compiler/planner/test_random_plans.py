@@ -64,7 +64,6 @@ def problems(draw: st.DrawFn) -> tuple[str, int, int]:
                     "stage layer -> pipe",
                     "shard wte: vocab -> tensor",
                     draw(st.sampled_from(("shard seq -> context", "shard seq -> context by zigzag"))),
-                    "shard vocab -> pipe",
                     "offload state",
                 )
             ),
