@@ -1,50 +1,63 @@
-"""What `partita plan` proposes in place of Megatron-LM's published configurations, and why the model prefers it.
+"""What `partita plan` proposes in place of published configurations, and why the model prefers it.
 
-    python bench/published_plans.py [--rows N ...] [--within SECONDS]
+    python bench/published_plans.py [FAMILY ...] [--rows N ...] [--one] [--within SECONDS]
 
-Each row of Table 1 is planned with its model, number of GPUs and global batch alone. Beside it stands the published
-configuration as the same model predicts it, communication overlapped in both.
+Each row is planned with its model, number of GPUs, global batch and sequence alone. Beside it stands the published
+configuration as the same model predicts it, communication overlapped in both. What is said of each family at the end is
+the published time of a step over the planned one, both as predicted, and the seconds of CPU that a plan took.
 """
 
 from __future__ import annotations
 
 import argparse
+from statistics import geometric_mean
 from time import process_time
 
-from published.rows import rows
+from published.rows import Row, families, rows
 
 
 def main() -> None:
-    """Print both for each row."""
-    from partita.compiler.planner.reasons import reason
-    from partita.compiler.planner.search import Search, described, predicted
-    from partita.compiler.planner.space import space_of
-
+    """Print both for each row, and each family in a line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="only these rows, from 1")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(families())} (default: all)")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="only these rows of each family, from 1")
+    parser.add_argument("--one", action="store_true", help="only the first row of each family")
     parser.add_argument("--within", type=float, default=15, metavar="SECONDS", help="for each (default: 15)")
     arguments = parser.parse_args()
-    table = [row for row in rows("megatron_sc21") if row.table == "Table 1"]
-    for i, row in enumerate(table, 1):
-        if arguments.rows is not None and i not in arguments.rows:
-            continue
-        given = row.load()
-        start = process_time()
-        space = space_of(given)
-        found = Search(space, within=arguments.within).run()
-        seconds = process_time() - start
-        best = found.plans[0]
-        own = space.own()
-        assert own is not None
-        theirs = predicted(given, own)
-        sizes = f"{row.set['gpus']:,} GPUs, {row.set['sequences']:,} sequences"
-        print(f"{row.name} on {sizes}; planned in {seconds:.1f} s")
-        for name, plan in (("published", theirs), ("planned", best)):
-            step, memory = plan.prediction.step_time, plan.peak / 2**30
-            print(f"  {name:9}  {step:6.2f} s  MFU {plan.prediction.mfu:.1%}  {memory:5.1f} GiB", end="  ")
-            print(described(space, plan.candidate))
-        faster = theirs.prediction.step_time / best.prediction.step_time - 1
-        print(f"  the published one takes {faster:+.1%}: {reason(theirs, best)}", flush=True)
+    wanted = [1] if arguments.one else arguments.rows
+    lines = []
+    for family in arguments.families or families():
+        chosen = [row for i, row in enumerate(rows(family), 1) if wanted is None or i in wanted]
+        found = [planned(row, arguments.within) for row in chosen]
+        if found:
+            ratios, seconds = zip(*found, strict=True)
+            text = f"{family}: {len(found)} rows, published/planned {min(ratios):.3f} to {max(ratios):.3f}"
+            lines.append(f"{text}, mean {geometric_mean(ratios):.3f}; at most {max(seconds):.1f} s of CPU")
+    print(*lines, sep="\n")
+
+
+def planned(row: Row, within: float) -> tuple[float, float]:
+    """Plan a row and print it: the published time over the planned one, and the seconds of CPU."""
+    from partita.compiler.planner.reasons import reason
+    from partita.compiler.planner.search import Search, described
+    from partita.compiler.planner.space import space_of
+
+    given = row.load()
+    start = process_time()
+    space = space_of(given)
+    found = Search(space, within=within).run()
+    seconds = process_time() - start
+    best, theirs = found.plans[0], found.own
+    assert theirs is not None, found.wrong
+    print(f"{row.family}, {row.name} on {space.devices:,} GPUs; planned in {seconds:.1f} s")
+    for name, plan in (("published", theirs), ("planned", best)):
+        step, memory = plan.prediction.step_time, plan.peak / 2**30
+        print(f"  {name:9}  {step:6.2f} s  MFU {plan.prediction.mfu:.1%}  {memory:5.1f} GiB", end="  ")
+        print(described(space, plan.candidate))
+    faster = theirs.prediction.step_time / best.prediction.step_time
+    fits = "" if found.own_fits else "; it does not fit"
+    print(f"  the published one takes {faster - 1:+.1%}: {reason(theirs, best)}{fits}", flush=True)
+    return faster, seconds
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from partita.cli.number_format import bytes_text, count_text, seconds_text
 from partita.cli.output import deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, report
 from partita.compiler.planner.reasons import reason
-from partita.compiler.planner.search import Search, described
+from partita.compiler.planner.search import Search, described, details
+from partita.compiler.planner.sensitivity import FURTHEST
 from partita.compiler.planner.space import FABRICS, space_of
 from partita.compiler.planner.writing import written_plan
 from partita.dsl.diagnostic import Refused
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partita.compiler.planner.search import Found, Plan
+    from partita.compiler.planner.sensitivity import RunnerUp
 
 A_DAY = 24 * 60 * 60
 
@@ -85,7 +87,22 @@ def as_json(found: Found) -> dict[str, Any]:
         "looked": list(found.looked),
         "own": None if found.own is None else _plan_json(found.own, found) | {"fits": found.own_fits},
         "plans": [_plan_json(plan, found) for plan in found.plans],
+        "runner_up": None if found.runner_up is None else _runner_up_json(found.runner_up),
     }
+
+
+def _runner_up_json(second: RunnerUp) -> dict[str, Any]:
+    wins = [
+        {
+            "record": each.record.name,
+            "factor": each.factor,
+            "below": each.factor < 1,
+            "now": each.record.figure,
+            "at": None if each.record.figure is None else each.record.figure * each.factor,
+        }
+        for each in second.wins
+    ]
+    return {"margin": second.margin, "wins": wins}
 
 
 def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
@@ -99,6 +116,11 @@ def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
         "microbatches": plan.microbatches,
         "microbatch": candidate.size,
         "recompute": candidate.recompute or None,
+        "context": (candidate.exchange or "contiguous") if candidate.context > 1 else None,
+        "experts_apart": candidate.routed,
+        "shared_vocabulary": candidate.shared,
+        "offload_state": candidate.offload,
+        "slices": candidate.slices,
         "step_time": prediction.step_time,
         "tokens_per_second": prediction.tokens_per_second,
         "mfu": prediction.mfu,
@@ -119,12 +141,22 @@ def show(found: Found, console: Console) -> None:
     own = _as_it_is(found)
     if own:
         print_text(console, own)
+    also = [
+        name
+        for i, name in enumerate((space.context, space.expert), 3)
+        if any(p.candidate.mesh[i] > 1 for p in found.plans)
+    ]
+
+    def mesh(plan: Plan) -> str:
+        sizes = dict(zip((space.context, space.expert), plan.candidate.mesh[3:], strict=True))
+        return "×".join(map(str, (*plan.candidate.mesh[:3], *(sizes[name] for name in also))))
+
     rows = []
     for plan in found.plans:
         each, prediction = plan.candidate, plan.prediction
         rows.append(
             (
-                f"{each.data}×{each.pipe}×{each.tensor}",
+                mesh(plan),
                 _layout(plan),
                 each.schedule if each.pipe > 1 else "–",
                 f"{each.chunks}" if each.chunks > 1 else "",
@@ -153,7 +185,7 @@ def show(found: Found, console: Console) -> None:
         Column("why slower"),
     )
     print_table(console, Table(columns, rows, console.width))
-    sizes = f"{space.data} × {space.pipe} × {space.tensor}"
+    sizes = " × ".join((space.data, space.pipe, space.tensor, *also))
     print_text(console, f"mesh: {sizes}; batches: microbatches × rows of each on a rank; seq: sequence parallel")
     if found.larger is not None:
         candidate, outlook = found.larger
@@ -162,6 +194,8 @@ def show(found: Found, console: Console) -> None:
             f"faster, but does not fit: {described(space, candidate)}: about {seconds_text(outlook.parts.step)}, "
             f"and {bytes_text(outlook.peak)} on a rank",
         )
+    if found.runner_up is not None:
+        print_text(console, _runner_up(found.runner_up))
     if space.unplaced:
         print_text(console, f"dropped, since they name stages: {', '.join(space.unplaced)}")
     bounds, outlooks, plans = found.looked
@@ -180,7 +214,7 @@ def _as_it_is(found: Found) -> str:
     if not found.own_fits:
         return f"{there}it does not fit"
     if best.given:
-        return f"{there}no faster plan was found"
+        return f"{there}the file as it stands is the best found"
     return f"{there}{own.prediction.step_time / best.prediction.step_time - 1:+.1%}: {reason(own, best)}"
 
 
@@ -195,8 +229,28 @@ def _why(plan: Plan, best: Plan) -> str:
 def _layout(plan: Plan) -> str:
     """`seq, ZeRO-1`."""
     each = plan.candidate
-    words = ["seq"] * each.sequence + [f"ZeRO-{each.zero}"] * (each.zero > 0 and each.data > 1)
-    return ", ".join(words) or "–"
+    return ", ".join(["seq"] * each.sequence + details(each)) or "–"
+
+
+def _runner_up(second: RunnerUp) -> str:
+    """What would have to be true for the second best plan to be the best."""
+    words = []
+    for each in second.wins:
+        record, slower = each.record, each.factor < 1
+        how = "slower" if slower else "faster"
+        if record.figure is None:
+            words.append(
+                f"the {record.name} is {max(each.factor, 1 / each.factor):.3g} times as {'slow' if slower else 'fast'}"
+            )
+        else:
+            at, now = (f"{figure / 1e9:.3g} GB/s" for figure in (record.figure * each.factor, record.figure))
+            words.append(f"{record.name} is {how} than {at} (recorded: {now})")
+    if not words:
+        return (
+            f"the runner-up takes {second.margin:+.1%}, and no link or figure of the device that is up to "
+            f"{FURTHEST:.0f} times as fast or slow would make it the best"
+        )
+    return f"the runner-up takes {second.margin:+.1%}; it is estimated to win if {', or if '.join(words)}"
 
 
 register(

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from attrs import define
 
+from partita.compiler.schedules.auto import STEPS, VISITS
 from partita.compiler.state import Scheduled
 
-# Seconds for an operation in a program: passes, costs and memory; and for a microbatch of a stage.
-OPERATION, TURN = 2.5e-4, 1e-4
+# Seconds for a program, for an operation in it: passes, costs and memory; and for a microbatch of a stage.
+FILE, OPERATION, TURN = 0.035, 4e-4, 1e-4
+# For an order that is searched for, for each action that the search visits.
+VISIT = 4e-7
 # For a file that does not compile.
 REFUSED = 0.05
+# For a program whose costs are taken again, for an operation in it.
+AGAIN = 5e-5
 # For a bound; and for an estimate, and each microbatch of a stage in it.
 BOUND, ESTIMATE, ESTIMATED_TURN = 4e-5, 2e-4, 1e-6
 
@@ -37,10 +42,17 @@ class Budget:
 
 def seconds_to_compile(operations: float, turns: int) -> float:
     """The seconds to compile a program of so many operations, with so many turns: microbatches of its stages."""
-    return operations * OPERATION + turns * TURN
+    return FILE + operations * OPERATION + turns * TURN
+
+
+def seconds_to_search(turns: int) -> float:
+    """The seconds to search for the order of so many turns, of three actions each (`auto`)."""
+    return min(STEPS, VISITS * 3 * turns) * VISIT
 
 
 def seconds_of(state: Scheduled) -> float:
     """The seconds that a compilation has taken."""
     stages = state.partitioned.stages
-    return seconds_to_compile(sum(len(stage.nodes) for stage in stages), len(stages) * state.microbatches)
+    turns = len(stages) * state.microbatches
+    searched = seconds_to_search(turns) if state.schedule.search is not None else 0.0
+    return seconds_to_compile(sum(len(stage.nodes) for stage in stages), turns) + searched

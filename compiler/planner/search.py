@@ -11,11 +11,15 @@ Candidates then pass through three phases, each more expensive and applied to fe
 
 ZeRO stages above 1 are tried if the stage before does not fit. Sequence parallelism is assumed, and the best are tried
 without it. Candidates that do not compile are dropped.
+
+Bounds and outlooks begin with few settings of context and experts (`Space.settings`), and with longer contexts if
+nothing fits. What else there is, is tried on the best: from outlook to outlook, what changes one thing of a layout
+(`moves`), as long as that is faster; and of the best plan, other orders of its pipeline (`orders`), compiled.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, nsmallest
 from math import prod
@@ -39,8 +43,11 @@ from partita.compiler.planner.budget import (
     Budget,
     seconds_of,
     seconds_to_compile,
+    seconds_to_search,
 )
 from partita.compiler.planner.estimate import CandidateEstimate, Parts, cut, delayed, even, least, live, memory, parts
+from partita.compiler.planner.moves import SEARCHED, moves, orders
+from partita.compiler.planner.sensitivity import RunnerUp, runner_up
 from partita.compiler.planner.space import Candidate, Space
 from partita.compiler.planner.stage_costs import MICROBATCHES, Links, Stages, stages_of
 from partita.compiler.schedules.generator import SCHEDULES
@@ -66,8 +73,10 @@ MARGIN = 1.03
 SIZES = (1, 4)
 # Bounds of memory are not exact lower bounds, so they are scaled by this factor.
 NEAR = 0.95
-# Shares of the budget by which bounds, outlooks on the file's mesh, and all outlooks must be done.
-BOUNDS, NEARBY, OUTLOOKS = 0.4, 0.5, 0.6
+# Shares of the budget by which bounds, outlooks on the file's mesh, all outlooks, and those of changes must be done.
+BOUNDS, NEARBY, OUTLOOKS, CHANGES = 0.35, 0.42, 0.5, 0.65
+# How often a change that does not fit is tried in a way that needs less memory.
+SMALLER = 3
 # The seconds to compile a layer of a candidate, in units of a proxy's.
 LAYER = 0.25
 
@@ -99,7 +108,8 @@ class Plan:
 class Found:
     """The result of a search. `plans` are ordered by step time; `larger` is the fastest candidate that does not fit, if
     faster than all plans; `own` is the file itself, if it has the given number of devices, and `wrong` why it does not
-    compile; `looked` counts the candidates of each of the three phases.
+    compile; `looked` counts the candidates of each of the three phases. `runner_up` says what would have to be true for
+    the second of the plans to be the best.
     """
 
     space: Space
@@ -110,6 +120,7 @@ class Found:
     wrong: Diagnostic | None
     looked: tuple[int, int, int]
     seconds: float
+    runner_up: RunnerUp | None = None
 
     @property
     def own_fits(self) -> bool:
@@ -138,6 +149,8 @@ class Search:
     _parameters: float = field(init=False)
     _trained: int = field(init=False)
     _states: int = field(init=False)  # bytes
+    _of_experts: float = field(init=False)
+    _until: float = field(default=BOUNDS, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.device = device_of(self.space.mesh)
@@ -145,6 +158,7 @@ class Search:
         self.budget = Budget(self.within)
         model, train = self.space.given.trained
         self._parameters = elements(model.body)
+        self._of_experts = elements(model.body, self.space.experts) / max(1.0, self._parameters)
         graph = build(model, train.precision)
         updates = assign(graph, train.optimizer).updates
         trained = [(each.master, updates[each.name]) for each in graph.parameters if each.name in updates]
@@ -158,19 +172,24 @@ class Search:
         begin = process_time()
         own, wrong = self._as_it_is()
         kept = [own] if own is not None and own.peak <= self.device.memory else []
-        bounds = sorted(self._bounds(own), key=lambda pair: pair[0])
+        bounds = sorted(self._all_bounds(own), key=lambda pair: pair[0])
         fitting = self._outlook(bounds, own)
         fitting = sorted({*fitting, *self._variants(fitting[: self.top])}, key=self._seconds)
+        fitting = sorted({*fitting, *self._changed(fitting)}, key=self._seconds)
         plans, compiled = self._plans(fitting, kept)
         larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
-        first = min(larger, key=self._seconds, default=None)
+        fastest = min(larger, key=self._seconds, default=None)
         if not plans:
             raise self._nothing()
         beyond = None
-        if first is not None and self._seconds(first) < plans[0].prediction.step_time:
-            beyond = first, self._outlooks[first]
+        if fastest is not None and self._seconds(fastest) < plans[0].prediction.step_time:
+            beyond = fastest, self._outlooks[fastest]
         looked = len(bounds), len(self._outlooks), compiled
-        return Found(self.space, self.device, plans, beyond, own, wrong, looked, process_time() - begin)
+        second = None
+        if len(plans) > 1:
+            first, other = ((plan.candidate, plan.prediction.step_time) for plan in plans[:2])
+            second = runner_up(self.space, self.device, first, other, self.budget)
+        return Found(self.space, self.device, plans, beyond, own, wrong, looked, process_time() - begin, second)
 
     def _as_it_is(self) -> tuple[Plan | None, Diagnostic | None]:
         """The plan of the file itself, if it has the given number of devices, or why it does not compile."""
@@ -191,16 +210,46 @@ class Search:
 
     # ------------------------------------------------------------ bounds
 
-    def _bounds(self, own: Plan | None) -> Iterator[tuple[float, Candidate]]:
-        """Candidates that may fit, with approximate lower bounds of their step time."""
+    def _all_bounds(self, own: Plan | None) -> list[tuple[float, Candidate]]:
+        """Candidates that may fit, with approximate lower bounds of their step time: of all settings of context and
+        experts to begin with, and of the shortest longer context if nothing fits.
+        """
+        found: list[tuple[float, Candidate]] = []
+        settings = list(self.space.settings())
+        for i, setting in enumerate(settings, 1):
+            self._until = BOUNDS * i / len(settings)
+            found += self._bounds(setting, own)
+        context = 2
+        while not found and self.space.positions and self.space.sizes is None and not self.budget.late(BOUNDS):
+            for setting in settings:
+                longer = evolve(setting, context=context, exchange="zigzag")
+                if any(True for _ in self.space.factors(context, setting.expert)):
+                    found += self._bounds(longer, own)
+            if context * 2 > self.space.devices:
+                break
+            context *= 2
+        return found
+
+    def _bounds(self, setting: Candidate, own: Plan | None) -> Iterator[tuple[float, Candidate]]:
+        """The same of one setting."""
         space = self.space
         given = {own.candidate.data: (own.candidate.size,)} if own is not None else {}
-        factors = [each for each in space.factors() if self._stored(Candidate(*each, 1, zero=3)) <= self.room]
+        factors = [
+            each
+            for each in space.factors(setting.context, setting.expert)
+            if self._stored(evolve(setting, data=each[0], pipe=each[1], tensor=each[2], zero=3)) <= self.room
+        ]
         for data, pipe, tensor in factors:
             sequence = bool(tensor > 1 and space.sequence_by(tensor))
             best, wasted = float("inf"), 0
-            for size in sorted({*space.sizes_of(data), *given.get(data, ())}):
-                base, fits = Candidate(data, pipe, tensor, size, sequence, min(1, data - 1)), False
+            alike = data * setting.alike
+            mesh = evolve(setting, data=data, pipe=pipe, tensor=tensor, sequence=sequence, zero=min(1, alike - 1))
+            if not space.valid(mesh):
+                continue
+            for size in sorted({*space.sizes_of(data * setting.expert), *given.get(data, ())}):
+                base, fits = evolve(mesh, size=size), False
+                if not space.valid(base):
+                    continue
                 for recompute in ("", *space.blocks):
                     base = evolve(base, recompute=recompute)
                     stages = self._reference(base)
@@ -233,7 +282,7 @@ class Search:
         # Other memory of a rank, from the proxy, which stores nothing sharded over data.
         constant = stages.middle.beside - stages.layer.beside if candidate.stages > 1 else 0.0
         beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))
-        for zero in (1, 2, 3) if candidate.data > 1 else (0,):
+        for zero in (1, 2, 3) if candidate.alike > 1 else (0,):
             candidate = evolve(candidate, zero=zero)
             needed = NEAR * (max(0.0, beside) + self._stored(candidate) + activations)
             if needed <= self.room:
@@ -242,7 +291,7 @@ class Search:
                 if zero > 1:
                     seconds = max(seconds, sums * microbatches)
                 hidden = own.weight if SCHEDULES[schedule].split else own.whole  # behind the last microbatch
-                return seconds + own.end * chunks / candidate.data + max(0.0, sums - hidden), candidate
+                return seconds + own.end * chunks / candidate.alike + max(0.0, sums - hidden), candidate
             self._too_large("bounded", needed, candidate)
         return None
 
@@ -269,7 +318,7 @@ class Search:
 
     def _known(self, shape: Candidate) -> Stages | None:
         if shape not in self._references:
-            if self.budget.late(BOUNDS) and self._references:
+            if self.budget.late(self._until) and self._references:
                 return None
             self._references[shape] = self._proxy(shape)
         return self._references[shape]
@@ -289,16 +338,22 @@ class Search:
     def _reduction(self, candidate: Candidate) -> float:
         """An approximate lower bound of the seconds to all-reduce the gradients over data once."""
         data = candidate.data
-        local = self._trained / (candidate.pipe * candidate.tensor)
+        local = self._trained * self._part(candidate) / (candidate.pipe * candidate.tensor)
         return 4 * local * (data - 1) / data / link_of(self.space.mesh_of(candidate), self.space.data).bandwidth
+
+    def _part(self, candidate: Candidate) -> float:
+        """The part of all parameters that the ranks of an expert axis have each."""
+        return 1 - self._of_experts * (1 - 1 / candidate.expert)
 
     def _stored(self, candidate: Candidate) -> float:
         """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
         ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
-        data = candidate.data
+        part = self._part(candidate)
+        shards = candidate.alike
         # Masters are stored as states are.
-        parameter, gradient, state = (data if candidate.zero >= stage else 1 for stage in (1, 2, 1))
-        return (4 * self._parameters / parameter + 4 * self._trained / gradient + self._states / state) / ranks
+        parameter, gradient, state = (1 / shards if candidate.zero >= stage else part for stage in (1, 2, 1))
+        host = 0.0 if candidate.offload and self.device.gpu else 1.0
+        return (4 * self._parameters * parameter + 4 * self._trained * gradient + self._states * state * host) / ranks
 
     # ------------------------------------------------------------ outlooks
 
@@ -308,9 +363,13 @@ class Search:
         """
         found: list[Candidate] = []
         if own is not None:
-            most = own.prediction.step_time
-            near = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
-            self._look_through(near, found, NEARBY)
+            fits = own.peak <= self.device.memory
+            if not fits:
+                near = self._settled(evolve(own.candidate, slices=1, shared=False))
+                found += [near] if near is not None else []
+            most = own.prediction.step_time if fits else float("inf")
+            alike = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
+            self._look_through(alike, found, NEARBY)
         self._look_through(bounds, found, OUTLOOKS)
         return sorted(found, key=self._seconds)
 
@@ -348,13 +407,14 @@ class Search:
 
     def _too_late_for(self, candidate: Candidate) -> bool:
         """Whether compiling a candidate now would exceed the budget."""
-        turns = candidate.stages * self.space.microbatches(candidate)
+        turns = candidate.stages * self.space.microbatches(candidate) * candidate.slices
         layers = self._proxies / self._made * LAYER * self.space.layers
-        return self.budget.late(wanted=layers + seconds_to_compile(0, turns))
+        searched = seconds_to_search(turns) if candidate.schedule == SEARCHED else 0.0
+        return self.budget.late(wanted=layers + seconds_to_compile(0, turns) + searched)
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Variants of a candidate that need less memory."""
-        if 0 < candidate.zero < 3:
+        if (candidate.zero or candidate.alike > 1) and candidate.zero < 3:
             yield evolve(candidate, zero=candidate.zero + 1)
         ways = ("", *self.space.blocks)
         place = ways.index(candidate.recompute) + 1
@@ -392,7 +452,7 @@ class Search:
         microbatches = space.microbatches(candidate)
         left = 1 - min(MICROBATCHES, microbatches) / microbatches if space.free else 0.0
         missing = left * sum(type.bytes for type in model.body.types[: len(model.body.inputs)])
-        return 0.0 if self.device.gpu else missing, missing / (candidate.data * space.beside)
+        return 0.0 if self.device.gpu else missing, missing / (candidate.data * candidate.expert * space.beside)
 
     def _variants(self, best: list[Candidate]) -> Iterator[Candidate]:
         """Variants of the best without sequence parallelism, and without ZeRO, that fit."""
@@ -402,16 +462,48 @@ class Search:
                 if outlook is not None and outlook.peak <= self.room:
                     yield variant
 
+    def _changed(self, fitting: list[Candidate]) -> Iterator[Candidate]:
+        """Faster ones that fit, each made of the one before by changing one thing; first of the best."""
+        best = fitting[0] if fitting else None
+        while best is not None:
+            now, best = best, None
+            for move in moves(self.space, now, self.device):
+                if self._pressed(fitting, CHANGES):
+                    return
+                settled = self._settled(move)
+                if settled is not None and self._seconds(settled) < self._seconds(now):
+                    yield settled
+                    best = settled
+                    break
+
+    def _settled(self, move: Candidate) -> Candidate | None:
+        """The fastest of a mesh and layout over all schedules that fits, in this way or one that needs less memory."""
+        frontier = [move]
+        for _ in range(SMALLER):
+            tried = [
+                evolve(each, schedule=schedule, chunks=chunks)
+                for each in frontier
+                for schedule, chunks in self.space.schedules(each.pipe, self.space.microbatches(each))
+            ]
+            looked = [(each, outlook) for each in tried if (outlook := self._look(each)) is not None]
+            fits = [each for each, outlook in looked if outlook.peak <= self.room]
+            if fits:
+                return min(fits, key=self._seconds)
+            frontier = list(dict.fromkeys(smaller for each in frontier for smaller in self._smaller(each)))
+        return None
+
     # ------------------------------------------------------------ plans
 
     def _plans(self, fitting: list[Candidate], kept: list[Plan]) -> tuple[tuple[Plan, ...], int]:
         """The best candidates compiled, merged with `kept`, fastest first; and how many were compiled."""
         plans: list[Plan] = []
         compiled = 0
-        meshes: Counter[tuple[int, int, int]] = Counter()
+        meshes: Counter[tuple[int, ...]] = Counter()
         alike = self.top if self.space.sizes is not None else ALIKE
         known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in kept}
-        for candidate in fitting:
+        queue = deque(fitting)
+        while queue:
+            candidate = queue.popleft()
             if len(plans) >= self.top or ((plans or kept) and self._too_late_for(candidate)):
                 break
             plan = planned(self.space, candidate, self.budget) if meshes[candidate.mesh] < alike else None
@@ -427,6 +519,9 @@ class Search:
                 known.add(same)
                 plans.append(plan)
                 meshes[candidate.mesh] += 1
+                if len(plans) == 1:
+                    first = min([*kept, plan], key=lambda each: each.prediction.step_time)
+                    queue.extendleft(orders(self.space, first))
         # The sort is stable: on a tie the file itself comes first.
         best = sorted([*kept, *plans], key=lambda plan: plan.prediction.step_time)
         return tuple(best[: self.top]), compiled
@@ -493,27 +588,39 @@ def _parts(state: Scheduled, prediction: Prediction) -> Parts:
     return Parts(compute, most - compute, prediction.step_time - most - end, end)
 
 
-def elements(body: spec.Body) -> float:
-    """The number of elements of all parameters of a body, over all calls and iterations."""
+def elements(body: spec.Body, axis: str | None = None) -> float:
+    """The number of elements of all parameters of a body, or those with an axis, over all calls and iterations."""
     found = 0.0
     for step in body.steps:
         if isinstance(step, spec.Parameter):
-            found += step.type.elements
+            found += step.type.elements if axis is None or step.type.has(axis) else 0
         elif isinstance(step, spec.CallBlock | spec.Scan):
-            found += elements(step.body)
+            found += elements(step.body, axis)
         elif isinstance(step, spec.Repeat):
-            found += step.count * elements(step.body)
+            found += step.count * elements(step.body, axis)
     return found
 
 
 def described(space: Space, candidate: Candidate) -> str:
     """A candidate in words: `data 2 × pipe 4 × tensor 8, ZeRO-1, zb_v, 16 microbatches of 1, recompute all`."""
-    sizes = ((space.data, candidate.data), (space.pipe, candidate.pipe), (space.tensor, candidate.tensor))
+    names = space.data, space.pipe, space.tensor, space.context, space.expert
+    sizes = zip(names, candidate.mesh, strict=True)
     words = [" × ".join(f"{name} {size}" for name, size in sizes if size > 1) or "one rank"]
-    words += [f"ZeRO-{candidate.zero}"] if candidate.zero and candidate.data > 1 else []
+    words += details(candidate)
     words += ["sequence parallel"] if candidate.sequence else []
     words += [candidate.schedule] if candidate.pipe > 1 else []
     words += [f"{candidate.chunks} chunks"] if candidate.chunks > 1 else []
     words.append(f"{space.microbatches(candidate)} × {candidate.size} rows")
     words += [f"recompute {candidate.recompute}"] if candidate.recompute else []
     return ", ".join(words)
+
+
+def details(candidate: Candidate) -> list[str]:
+    """What a candidate's layout has besides sharded batch, sequence and parameters, in words."""
+    words = [f"ZeRO-{candidate.zero}"] if candidate.zero and candidate.alike > 1 else []
+    words += [candidate.exchange or "contiguous"] if candidate.context > 1 else []
+    words += ["experts apart"] if candidate.routed else []
+    words += ["shared vocabulary"] if candidate.shared else []
+    words += ["state on host"] if candidate.offload else []
+    words += [f"{candidate.slices} slices"] if candidate.slices > 1 else []
+    return words

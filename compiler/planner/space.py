@@ -8,13 +8,16 @@ another role keep their sizes and rules, and rules for single tensors are kept. 
     pipe      cuts the outermost repeats
     tensor    shards axes of parameters that neither the inputs nor the values carried from layer to layer have, one per
               parameter: heads, ffn, vocab; and, for sequence parallelism, the axes of the inputs other than the batch
+    context   shards the positions that attention goes through, everywhere
+    expert    shards the batch as well as the experts of a mixture of experts
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from math import isqrt, prod
+from math import gcd, isqrt, prod
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -27,6 +30,7 @@ from partita.compiler.verify.proxy_sizes import axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.layouts import STATE
 from partita.dsl.source import Span
 from partita.dsl.types import Axis
 
@@ -41,12 +45,21 @@ FABRICS = {
 }
 # The layout's class for each ZeRO stage.
 CLASSES = ("", "state", "grad", "param")
+# The functions that go through positions, and those of experts.
+OF_POSITIONS = ("attend", "linear_scan")
+# How a sequence is split: contiguously, or in zigzag order, keys and values exchanged in the faster way or in this.
+EXCHANGES = ("", "zigzag", "gather", "heads", "ring")
 
 
 @frozen
 class Candidate:
     """A mesh, a layout and a schedule. `size` is the microbatch size per rank, `sequence` whether sequence parallelism
     is used, `zero` the ZeRO stage, `recompute` the paths of a `recompute` rule or "".
+
+    The sequence is split over `context` ranks, with this `exchange` (`EXCHANGES`). `expert` ranks have parts of the
+    batch and of the experts; `routed`: those of `tensor` have parts of the experts, rather than of each. `shared`: all
+    stages share the vocabulary. `offload`: the optimizer's state is in the host's memory. `slices` are those of each
+    microbatch along the sequence.
     """
 
     data: int
@@ -58,11 +71,23 @@ class Candidate:
     recompute: str = ""
     schedule: str = DEFAULT_SCHEDULE
     chunks: int = 1
+    context: int = 1
+    exchange: str = ""
+    expert: int = 1
+    routed: bool = False
+    shared: bool = False
+    offload: bool = False
+    slices: int = 1
 
     @property
-    def mesh(self) -> tuple[int, int, int]:
-        """The mesh sizes (data, pipe, tensor)."""
-        return self.data, self.pipe, self.tensor
+    def mesh(self) -> tuple[int, ...]:
+        """The mesh sizes (data, pipe, tensor, context, expert)."""
+        return self.data, self.pipe, self.tensor, self.context, self.expert
+
+    @property
+    def alike(self) -> int:
+        """The number of ranks that hold the same parameters, of experts in part, and reduce their gradients."""
+        return self.data * self.context * self.expert
 
     @property
     def stages(self) -> int:
@@ -74,11 +99,13 @@ class Candidate:
 class Space:
     """All candidates of a file for a number of devices.
 
-    `data`, `pipe` and `tensor` name mesh axes; `over` are further mesh axes that shard the batch, of `rows` rows.
-    `split` and `sequence` are the tensor axes that `tensor` can shard. `staged` are the names of the repeats that the
-    pipeline cuts, `steps` the repeats, `runs` how often they run in total and `layers` their iterations in total.
-    `blocks` can be recomputed, `kept` are the file's rules that are kept, and `sizes` fixes the mesh if given. `whole`:
-    the batch cannot be split into microbatches, as that of a contrastive loss, or of a norm over the batch.
+    `data`, `pipe`, `tensor`, `context` and `expert` name mesh axes; `over` are further mesh axes that shard the batch,
+    of `rows` rows. `split` and `sequence` are the tensor axes that `tensor` can shard, `positions` is that of `context`
+    and `experts` that of `expert`, "" if there is none; `vocabularies` can be shared by all stages. `staged` are the
+    names of the repeats that the pipeline cuts, `steps` the repeats, `runs` how often they run in total and `layers`
+    their iterations in total. `blocks` can be recomputed, `kept` are the file's rules that are kept, and `sizes` fixes
+    the mesh if given. `whole`: the batch cannot be split into microbatches, as that of a contrastive loss, or of a norm
+    over the batch.
     """
 
     given: spec.Spec
@@ -98,15 +125,23 @@ class Space:
     layers: int
     blocks: tuple[str, ...]
     kept: tuple[spec.Rule, ...]
+    context: str
+    positions: str
+    expert: str
+    experts: str
+    vocabularies: tuple[str, ...]
     sizes: Mapping[str, int] | None = None
     whole: bool = False
 
     # ------------------------------------------------------------ choices
 
-    def factors(self) -> Iterator[tuple[int, int, int]]:
-        """The sizes (data, pipe, tensor) that multiply to the devices and divide what they shard."""
-        count, rest = divmod(self.devices, prod(size for _, size in self.others))
-        if rest:
+    def factors(self, context: int = 1, expert: int = 1) -> Iterator[tuple[int, int, int]]:
+        """The sizes (data, pipe, tensor) that multiply to the devices, with those of the other axes, and divide what
+        they shard.
+        """
+        count, rest = divmod(self.devices, context * expert * prod(size for _, size in self.others))
+        fixed = ((self.context, context), (self.expert, expert))
+        if rest or (self.sizes is not None and any(self.sizes.get(name, 1) != size for name, size in fixed)):
             return
         for tensor in _divisors(count):
             # Machines and model sizes are mostly powers of two.
@@ -115,7 +150,7 @@ class Space:
                 continue
             for pipe in _divisors(count // tensor):
                 data = count // tensor // pipe
-                if pipe > max(1, self.layers) or self.rows % (data * self.beside):
+                if pipe > max(1, self.layers) or self.rows % (data * expert * self.beside):
                     continue
                 if self.sizes is None or all(
                     self.sizes.get(name, 1) == size
@@ -126,7 +161,7 @@ class Space:
     @property
     def others(self) -> tuple[tuple[str, int], ...]:
         """Mesh axes that are not searched."""
-        searched = (self.data, self.pipe, self.tensor)
+        searched = (self.data, self.pipe, self.tensor, self.context, self.expert)
         return tuple((name, size) for name, size in self.mesh.axes if name not in searched)
 
     @property
@@ -150,7 +185,37 @@ class Space:
 
     def microbatches(self, candidate: Candidate) -> int:
         """The number of microbatches of a step."""
-        return self.rows // (candidate.data * self.beside * candidate.size)
+        return self.rows // (candidate.data * candidate.expert * self.beside * candidate.size)
+
+    def valid(self, candidate: Candidate) -> bool:
+        """Whether the sizes of a candidate's mesh divide what they shard, and its microbatches the batch."""
+        parts = candidate.context * (candidate.tensor if candidate.sequence else 1)
+        parts *= 2 if candidate.exchange else 1
+        rows = candidate.data * candidate.expert * self.beside * candidate.size
+        return (
+            (candidate.context == 1 or (bool(self.positions) and self._size(self.positions) % parts == 0))
+            and (candidate.expert == 1 or (bool(self.experts) and self._size(self.experts) % candidate.expert == 0))
+            and self.rows % rows == 0
+            and candidate.mesh[:3] in set(self.factors(candidate.context, candidate.expert))
+        )
+
+    def _size(self, axis: str) -> int:
+        return self.given.axes[axis].size if axis in self.given.axes else 1
+
+    def settings(self) -> Iterator[Candidate]:
+        """Sizes of the axes of context and experts to begin with, and what belongs to them: the file's; none; experts
+        over the ranks of a machine.
+        """
+        plain, own = Candidate(1, 1, 1, 1), self._laid_out()
+        if own is None and self.sizes is not None:
+            own = evolve(plain, context=self.mesh.size(self.context), expert=self.mesh.size(self.expert))
+        found = [plain]
+        if own is not None:
+            context, exchange, expert = own.context, own.exchange, own.expert
+            found.insert(0, evolve(plain, context=context, exchange=exchange, expert=expert, routed=own.routed))
+        if self.experts:
+            found.append(evolve(plain, expert=gcd(self._size(self.experts), self.node, self.devices, self.rows)))
+        yield from dict.fromkeys(found)
 
     def sizes_of(self, data: int) -> Iterator[int]:
         """Microbatch sizes per rank: powers of two, and the full batch; that alone if it cannot be split."""
@@ -175,7 +240,14 @@ class Space:
     def file(self, candidate: Candidate, counts: tuple[int, ...] | None = None) -> spec.Spec:
         """The file with a candidate's mesh, layout and schedule; `counts` are the layers of each stage."""
         mesh = self.mesh_of(candidate)
-        given = {"microbatches": self.microbatches(candidate), "over": self.batch, "chunks": candidate.chunks}
+        given: dict[str, Any] = {
+            "microbatches": self.microbatches(candidate),
+            "over": self.batch,
+            "chunks": candidate.chunks,
+            "minimize": "step_time",
+        }
+        if candidate.slices > 1:
+            given |= {"over": (self.batch, self.positions), "slices": candidate.slices}
         settings = SCHEDULES[candidate.schedule].settings
         arguments = {each.name: given.get(each.name, each.default) for each in settings}
         return evolve(
@@ -188,12 +260,14 @@ class Space:
 
     def mesh_of(self, candidate: Candidate) -> spec.Mesh:
         """A candidate's mesh. Axes without a link in the file get that of usual machines."""
-        sizes = {self.data: candidate.data, self.pipe: candidate.pipe, self.tensor: candidate.tensor}
+        roles = (self.data, self.pipe, self.tensor, self.context, self.expert)
+        sizes = dict(zip(roles, candidate.mesh, strict=True))
         axes = [(name, sizes.pop(name, size)) for name, size in self.mesh.axes]
-        # The last axis varies fastest: the ranks of a tensor group are adjacent.
+        # The last axis varies fastest: the ranks of a tensor group are adjacent, then those that exchange most.
         axes = [*((name, sizes[name]) for name in (self.data, self.pipe) if name in sizes), *axes]
-        axes += [(self.tensor, candidate.tensor)] if self.tensor in sizes else []
-        shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1)
+        axes = [*axes, *((name, sizes[name]) for name in (self.expert, self.context, self.tensor) if name in sizes)]
+        named = {name for rule in self.kept if isinstance(rule, spec.ShardRule) for name in rule.mesh_axes}
+        shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1 or name in named)
         shown = shown or tuple(axes[:1])
         links = {}
         reach = 1
@@ -223,44 +297,92 @@ class Space:
         place = self.given.layout.span if self.given.layout else None
         place = place or Span(self.given.source, 0, 0)
 
-        def shard(names: tuple[str, ...], *mesh_axes: str) -> spec.ShardRule:
+        def shard(names: tuple[str, ...], *mesh_axes: str, zigzag: bool = False, by: str | None = None) -> None:
             targets = (spec.Target(None, name, name in CLASSES, place) for name in names)
-            return spec.ShardRule(tuple(targets), mesh_axes, place)
+            rules.append(spec.ShardRule(tuple(targets), mesh_axes, place, zigzag, by))
 
         rules = list(self.kept)
-        along = (*((self.data,) if candidate.data > 1 else ()), *self.over)
-        rules += [shard((self.batch,), *along)] if along else []
-        if candidate.tensor > 1:
-            rules.append(shard(self.split_by(candidate.tensor), self.tensor))
-            rules += [shard(self.sequence_by(candidate.tensor), self.tensor)] if candidate.sequence else []
-        if candidate.zero and candidate.data > 1:
-            rules.append(shard((CLASSES[candidate.zero],), self.data))
+        data, expert, context = (
+            (name,) if size > 1 else ()
+            for name, size in (
+                (self.data, candidate.data),
+                (self.expert, candidate.expert),
+                (self.context, candidate.context),
+            )
+        )
+        if data or expert or self.over:
+            shard((self.batch,), *data, *expert, *self.over)
+        if expert:
+            shard((self.experts,), *expert)
+        split = self.split_by(candidate.tensor) if candidate.tensor > 1 else ()
+        if candidate.shared:
+            for name in self.vocabularies:
+                shard((name,), self.pipe, *((self.tensor,) if name in split else ()))
+            split = tuple(name for name in split if name not in self.vocabularies)
+        if candidate.tensor > 1 and candidate.routed:
+            shard((self.experts,), self.tensor)
+        if split:
+            shard(split, self.tensor)
+        sequence = self.sequence_by(candidate.tensor) if candidate.tensor > 1 and candidate.sequence else ()
+        if context:
+            by = candidate.exchange if candidate.exchange != "zigzag" else ""
+            also = (self.tensor,) if self.positions in sequence else ()
+            shard((self.positions,), *context, *also, zigzag=bool(candidate.exchange), by=by or None)
+            sequence = tuple(name for name in sequence if name != self.positions)
+        if sequence:
+            shard(sequence, self.tensor)
+        if candidate.zero and candidate.alike > 1:
+            shard((CLASSES[candidate.zero],), *data, *expert, *context)
         if candidate.pipe > 1:
             rules.append(spec.StageRule(self.staged, self.pipe, counts, place))
+        if candidate.offload:
+            rules.append(spec.OffloadRule(((STATE,),), place, (place,)))
         if candidate.recompute:
             paths = tuple(tuple(path.split(".")) for path in candidate.recompute.split(", "))
             rules.append(spec.RecomputeRule(paths, place, (place,) * len(paths)))
         return tuple(rules)
 
     def own(self) -> Candidate | None:
-        """The file itself as a candidate, if its mesh has the number of devices."""
-        mesh, layout, schedule = self.given.mesh, self.given.layout, self.given.schedule
+        """The file itself as a candidate, if its mesh has the number of devices. Raises Refused (E0506)."""
+        laid = self._laid_out()
+        if laid is None:
+            return None
+        schedule = self.given.schedule
+        chunks, microbatches = size_of(schedule.call if schedule else None)
+        return evolve(
+            laid,
+            size=max(1, self.rows // (laid.data * laid.expert * self.beside * microbatches)),
+            schedule=schedule.call.name if schedule else DEFAULT_SCHEDULE,
+            chunks=chunks,
+            slices=schedule.sequence[1] if schedule and schedule.sequence else 1,
+        )
+
+    def _laid_out(self) -> Candidate | None:
+        """The file itself without its schedule."""
+        mesh, layout = self.given.mesh, self.given.layout
         if mesh is None or layout is None or mesh.ranks != self.devices:
             return None
-        chunks, microbatches = size_of(schedule.call if schedule else None)
-        data, pipe, tensor = (mesh.size(name) for name in (self.data, self.pipe, self.tensor))
+        data, pipe, tensor, context, expert = (
+            mesh.size(name) for name in (self.data, self.pipe, self.tensor, self.context, self.expert)
+        )
         rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)]
-        targets = {target.name for rule in rules for target in rule.targets if target.path is None}
+        over = {(t.name, axis) for rule in rules for t in rule.targets if t.path is None for axis in rule.mesh_axes}
+        targets = {name for name, _ in over}
+        along = next((rule for rule in rules if self.context in rule.mesh_axes and _axis(rule.targets[0])), None)
         return Candidate(
             data,
             pipe,
             tensor,
-            self.rows // (data * self.beside * microbatches),
-            tensor > 1 and bool(targets & set(self.sequence)),
+            1,
+            tensor > 1 and any((name, self.tensor) in over for name in self.sequence),
             max(i for i, name in enumerate(CLASSES) if name in targets or not i),
             _recomputed(layout),
-            schedule.call.name if schedule else DEFAULT_SCHEDULE,
-            chunks,
+            context=context,
+            exchange=(along.exchange or "zigzag" * along.zigzag) if along is not None and context > 1 else "",
+            expert=expert,
+            routed=tensor > 1 and (self.experts, self.tensor) in over,
+            shared=pipe > 1 and any((name, self.pipe) in over for name in self.vocabularies),
+            offload=any(isinstance(rule, spec.OffloadRule) and (STATE,) in rule.paths for rule in layout.rules),
         )
 
     def as_it_stands(self, own: Candidate) -> spec.Spec:
@@ -276,7 +398,7 @@ class Space:
         model, _ = self.given.trained
         sizes = {name: axis.size for name, axis in self.given.axes.items()}
         if self.free:
-            sizes[self.batch] = candidate.data * self.beside * candidate.size * microbatches
+            sizes[self.batch] = candidate.data * candidate.expert * self.beside * candidate.size * microbatches
         staged = {id(step) for step in self.steps}
         every = (step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat))
         repeats = {id(step): layers if id(step) in staged else step.count for step in every}
@@ -290,7 +412,7 @@ class Space:
             ),
             rows=sizes.get(self.batch, self.rows),
         )
-        plain = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1)
+        plain = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1, slices=1, shared=False)
         return small.file(plain, counts if len(counts) > 1 else None)
 
     @property
@@ -332,34 +454,57 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
     stage = next((rule for rule in layout.rules if isinstance(rule, spec.StageRule)), None) if layout else None
     along = next((rule.mesh_axes for rule in rules for t in rule.targets if _axis(t) == batch), ())
     used = {name for rule in rules for name in rule.mesh_axes}
+    experts = _experts(model)
     inputs = {axis for input in _inputs(model) for axis in input}
     parameters = axes_of(model).parameters
     pipe = stage.mesh_axis if stage is not None else _name("pipe", used)
     data = along[0] if along else _name("data", {*used, pipe})
-    found_split, found_sequence = _tensor_axes(model, stage.repeats if stage else None, batch)
+    found_split, found_sequence = _tensor_axes(model, stage.repeats if stage else None, batch, experts)
+    positions = next((name for name in _positions(model) if name in found_sequence), "")
+    roles = {data, pipe}
+    # The axis of the context splits the sequence alone; that of experts, these, and the batch or nothing.
+    expert = next(
+        (
+            name
+            for rule in rules
+            for t in rule.targets
+            if experts and _axis(t) == experts
+            for name in rule.mesh_axes
+            if name not in roles and name in along
+        ),
+        "",
+    )
+    shards = [(_axis(t), name) for rule in rules for t in rule.targets if _axis(t) for name in rule.mesh_axes]
+    lone = {name for _, name in shards if positions and {axis for axis, n in shards if n == name} == {positions}}
+    ordered = {name for rule in rules if rule.zigzag for name in rule.mesh_axes}
+    context = min(lone - roles, key=lambda name: (name not in ordered, known.get(name, 1)), default="")
     # If several mesh axes shard parameters, tensor is the one that shards most of what tensor parallelism would.
     splitting = Counter(
         name
         for rule in rules
         for target in rule.targets
         for name in rule.mesh_axes
-        if _axis(target) in parameters - inputs and name not in (data, pipe, *along)
+        if _axis(target) in parameters - inputs and name not in (data, pipe, *along, context)
     )
     for rule in rules:
         for target in rule.targets:
             splitting.update(name for name in rule.mesh_axes if name in splitting and _axis(target) in found_split)
     tensor = max(splitting, key=lambda name: splitting[name], default="")
     tensor = tensor or _name("tensor", {*used, pipe, data})
+    context = context or _name("context", {*used, pipe, data, tensor})
+    expert = expert or _name("expert", {*used, pipe, data, tensor, context})
     own = [_axis(t) for rule in rules if tensor in rule.mesh_axes for t in rule.targets if _axis(t)]
-    split = tuple(dict.fromkeys(name for name in own if name not in inputs and name != batch)) or found_split
+    split = tuple(dict.fromkeys(name for name in own if name not in inputs and name not in (batch, experts)))
+    split = split or found_split
     sequence = tuple(dict.fromkeys(name for name in own if name in inputs and name != batch)) or found_sequence
     staged = stage.repeats if stage is not None else tuple(dict.fromkeys(s.name for s in outermost(model.body)))
     steps = tuple(outermost(model.body, staged))
-    searched = {data, pipe, tensor}
+    searched = {data, pipe, tensor, context, expert}
     recomputed = _recomputed(layout)
     # What `auto` recomputes depends on the memory of the full program, which is not known for a candidate.
     recomputed = "" if recomputed == "auto" else recomputed
-    kept = tuple(rule for rule in rules if _kept(rule, searched, batch))
+    kept: tuple[spec.Rule, ...] = tuple(rule for rule in rules if _kept(rule, searched, batch))
+    kept += tuple(_offloaded(layout))
     sizes = dict(mesh.axes) if keep else None
     found = Space(
         given,
@@ -370,7 +515,7 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
         tensor,
         batch,
         _rows(given, batch),
-        tuple(name for name in along if name != data),
+        tuple(name for name in along if name not in (data, expert)),
         split,
         sequence,
         staged,
@@ -379,9 +524,14 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
         iterations_of(model.body, staged),
         _blocks(model.body, steps, recomputed),
         kept,
+        context,
+        positions,
+        expert,
+        experts,
+        tuple(_vocabularies(model)),
         sizes,
     )
-    if not any(True for _ in found.factors()):
+    if not any(True for each in found.settings() for _ in found.factors(each.context, each.expert)):
         raise _unusable(found)
     return evolve(found, whole=_needs_the_whole_batch(found))
 
@@ -430,6 +580,42 @@ def _kept(rule: spec.ShardRule, searched: set[str], batch: str) -> bool:
     if any(target.path is not None for target in rule.targets):
         return not searched & set(rule.mesh_axes)
     return not searched & set(rule.mesh_axes) and all(_axis(target) != batch for target in rule.targets)
+
+
+def _positions(model: spec.Model) -> Iterator[str]:
+    """The axes of positions that a model goes through."""
+    for each in spec.applications(model.body):
+        if each.function in OF_POSITIONS:
+            over = each.options["over"]
+            yield over if isinstance(over, str) else over[0]
+
+
+def _experts(model: spec.Model) -> str:
+    """The axis of a model's experts; "" if it has none."""
+    matrices = {name for each in spec.parameters(model.body) if len(each.type.axes) > 2 for name in each.type.names}
+    for each in spec.applications(model.body):
+        if each.function == "routed_dot":
+            return str(each.options["along"])
+        if each.function == "dispatch":
+            found = next((name for name in each.type.names if name in matrices), "")
+            if found:
+                return found
+    return ""
+
+
+def _vocabularies(model: spec.Model) -> Iterator[str]:
+    """The axes that the loss chooses from."""
+    losses = (each for each in spec.applications(model.body) if each.function == "cross_entropy")
+    yield from dict.fromkeys(str(each.options["over"]) for each in losses)
+
+
+def _offloaded(layout: spec.Layout | None) -> Iterator[spec.Rule]:
+    """Rules for what lies in the host's memory, without the optimizer's state."""
+    for rule in layout.rules if layout else ():
+        if isinstance(rule, spec.OffloadRule):
+            paths = [(path, span) for path, span in zip(rule.paths, rule.path_spans, strict=True) if path != (STATE,)]
+            if paths:
+                yield evolve(rule, paths=tuple(p for p, _ in paths), path_spans=tuple(span for _, span in paths))
 
 
 def _inputs(model: spec.Model) -> Iterator[tuple[str, ...]]:
@@ -494,10 +680,10 @@ def _blocks(body: spec.Body, steps: tuple[spec.Repeat, ...], own: str) -> tuple[
 
 
 def _tensor_axes(
-    model: spec.Model, staged: tuple[str, ...] | None, batch: str
+    model: spec.Model, staged: tuple[str, ...] | None, batch: str, experts: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The axes that tensor parallelism can shard, and those for sequence parallelism."""
-    carried = {name for input in _inputs(model) for name in input}
+    carried = {experts, *(name for input in _inputs(model) for name in input)}
     for step in outermost(model.body, staged):
         for name in (name for type in step.body.types[: len(step.carried)] for name in type.names):
             carried.add(name)

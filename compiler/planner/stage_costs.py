@@ -7,6 +7,8 @@ does. Both compile in a tenth of a second, however large the model is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import evolve, fields, frozen
 
 from partita.compiler.analysis.memory import at_end, beside
@@ -15,6 +17,7 @@ from partita.compiler.costs.links import Link
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.planner.budget import Budget, seconds_of
 from partita.compiler.planner.space import Candidate, Space
+from partita.compiler.state import Scheduled
 
 # Microbatches of a proxy, at most.
 MICROBATCHES = 4
@@ -88,49 +91,59 @@ class Stages:
 
 
 Links = tuple[tuple[str, Link], ...]
+# The programs of proxies, by candidate and layers of each stage.
+Programs = dict[tuple[Candidate, int, tuple[int, ...]], Scheduled]
 
 
-def stages_of(space: Space, candidate: Candidate, links: Links = (), budget: Budget | None = None) -> Stages:
+def stages_of(
+    space: Space,
+    candidate: Candidate,
+    links: Links = (),
+    budget: Budget | None = None,
+    programs: Programs | None = None,
+    change: Callable[[Scheduled], Scheduled] = lambda state: state,
+) -> Stages:
     """The costs of a candidate's stages. They do not depend on its schedule, nor, given the `links` of its mesh, on the
-    length of its pipeline. What it takes is spent from a budget.
+    length of its pipeline. What it takes is spent from a budget. Programs among `programs` are not compiled again;
+    `change` is applied to them, such as another device.
 
     Raises Refused if the candidate does not compile.
     """
     microbatches = 1 if space.whole else min(MICROBATCHES, space.microbatches(candidate))
+    known = programs if programs is not None else {}
+
+    def measured(candidate: Candidate, layers: int, counts: tuple[int, ...] = ()) -> list[StageCosts]:
+        key = candidate, layers, counts
+        if key not in known:
+            known[key] = schedule_spec(space.resized(candidate, microbatches, layers, counts))
+            if budget is not None:
+                budget.spend(seconds_of(known[key]))
+        return _measured(known[key], links, change)
+
     if candidate.pipe == 1:
-        (one,) = _measured(space, candidate, links, budget, microbatches, 1, ())
+        (one,) = measured(candidate, 1)
         if space.layers < 2:
             return Stages(one, one, one, StageCosts())
-        (two,) = _measured(space, candidate, links, budget, microbatches, 2, ())
+        (two,) = measured(candidate, 2)
         layer = (two - one) * (1 / space.runs)
         one -= layer * (space.runs - 1)
         return Stages(one, one, one, layer)
     if space.runs == 1:
         small = evolve(candidate, pipe=len(COUNTS))
-        first, middle, two, last = _measured(space, small, links, budget, microbatches, sum(COUNTS), COUNTS)
+        first, middle, two, last = measured(small, sum(COUNTS), COUNTS)
         return Stages(first, middle, last, two - middle)
     # Several repeats, or one that runs several times: a layer is their average, and everything outside of them counts
     # toward the last stage.
-    alone = stages_of(space, evolve(candidate, pipe=1), links, budget)
+    alone = stages_of(space, evolve(candidate, pipe=1), links, budget, known, change)
     return Stages(alone.layer, alone.layer, alone.last, alone.layer)
 
 
-def _measured(
-    space: Space,
-    candidate: Candidate,
-    links: Links,
-    budget: Budget | None,
-    microbatches: int,
-    layers: int,
-    counts: tuple[int, ...],
-) -> list[StageCosts]:
-    state = schedule_spec(space.resized(candidate, microbatches, layers, counts))
-    if budget is not None:
-        budget.spend(seconds_of(state))
+def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Scheduled]) -> list[StageCosts]:
+    """The costs of each stage of a program."""
     # The bandwidth of a link whose ports the devices of a machine share depends on the full mesh.
     known = dict(links)
     there = tuple((name, known.get(name, link)) for name, link in state.mesh.links)
-    state = evolve(state, mesh=evolve(state.mesh, links=there))
+    state = change(evolve(state, mesh=evolve(state.mesh, links=there)))
     costs = costs_of(state)
     quiet = stage_seconds(silenced(state))
     found = []

@@ -181,7 +181,8 @@ def _call(call: spec.Call) -> str:
     given = {key: value for key, value in call.arguments.items() if value is not None}
     if given.get("over") == "batch":
         del given["over"]
-    return f"{call.name}({', '.join(f'{key} = {value}' for key, value in given.items())})" if given else call.name
+    shown = {key: f"[{', '.join(each)}]" if isinstance(each, tuple) else each for key, each in given.items()}
+    return f"{call.name}({', '.join(f'{key} = {value}' for key, value in shown.items())})" if given else call.name
 
 
 def _rule(rule: spec.Rule) -> str:

@@ -35,10 +35,10 @@ def problems(draw: st.DrawFn) -> tuple[str, int, int]:
     """A random model with a mesh, a layout and a schedule of its own, good or bad; so many devices, often those of its
     mesh; and how many plans to ask for.
     """
-    mesh = {name: draw(st.sampled_from((1, 1, 2))) for name in ("data", "pipe", "tensor")}
+    mesh = {name: draw(st.sampled_from((1, 1, 2))) for name in ("data", "pipe", "tensor", "context")}
     devices = draw(st.sampled_from((1, 2, 3, 4, 6, 8, 12, 16, *(prod(mesh.values()),) * 8)))
     model = draw(models(draw(st.integers(1, 4))))
-    split = draw(st.sampled_from((1, 2, 4)))
+    split = draw(st.sampled_from((2, 4)) if mesh["context"] > 1 else st.sampled_from((1, 2, 4)))
     sizes = sizes_for({"heads": split, "ffn": split, "vocab": split, "seq": split}, 1)
     sizes["batch"] = draw(st.sampled_from((4, 6, 8, 12, 24)))
     # Where a file says no links, plans have those of usual machines.
@@ -63,13 +63,16 @@ def problems(draw: st.DrawFn) -> tuple[str, int, int]:
                     "shard state -> data",
                     "stage layer -> pipe",
                     "shard wte: vocab -> tensor",
+                    draw(st.sampled_from(("shard seq -> context", "shard seq -> context by zigzag"))),
+                    "offload state",
                 )
             ),
             unique=True,
         )
     )
     if draw(st.booleans()):  # without these, sizes of the mesh may have no use
-        wanted = ("shard batch -> data", "shard heads, ffn -> tensor", "stage layer -> pipe")
+        wanted = ("shard batch -> data", "shard heads, ffn -> tensor", "stage layer -> pipe", "shard seq -> context")
+        wanted = tuple(each for each in wanted if "context" not in each or not any("seq" in rule for rule in rules))
         rules = list(dict.fromkeys((*wanted, *rules)))
     rules.append(draw(recomputations(model)))
     text += "layout cut on cluster {\n" + "\n".join(rules) + "\n}\n"
@@ -92,8 +95,8 @@ def as_it_is(path: str, devices: int) -> tuple[float, int] | None:
     return predict(state, exposed=False).step_time, max(peak_memory(state, rank) for rank in state.program.ranks)
 
 
-def check(problem: tuple[str, int, int]) -> None:
-    """Plan, write the best, and hold the file to what is promised."""
+def check(problem: tuple[str, int, int], within: float = 5) -> None:
+    """Plan within so many seconds, write the best, and hold the file to what is promised."""
     text, devices, top = problem
     note(text)
     note(f"{devices} devices")
@@ -105,7 +108,7 @@ def check(problem: tuple[str, int, int]) -> None:
         own = as_it_is(path, devices)
         fits = own is not None and own[1] <= device_of(given.mesh).memory
         try:
-            found = Search(space_of(given, devices), top, 5).run()
+            found = Search(space_of(given, devices), top, within).run()
         except Refused as refused:
             event(refused.diagnostics[0].code)
             if refused.diagnostics[0].code not in ("E0901", "E0902"):
@@ -114,7 +117,10 @@ def check(problem: tuple[str, int, int]) -> None:
             return
         event("planned")
         if own is not None:
-            assert (found.own.prediction.step_time, found.own.peak) == own
+            assert found.own.prediction.step_time == own[0]
+            # Before it is assembled, a program whose ranks share a vocabulary counts a few bytes more.
+            assert found.own.peak == pytest.approx(own[1], rel=0.01)
+            assert found.own.peak >= own[1]
             assert found.own_fits == fits
         if fits:
             event("the file fits")
@@ -128,7 +134,7 @@ def check(problem: tuple[str, int, int]) -> None:
         for plan in found.plans:
             state = compile_spec(plan.file)
             assert state.mesh.ranks == devices
-            assert max(peak_memory(state, rank) for rank in state.program.ranks) == plan.peak <= found.device.memory
+            assert max(peak_memory(state, rank) for rank in state.program.ranks) <= plan.peak <= found.device.memory
             assert predict(state).step_time == plan.prediction.step_time
         output = os.path.join(folder, "planned.par")
         Path(output).write_text(written_plan(found.plans[0], path, output=output))
@@ -151,6 +157,6 @@ def test_plans_hold(problem):
 
 @pytest.mark.soak
 @given(problem=problems())
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
 def test_plans_hold_at_length(problem):
-    check(problem)
+    check(problem, within=1)

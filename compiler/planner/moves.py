@@ -1,0 +1,94 @@
+"""Candidates that differ from one in one thing: of its layout (`moves`), or in the order of its pipeline (`orders`).
+
+They reach what bounds do not go through: contexts and axes of experts of every size, the ways in which keys and values
+are exchanged, state in the host's memory; a vocabulary that all stages share, slices of the sequence, searched orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from partita.compiler.costs.devices import Device
+from partita.compiler.planner.space import EXCHANGES, Candidate, Space
+from partita.compiler.schedules.generator import SCHEDULES
+from partita.dsl.builtins import DEFAULT_SCHEDULE
+
+if TYPE_CHECKING:
+    from partita.compiler.planner.search import Plan
+
+# Axes that give a factor of two to another axis, and take one from it.
+GIVING = ("data", "tensor", "pipe")
+# Numbers of slices of each microbatch.
+SLICES = (2, 4)
+# Orders cannot win more than the bubble; below this share they are not searched.
+BUBBLE = 0.01
+# The schedule whose order is searched for.
+SEARCHED = "auto"
+
+
+def moves(space: Space, candidate: Candidate, device: Device) -> Iterator[Candidate]:
+    """Valid candidates whose mesh or layout differs in one thing, the most promising first."""
+    seen = {candidate}
+    for each in _moves(space, evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1), device):
+        if each not in seen and space.valid(each):
+            seen.add(each)
+            yield each
+
+
+def _moves(space: Space, base: Candidate, device: Device) -> Iterator[Candidate]:
+    if base.context > 1:
+        yield from (evolve(base, exchange=each) for each in EXCHANGES)
+    if device.gpu and (base.offload or base.recompute or base.zero > 1 or base.size == 1):
+        # Memory is short: what the state leaves may hold activations instead, or whole gradients.
+        yield evolve(base, offload=not base.offload)
+        yield evolve(base, offload=not base.offload, recompute="")
+        yield evolve(base, offload=not base.offload, zero=min(1, base.zero))
+    if space.experts:
+        yield evolve(base, routed=not base.routed)
+        yield from _exchanged(base, "expert")
+    if space.positions:
+        for each in _exchanged(evolve(base, exchange=base.exchange or "zigzag"), "context"):
+            each = evolve(each, exchange=each.exchange if each.context > 1 else "")
+            yield each
+            if each.context > base.context and each.data < base.data:
+                yield evolve(each, size=2 * each.size)  # of as many positions as before
+            if each.recompute:
+                yield evolve(each, recompute="")
+    if base.expert > 1 or base.context > 1:
+        yield evolve(base, recompute="")
+        yield evolve(base, size=2 * base.size)
+        yield evolve(base, sequence=not base.sequence)
+
+
+def _exchanged(base: Candidate, axis: str) -> Iterator[Candidate]:
+    """A mesh axis twice as long, and half as long, others the other way round."""
+    size = getattr(base, axis)
+    for other in GIVING:
+        given = getattr(base, other)
+        if given % 2 == 0:
+            yield evolve(base, **{axis: 2 * size, other: given // 2})
+        if size % 2 == 0:
+            yield evolve(base, **{axis: size // 2, other: 2 * given})
+
+
+def orders(space: Space, plan: Plan) -> Iterator[Candidate]:
+    """Other orders for the pipeline of a plan that waits."""
+    base = plan.candidate
+    if base.pipe == 1 or plan.prediction.timeline.bubble < BUBBLE or base.schedule == SEARCHED:
+        return
+    shared = space.vocabularies and all(space.given.axes[name].size % base.pipe == 0 for name in space.vocabularies)
+    if shared and not base.shared:
+        yield evolve(base, shared=True)
+    if (
+        space.positions
+        and base.context == 1
+        and any(each.name == "slices" for each in SCHEDULES[base.schedule].settings)
+    ):
+        for count in SLICES:
+            if space.given.axes[space.positions].size % count == 0:
+                yield evolve(base, slices=count)
+    if base.chunks <= 2 and base.slices == 1:
+        yield evolve(base, schedule=SEARCHED)
