@@ -100,7 +100,7 @@ class Link:
         return self._message(parts), bytes / self._collective[1]
 
     def _message(self, parts: int) -> float:
-        """Seconds to start, and of the farthest message in a group, by the protocol that reaches all of the bandwidth."""
+        """Seconds to start, and of the farthest message in a group, by the protocol with the most bandwidth."""
         by = max(self._protocols, key=lambda each: each.share)
         return by.start + (by.within if self._machines(parts) == 1 else by.between)
 
