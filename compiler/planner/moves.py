@@ -7,7 +7,7 @@ are exchanged, state in the host's memory; a vocabulary that all stages share, s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import cache
 
 from attrs import evolve
 
@@ -16,17 +16,12 @@ from partita.compiler.planner.space import EXCHANGES, Candidate, Space
 from partita.compiler.schedules.generator import SCHEDULES
 from partita.dsl.builtins import DEFAULT_SCHEDULE
 
-if TYPE_CHECKING:
-    from partita.compiler.planner.search import Plan
-
 # Axes that give a factor of two to another axis, and take one from it.
 GIVING = ("data", "tensor", "pipe")
 # Numbers of slices of each microbatch.
 SLICES = (2, 4)
 # Orders cannot win more than the bubble; below this share they are not searched.
 BUBBLE = 0.01
-# The schedule whose order is searched for.
-SEARCHED = "auto"
 
 
 def moves(space: Space, candidate: Candidate, device: Device) -> Iterator[Candidate]:
@@ -74,10 +69,15 @@ def _exchanged(base: Candidate, axis: str) -> Iterator[Candidate]:
             yield evolve(base, **{axis: size // 2, other: 2 * given})
 
 
-def orders(space: Space, plan: Plan) -> Iterator[Candidate]:
-    """Other orders for the pipeline of a plan that waits."""
-    base = plan.candidate
-    if base.pipe == 1 or plan.prediction.timeline.bubble < BUBBLE or base.schedule == SEARCHED:
+@cache
+def searched() -> str:
+    """The name of the schedule whose order is searched for: it is told what to minimize."""
+    return next(name for name, each in SCHEDULES.items() if any(own.name == "minimize" for own in each.settings))
+
+
+def orders(space: Space, base: Candidate, bubble: float) -> Iterator[Candidate]:
+    """Other orders for the pipeline of a candidate whose ranks idle for such a share of its steps."""
+    if base.pipe == 1 or bubble < BUBBLE or base.schedule == searched():
         return
     shared = space.vocabularies and all(space.given.axes[name].size % base.pipe == 0 for name in space.vocabularies)
     if shared and not base.shared:
@@ -91,4 +91,4 @@ def orders(space: Space, plan: Plan) -> Iterator[Candidate]:
             if space.given.axes[space.positions].size % count == 0:
                 yield evolve(base, slices=count)
     if base.chunks <= 2 and base.slices == 1:
-        yield evolve(base, schedule=SEARCHED)
+        yield evolve(base, schedule=searched())

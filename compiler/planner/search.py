@@ -46,7 +46,7 @@ from partita.compiler.planner.budget import (
     seconds_to_search,
 )
 from partita.compiler.planner.estimate import CandidateEstimate, Parts, cut, delayed, even, least, live, memory, parts
-from partita.compiler.planner.moves import SEARCHED, moves, orders
+from partita.compiler.planner.moves import moves, orders, searched
 from partita.compiler.planner.sensitivity import RunnerUp, runner_up
 from partita.compiler.planner.space import Candidate, Space
 from partita.compiler.planner.stage_costs import MICROBATCHES, Links, Stages, stages_of
@@ -409,8 +409,8 @@ class Search:
         """Whether compiling a candidate now would exceed the budget."""
         turns = candidate.stages * self.space.microbatches(candidate) * candidate.slices
         layers = self._proxies / self._made * LAYER * self.space.layers
-        searched = seconds_to_search(turns) if candidate.schedule == SEARCHED else 0.0
-        return self.budget.late(wanted=layers + seconds_to_compile(0, turns) + searched)
+        searching = seconds_to_search(turns) if candidate.schedule == searched() else 0.0
+        return self.budget.late(wanted=layers + seconds_to_compile(0, turns) + searching)
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Variants of a candidate that need less memory."""
@@ -521,7 +521,7 @@ class Search:
                 meshes[candidate.mesh] += 1
                 if len(plans) == 1:
                     first = min([*kept, plan], key=lambda each: each.prediction.step_time)
-                    queue.extendleft(orders(self.space, first))
+                    queue.extendleft(orders(self.space, first.candidate, first.prediction.timeline.bubble))
         # The sort is stable: on a tie the file itself comes first.
         best = sorted([*kept, *plans], key=lambda plan: plan.prediction.step_time)
         return tuple(best[: self.top]), compiled

@@ -290,7 +290,7 @@ def test_orders_are_searched_for_pipelines_that_wait():
     given = spec_of(GPT)
     space = space_of(given)
     plan = planned(space, Candidate(1, 4, 4, 16))
-    found = list(orders(space, plan))
+    found = list(orders(space, plan.candidate, plan.prediction.timeline.bubble))
     assert {each.schedule for each in found if each.slices == 1 and not each.shared} == {"auto"}
     assert {each.slices for each in found} == {1, 2, 4}
     assert any(each.shared for each in found)
@@ -484,7 +484,7 @@ def test_the_file_brings_what_it_recomputes_and_the_size_of_its_microbatches():
     recomputing = [rule for rule in again.layout.rules if isinstance(rule, RecomputeRule)]
     assert [rule.paths for rule in recomputing] == [(("attention",), ("layer", "mlp"))]
     search = Search(space)
-    bounded = {candidate for _, candidate in search._bounds(search._as_it_is()[0])}
+    bounded = {candidate for _, candidate in search._all_bounds(search._as_it_is()[0])}
     assert own.size in {candidate.size for candidate in bounded if candidate.mesh == own.mesh}
 
 

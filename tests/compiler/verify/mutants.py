@@ -59,7 +59,7 @@ def communication_mutants(state: Compilation) -> Iterator[Mutant]:
     """All mutants of a compilation's changes of layout, sends and receives."""
     for place in places(state):
         for node in place.nodes:
-            if isinstance(node.op, Reshard):
+            if isinstance(node.op, Reshard) and not node.op.reforms:
                 for i in range(node.op.count):
                     yield from _of_move(place, node, i)
             elif isinstance(node.op, (Send, Receive)):
