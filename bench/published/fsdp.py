@@ -1,18 +1,18 @@
 """Steps as torch's FSDP runs them: what is computed is our program's, what is sent is FSDP's.
 
-A unit is an iteration of a repeat; what is outside of all is the root. Each microbatch gathers a unit's parameters in one
-flat message for its forward pass and, unless they are kept, once more for its backward pass, and reduces its gradients
-in one. All messages go through one communicator, in the order in which they are issued: the gather of the next unit,
-then the reduction of the one that is computed. A gather is issued as soon as the limiter lets it, which has two under
-way: when the unit before the one that is computed is done. So it runs beside what is computed, before a backward pass
-as after it (`BACKWARD_PRE`, `BACKWARD_POST`). The root is gathered before the first unit and reduced after the last, and
-a microbatch ends with its last reduction (`torch/distributed/fsdp/_runtime_utils.py`: `_unshard`, `_post_backward_hook`,
-`_post_backward_final_callback`).
+A unit is an iteration of a repeat; what is outside of all is the root. Each microbatch gathers a unit's parameters in
+one flat message for its forward pass and, unless they are kept, once more for its backward pass, and reduces its
+gradients in one. All messages go through one communicator, in the order in which they are issued: the gather of the
+next unit, then the reduction of the one that is computed. A gather is issued as soon as the limiter lets it, which has
+two under way: when the unit before the one that is computed is done. So it runs beside what is computed, issued before
+a unit's backward pass or after it (`BACKWARD_PRE`, `BACKWARD_POST`). The root is gathered before the first unit and
+reduced after the last, and a microbatch ends with its last reduction (`torch/distributed/fsdp/_runtime_utils.py`:
+`_unshard`, `_post_backward_hook`, `_post_backward_final_callback`).
 
 Gradients and, in FSDP2, parameters are also copied between tensors and messages. FSDP1 concatenates gradients (the
-backward of the views of a flat parameter), casts them to the dtype that is reduced, and divides them (`_div_if_needed`);
-FSDP2 casts as it copies in (`_chunk_cat`), and copies out what it gathers (`split_with_sizes_copy`; both in
-`_fully_shard/_fsdp_collectives.py`).
+backward pass of the views of a flat parameter), casts them to the dtype that is reduced, and divides them
+(`_div_if_needed`); FSDP2 casts as it copies in (`_chunk_cat`), and copies out what it gathers
+(`split_with_sizes_copy`; both in `_fully_shard/_fsdp_collectives.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from attrs import define, field, frozen
 from partita.compiler.analysis.time import BLOCKING, Walk, compiles, made_for_nothing
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.costs.links import Link
+from partita.compiler.costs.nodes import seconds as kernel_seconds
 from partita.compiler.costs.nodes import timed
-from partita.compiler.graph import Node, Phase
+from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.state import Scheduled
+from partita.dsl.types import Type
 
 HALF = 2  # bytes of an element of bf16, in which is gathered
 
@@ -37,13 +39,15 @@ HALF = 2  # bytes of an element of bf16, in which is gathered
 class FSDP:
     """How it is set up: `version` 1 or 2; whether parameters are `kept` for the backward pass (`SHARD_GRAD_OP`), and
     otherwise gathered again; bytes of an element as gradients are `reduced`; whether layers that are made again are so
-    `whole`, as before torch 2.1.
+    `whole`, as before torch 2.1; whether products of units have operands of 8 bits (`narrow`), each of which is cast
+    once in a pass, and transposed: it is read, and written twice (Transformer Engine's `cast_transpose`).
     """
 
     version: int = 1
     kept: bool = False
     reduced: int = 4
     whole: bool = False
+    narrow: bool = False
 
     @property
     def unpacked(self) -> float:
@@ -70,24 +74,39 @@ class Part:
 def step_seconds(state: Scheduled, fsdp: FSDP) -> float:
     """Seconds of a step of a program that is split over one mesh axis, and has no pipeline."""
     (stage,), (rank,) = state.partitioned.stages, state.plan.ranks
-    forward = _parts(state, [node for node in stage.nodes if node.phase is Phase.FORWARD])
-    backward = _parts(state, [node for node in stage.nodes if node.phase in (Phase.BACKWARD, Phase.WEIGHT)])
+    forward = _parts(state, fsdp, [node for node in stage.nodes if node.phase is Phase.FORWARD])
+    backward = _parts(state, fsdp, [node for node in stage.nodes if node.phase in (Phase.BACKWARD, Phase.WEIGHT)])
     if fsdp.whole:
-        again = {part.path: part.seconds for part in _parts(state, made_for_nothing(state, stage))}
+        again = {part.path: part.seconds for part in _parts(state, fsdp, made_for_nothing(state, stage))}
         backward = [Part(part.path, part.seconds + again.pop(part.path, 0.0)) for part in backward]
     end = Walk(state, BLOCKING)
     end.run([*state.update.statistic_nodes(rank.stages), *state.update.clip, *update_nodes(state, rank)])
     return state.microbatches * _Microbatch(state, fsdp).run(forward, backward) + end.arrived
 
 
-def _parts(state: Scheduled, nodes: Sequence[Node]) -> list[Part]:
+def _parts(state: Scheduled, fsdp: FSDP, nodes: Sequence[Node]) -> list[Part]:
     """What is computed, in order; without the sums of gradients, since FSDP has its own."""
-    repeats = _repeats(state)
+    repeats, device = _repeats(state), state.device
     took = [
-        (iteration_of(node.scope, repeats), 0.0 if node.op.accumulator is not None else seconds)
-        for node, seconds in timed(nodes, state.device, compiles(state))
+        (node, iteration_of(node.scope, repeats), 0.0 if node.op.accumulator is not None else seconds)
+        for node, seconds in timed(nodes, device, compiles(state))
     ]
-    return [Part(path, sum(seconds for _, seconds in run)) for path, run in groupby(took, key=lambda each: each[0])]
+    if fsdp.narrow:
+        cast: set[Value] = set()
+        for i, (node, path, _) in enumerate(took):
+            if path is not None and node.op.matrices(*types(node)):
+                operands = {*node.inputs} - cast
+                moved = sum((HALF + 2) * value.type.elements for value in operands)
+                quicker = kernel_seconds(node, device.narrowed())
+                took[i] = node, path, quicker + moved / (device.bandwidth * device.streaming)
+                cast |= operands
+    runs = groupby(took, key=lambda each: each[1])
+    return [Part(path, sum(seconds for _, _, seconds in run)) for path, run in runs]
+
+
+def types(node: Node) -> tuple[list[Type], list[Type]]:
+    """The types of a node's operands and results."""
+    return [value.type for value in node.inputs], [value.type for value in node.outputs]
 
 
 def _repeats(state: Scheduled) -> dict[str, str]:

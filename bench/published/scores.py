@@ -58,10 +58,6 @@ class Compared:
         return self.to_mfu * self.measured, self.to_mfu * self.predicted / longer
 
 
-# Attention in one kernel before FlashAttention-2: a little more than half as quick on A100 (arXiv 2307.08691, §4.1, its
-# columns of FlashAttention, causal, 128 a head). On H100 it is taken to be slower in the same proportion.
-FLASH_1 = 0.54
-
 # How each way of running that a row may name differs from how our programs run (docs/costs.md says what they are).
 DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "waits": {"waits": frozenset(Phase), "exchanges": 1},
@@ -81,6 +77,7 @@ SHARDED: Mapping[str, Mapping[str, Any]] = {
     "keeps-gathered": {"kept": True},
     "reduces-half": {"reduced": HALF},
     "whole": {"whole": True},
+    "fp8": {"narrow": True},
 }
 # Those that are no difference of execution: of the program or its device.
 ELSEWHERE = ("eager", "flash-1")
@@ -98,9 +95,7 @@ def execution(row: Row) -> Execution | FSDP:
 def as_run(state: Scheduled, row: Row) -> Scheduled:
     """The program as that system would have run it."""
     if "flash-1" in row.ran:
-        attention = state.device.attention
-        slower = evolve(attention, best=attention.best * FLASH_1)
-        state = evolve(state, device=evolve(state.device, attention=slower))
+        state = evolve(state, device=state.device.generation(1))
     if "eager" in row.ran:
         state = evolve(state, compiled=False, train=evolve(state.train, compile=False))
     return state

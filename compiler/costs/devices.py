@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
+from statistics import NormalDist
 
 from attrs import evolve, field, frozen
 
@@ -70,6 +71,9 @@ class Device:
     bandwidth in bytes/s, of which the share `streaming` is reached.
 
     Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step.
+    `attention` is FlashAttention-2's; `flash` says how much quicker its other generations are. Products of operands of 8
+    bits have a rate of their own (`f8`) on some devices, of which `narrow` times the usual share is reached. `spread` is
+    the standard deviation of speed among devices of a kind, as a share of it.
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
     own memory, and programs for it are compiled by default. It is joined to the host's by `host_link` bytes/s in each
     direction, and has a share of `host_bandwidth` bytes/s of that memory; where the device is a CPU, both memories are
@@ -83,10 +87,13 @@ class Device:
     streaming: float = 1.0
     products: Products = field(factory=Products)
     attention: Fused = field(factory=Fused)
+    flash: Mapping[int, float] = field(factory=dict)
     launch: float = 0.0
     action: float = 0.0
     step: float = 0.0
     vector: float = 0.0
+    narrow: float = 1.0
+    spread: float = 0.0
     node: int = 1
     gpu: bool = False
     host_link: float = 25.6e9
@@ -96,9 +103,33 @@ class Device:
 
     __repr__ = shortened
 
+    def generation(self, flash: int) -> Device:
+        """This device with another generation of FlashAttention. Raises KeyError if it has none."""
+        return evolve(self, attention=evolve(self.attention, best=self.attention.best * self.flash[flash]))
+
+    def narrowed(self) -> Device:
+        """This device with products in 8 bits where a program has them in bf16. Raises KeyError if it has none."""
+        rates = {**self.flops, "bf16": self.flops["f8"]}
+        return evolve(self, flops=rates, products=evolve(self.products, best=self.products.best * self.narrow))
+
+    def slowest(self, count: int) -> Device:
+        """The slowest of so many devices of this kind, as it is expected: all wait for it wherever they meet."""
+        slower = 1 + self.spread * extreme(count)
+        products, attention = self.products, self.attention
+        return evolve(
+            self,
+            products=evolve(products, best=products.best / slower),
+            attention=evolve(attention, best=attention.best / slower),
+        )
+
     def beside(self, blocks: int) -> float:
         """The share of its speed that is left beside collectives that take so many multiprocessors."""
         return max(0.25, 1 - blocks / self.products.units) if self.products.units else 1.0
+
+
+def extreme(count: int) -> float:
+    """The expected maximum of so many standard normal numbers, nearly (Blom 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 # Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
@@ -112,8 +143,20 @@ _LOWERED = "best: that table, lowered as A100's"
 # over 4,096, 189 over 16,384: 195 · n / (n + 530). The same program on H100: up to 335. On B200 the share is assumed.
 _FUSED = "attention: Dao, FlashAttention-2, arXiv 2307.08691, §4.1"
 _ATTENTION_A, _ATTENTION_H = Fused(0.625, 530), Fused(0.35, 530)
+# Other generations of it, by how much quicker they are than the second. The first reached 0.54 of its speed on A100
+# (ibid., the columns of FlashAttention, causal, 128 a head), and is taken to be as much slower on others. The third, on
+# Hopper alone (arXiv 2407.08608, causal, 128 a head): 616 for 335 TFLOP/s forward; 1.5 to 1.75 times as quick backward,
+# which has 5 products for 2 (known, not looked up).
+_FLASH = {1: 0.54, 2: 1.0}
+_FLASH_H = _FLASH | {3: 7 / (2 * 335 / 616 + 5 / 1.62)}
 # The share is 0.90 for 100 MB, 0.75 for 10 MB.
 _STREAMING = "streaming: Isaev et al., Calculon, SC23, systems/a100_80g.json"
+# The eight devices of a machine differ by 5% and more, from the slowest to the fastest; that is twice the expected
+# maximum of eight. On five clusters it was 8% on average (Sinha et al., SC22, arXiv 2208.11035).
+_SPREAD = "spread: S. Bekman, compute/accelerator: Not all accelerators are created equal"
+_VARIATION = 0.05 / (2 * extreme(8))
+# The same table for operands of 8 bits: H100 1,402.6 of 1,979 TFLOP/s, B200 3,432.5 of 4,500.
+_NARROW_H, _NARROW_B = (1402.6 / 1979) / (794.5 / 989.4), (3432.5 / 4500) / (1745 / 2250)
 # PCI Express x16 in one direction, of which a share is assumed as in `links`; the memory channels of a machine's two
 # processors, for each of its 8 GPUs: DDR4-3200, DDR5-4800, DDR5-5600, 8 channels each.
 _HOST = "host: NVIDIA DGX A100, H100, B200, user guides"
@@ -126,36 +169,44 @@ _DEPTH, _LAUNCH = 192.0, 4e-6
 def _gpu(
     name: str,
     flops: tuple[float, float, float, float],
+    narrow: tuple[float, float] | None,
     memory: int,
     bandwidth: float,
     products: Products,
     attention: Fused,
+    flash: Mapping[int, float],
     host: tuple[float, float],
     *sources: str,
 ) -> Device:
     f32, bf16, f64, vector = flops
+    rates = {"f32": f32, "bf16": bf16, "f64": f64}
     return Device(
         name,
-        {"f32": f32, "bf16": bf16, "f64": f64},
+        rates | ({"f8": narrow[0]} if narrow else {}),
         memory * GIB,
         bandwidth,
         streaming=0.85,
         products=products,
         attention=attention,
+        flash=flash,
         launch=_LAUNCH,
         vector=vector,
+        narrow=narrow[1] if narrow else 1.0,
+        spread=_VARIATION,
         node=8,
         gpu=True,
         host_link=host[0] * _HOST_LINK,
         host_bandwidth=host[1],
-        sources=(*sources, _PRODUCTS, _FUSED, _STREAMING, _HOST),
+        sources=(*sources, _PRODUCTS, _FUSED, _STREAMING, _SPREAD, _HOST),
     )
 
 
-# Dense FLOP/s of products in f32 (as TF32), bf16 and f64, and of other f32 arithmetic; a DGX or HGX machine has 8 GPUs.
+# Dense FLOP/s of products in f32 (as TF32), bf16 and f64, and of other f32 arithmetic; of products of 8 bits, which A100
+# has not, with `narrow`. A DGX or HGX machine has 8 GPUs.
 _A100 = (156e12, 312e12, 19.5e12, 19.5e12)
 _H100 = (494.7e12, 989.4e12, 67e12, 67e12)
 _B200 = (1.1e15, 2.25e15, 37e12, 75e12)
+_H100_NARROW, _B200_NARROW = (1.979e15, _NARROW_H), (4.5e15, _NARROW_B)
 DEVICES = {
     device.name: device
     for device in (
@@ -169,10 +220,12 @@ DEVICES = {
         _gpu(
             "a100",
             _A100,
+            None,
             80,
             2.039e12,
             Products(0.79, _DEPTH, 108),
             _ATTENTION_A,
+            _FLASH,
             _GEN4,
             "NVIDIA A100 80GB SXM, data sheet",
             _FITTED,
@@ -180,10 +233,12 @@ DEVICES = {
         _gpu(
             "h100",
             _H100,
+            _H100_NARROW,
             80,
             3.35e12,
             Products(0.69, _DEPTH, 132),
             _ATTENTION_H,
+            _FLASH_H,
             _GEN5,
             "NVIDIA H100 SXM, data sheet",
             _LOWERED,
@@ -191,10 +246,12 @@ DEVICES = {
         _gpu(
             "h200",
             _H100,
+            _H100_NARROW,
             141,
             4.8e12,
             Products(0.69, _DEPTH, 132),
             _ATTENTION_H,
+            _FLASH_H,
             _GEN5,
             "NVIDIA H200 SXM, data sheet",
             _LOWERED,
@@ -202,10 +259,12 @@ DEVICES = {
         _gpu(
             "b200",
             _B200,
+            _B200_NARROW,
             180,
             7.7e12,
             Products(0.68, _DEPTH, 148),
             _ATTENTION_H,
+            _FLASH,
             _GEN5_B,
             "NVIDIA HGX B200, data sheet",
             _LOWERED,
@@ -215,12 +274,12 @@ DEVICES = {
 
 
 def device_of(mesh: Mesh | None) -> Device:
-    """The device that a mesh declares; the preset `cpu` if it declares none."""
+    """The device that a mesh declares, the slowest of all its ranks; the preset `cpu` if it declares none."""
     if mesh is None or mesh.device is None:
         return DEVICES["cpu"]
     call = mesh.device
     if call.name in DEVICES:
-        return DEVICES[call.name]
+        return DEVICES[call.name].slowest(mesh.ranks)
     if call.name == "profile":
         record = recorded(call, mesh.ranks)
         return Device(timings=record.timings, **record.device)
