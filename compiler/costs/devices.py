@@ -71,9 +71,9 @@ class Device:
     bandwidth in bytes/s, of which the share `streaming` is reached.
 
     Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step.
-    `attention` is FlashAttention-2's; `flash` says how much quicker its other generations are. Products of operands of 8
-    bits have a rate of their own (`f8`) on some devices, of which `narrow` times the usual share is reached. `spread` is
-    the standard deviation of speed among devices of a kind, as a share of it.
+    `attention` is FlashAttention-2's; `flash` says how much quicker its other generations are. Products of operands of
+    8 bits have a rate of their own (`f8`) on some devices, of which `narrow` times the usual share is reached. `spread`
+    is the standard deviation of speed among devices of a kind, as a share of it.
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
     own memory, and programs for it are compiled by default. It is joined to the host's by `host_link` bytes/s in each
     direction, and has a share of `host_bandwidth` bytes/s of that memory; where the device is a CPU, both memories are
@@ -201,8 +201,8 @@ def _gpu(
     )
 
 
-# Dense FLOP/s of products in f32 (as TF32), bf16 and f64, and of other f32 arithmetic; of products of 8 bits, which A100
-# has not, with `narrow`. A DGX or HGX machine has 8 GPUs.
+# Dense FLOP/s of products in f32 (as TF32), bf16 and f64, and of other f32 arithmetic; those of 8 bits, which A100 does
+# not have, with `narrow`. A DGX or HGX machine has 8 GPUs.
 _A100 = (156e12, 312e12, 19.5e12, 19.5e12)
 _H100 = (494.7e12, 989.4e12, 67e12, 67e12)
 _B200 = (1.1e15, 2.25e15, 37e12, 75e12)
