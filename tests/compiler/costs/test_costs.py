@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import log, sqrt
-
 import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.compiler.costs.devices import DEVICES, Device, Products, device_of, extreme
+from partita.compiler.costs.devices import DEVICES, Device, Products
 from partita.compiler.costs.links import LINKS, Link, link_of
 from partita.compiler.costs.nodes import seconds, timed
 from partita.compiler.graph import Builder, Value
@@ -127,26 +125,7 @@ def test_a_message_as_large_as_a_ring_waits_for_takes_twice_the_steps(link: Link
 def test_collectives_take_multiprocessors(device: Device, blocks: int, more: int):
     assert device.beside(0) == 1
     assert 0.25 <= device.beside(blocks + more) <= device.beside(blocks) <= 1
-    assert DEVICES["h100"].beside(LINKS["nvlink4"].blocks) == pytest.approx(1 - 24 / 132)
-
-
-@given(st.sampled_from(list(DEVICES.values())), st.integers(1, 20_000), st.integers(1, 1000))
-def test_the_slowest_of_more_devices_is_slower(device: Device, count: int, more: int):
-    """By how much grows as a normal distribution's tail is thin: less than the square root of twice the logarithm."""
-    assert device.slowest(1) == device
-    few, many = device.slowest(count), device.slowest(count + more)
-    assert 0.9 * device.products.best < many.products.best <= few.products.best <= device.products.best
-    assert many.attention.best <= few.attention.best
-    assert extreme(count) <= sqrt(2 * log(count))
-    assert (few.products.best < device.products.best) == (device.gpu and count > 1)
-
-
-def test_a_device_of_a_mesh_is_the_slowest_of_its_ranks():
-    """The ends of eight devices are 5% apart."""
-    found = device_of(mesh(2, 2, 2))
-    assert DEVICES["a100"].products.best / found.products.best == pytest.approx(1.025)
-    assert found == DEVICES["a100"].slowest(8)
-    assert device_of(mesh(1, 1, 1)) == DEVICES["a100"]
+    assert device.beside(LINKS["nvlink4"].blocks) == pytest.approx(1 / 1.4 if device.gpu else 1)
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda each: each.name)
