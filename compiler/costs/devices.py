@@ -121,8 +121,8 @@ _SLOWED, _CHANNELS = 0.4, 24
 
 # Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
 # 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 of peak after correcting for tiles and depth. Over a training step it
-# is less. Two are fitted: A100's `best` to the ten rows of the SC21 table, H100's to all runs on H100. B200's is lowered
-# in the proportion of H100's, 0.66 to 0.84.
+# is less. Two are fitted: A100's `best` to the ten rows of the SC21 table, H100's to all runs on H100. B200's is
+# lowered in the proportion of H100's, 0.66 to 0.84.
 _PRODUCTS = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maximum Achievable Matmul FLOPS"
 _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (bench/published)"
 _FITTED_H = "best: fitted to the runs on H100 in bench/published"
