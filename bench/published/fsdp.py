@@ -136,15 +136,16 @@ class _Microbatch:
 
     def run(self, forward: Sequence[Part], backward: Sequence[Part]) -> float:
         """Seconds of both passes."""
-        self.clock.now = self.send(None, HALF)
+        self.clock.now = self.gather(None)
         self.pass_through(forward, gathers=True, reduces=False)
         self.pass_through(backward, gathers=not self.fsdp.kept, reduces=True)
         self.compute(0.0, None, self.fsdp.unpacked + self.fsdp.packed)
-        return self.send(None, self.fsdp.reduced)
+        return self.reduce(None)
 
     def pass_through(self, parts: Sequence[Part], gathers: bool, reduces: bool) -> None:
+        """Compute the parts in order, each when its unit is there; what is sent is not waited for."""
         units = [part.path for part in parts if part.path is not None]
-        there = {units[0]: self.send(units[0], HALF)} if gathers else {}
+        there = {units[0]: self.gather(units[0])} if gathers else {}
         following = iter(units[1:])
         for part in parts:
             if part.path is None:
@@ -153,17 +154,24 @@ class _Microbatch:
             if gathers:
                 after = next(following, None)
                 if after is not None:
-                    there[after] = self.send(after, HALF)
+                    there[after] = self.gather(after)
                 self.clock.now = max(self.clock.now, there[part.path])
             self.compute(part.seconds, part.path, gathers * self.fsdp.unpacked + reduces * self.fsdp.packed)
             if reduces:
-                self.send(part.path, self.fsdp.reduced)
+                self.reduce(part.path)
 
-    def send(self, path: str | None, bytes: int) -> float:
-        """When a message has arrived that is issued now: a gather of a unit, or the reduction of its gradients."""
+    def gather(self, path: str | None) -> float:
+        """When a unit's parameters have arrived, if their gather is issued now."""
+        return self.send(*self.link.gather(self.ranks, HALF * self.elements[path]))
+
+    def reduce(self, path: str | None) -> float:
+        """When a unit's gradients have been reduced, if that is issued now."""
+        return self.send(*self.link.scatter(self.ranks, self.fsdp.reduced * self.elements[path]))
+
+    def send(self, latency: float, moving: float) -> float:
+        """When a message has arrived that is issued now."""
         free, link = self.clock.free, self.link
-        start = max(self.clock.now, free.get(link.name, 0.0))
-        free[link.name] = start + sum(link.gather(self.ranks, bytes * self.elements[path]))
+        free[link.name] = max(self.clock.now, free.get(link.name, 0.0)) + latency + moving
         self.clock.blocks[link.name] = link.blocks
         return free[link.name]
 
