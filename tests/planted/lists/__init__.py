@@ -11,6 +11,7 @@ from tests.planted.lists import (
     convolution,
     copies,
     data,
+    doctor,
     experts,
     flat,
     gradients,
@@ -63,4 +64,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "copies": copies.MISTAKES,
     "flat": flat.MISTAKES,
     "pieces": pieces.MISTAKES,
+    "doctor": doctor.MISTAKES,
 }
