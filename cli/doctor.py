@@ -77,13 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
     found = _examined(arguments)
     report(found.diagnostics)
     passed = not any(each.severity == "error" for each in found.diagnostics)
-    if found.shown and arguments.json:
-        text = json.dumps(found.as_json(passed, time.monotonic() - start), indent=2) + "\n"
-        return deliver(text, arguments.output) or int(not passed)
-    if found.shown:
-        text = text_of(lambda console: show(found, time.monotonic() - start, console), arguments.output)
-        return deliver(text, arguments.output) or int(not passed)
-    return int(not passed)
+    if not found.shown:
+        return int(not passed)
+    seconds = time.monotonic() - start
+    if arguments.json:
+        text = json.dumps(found.as_json(passed, seconds), indent=2) + "\n"
+    else:
+        text = text_of(lambda console: show(found, seconds, console), arguments.output)
+    return deliver(text, arguments.output) or int(not passed)
 
 
 @frozen
@@ -213,7 +214,9 @@ def _part(arguments: argparse.Namespace) -> int:
         return launch([*_command(RANK), *passed, "--transport", arguments.transport], arguments.ranks)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     identity = rank_from_environment()
-    assert identity is not None, "a rank has a launcher"
+    if identity is None:
+        print(f"partita: {PART} is for the processes that `partita doctor` starts", file=sys.stderr)
+        return 2
     kind, device = device_of_rank(arguments.transport, identity)
     return run_rank(identity, kind, device, arguments.folder, float(arguments.timeout))
 

@@ -73,12 +73,12 @@ def from_torch() -> dict[str, Any]:
 
     nccl = None
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     problem = None
     if torch.version.cuda is not None and count == 0:
         try:
-            torch.cuda.init()
+            torch.cuda.init()  # type: ignore[no-untyped-call]
         except RuntimeError as error:  # which says what is the matter
             problem = str(error).strip().split("\n")[0]
     return {

@@ -23,7 +23,8 @@ from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
-from partita.runtime.data.binding import open_data
+from partita.runtime.data.binding import inputs_of
+from partita.runtime.data.registry import open_dataset
 from partita.runtime.inputs import Batch
 from partita.runtime.rank import Plan, Rank, prepare
 from partita.runtime.training import VirtualRun
