@@ -261,9 +261,10 @@ class Training:
 
     @classmethod
     def _after(cls, plan: Plan, rank: Rank, step: Callable[[int, Batch], tuple[float, float]]) -> Training:
-        dataset = open_data(plan.program, plan.train, Path())
-        assert dataset is not None
-        numbers = [each for number in range(1, STEPS + 1) for each in step(number, rank.tensors(dataset.batch(number)))]
+        inputs = inputs_of(plan.program.inputs, plan.program.batch)
+        dataset = open_dataset(plan.train.data, inputs, plan.train.seed, Path())
+        batches = (rank.tensors(dataset.batch(number)) for number in range(1, STEPS + 1))
+        numbers = [each for number, batch in enumerate(batches, 1) for each in step(number, batch)]
         digest = hashlib.sha256()
         for name, tensor in sorted(rank.memory.masters.items()):
             digest.update(name.encode() + tensor.cpu().numpy().tobytes())
