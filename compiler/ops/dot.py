@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, op, permuted, shape_text
+from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, make, op, permuted, shape_text
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Axis, Type
 
@@ -43,6 +43,16 @@ class Dot(Op):
         """Either operand: `over`, and the axes of both that are not summed."""
         operand, other = operands[position], operands[1 - position]
         return self.over, tuple(name for name in operand.names if other.has(name) and name not in self.over)
+
+    def in_float8(self, operands: Sequence[Type], weight: int) -> Op | None:
+        """A product of two matrices."""
+        plan = MatrixPlan(self, operands)
+        return Dot(self.over, weight) if self.over and plan.rows and plan.columns and not plan.batch else None
+
+    @property
+    def of_quantized(self) -> tuple[Op, tuple[str, ...]] | None:
+        """`float8_dot`; a row is what is summed over."""
+        return None if self.float8 is None else (make("float8_dot", self.over), self.over)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """a's remaining axes, then b's."""

@@ -228,6 +228,19 @@ class Op:
         """
         return None
 
+    def in_float8(self, operands: Sequence[Type], weight: int) -> Op | None:
+        """The operation with its products in eight bits (`partita.compiler.passes.float8`), where the operand at the
+        position `weight` is a parameter; None if they cannot be.
+        """
+        return None
+
+    @property
+    def of_quantized(self) -> tuple[Op, tuple[str, ...]] | None:
+        """If its products are to be in eight bits: the operation on operands that are quantized, which are followed by
+        the largest magnitudes of their rows, and the axes of a row.
+        """
+        return None
+
     def looked_up(self, operands: Sequence[Type], position: int) -> tuple[str, ...]:
         """If it looks up rows of the operand at a position, the axes that tell these apart: the one that the indices
         index, and those along which the operand is a stack of tables. Empty if it does not.

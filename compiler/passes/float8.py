@@ -13,8 +13,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.compiler.graph import Builder, Graph, Node, Value
-from partita.compiler.ops.dot import Dot, MatrixPlan
-from partita.compiler.ops.float8 import Float8Dot, ToFloat8
+from partita.compiler.ops.float8 import ToFloat8
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.reduce import Reduce
 
@@ -38,24 +37,21 @@ def _keeps_elements(node: Node) -> bool:
 
 
 def _marked(node: Node, weights: set[Value], exact: set[Value]) -> Node:
-    op = node.op
-    if not isinstance(op, Dot) or not op.over or node.output in exact:
-        return node
     positions = [i for i, value in enumerate(node.inputs) if value in weights]
-    plan = MatrixPlan(op, [value.type for value in node.inputs])
-    if len(positions) != 1 or plan.batch or not plan.rows or not plan.columns:
+    if len(positions) != 1 or not exact.isdisjoint(node.outputs):
         return node
-    return evolve(node, op=evolve(op, float8=positions[0]))
+    op = node.op.in_float8([value.type for value in node.inputs], positions[0])
+    return node if op is None else evolve(node, op=op)
 
 
 def _exact(graph: Graph, plain: set[Value]) -> set[Value]:
     """The values whose digits matter: those that go into a loss, an output or a choice as they are."""
     found = {graph.loss, *(value for _, value in graph.asked), *(value for _, value in graph.metrics)}
     for node in reversed(graph.nodes):
-        op = node.op
-        passes = bool(node.outputs) and op.by_row(node.outputs[0].type.names)
+        axes = {name for value in (*node.inputs, *node.outputs) for name in value.type.names}
         others = [value for value in node.inputs if value not in plain]
-        if op.decides or (passes and len(others) == 1 and not found.isdisjoint(node.outputs)):
+        passes = len(others) == 1 and node.op.by_row(axes) and not found.isdisjoint(node.outputs)
+        if node.op.decides or passes:
             found.update(others)
     return found
 
@@ -67,19 +63,17 @@ def expanded(graph: Graph) -> Graph:
     """The graph, differentiated or not, with marked products made of quantized operands. Each operand is quantized once
     on a stage and in a phase, however many products read it.
     """
-    if not any(isinstance(node.op, Dot) and node.op.float8 is not None for node in graph.nodes):
-        return graph
     build = Builder(graph.names)
     made: dict[tuple[object, ...], tuple[Value, Value]] = {}
     for node in graph.nodes:
-        if not isinstance(node.op, Dot) or node.op.float8 is None:
+        found = node.op.of_quantized
+        if found is None:
             build.nodes.append(node)
             continue
+        op, over = found
         build.at(node).phase = node.phase
-        over = node.op.over
-        operands = [_quantized(build, value, over, node, made) for value in node.inputs]
-        inputs = tuple(bits for bits, _ in operands) + tuple(largest for _, largest in operands)
-        build.nodes.append(evolve(node, op=Float8Dot(over), inputs=inputs))
+        bits, largest = zip(*(_quantized(build, value, over, node, made) for value in node.inputs), strict=True)
+        build.nodes.append(evolve(node, op=op, inputs=(*bits, *largest)))
     return evolve(graph, nodes=tuple(build.nodes))
 
 

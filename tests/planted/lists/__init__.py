@@ -14,6 +14,7 @@ from tests.planted.lists import (
     doctor,
     experts,
     flat,
+    float8,
     gradients,
     initial,
     kernels,
@@ -65,4 +66,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "flat": flat.MISTAKES,
     "pieces": pieces.MISTAKES,
     "doctor": doctor.MISTAKES,
+    "float8": float8.MISTAKES,
 }
