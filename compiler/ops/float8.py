@@ -95,10 +95,6 @@ class Float8Dot(Op):
         summed = tuple(ShardingRule((name, name, None, None), (SUM,)) for name in self.over)
         return (*of_a, *of_b, *summed)
 
-    def by_row(self, rows: Collection[str]) -> bool:
-        """Unless it sums over them."""
-        return not any(name in rows for name in self.over)
-
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Those of the product."""
         return Dot(self.over).flops(operands[:2], results)

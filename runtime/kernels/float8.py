@@ -15,7 +15,7 @@ from partita.runtime.kernels.registry import kernel
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # 1.75 * 2^8
 UNIT = 16  # `_scaled_mm` takes matrices whose sizes are multiples
-CAPABILITY = (8, 9)  # the first that has such products
+CAPABILITY = (9, 0)  # the first whose products have scales by row
 LEAST_EXPONENT = -100  # of a scale: its inverse is finite, and so is the product of two
 
 
