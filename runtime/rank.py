@@ -113,7 +113,7 @@ class Plan:
         mesh, declared = self.spec.mesh, self.training.device
         if mesh is None or mesh.device is None or (declared.gpu and device.type != "cuda"):
             return None
-        return declared.flops[self.train.precision] * self.ranks
+        return declared.flops[self.train.dtype] * self.ranks
 
     @property
     def ranks(self) -> int:

@@ -133,7 +133,7 @@ def verify(given: Spec, allow_python: bool = False) -> Verification:
     memory = state.device.memory if given.mesh and given.mesh.device else None
     refusals = list(_too_large(state, summary, memory))
     execution = reason = None
-    operations = examine(state.model, functions_of(state.model, allow_python), state.train.precision)
+    operations = examine(state.model, functions_of(state.model, allow_python), state.train.dtype)
     # What does not hold to its declaration computes something else in parts: that is no bug of Partita.
     if not any(each.problems for each in operations):
         reason = next((each.doubt for each in operations if each.doubt is not None), None)

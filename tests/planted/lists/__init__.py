@@ -11,8 +11,10 @@ from tests.planted.lists import (
     convolution,
     copies,
     data,
+    doctor,
     experts,
     flat,
+    float8,
     gradients,
     initial,
     kernels,
@@ -63,4 +65,6 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "copies": copies.MISTAKES,
     "flat": flat.MISTAKES,
     "pieces": pieces.MISTAKES,
+    "doctor": doctor.MISTAKES,
+    "float8": float8.MISTAKES,
 }
