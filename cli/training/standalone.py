@@ -29,6 +29,7 @@ from partita.runtime.supervision.fleet import Crew, Fleet
 from partita.runtime.supervision.identity import DIRECTORY
 from partita.runtime.supervision.isolation import PRIVATE
 from partita.runtime.supervision.launcher import launch
+from partita.runtime.supervision.memory import MEMORY, created
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.watchdog import Watchdog
@@ -123,14 +124,15 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
             fleet = Fleet(arguments.elastic.ranks, program.mesh.ranks, arguments.restarts, crew, directory)
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
-            with tracked(directory.path, arguments.track):
+            copied = settings is not None and settings.copies is not None
+            with tracked(directory.path, arguments.track), created(program.mesh.ranks if copied else 0) as memory:
                 status = launch(
                     _command(arguments, kind.name, arguments.overrides),
                     program.mesh.ranks,
                     restarts=arguments.restarts,
                     watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
-                    environment=_environment(directory, settings, data),
-                    inherited=directory.descriptors,
+                    environment=_environment(directory, settings, data, memory),
+                    inherited=(*directory.descriptors, *memory),
                     saves=settings is not None,
                     grace=arguments.grace,
                     fleet=fleet,
@@ -143,11 +145,14 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     return status
 
 
-def _environment(directory: RunDirectory, settings: Settings | None, data: Bound) -> dict[str, str]:
+def _environment(
+    directory: RunDirectory, settings: Settings | None, data: Bound, memory: Sequence[int]
+) -> dict[str, str]:
     """The environment of ranks. They stay in the machine's network if they read or write at addresses themselves."""
     outside = settings is not None and isinstance(settings.path, Address)
     outside = outside or any(is_address(file.name) for file in data.all_files)
-    return {**os.environ, DIRECTORY: directory.text, **({PRIVATE: "0"} if outside else {})}
+    more = {PRIVATE: "0"} if outside else {}
+    return {**os.environ, DIRECTORY: directory.text, MEMORY: ",".join(map(str, memory)), **more}
 
 
 def _described(mesh: Mesh) -> str:
