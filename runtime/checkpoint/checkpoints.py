@@ -81,23 +81,14 @@ class Checkpoints:
     _has_skipped: bool = field(default=False, init=False)  # a copy, because the one before was not complete
 
     def __attrs_post_init__(self) -> None:
-        plan, memory = self.rank.plan, self.rank.memory
+        plan = self.rank.plan
         self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._keep = self.settings.keep
         self._store = store_at(self.settings.path)
-        tensors = {
-            **memory.masters,
-            **{state_name(state, name): tensor for (state, name), tensor in memory.states.items()},
-        }
-        entries = entries_of(self._manifest, self.rank.rank)
-        # Of a flat part, without the zeros at its end.
-        parts = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
-        self._shard = Shard(entries, parts)
+        self._shard = shard_of(self._manifest, self.rank)
         if self.settings.copies is not None and self.kept is not None:
-            flight, ranks = self.rank.flight, plan.ranks
-            self._copies = Copies(
-                self.rank.rank, ranks, self._manifest, Shard(entries, parts), self.kept, flight.mark
-            )
+            shard = shard_of(self._manifest, self.rank)
+            self._copies = Copies(self.rank.rank, plan.ranks, self._manifest, shard, self.kept, self.rank.flight.mark)
 
     # ------------------------------------------------------------ saving
 
@@ -125,7 +116,7 @@ class Checkpoints:
         """Wait for the save in progress."""
         yield from self._settle()
         if self._copies is not None:
-            self._copies.finish()
+            self._copies.wait()
 
     def break_off(self) -> None:
         """End the save in progress without the other ranks, in a process that outlives the run."""
@@ -219,11 +210,11 @@ class Checkpoints:
         if busy:
             if not self._has_skipped:
                 self._has_skipped = True  # reported once
-                self._say("W0807", f"the copy of step {step} is skipped: the one before it is not complete")
+                self._say("W0808", f"the copy of step {step} is skipped: the one before it is not complete")
             return
         error = self._copies.take(step, self.rank.judge.history, bool(failed))
         if error is not None:
-            self.report(Diagnostic("W0807", f"rank {self.rank.rank} has no copy in memory: {error}"))
+            self.report(Diagnostic("W0808", f"rank {self.rank.rank} has no copy in memory: {error}"))
 
     def _in_memory(self, newest: int) -> Generator[None, None, Resumed | None]:
         """Load the newest step that memory has, unless there is a commit of a later one; None if there is none."""
@@ -231,7 +222,7 @@ class Checkpoints:
             return None
         if (yield from self._any(self._copies is None)):
             self._copies = None
-            self._say("W0807", "no copies are made in memory: nothing keeps it when these ranks end")
+            self._say("W0808", "no copies are made in memory: nothing keeps it when these ranks end")
             return None
         assert self._copies is not None
         self._copies.attempt = self._store.attempt
@@ -242,9 +233,9 @@ class Checkpoints:
         saved = None
         try:
             saved = self._copies.manifest_of(found)
-            self._copies.load(found, saved, list(self._wanted()))
+            self._copies.load(found, saved, list(wanted_by(self.rank)))
         except (Damaged, OSError) as error:
-            self.report(Diagnostic("W0807", f"the copies of step {found.label.step} cannot be read: {error}"))
+            self.report(Diagnostic("W0808", f"the copies of step {found.label.step} cannot be read: {error}"))
             saved = None
         if (yield from self._any(saved is None)):
             return None
@@ -258,7 +249,7 @@ class Checkpoints:
         if found is not None and found.label.step > newest:
             lost = found.lost
             self._say(
-                "W0807",
+                "W0808",
                 f"the copies of step {found.label.step} are incomplete: "
                 f"{'that' if len(lost) == 1 else 'those'} of {named(lost)} {'is' if len(lost) == 1 else 'are'} lost",
             )
@@ -377,27 +368,12 @@ class Checkpoints:
         """Load this rank's parts; returns whether that succeeded. Raises Refused (E0819)."""
         try:
             with Commit(self.settings.path, saved, self.rank.flight.mark) as commit:
-                for name, region, into in self._wanted():
+                for name, region, into in wanted_by(self.rank):
                     commit.read(name, region, into)
         except Damaged as damage:
             self._say_damaged(saved.step, damage)
             return False
         return True
-
-    def _wanted(self) -> Iterator[tuple[str, Region, torch.Tensor]]:
-        """Yields this rank's parts of all its tensors: the name, the region, and where it is to be."""
-        program, memory = self.rank.plan.program, self.rank.memory
-        sizes, coordinates = program.mesh.sizes, program.mesh.coordinates(self.rank.rank)
-        for record in program.parameters:
-            if record.name not in memory.masters:
-                continue
-            held = [(record.name, record.type, record.layout, memory.masters[record.name])]
-            for state in record.states:
-                tensor = memory.states[state.name, record.name]
-                held.append((state_name(state.name, record.name), state.type, record.stored(state), tensor))
-            for name, type, layout, tensor in held:
-                for piece in pieces_of(type, layout, sizes, coordinates):
-                    yield name, piece.region, seen(tensor, layout, piece)
 
     def _resumed(self, saved: Manifest, passed_over: Sequence[int], place: str) -> Resumed:
         if self.rank.rank == 0:
@@ -452,6 +428,30 @@ class Checkpoints:
     def _say_damaged(self, step: int, problem: object) -> None:
         place = self.settings.path / commit_name(step)
         self.report(Diagnostic("W0801", f"{place} is damaged and was skipped: {problem}"))
+
+
+def shard_of(manifest: Manifest, rank: Rank) -> Shard:
+    """What a rank saves: of a flat part, without the zeros at its end."""
+    memory = rank.memory
+    tensors = {**memory.masters, **{state_name(*key): tensor for key, tensor in memory.states.items()}}
+    entries = entries_of(manifest, rank.rank)
+    return Shard(entries, tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries))
+
+
+def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
+    """Yields what a rank reads, its parts of all its tensors: name, region, and the memory for it."""
+    program, memory = rank.plan.program, rank.memory
+    sizes, coordinates = program.mesh.sizes, program.mesh.coordinates(rank.rank)
+    for record in program.parameters:
+        if record.name not in memory.masters:
+            continue
+        held = [(record.name, record.type, record.layout, memory.masters[record.name])]
+        for state in record.states:
+            tensor = memory.states[state.name, record.name]
+            held.append((state_name(state.name, record.name), state.type, record.stored(state), tensor))
+        for name, type, layout, tensor in held:
+            for piece in pieces_of(type, layout, sizes, coordinates):
+                yield name, piece.region, seen(tensor, layout, piece)
 
 
 def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:

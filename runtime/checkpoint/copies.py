@@ -23,7 +23,6 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from partita.runtime.bad_steps import History
-from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.loading import entries_of, files_of, read_parts
 from partita.runtime.checkpoint.manifest import Manifest, parse
 from partita.runtime.checkpoint.shards import Shard
@@ -37,6 +36,7 @@ from partita.runtime.transports.transport import Links
 KEY = "partita/copies"
 BLOCK = 1 << 26  # bytes sent at a time
 
+
 @frozen
 class Found:
     """What memory has of one step: the manifest, and by rank the hosts' slots that have its shard."""
@@ -47,7 +47,7 @@ class Found:
     @property
     def whole(self) -> bool:
         """Whether there are all shards."""
-        return len(self.places) == self.label.ranks
+        return not self.lost
 
     @property
     def lost(self) -> list[int]:
@@ -155,7 +155,8 @@ class Copies:
         slots = self.kept.memory.slots
         labels = {number: Slot(slots[number]).label() for number in range(place, len(slots), count)}
         own = {number: label for number, label in labels.items() if label is not None}
-        said = self._told("held", {"host": self.kept.memory.host, "held": {n: each.text.decode() for n, each in own.items()}})
+        texts = {number: label.text.decode() for number, label in own.items()}
+        said = self._told("held", {"host": self.kept.memory.host, "held": texts})
         self.hosts = [each["host"] for each in said]
         held: dict[str, dict[int, Label]] = {}
         for each in said:
@@ -186,9 +187,7 @@ class Copies:
         text = post("asking what memory has", self.kept.store.get, f"{KEY}/manifest")
         return evolve(parse(text, "a copy in memory"), step=found.label.step, history=found.label.history)
 
-    def load(
-        self, found: Found, saved: Manifest, wanted: Sequence[tuple[str, Region, torch.Tensor]]
-    ) -> None:
+    def load(self, found: Found, saved: Manifest, wanted: Sequence[tuple[str, Region, torch.Tensor]]) -> None:
         """Read regions of tensors. Raises ConnectionLost, Damaged and OSError."""
         needed = files_of(saved, [(name, region) for name, region, _ in wanted])
         shards: dict[int, Shards] = {}
@@ -246,16 +245,18 @@ class Copies:
         self._thread.start()
         return error
 
-    def finish(self) -> None:
-        """Wait for the copy that is being made: whoever receives it may need it to end."""
+    def wait(self) -> None:
+        """Wait for the copy that is being made: the rank that receives it may wait for it, too."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
 
     def _run(self, step: int, history: History) -> None:
+        label = Label(self.attempt, step, self.rank, self.ranks, history)
         try:
-            label = Label(self.attempt, step, self.rank, self.ranks, history)
             self._own.next.write(label, self._text, [self.shard.copy.numpy().data])
+        except OSError as error:
+            self._error = error
+        try:
             if self._links is not None:
                 self._exchange(label, self._links)
         except (OSError, ConnectionLost) as error:
@@ -280,11 +281,13 @@ class Copies:
                 if sent is not None:
                     sent()
 
-        if source is None or self._received is None:
-            for _ in arriving():
-                raise AssertionError("nothing arrives")
-        else:
-            self._received.next.write(evolve(label, rank=source), self._text, arriving())
+        blocks = arriving()
+        try:
+            if source is not None and self._received is not None:
+                self._received.next.write(evolve(label, rank=source), self._text, blocks)
+        finally:
+            for _ in blocks:  # whatever is not written: the other end sends it all the same
+                pass
 
     # ------------------------------------------------------------ through the store
 

@@ -56,9 +56,7 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
     else:
         path = _beside(run_directory) if name is None else _under(folder, str(name), given)
     copies = call.arguments["copies"]
-    return Settings(
-        path, int(call.arguments["interval"]), int(call.arguments["keep"]), copies=copies and int(copies)
-    )
+    return Settings(path, int(call.arguments["interval"]), int(call.arguments["keep"]), copies=copies and int(copies))
 
 
 def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings | None, span: Span | None) -> None:

@@ -120,9 +120,11 @@ class Slot:
         if magic != MAGIC:
             return None
         label, manifest, data = sizes
+        start = _pages(HEAD.size + label + manifest)
+        if os.fstat(self.file).st_size < start + data:
+            return None
         text = os.pread(self.file, label + manifest, HEAD.size)
-        start = _pages(HEAD.size + len(text))
-        if checksum != _checksum(sizes, text) or os.fstat(self.file).st_size < start + data:
+        if checksum != _checksum(sizes, text):
             return None
         return text[:label], text[label:], start, data
 
