@@ -26,9 +26,10 @@ from partita.runtime.python_files import require_allowed
 from partita.runtime.start import begin
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.fleet import Crew, Fleet
+from partita.runtime.supervision.fork_server import serving
 from partita.runtime.supervision.identity import DIRECTORY
 from partita.runtime.supervision.isolation import PRIVATE
-from partita.runtime.supervision.launcher import launch
+from partita.runtime.supervision.launcher import launch, rank_environment
 from partita.runtime.supervision.memory import MEMORY, created
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
@@ -125,10 +126,15 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
             copied = settings is not None and settings.copies is not None
-            with tracked(directory.path, arguments.track), created(program.mesh.ranks if copied else 0) as memory:
+            ranks = program.mesh.ranks
+            with (
+                tracked(directory.path, arguments.track),
+                created(ranks if copied else 0) as memory,
+                serving(rank_environment(os.environ, ranks)) as server,
+            ):
                 status = launch(
                     _command(arguments, kind.name, arguments.overrides),
-                    program.mesh.ranks,
+                    ranks,
                     restarts=arguments.restarts,
                     watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
                     environment=_environment(directory, settings, data, memory),
@@ -136,6 +142,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
                     saves=settings is not None,
                     grace=arguments.grace,
                     fleet=fleet,
+                    server=server,
                 )
         except OSError as error:
             print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
