@@ -150,14 +150,14 @@ import os, sys
 if "fork_server" in " ".join(sys.orig_argv):
     from pathlib import Path
     import partita.runtime.executor as executor
-    run = executor.Executor.run
+    compute = executor.Executor.compute
     def faulty(self, number, *arguments, **options):
         once = Path(os.environ["FAULT"])
         if os.environ.get("PARTITA_RANK") == "1" and number == 5 and not once.exists():
             once.touch()
             raise {fault}
-        return run(self, number, *arguments, **options)
-    executor.Executor.run = faulty
+        return compute(self, number, *arguments, **options)
+    executor.Executor.compute = faulty
 """
 
 
