@@ -81,7 +81,6 @@ def refuse_crowd(spec: Spec) -> None:
 def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
     """Start the ranks on this machine. What is wrong with the file is reported once, before that."""
     from partita.runtime.data.binding import bind
-    from partita.runtime.inference.sampling import samples_of
 
     require_allowed(spec.model, arguments.allow_python)
     state, evaluation = compile_run(spec, gpu=kind.gpu)
@@ -91,8 +90,11 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     report(data.doubts)
     if data.rows is not None:
         evaluation = compile_evaluation(spec, state, data.rows, kind.gpu)
-    samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
-    if samples is not None:
+    if state.train.eval is not None and state.train.eval.arguments["sample"] is not None:
+        from partita.runtime.inference.sampling import samples_of  # which takes seconds: it imports torch
+
+        samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
+        assert samples is not None
         report(samples.doubts)
     settings = checkpoints_of(arguments, spec)
     mesh = check_elastic(spec, arguments.elastic) if arguments.elastic is not None else None
