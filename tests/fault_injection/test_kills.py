@@ -248,8 +248,7 @@ def undisturbed_long(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     @cache
     def of(layout: str) -> tuple[list[dict], tuple[str, ...]]:
         run = Run(tmp_path_factory.mktemp(layout), layout)
-        run.start("--transport", "virtual", f"train.steps={LONG}")
-        assert run.finish().status == 0, run.story
+        run.alone(f"train.steps={LONG}")
         return run.records(), run.commits()[LONG]
 
     return of
