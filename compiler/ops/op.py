@@ -617,10 +617,10 @@ TORCH_DTYPES = {
 
 
 def as_tensor(argument: Argument) -> Argument:
-    """A literal as a tensor of its type; anything else unchanged."""
+    """A literal as a tensor of its type, filled in on the device; anything else unchanged."""
     if not argument.literal:
         return argument
-    text = f"torch.tensor({argument.text}, dtype={TORCH_DTYPES[argument.type.dtype]}, device=c.device)"
+    text = f"torch.full((), {argument.text}, dtype={TORCH_DTYPES[argument.type.dtype]}, device=c.device)"
     if argument.type.axes:
         text += f".expand{shape_text(argument.type.shape)}"
     return Argument(text, argument.type)

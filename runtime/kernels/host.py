@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from partita.runtime.context import Context
+from partita.runtime.declared import waits
 from partita.runtime.kernels.registry import kernel
 
 
 @kernel
+@waits("what is updated in the host's memory has to arrive there")
 def to_host(x: Tensor) -> Tensor:
     """A tensor in the host's memory: pinned, so that the device copies it there by itself; it has arrived."""
     if x.device.type == "cpu":

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from partita.compiler.ops.runs import Runs
 from partita.compiler.ops.runs import zigzag_runs as runs
+from partita.runtime.declared import in_f64
 from partita.runtime.kernels.dtypes import DTYPES, widened
 from partita.runtime.kernels.registry import kernel
 
@@ -59,6 +60,7 @@ SCALINGS: dict[str, Callable[..., Scaled]] = {"llama3": _llama3, "yarn": _yarn}
 
 
 @lru_cache(maxsize=32)
+@in_f64("a table of all positions, made once")
 def _angles(
     count: int, half: int, base: float, scaling: tuple[Any, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -179,6 +181,7 @@ def _scalar_mixed(*numbers: int) -> int:
 
 
 @kernel
+@in_f64("53 bits of a hash make a number")
 def random(
     c: Any,
     distribution: str,
