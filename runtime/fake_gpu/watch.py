@@ -107,7 +107,7 @@ class Watch(TorchDispatchMode):
     """Watches what is launched. `faults` are what is wrong; `launches` the kernels since they were last `taken`; `live`
     and `peak` the bytes that are allocated on the device, now and at most.
 
-    `precision` is that of the arithmetic; `wide`: other dtypes in which values of the program are products. `offloads`:
+    More than `limit` are a fault. `precision` is that of the arithmetic; `wide`: other dtypes in which values of the program are products. `offloads`:
     the program keeps something in the host's memory.
     """
 
@@ -119,6 +119,7 @@ class Watch(TorchDispatchMode):
         self.launches: list[Launch] = []
         self.waits: list[str] = []  # why the host has waited
         self.live = self.peak = 0
+        self.limit = sys.maxsize
         self.compiling = False
         self.default = Stream(self.waited, "the stream that computes")
         self.current = self.default
@@ -304,6 +305,9 @@ class Watch(TorchDispatchMode):
         if device == "cuda":
             self.live += memory.bytes
             self.peak = max(self.peak, self.live)
+            if self.live > self.limit and not self.compiling:
+                self.fault(Kind.MEMORY, f"{self.live} bytes are allocated, of at most {self.limit}")
+                self.limit = sys.maxsize  # one fault is enough
         return memory
 
     def _freed(self, key: int, memory: _Memory) -> None:

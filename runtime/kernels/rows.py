@@ -189,7 +189,7 @@ def nll_gradient(
     d: Tensor | float, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None
 ) -> Tensor:
     """d·(softmax(logits) − one_hot(targets)). `start` is given if logits are a shard: its first class."""
-    result = torch.sub(widened(logits), denominator.unsqueeze(-1)).exp_()
+    result = torch.sub(logits, denominator.unsqueeze(-1)).exp_()  # in the denominator's dtype, that of accumulation
     index = targets.long()
     if isinstance(d, Tensor):
         d = d.unsqueeze(-1).to(result.dtype)
