@@ -120,6 +120,20 @@ def _list(x: torch.Tensor) -> Any:
     return found
 
 
+def _uncached(mode: FakeTensorMode) -> Callable[..., Any]:
+    """`set_`, of which FakeTensorMode does not keep the memory that it is given."""
+
+    def set_(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        before, mode.cache_enabled = mode.cache_enabled, False
+        try:
+            found: torch.Tensor = torch._C.TensorBase.set_(x, *args)
+            return found
+        finally:
+            mode.cache_enabled = before
+
+    return set_
+
+
 # What torch's Python bindings do only after they have switched to the tensor's device.
 _STAND_INS: dict[str, Callable[..., Any]] = {
     "__getitem__": _get,
@@ -163,9 +177,14 @@ def fake_gpu(watch: Watch) -> Iterator[torch.device]:
     with ExitStack() as stack:
         for name, value in instead.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
-        for name, value in _STAND_INS.items():
-            stack.enter_context(patch.object(torch.Tensor, name, _stand_in(name, value), create=True))
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        for name, value in {**_STAND_INS, "set_": _uncached(mode)}.items():
+            of = FakeTensor if name in vars(FakeTensor) else torch.Tensor
+            stack.enter_context(patch.object(of, name, _stand_in(name, value), create=True))
+        # Memory is nowhere; what is told apart by its address, and asked for its device, is known to the watch.
+        stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", lambda memory: memory._cdata))
+        stack.enter_context(patch.object(torch.UntypedStorage, "device", property(watch.device_of)))
         stack.enter_context(patch.object(torch, "tensor", _fake_tensor(torch.tensor)))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(mode)
         stack.enter_context(watch)
         yield DEVICE

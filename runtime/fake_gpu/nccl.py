@@ -1,8 +1,8 @@
 """Process groups that speak NCCL's interface, and send nothing.
 
-What they are given is checked as NCCL needs it: tensors on the device, contiguous, of dtypes that it has, and as large as
-the operation says. Operations run on a stream of the group's own, behind what the stream that computes was given when
-they were posted; waiting for one makes what computes wait.
+What they are given is checked as NCCL needs it: tensors on the device, contiguous, of dtypes that it has, and as large
+as the operation says. Operations run on a stream of the group's own, behind what the stream that computes was given
+when they were posted; waiting for one makes what computes wait.
 """
 
 from __future__ import annotations
@@ -52,32 +52,38 @@ class FakeNccl(dist.ProcessGroup):
         self._stream = Stream(watch.waited, "a stream of NCCL")
 
     def getBackendName(self) -> str:
+        """The backend's."""
         return BACKEND
 
     def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> _Work:
+        """Each part from a rank."""
         for parts, part in zip(outputs, inputs, strict=True):
             self._expect(len(parts) == self.size(), "all_gather: a tensor for each rank")
             self._expect(all(each.shape == part.shape for each in parts), "all_gather: of one shape")
         return self._post("all_gather", inputs, [each for parts in outputs for each in parts])
 
     def all_gather_single(self, output: torch.Tensor, part: torch.Tensor, options: Any = None) -> _Work:
+        """All parts in one tensor."""
         self._expect(output.numel() == part.numel() * self.size(), "all_gather: as large as all parts")
         return self._post("all_gather", [part], [output])
 
     _allgather_base = all_gather_single
 
     def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, options: Any = None) -> _Work:
+        """A part of the sum."""
         self._expect(whole.numel() == output.numel() * self.size(), "reduce_scatter: as large as all parts")
         return self._post("reduce_scatter", [whole], [output], SUMMED)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def allreduce(self, tensors: Any, options: Any = None) -> _Work:
+        """The sum or maximum, in place."""
         return self._post("all_reduce", tensors, tensors, SUMMED)
 
     def all_to_all_single(
         self, output: torch.Tensor, sent: torch.Tensor, received: Any, sizes: Any, options: Any = None
     ) -> _Work:
+        """A part for each rank; all are of one size if none is given."""
         for tensor, own in ((output, received), (sent, sizes)):
             fits = sum(own) == len(tensor) if own else len(tensor) % self.size() == 0
             self._expect(fits, "all_to_all: parts that make up the tensor")
@@ -86,10 +92,12 @@ class FakeNccl(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def send(self, tensors: Any, destination: int, tag: int) -> _Work:
+        """To a rank of the group."""
         self._expect(destination != self.rank(), "a send to itself")
         return self._post("send", tensors, [])
 
     def recv(self, tensors: Any, source: int, tag: int) -> _Work:
+        """From a rank of the group."""
         self._expect(source != self.rank(), "a receive from itself")
         return self._post("recv", [], tensors)
 

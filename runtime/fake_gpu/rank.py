@@ -7,6 +7,7 @@ steps, the second of which finds what the first has left, evaluates, and takes a
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.fake_gpu.device import fake_gpu
 from partita.runtime.fake_gpu.nccl import fake_transport
-from partita.runtime.fake_gpu.watch import Fault, Kind, Launch, Stopped, Watch
+from partita.runtime.fake_gpu.watch import Fault, Kind, Launch, Stopped, Watch, of
 from partita.runtime.kernels import compiling
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.pace import Slow
@@ -46,6 +47,23 @@ class Tried:
     waits: tuple[str, ...]
     peak: int
     bound: int
+
+    @property
+    def moved(self) -> int:
+        """The bytes that the kernels read and write."""
+        return sum(each.read + each.written for each in self.launches)
+
+    def as_json(self) -> dict[str, Any]:
+        """An object of `gpu` of `verify --json`."""
+        return {
+            "rank": self.rank,
+            "passed": not self.faults,
+            "kernels": len(self.launches),
+            "moved": self.moved,
+            "waits": dict(Counter(self.waits)),
+            "peak_memory": self.peak,
+            "bound": self.bound,
+        }
 
 
 def representatives(plan: Plan) -> list[int]:
@@ -83,6 +101,9 @@ def try_rank(plan: Plan, number: int) -> Tried:
             _run(train(rank, _Zeros(plan), steps))
         except Stopped:
             pass  # a fault says why
+        # The program is under test: whatever it raises is a finding.
+        except Exception as error:
+            watch.fault(Kind.FAILURE, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}", of(error))
     if steps is None:
         return Tried(number, tuple(watch.faults), (), (), 0, bound)
     return Tried(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), steps.peak, bound)

@@ -2,13 +2,14 @@
 
     device            functions and kernels make and read tensors of the device only, but for what lies in the host's
                       memory (`offload`)
-    synchronisation   the host waits for the device nowhere but where the code says so and why (`partita.runtime.declared`): no number is
-                      read, no shape depends on data, nothing is copied to or from memory that is not pinned
-    dtype             products are computed in the precision of the file or, where it says so, in that of the value;
-                      f64 is for statistics and tables
+    synchronisation   the host waits for the device only where a function says so and why (`runtime.declared`): nowhere
+                      else is a number read, depends a shape on data, or is memory copied that is not pinned
+    dtype             products are computed in the precision of the file or in a dtype that it names; f64 is for
+                      statistics, and for functions that say so
     lifetime          no memory is read before what is written to it, overwritten before it is read, or freed while
-                      another stream may still use it: by the order of streams (`partita.runtime.fake_gpu.streams`)
-    memory            what is alive at once
+                      another stream may still use it: by the order of streams (`runtime.fake_gpu.streams`)
+    memory            what is alive at once, and what a step leaves
+    failure           whatever is raised
 
 One operation of ATen is one launch, composite ones as torch takes them apart; views launch nothing. A launch reads its
 operands and writes its results once.
@@ -21,8 +22,9 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any
 
@@ -63,6 +65,7 @@ class Kind(StrEnum):
     DTYPE = "dtype"
     LIFETIME = "lifetime"
     MEMORY = "memory"
+    FAILURE = "failure"
 
 
 @frozen
@@ -107,8 +110,8 @@ class Watch(TorchDispatchMode):
     """Watches what is launched. `faults` are what is wrong; `launches` the kernels since they were last `taken`; `live`
     and `peak` the bytes that are allocated on the device, now and at most.
 
-    More than `limit` are a fault. `precision` is that of the arithmetic; `wide`: other dtypes in which values of the program are products. `offloads`:
-    the program keeps something in the host's memory.
+    More than `limit` are a fault. `precision` is that of the arithmetic; `wide` are other dtypes that the file names.
+    `offloads`: the program keeps something in the host's memory.
     """
 
     def __init__(self, precision: torch.dtype, offloads: bool = False, wide: Iterable[torch.dtype] = ()) -> None:
@@ -127,9 +130,9 @@ class Watch(TorchDispatchMode):
 
     # ------------------------------------------------------------ what is told
 
-    def fault(self, kind: Kind, message: str) -> None:
-        """Something is wrong here."""
-        found = Fault(kind, message, _place())
+    def fault(self, kind: Kind, message: str, place: str = "") -> None:
+        """Something is wrong at a place: here, if none is given."""
+        found = Fault(kind, message, place or _place(_frames()))
         if found not in self.faults:
             self.faults.append(found)
 
@@ -290,6 +293,11 @@ class Watch(TorchDispatchMode):
 
     # ------------------------------------------------------------ memory
 
+    def device_of(self, memory: torch.UntypedStorage) -> torch.device:
+        """Where a piece of memory would be."""
+        found = self._memory.get(memory._cdata)
+        return torch.device("cpu" if found is None else found[1].device)
+
     def _known(self, tensor: torch.Tensor) -> _Memory | None:
         found = self._memory.get(tensor.untyped_storage()._cdata)
         return None if found is None or found[0]() is None else found[1]
@@ -358,22 +366,47 @@ def _list(dtypes: Iterable[torch.dtype]) -> str:
 # ---------------------------------------------------------------- where
 
 
+class _Part(IntEnum):
+    """What part of the program a function belongs to: none of it, the runtime, its kernels, or what is emitted."""
+
+    OTHER = 0
+    RUNTIME = 1
+    KERNELS = 2
+    EMITTED = 3
+
+
+_parts: dict[CodeType, _Part] = {}
+
+
+def _part(code: CodeType) -> _Part:
+    found = _parts.get(code)
+    if found is None:
+        name = code.co_filename
+        if name.startswith(EMITTED):
+            found = _Part.EMITTED
+        elif name.startswith(str(HERE)) or not name.startswith(str(RUNTIME)):
+            found = _Part.OTHER
+        else:
+            found = _Part.KERNELS if name.startswith(str(KERNELS)) else _Part.RUNTIME
+        _parts[code] = found
+    return found
+
+
 def _frames() -> Iterator[FrameType]:
     """The frames of our own code, innermost first, without those of this folder."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(EMITTED) or (name.startswith(str(RUNTIME)) and not name.startswith(str(HERE))):
+        if _part(frame.f_code):
             yield frame
         frame = frame.f_back
 
 
-def _place() -> str:
+def _place(frames: Iterable[FrameType]) -> str:
     """The line that launches, and the line of the program that has it called."""
     found: list[str] = []
-    for frame in _frames():
+    for frame in frames:
         code = frame.f_code
-        if code.co_filename.startswith(EMITTED):
+        if _part(code) is _Part.EMITTED:
             found.append(f"{code.co_name}: {linecache.getline(code.co_filename, frame.f_lineno).strip()}")
             break
         if not found:
@@ -381,10 +414,16 @@ def _place() -> str:
     return "; ".join(found)
 
 
+def of(error: Exception) -> str:
+    """Where an error was raised."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__) if _part(frame.f_code)]
+    return _place(reversed(frames))
+
+
 def _function() -> tuple[str, str]:
     """The innermost function of the program, and its line."""
     for frame in _frames():
-        if frame.f_code.co_filename.startswith(EMITTED):
+        if _part(frame.f_code) is _Part.EMITTED:
             return frame.f_code.co_name, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return "", ""
 
@@ -392,7 +431,7 @@ def _function() -> tuple[str, str]:
 def _in_functions() -> bool:
     """Whether a function of the program or a kernel launches, and no other part of the runtime."""
     frame = next(_frames(), None)
-    return frame is not None and frame.f_code.co_filename.startswith((EMITTED, str(KERNELS)))
+    return frame is not None and _part(frame.f_code) >= _Part.KERNELS
 
 
 def _says(of: dict[CodeType, str]) -> str | None:

@@ -26,3 +26,9 @@ def to_host(x: Tensor) -> Tensor:
 def to_device(x: Tensor, context: Context) -> Tensor:
     """A tensor of the host in the device's memory. From pinned memory it is copied while the host goes on."""
     return x.to(context.device, non_blocking=True)
+
+
+@kernel
+def store(parameter: Tensor, value: Tensor) -> Tensor:
+    """Write a value over a parameter. A device copies it from the host's memory by itself."""
+    return parameter.copy_(value, non_blocking=not parameter.is_cpu)

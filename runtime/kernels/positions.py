@@ -146,10 +146,8 @@ def rope(
         cos, sin = cos[start:end], sin[start:end]
     else:
         cos, sin = _angles_at(start, length, half, base, scaling, x.dtype, x.device)
-    if inverse:
-        sin = -sin
     a, b = widened(x[..., :half]), widened(x[..., half:])
-    halves = (a * cos - b * sin, b * cos + a * sin)
+    halves = (a * cos + b * sin, b * cos - a * sin) if inverse else (a * cos - b * sin, b * cos + a * sin)
     if not inverse:
         return torch.cat(halves, -1).to(x.dtype).permute(*order)
     result = halves[0].new_empty([x.shape[i] for i in order])

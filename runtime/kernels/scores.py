@@ -128,14 +128,16 @@ class Scores:
 
     def efficient(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
         """Whether memory-efficient attention (Rabe and Staats, arXiv 2112.05682, as xFormers has it) applies: on a GPU,
-        in f32 as well, with supported head sizes. Causally, it aligns the first query with the first key; denominators
-        come in rows of 32 queries.
+        in f32 as well, with supported head sizes, where every query sees its own position. Denominators come in rows of
+        32 queries, and what is added to scores in rows of 8 keys.
         """
-        if self.materialized or self.segments is not None or self.window is not None or not q4.is_cuda:
+        if self.materialized or not q4.is_cuda:
             return False
         size = max(q4.shape[-1], v4.shape[-1])
-        fits = q4.dtype in (torch.float32, torch.bfloat16, torch.float16) and size % 8 == 0
-        return fits and q4.shape[-2] % 32 == 0 and not (self.causal and self.start)
+        fits = q4.dtype in (torch.float32, torch.bfloat16, torch.float16) and size % 8 == 0 and q4.shape[-2] % 32 == 0
+        if not self.start and (self.plain or (q4.shape[-2] == k4.shape[-2] and k4.shape[-2] % 8 == 0)):
+            return fits
+        return False
 
     def at(self, queries: Runs, keys: Runs) -> Scores:
         """With what is given besides in the order of positions, and the segments of the queries, which are those of the
@@ -180,8 +182,9 @@ def attended(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, T
     if how.flash(q4, k4, v4):
         return _flash(how, *_padded_rows(q4, k4, v4))
     if how.efficient(q4, k4, v4):
+        causal, added = how.added(q4, k4)
         o, denominator, *_ = aten._scaled_dot_product_efficient_attention(
-            *_padded_rows(q4, k4, v4), None, True, 0.0, how.causal, scale=how.scale
+            *_padded_rows(q4, k4, v4), _of_all_heads(added, q4), True, 0.0, causal, scale=how.scale
         )
         return o, denominator
     scores, _ = how.made(q4, k4)
@@ -208,9 +211,11 @@ def gradients(
         return dq, dk, dv, None
     if how.efficient(q4, k4, v4):
         d4, q4, k4, v4, o4 = _padded_rows(d4, q4, k4, v4, o4)
+        causal, added = how.added(q4, k4)
         state = q4.new_empty((), dtype=torch.int64)  # not read without dropout
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-            d4, q4, k4, v4, None, o4, l4.contiguous(), state, state, 0.0, [True, True, True, False], how.causal,
+            d4, q4, k4, v4, _of_all_heads(added, q4), o4, l4.contiguous(), state, state, 0.0, [True, True, True, False],
+            causal,
             scale=how.scale,
         )  # fmt: skip
         return dq, dk, dv, None
@@ -224,6 +229,11 @@ def gradients(
         ds = ds * slope
     ds = (ds * how.scale).to(q4.dtype)
     return ds @ k4, ds.transpose(-1, -2) @ q4, dv, biased
+
+
+def _of_all_heads(added: Tensor | None, q4: Tensor) -> Tensor | None:
+    """What is added to scores, as a view for all heads."""
+    return None if added is None else added.expand(*q4.shape[:2], *added.shape[-2:])
 
 
 def _flash(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Tensor]:

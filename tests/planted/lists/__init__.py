@@ -13,6 +13,7 @@ from tests.planted.lists import (
     data,
     experts,
     flat,
+    gpus,
     gradients,
     initial,
     kernels,
@@ -62,5 +63,6 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "validation": validation.MISTAKES,
     "copies": copies.MISTAKES,
     "flat": flat.MISTAKES,
+    "gpus": gpus.MISTAKES,
     "pieces": pieces.MISTAKES,
 }
