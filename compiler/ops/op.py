@@ -524,6 +524,10 @@ _Class = TypeVar("_Class", bound=type[Op])
 def op(name: str) -> Callable[[_Class], _Class]:
     """Register an operation under its name in the textual form. Raises ValueError if the name is taken."""
 
+    def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """As `emit_sum`, of a tensor that ends with that: it may become the sum. None if that is nothing else."""
+        return None
+
     def register(cls: _Class) -> _Class:
         cls = frozen(cls)
         if name in OPS:

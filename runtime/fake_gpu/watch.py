@@ -111,11 +111,14 @@ class Watch(TorchDispatchMode):
     and `peak` the bytes that are allocated on the device, now and at most.
 
     More than `limit` are a fault. `precision` is that of the arithmetic; `wide` are other dtypes that the file names.
-    `offloads`: the program keeps something in the host's memory.
+    `offloads`: the program keeps something in the host's memory. `there` is the type of the device.
     """
 
-    def __init__(self, precision: torch.dtype, offloads: bool = False, wide: Iterable[torch.dtype] = ()) -> None:
+    def __init__(
+        self, precision: torch.dtype, offloads: bool = False, wide: Iterable[torch.dtype] = (), there: str = "cuda"
+    ) -> None:
         super().__init__()
+        self.there = there
         self.precisions = {precision, *wide}
         self.offloads = offloads
         self.faults: list[Fault] = []
@@ -206,7 +209,7 @@ class Watch(TorchDispatchMode):
             return  # nothing is launched
         if operation is aten.empty_strided or operation is aten.set_:
             return
-        there = [each for each in (*given, *results) if each.device.type == "cuda"]
+        there = [each for each in (*given, *results) if each.device.type == self.there]
         self._devices(operation, given, results, bool(there))
         if not there:
             return
@@ -310,7 +313,7 @@ class Watch(TorchDispatchMode):
         key, device = storage._cdata, tensor.device.type
         memory = _Memory(storage.nbytes(), self.current, device, pinned=pinned)
         self._memory[key] = weakref.ref(storage, lambda _: self._freed(key, memory)), memory
-        if device == "cuda":
+        if device == self.there:
             self.live += memory.bytes
             self.peak = max(self.peak, self.live)
             if self.live > self.limit and not self.compiling:
@@ -321,7 +324,7 @@ class Watch(TorchDispatchMode):
     def _freed(self, key: int, memory: _Memory) -> None:
         if self._memory.get(key, (None, None))[1] is memory:
             del self._memory[key]
-        if memory.device != "cuda":
+        if memory.device != self.there:
             return
         self.live -= memory.bytes
         uses = [*memory.read.items(), *([memory.written] if memory.written is not None else [])]

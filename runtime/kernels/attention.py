@@ -293,8 +293,10 @@ def attend_gradient(
     found = [*first, *found]
     first.clear()
     for i, (shape, order) in enumerate(shapes):
+        turned = _shaped(found[i], shape).permute(order)
         # In the operand's own order in memory too: products that read it as a matrix would copy it, each for itself.
-        found[i] = _shaped(found[i], shape).permute(order).contiguous()
+        # On a GPU what turns positions back copies it anyway.
+        found[i] = turned.contiguous() if q.is_cpu else turned
     return tuple(found)
 
 

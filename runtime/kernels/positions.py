@@ -13,6 +13,7 @@ from torch import Tensor
 from partita.compiler.ops.runs import Runs
 from partita.compiler.ops.runs import zigzag_runs as runs
 from partita.runtime.declared import in_f64
+from partita.runtime.kernels.compiling import is_tracing
 from partita.runtime.kernels.dtypes import DTYPES, widened
 from partita.runtime.kernels.registry import kernel
 
@@ -140,6 +141,10 @@ def rope(
     result, since products read it as a matrix.
     """
     half = x.shape[-1] // 2
+    if by_complex(x):
+        return _turned(
+            x, _turns(start, x.shape[-2], half, base, scaling, length, x.dtype, x.device, inverse), order, inverse
+        )
     if isinstance(start, int):
         end = start + x.shape[-2]
         cos, sin = _angles(max(end, length), half, base, scaling, x.dtype, x.device)
@@ -151,9 +156,47 @@ def rope(
     if not inverse:
         return torch.cat(halves, -1).to(x.dtype).permute(*order)
     result = halves[0].new_empty([x.shape[i] for i in order])
-    back = sorted(range(len(order)), key=order.__getitem__)
-    torch.cat(halves, -1, out=result.permute(back))
+    torch.cat(halves, -1, out=result.permute(_back(order)))
     return result.to(x.dtype)
+
+
+def _back(order: Sequence[int]) -> list[int]:
+    """The order that undoes one."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def by_complex(x: Tensor) -> bool:
+    """Whether pairs are turned as complex numbers: on a GPU, where each pass over memory is a kernel."""
+    return x.is_cuda and not is_tracing()
+
+
+@lru_cache(maxsize=32)
+def _turns(
+    start: Places,
+    size: int,
+    half: int,
+    base: float,
+    scaling: tuple[Any, ...] | None,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    inverse: bool,
+) -> Tensor:
+    """Cosines and sines at `size` positions as complex numbers; of those others are kept nowhere."""
+    count = length if not isinstance(start, int) else max(start + size, length)
+    places = start if not isinstance(start, int) else ((start, size),)
+    cos, sin = (take_runs(x, 0, places) for x in _angles.__wrapped__(count, half, base, scaling, dtype, device))
+    return torch.complex(cos, -sin if inverse else sin)
+
+
+def _turned(x: Tensor, turns: Tensor, order: Sequence[int], inverse: bool) -> Tensor:
+    """In three passes: pairs side by side in the dtype of accumulation, turned, and back in halves."""
+    pairs = x.new_empty((*x.shape[:-1], turns.shape[-1], 2), dtype=turns.real.dtype)
+    pairs.copy_(x.unflatten(-1, (2, -1)).mT)
+    torch.view_as_complex(pairs).mul_(turns)
+    result = x.new_empty([x.shape[i] for i in order] if inverse else x.shape)
+    (result.permute(_back(order)) if inverse else result).unflatten(-1, (2, -1)).copy_(pairs.mT)
+    return result if inverse else result.permute(*order)
 
 
 # Multipliers of MurmurHash3's 64-bit finalizer (Appleby) and of a Weyl sequence, as signed integers.
