@@ -1,6 +1,7 @@
 """Every kernel that a Llama layer launches on a GPU, beside plain torch: launches, and bytes that they move.
 
     python bench/kernels.py [--list] [--microbatches 4] [KEY=VALUE ...]
+    python bench/kernels.py --compiled
 
 No GPU is needed: tensors have shapes alone (`partita.runtime.fake_gpu`). One operation of ATen is one launch on both
 sides, composite ones as torch takes them apart, and views are none; a launch reads its operands and writes its results
@@ -10,6 +11,10 @@ the optimizer.
 Plain torch is the leanest layer that we know how to write with autograd: fused RMS norm, rotary positions as complex
 numbers (three launches, as in torchtitan), FlashAttention by SDPA, with keys shared by heads as the kernel takes them.
 Its parameters are bf16 and so are its gradients; with `masters` it adds these up in f32, as Partita does.
+
+With `--compiled`, both are compiled by Inductor for this CPU, at small sizes: a Llama of one layer, one microbatch.
+A kernel that Inductor generates is a launch, and so is an operation that it calls. What it would fuse on a GPU is not
+known here.
 """
 
 from __future__ import annotations
@@ -156,7 +161,7 @@ def _new(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def plain(microbatches: int, masters: bool) -> Side:
     """As many microbatches through one layer of plain torch."""
-    layer, watch = Layer(masters), Everything()
+    layer, watch = Layer(masters), Everything("meta")
     forward, backward = list[Launch](), list[Launch]()
     with watch:
         for _ in range(microbatches):
@@ -173,8 +178,109 @@ def plain(microbatches: int, masters: bool) -> Side:
 class Everything(Watch):
     """Counts launches on any device."""
 
+    def __init__(self, there: str) -> None:
+        super().__init__(torch.bfloat16, there=there)
+
+    def _devices(self, *_: Any) -> None:
+        """Any."""
+
+
+# ---------------------------------------------------------------- compiled
+
+SMALL = {"embed": 64, "groups": 2, "heads": 2, "key": 32, "ffn": 96, "seq": 32, "vocab": 128}
+STEP = ("layer_", "stage0_forward", "stage0_whole_backward", "stage0_closing")
+
+
+def compiled() -> tuple[list[str], list[str]]:
+    """Launches of both: generated kernels, operations that are called, and all."""
+    from torch._inductor import metrics
+
+    from partita.dsl.load import load_text
+    from partita.runtime.kernels import compiling
+    from partita.runtime.rank import prepare
+    from partita.runtime.training import VirtualRun
+
+    text = LLAMA.read_text().replace("repeat 6", "repeat 1").replace("pipe [3, 3]", "pipe")
+    chosen = [f"{name}={size}" for name, size in SMALL.items()]
+    chosen += ["layout=zero1", "cluster.data=1", "cluster.pipe=1", "cluster.tensor=1", "train.precision=bf16"]
+    chosen += ["batch=2", "schedule=one_f_one_b(microbatches=1)", "train.compile=true"]
+    spec, diagnostics = load_text(text, "llama.par", tuple(chosen))
+    assert spec is not None, diagnostics
+    run = VirtualRun(prepare(evolve(spec, expect=())))
+    generated: list[int] = []
+    original = compiling._compile
+
+    def counted(function: Any, tensors: Any) -> Any:
+        before = metrics.generated_kernel_count
+        found = original(function, tensors)
+        if function.__name__.startswith(STEP):
+            generated.append(metrics.generated_kernel_count - before)
+        return found
+
+    compiling._compile = counted
+    shape = 2, SMALL["seq"]
+    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "targets")}
+    run.step(1, batch, 1e-3)
+    with Everything("cpu") as watch:
+        run.step(2, batch, 1e-3)
+    called = [each for each in watch.launches if each.function.startswith(STEP)]
+    model = Small()
+    step = torch.compile(model.loss)
+    step(**batch).backward()
+    torch._dynamo.reset()
+    before = metrics.generated_kernel_count
+    step = torch.compile(model.loss)
+    step(**batch).backward()
+    theirs = metrics.generated_kernel_count - before
+    model.clear()
+    with Everything("cpu") as watch:
+        step(**batch).backward()
+    return _counts("Partita", sum(generated), called), _counts("torch.compile", theirs, watch.launches)
+
+
+def _counts(name: str, generated: int, called: list[Launch]) -> list[str]:
+    return [name, str(generated), str(len(called)), str(generated + len(called))]
+
+
+class Small:
+    """The same model of plain torch, on this CPU."""
+
     def __init__(self) -> None:
-        super().__init__(torch.bfloat16, there="meta")
+        embed, heads, groups, key, ffn = (SMALL[name] for name in ("embed", "heads", "groups", "key", "ffn"))
+        queries = groups * heads * key
+        shapes = {
+            "wq": (queries, embed), "wk": (groups * key, embed), "wv": (groups * key, embed), "wo": (embed, queries),
+            "gate": (ffn, embed), "up": (ffn, embed), "down": (embed, ffn), "first": (embed,), "second": (embed,),
+            "last": (embed,), "embed_in": (SMALL["vocab"], embed), "embed_out": (SMALL["vocab"], embed),
+        }  # fmt: skip
+        self.p = {name: (torch.randn(shape) * 0.02).bfloat16().requires_grad_() for name, shape in shapes.items()}
+        angle = torch.arange(SMALL["seq"])[:, None] * 500_000.0 ** (-torch.arange(key // 2) / (key // 2))
+        self.cos, self.sin = angle.cos(), angle.sin()
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross entropy, in f32."""
+        p, key = self.p, SMALL["key"]
+        x = torch.nn.functional.embedding(tokens, p["embed_in"])
+        h = torch.nn.functional.rms_norm(x, x.shape[-1:], p["first"], 1e-5)
+        q, k, v = (linear(h, p[n]).unflatten(-1, (-1, key)).transpose(1, 2) for n in ("wq", "wk", "wv"))
+        a = torch.nn.functional.scaled_dot_product_attention(
+            self._turned(q), self._turned(k), v, is_causal=True, enable_gqa=True
+        )
+        x = x + linear(a.transpose(1, 2).flatten(2), p["wo"])
+        h = torch.nn.functional.rms_norm(x, x.shape[-1:], p["second"], 1e-5)
+        x = x + linear(silu(linear(h, p["gate"])) * linear(h, p["up"]), p["down"])
+        logits = linear(torch.nn.functional.rms_norm(x, x.shape[-1:], p["last"], 1e-5), p["embed_out"]).float()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def _turned(self, x: Tensor) -> Tensor:
+        a, b = x.float().chunk(2, -1)
+        turned = torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), -1)
+        return turned.to(x.dtype)
+
+    def clear(self) -> None:
+        """Forget gradients."""
+        for parameter in self.p.values():
+            parameter.grad = None
 
 
 def main() -> None:
@@ -182,8 +288,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--list", action="store_true", help="every kernel, with how often it is launched")
+    parser.add_argument("--compiled", action="store_true", help="both compiled, for this CPU")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
+    if arguments.compiled:
+        table = Table("a Llama of one layer", "generated kernels", "operations called", "launches")
+        for row in compiled():
+            table.add_row(*row)
+        Console(width=140).print(table)
+        return
     sides = [ours(arguments.microbatches, arguments.overrides)]
     sides += [plain(arguments.microbatches, masters) for masters in (False, True)]
     table = Table("a layer and microbatch", *("launches F", "B", "both", "MB moved F", "B", "both"))

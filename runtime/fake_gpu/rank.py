@@ -29,6 +29,7 @@ from partita.runtime.fake_gpu.watch import Fault, Kind, Launch, Stopped, Watch, 
 from partita.runtime.kernels import compiling
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.pace import Slow
+from partita.runtime.python_functions import CustomFunction
 from partita.runtime.rank import Plan, Rank
 from partita.runtime.training import StepResult, train
 
@@ -92,6 +93,7 @@ def try_rank(plan: Plan, number: int) -> Tried:
         _no_values(),
         _own_tables(),
         _not_compiled(watch),
+        _no_autograd(),
         fake_transport(watch, number, program.mesh.ranks, device) as transport,
     ):
         try:
@@ -221,6 +223,17 @@ def _not_compiled(watch: Watch) -> Iterator[None]:
         return run, False
 
     with patch.object(compiling, "_compile", as_written):
+        yield
+
+
+@contextmanager
+def _no_autograd() -> Iterator[None]:
+    """Gradients that torch would find of a file's own operations are zeros: its engine needs a GPU to be there."""
+
+    def zeros(function: CustomFunction, ds: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> Any:
+        return tuple(torch.zeros_like(each) for each in operands if each.is_floating_point())
+
+    with patch.object(CustomFunction, "_autograd", zeros):
         yield
 
 
