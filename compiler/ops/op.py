@@ -480,6 +480,10 @@ class Op:
         """An expression for the results, where `sums` holds, with `other` (of the first's type) added to the first."""
         raise NotImplementedError
 
+    def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """As `emit_sum`, of a tensor that ends with that: it may become the sum. None if that is nothing else."""
+        return None
+
 
 def _resized(value: object, axis: str, size: int) -> object:
     """A field of an operation after `axis` has been cut; unchanged if it does not mention the axis."""
@@ -523,10 +527,6 @@ _Class = TypeVar("_Class", bound=type[Op])
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def op(name: str) -> Callable[[_Class], _Class]:
     """Register an operation under its name in the textual form. Raises ValueError if the name is taken."""
-
-    def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
-        """As `emit_sum`, of a tensor that ends with that: it may become the sum. None if that is nothing else."""
-        return None
 
     def register(cls: _Class) -> _Class:
         cls = frozen(cls)

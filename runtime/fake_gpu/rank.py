@@ -157,15 +157,22 @@ class _Steps:
 class _Zeros:
     """A dataset of zeros."""
 
+    held_out = None
+    left_out = 0
+
     def __init__(self, plan: Plan) -> None:
         self._inputs = plan.program.inputs
         self._evaluated = plan.evaluation.program.inputs if plan.evaluation is not None else ()
 
-    def batch(self, step: int) -> dict[str, np.ndarray]:
+    def batch(self, step: int, rows: range | None = None) -> dict[str, np.ndarray]:
         """Of a training step."""
         return _zeros(self._inputs)
 
-    def holdout_batch(self, index: int) -> dict[str, np.ndarray]:
+    def holdout_batch(self, index: int, rows: range | None = None) -> dict[str, np.ndarray]:
+        """Of an evaluation."""
+        return _zeros(self._evaluated)
+
+    def held_out_rows(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
         """Of an evaluation."""
         return _zeros(self._evaluated)
 
@@ -173,7 +180,9 @@ class _Zeros:
         """None."""
         return []
 
-    holdout_row_names = row_names
+    def holdout_row_names(self, index: int) -> list[str]:
+        """None."""
+        return []
 
 
 def _zeros(inputs: Sequence[InputRecord]) -> dict[str, np.ndarray]:

@@ -106,7 +106,7 @@ class _Memory:
     place: str = ""
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches what is launched. `faults` are what is wrong; `launches` the kernels since they were last `taken`; `live`
     and `peak` the bytes that are allocated on the device, now and at most.
 
@@ -117,7 +117,7 @@ class Watch(TorchDispatchMode):
     def __init__(
         self, precision: torch.dtype, offloads: bool = False, wide: Iterable[torch.dtype] = (), there: str = "cuda"
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.there = there
         self.precisions = {precision, *wide}
         self.offloads = offloads

@@ -64,7 +64,8 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int]) -> 
     batch, mine = q.shape[:shared], q.shape[shared : shared + own]
     q4 = rows(_four(q, shared + own))
     if own and shared and all(x.shape[:shared] == batch for x in (k, v)):
-        return q4, *(x.unsqueeze(1) if shared == 1 else _four(x, shared) for x in (k, v))
+        k4, v4 = (x.unsqueeze(1) if shared == 1 else _four(x, shared) for x in (k, v))
+        return q4, k4, v4
     return q4, _heads(k, shared, mine, batch), _heads(v, shared, mine, batch)
 
 

@@ -189,13 +189,19 @@ def _turns(
     return torch.complex(cos, -sin if inverse else sin)
 
 
+def _halves(x: Tensor) -> Tensor:
+    """The halves of the last axis as an axis: a view."""
+    halves: Tensor = x.unflatten(-1, (2, -1))  # type: ignore[no-untyped-call]
+    return halves
+
+
 def _turned(x: Tensor, turns: Tensor, order: Sequence[int], inverse: bool) -> Tensor:
     """In three passes: pairs side by side in the dtype of accumulation, turned, and back in halves."""
     pairs = x.new_empty((*x.shape[:-1], turns.shape[-1], 2), dtype=turns.real.dtype)
-    pairs.copy_(x.unflatten(-1, (2, -1)).mT)
+    pairs.copy_(_halves(x).mT)
     torch.view_as_complex(pairs).mul_(turns)
     result = x.new_empty([x.shape[i] for i in order] if inverse else x.shape)
-    (result.permute(_back(order)) if inverse else result).unflatten(-1, (2, -1)).copy_(pairs.mT)
+    _halves(result.permute(_back(order)) if inverse else result).copy_(pairs.mT)
     return result if inverse else result.permute(*order)
 
 
