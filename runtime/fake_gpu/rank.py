@@ -191,14 +191,12 @@ def _zeros(inputs: Sequence[InputRecord]) -> dict[str, np.ndarray]:
 
 def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype]]:
     """The dtype of arithmetic, whether anything is in the host's memory, and dtypes of products that the file names."""
-    graph = plan.training.sharded.graph
-    wide = {
-        DTYPES[value.type.dtype]
-        for node in graph.nodes
-        if node.op.name in ("cast", "orthogonalize")
-        for value in node.outputs
-        if value.type.dtype in ("f32", "f64")
-    }
+    products = (
+        [value.type for value in node.inputs]
+        for node in plan.training.sharded.graph.nodes
+        if node.op.matrices([each.type for each in node.inputs], [each.type for each in node.outputs]) is not None
+    )
+    wide = {DTYPES[each.dtype] for operands in products for each in operands[:2] if each.is_float}
     offloads = any(each.host or any(state.host for state in each.states) for each in plan.program.parameters)
     return DTYPES[plan.train.precision], offloads, wide
 

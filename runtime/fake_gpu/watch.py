@@ -4,7 +4,7 @@
                       memory (`offload`)
     synchronisation   the host waits for the device only where a function says so and why (`runtime.declared`): nowhere
                       else is a number read, depends a shape on data, or is memory copied that is not pinned
-    dtype             products are computed in the precision of the file or in a dtype that it names; f64 is for
+    dtype             stages compute products in the precision of the file or in a dtype that it names; f64 is for
                       statistics, and for functions that say so
     lifetime          no memory is read before what is written to it, overwritten before it is read, or freed while
                       another stream may still use it: by the order of streams (`runtime.fake_gpu.streams`)
@@ -287,7 +287,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         factors = PRODUCTS.get(operation, ())
         for position in factors:
             dtype = args[position].dtype
-            if dtype not in self.precisions and args[position].is_floating_point() and _in_functions():
+            if dtype not in self.precisions and args[position].is_floating_point() and _in_stages():
                 self.fault(Kind.DTYPE, f"`{operation}` computes in {dtype}, the file in {_list(self.precisions)}")
         for each in results:
             wide = each.dtype == torch.float64 and torch.float64 not in self.precisions
@@ -435,6 +435,12 @@ def _in_functions() -> bool:
     """Whether a function of the program or a kernel launches, and no other part of the runtime."""
     frame = next(_frames(), None)
     return frame is not None and _part(frame.f_code) >= _Part.KERNELS
+
+
+def _in_stages() -> bool:
+    """Whether a function of a stage launches, and not the update, whose arithmetic is the optimizer's."""
+    function, _ = _function()
+    return bool(function) and not function.startswith("rank")
 
 
 def _says(of: dict[CodeType, str]) -> str | None:
