@@ -204,8 +204,9 @@ class RankPlan:
     and receives, and the order of its totals.
 
     `reductions` gives, by the index of an instruction, the stages whose reduction begins in it: they accumulate nothing
-    after it. `launches` says of each instruction on which stream it runs, and behind which events. `copied` are the parameters and buffers that the update writes, with their states, if it may be made
-    before the step is validated: then the rank keeps copies of them.
+    after it. `launches` says of each instruction on which stream it runs, and behind which events. `copied` are the
+    parameters and buffers that the update writes, with their states, if it may be made before the step is validated:
+    then the rank keeps copies of them.
     """
 
     rank: int
