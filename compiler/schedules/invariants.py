@@ -20,8 +20,9 @@ relation of all ranks onto one pipeline: a collective joins the same point of se
 cycle among all ranks would become a cycle within the pipeline, which invariant 2 excludes.
 
 `check_schedule` checks 1, 4, 6 and 7 on the schedule (1 within each rank), and `check_program` checks 1 (across
-stages), 2, 3 and 7 on the instructions. A violation raises `Refused` with the invariant, the ranks and the actions. Invariants
-8 and 9 are those of streams and events (`partita.compiler.schedules.stream_invariants`).
+stages), 2, 3 and 7 on the instructions. Invariants 8 and 9 are those of streams and events
+(`partita.compiler.schedules.stream_invariants`). A violation raises `Refused` with the invariant, the ranks and the
+actions.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class Operation:
     post: Post | None = None
     started: bool = False
     complete: bool = False
-    operands: tuple[torch.Tensor, ...] | None = None
+    operands: tuple[_Operand, ...] | None = None
 
     def may_start(self) -> bool:
         """Whether it may start, once it is the first on its stream."""
@@ -94,58 +95,64 @@ class _Launched:
         return self.operation.post.result()
 
 
-@define(eq=False)
+@define(eq=False, slots=True)
 class _Piece:
-    """A piece of memory that operations of other streams work on, and how many tensors here refer to it."""
+    """A piece of memory that operations of other streams work on, and how many of their tensors refer to it."""
 
     storage: torch.UntypedStorage
     own: int = 0
-    free: bool = False
+
+    def free(self) -> bool:
+        """Whether the program has let go of it."""
+        # References are one of the object, those of operands, and none of the program. An object is all of Python's
+        # storages of one memory: it is referred to here, and by the argument.
+        count = torch._C._storage_Use_Count(self.storage._cdata)
+        return count == 1 + self.own and getrefcount(self.storage) == 2
 
 
 @define(eq=False)
 class Memory:
     """The memory of a rank's device, as far as streams other than that of what computes read or write it."""
 
-    pieces: dict[int, _Piece] = field(factory=dict)
-    free: dict[int, list[torch.UntypedStorage]] = field(factory=dict)
+    pieces: dict[int, _Piece] = field(factory=dict)  # that the program has not let go of, by storage
+    freed: dict[int, list[_Piece]] = field(factory=dict)  # by size
 
     def take(self, size: int) -> torch.UntypedStorage:
         """Memory that was freed last, or new memory; with garbage."""
-        there = self.free.get(size)
-        if there:
-            storage = there.pop()
-            self.pieces[storage._cdata].free = False
-        else:
-            storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
-            self.pieces[storage._cdata] = _Piece(storage)
-        _spoil(storage)
-        return storage
+        there = self.freed.get(size)
+        piece = there.pop() if there else _Piece(torch.empty(size, dtype=torch.uint8).untyped_storage())
+        self.pieces[piece.storage._cdata] = piece
+        _spoil(piece.storage)
+        return piece.storage
 
-    def operands(self, tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def operands(self, tensors: Iterable[torch.Tensor]) -> tuple[_Operand, ...]:
         """Tensors of the same memory, which do not keep it."""
         found = []
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            piece = self.pieces.setdefault(storage._cdata, _Piece(storage))
+            piece = self.pieces.get(storage._cdata)
+            if piece is None:
+                piece = self.pieces[storage._cdata] = _Piece(storage)
             piece.own += 1
             other = torch.empty(0, dtype=tensor.dtype)
-            found.append(other.set_(piece.storage, tensor.storage_offset(), tensor.shape, tensor.stride()))
+            other.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+            found.append(_Operand(piece, other))
         return tuple(found)
-
-    def release(self, operands: Iterable[torch.Tensor]) -> None:
-        """An operation has ended; nothing else must refer to its operands."""
-        for operand in operands:
-            self.pieces[operand.untyped_storage()._cdata].own -= 1
 
     def look(self) -> None:
         """Take what the program has let go of."""
         for key, piece in tuple(self.pieces.items()):
-            # A reference of its own, one of each operand, and none of the program.
-            if not piece.free and torch._C._storage_Use_Count(key) == 1 + piece.own:
-                piece.free = True
+            if piece.free():
                 _spoil(piece.storage)
-                self.free.setdefault(piece.storage.nbytes(), []).append(piece.storage)
+                self.freed.setdefault(piece.storage.nbytes(), []).append(self.pieces.pop(key))
+
+
+@define(eq=False, slots=True)
+class _Operand:
+    """A tensor that an operation works on."""
+
+    piece: _Piece
+    tensor: torch.Tensor
 
 
 def _spoil(storage: torch.UntypedStorage) -> None:
@@ -228,14 +235,14 @@ class VirtualStreams:
     def _start(self, launch: Callable[..., Handle], operation: Operation) -> object:
         if operation.operands is None:
             raise Race(f"{operation.name} starts before the memory that it works on is there")
-        handle = launch(*operation.operands)
+        handle = launch(*(each.tensor for each in operation.operands))
         return handle if isinstance(handle, Post) else None
 
     def ended(self, operation: Operation) -> None:
         """Let go of what an operation works on."""
         operation.complete = True
-        if operation.operands:
-            self.memory_.release(operation.operands)
+        for each in operation.operands or ():
+            each.piece.own -= 1
         operation.operands = ()
 
 

@@ -116,8 +116,12 @@ class VirtualCluster:
         self.strict = strict
         self.lines: dict[str, OrderedQueue] = {}
         self.sums = self.line("the sums over all ranks", tuple(range(ranks)))
-        self._random = Random(seed)
+        self.begin(seed)
         self._transports = tuple(self.transports(rank, ranks, self) for rank in range(ranks))
+
+    def begin(self, seed: int) -> None:
+        """Choose anew, by this seed."""
+        self._random = Random(seed)
 
     def transport(self, rank: int) -> VirtualTransport:
         """The transport of one rank."""

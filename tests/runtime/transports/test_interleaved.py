@@ -1,0 +1,218 @@
+"""Streams and events of a program: whatever order they permit computes the same bits, and laws find what does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from hypothesis import HealthCheck, assume, event, given, note, settings
+from hypothesis import strategies as st
+
+from partita.compiler.instructions import COMPUTE, PostCopy
+from partita.compiler.schedules.stream_invariants import check_launches
+from partita.compiler.streams import Launch
+from partita.dsl.diagnostic import Refused
+from partita.runtime.bad_steps import BadStep
+from partita.runtime.rank import Plan, prepare
+from partita.runtime.training import VirtualRun
+from partita.runtime.transports.interleaved import StreamCluster
+from partita.runtime.transports.lines import CommunicationError
+from partita.runtime.transports.virtual import VirtualCluster
+from partita.runtime.verification.experiment import batches
+from tests.files import checked
+from tests.programs import Program, programs, sharded_programs
+
+ALL = list(HealthCheck)
+OFFLOADING = """\
+axis batch = 8, embed = 4, ffn = 4
+block mlp(x: [batch, embed]) {
+  param up: [embed, ffn] ~ normal(0.5)
+  param down: [ffn, embed] ~ normal(0.5)
+  return x + dot(gelu(dot(rms_norm(x, over = embed), up, over = embed)), down, over = ffn)
+}
+model net(x: [batch, embed]) {
+  param scale: [embed] ~ ones()
+  let x = x * scale
+  repeat 4 as layer { let x = mlp(x) }
+  loss mean(x * x * scale)
+}
+mesh line(pipe = 2, data = 2)
+layout split on line {
+  stage layer -> pipe
+  shard batch -> data
+  shard param -> data
+  offload layer
+}
+schedule s = one_f_one_b(microbatches = 4)
+train { layout = split schedule = s data = random() optimizer = sgd(lr = 0.05) steps = 2 precision = f64 }
+"""
+
+
+@frozen(eq=False)
+class Trial:
+    """A plan's ranks, which do the same again and again."""
+
+    run: VirtualRun
+    batches: Sequence[Mapping[str, torch.Tensor]]
+    steps: int
+
+    @classmethod
+    def of(cls, plan: Plan, cluster: type[VirtualCluster], steps: int) -> Trial:
+        return cls(VirtualRun(plan, False, 0, cluster), batches(plan.program, plan.train.seed), steps)
+
+    def outcome(self, seed: int = 0) -> list[torch.Tensor]:
+        """All that steps find from the start; of more than one, also what an evaluation finds."""
+        run = self.run
+        run.cluster.begin(seed)
+        for rank in run.ranks:
+            rank.restart()
+        found: list[torch.Tensor] = []
+        for number, batch in enumerate(self.batches[: self.steps], 1):
+            found += map(torch.tensor, (*run.step(number, batch), *run.metrics().values()))
+            found += run.gradients().values()
+        found += run.parameters().values()
+        if self.steps > 1 and run.plan.evaluation is not None:
+            loss, metrics, _ = run.evaluate(*self.batches[2:])
+            found += map(torch.tensor, (loss, *metrics.values()))
+        for rank in run.ranks:
+            assert not any(stage.in_flight for stage in rank.training.stages.values())
+        return [each.clone() for each in found]
+
+
+def same_in_any_order(plan: Plan, seeds: Sequence[int], steps: int = 1) -> None:
+    expected = Trial.of(plan, VirtualCluster, steps).outcome()
+    trial = Trial.of(plan, StreamCluster, steps)
+    for seed in seeds:
+        assert same(trial.outcome(seed), expected), seed
+
+
+def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def ranks_of(program: Program) -> int:
+    found = re.search(r"^mesh \w+\((.*)\)$", program.text, re.MULTILINE)
+    return prod(int(each.partition("=")[2]) for each in found[1].split(","))
+
+
+def small(most: int) -> st.SearchStrategy[Program]:
+    return (programs() | sharded_programs()).filter(lambda program: 1 < ranks_of(program) <= most)
+
+
+SEEDS = st.integers(0, 1 << 30)
+
+
+@given(program=small(4), seed=SEEDS)
+@settings(max_examples=12, deadline=None, suppress_health_check=ALL)
+def test_any_order_computes_the_same_bits(program: Program, seed: int):
+    note(program.text)
+    same_in_any_order(prepare(checked(program.text, "random.par")), range(seed, seed + 20))
+
+
+@pytest.mark.soak
+@given(program=small(16), seed=SEEDS)
+@settings(max_examples=600, deadline=None, suppress_health_check=ALL)
+def test_any_order_computes_the_same_bits_at_length(program: Program, seed: int):
+    note(program.text)
+    same_in_any_order(prepare(checked(program.text, "random.par")), range(seed, seed + 20), 2)
+
+
+# ---------------------------------------------------------------- races
+
+DROPPED, EARLY, LATE, MOVED = "dropped", "early", "late", "moved"
+
+
+@frozen
+class Wrong:
+    """One instruction of a rank that is enqueued otherwise."""
+
+    kind: str
+    rank: int
+    index: int
+    launch: Launch
+
+
+def wrong(plan: Plan) -> list[Wrong]:
+    """Everything that a compiler might get wrong in one launch: an event that is not waited for, or another one is; an
+    event that is recorded too early, or not yet; another stream.
+    """
+    found = []
+    for rank in plan.program.ranks:
+        streams = dict.fromkeys((COMPUTE, *(each.stream for each in rank.launches)))
+        for i, launch in enumerate(rank.launches):
+            for at, event_ in enumerate(launch.after):
+                others = launch.after[:at] + launch.after[at + 1 :]
+                found.append(Wrong(DROPPED, rank.rank, i, evolve(launch, after=others)))
+                same = [j for j in range(event_) if rank.launches[j].stream == rank.launches[event_].stream]
+                if same:
+                    found.append(Wrong(EARLY, rank.rank, i, evolve(launch, after=(*others, same[-1]))))
+                if i + 1 < len(rank.launches):
+                    found.append(Wrong(LATE, rank.rank, i, evolve(launch, after=(*others, i + 1))))
+            found += [Wrong(MOVED, rank.rank, i, evolve(launch, stream=each)) for each in streams]
+    return [each for each in found if each.launch != plan.program.ranks[each.rank].launches[each.index]]
+
+
+def with_launch(plan: Plan, change: Wrong) -> Plan:
+    ranks = list(plan.program.ranks)
+    launches = list(ranks[change.rank].launches)
+    launches[change.index] = change.launch
+    ranks[change.rank] = evolve(ranks[change.rank], launches=tuple(launches))
+    program = evolve(plan.program, ranks=tuple(ranks))
+    return evolve(plan, training=evolve(plan.training, program=program))
+
+
+def lawful(plan: Plan) -> bool:
+    program = plan.program
+    lists = [(rank.instructions, rank.launches) for rank in program.ranks]
+    try:
+        check_launches(*zip(*lists, strict=True), program.streams)
+    except Refused:
+        return False
+    return True
+
+
+def races(plan: Plan, seeds: Sequence[int], expected: Sequence[torch.Tensor]) -> bool:
+    """Whether any of these orders computes something else, or breaks."""
+    try:
+        trial = Trial.of(plan, StreamCluster, 1)
+        return not all(same(trial.outcome(seed), expected) for seed in seeds)
+    except (CommunicationError, BadStep, AssertionError, IndexError, KeyError):
+        return True
+
+
+def test_launches_of_a_program_are_lawful_and_others_are_not():
+    """But for copies, which may be on any stream beside what computes."""
+    plan = prepare(checked(OFFLOADING, "offloading.par"))
+    assert lawful(plan)
+    accepted = [each for each in wrong(plan) if lawful(with_launch(plan, each))]
+    assert all(each.kind == MOVED for each in accepted)
+    moved = [plan.program.ranks[each.rank].instructions[each.index] for each in accepted]
+    assert {type(each) for each in moved} == {PostCopy}
+
+
+@given(program=small(4), data=st.data(), seed=SEEDS)
+@settings(max_examples=10, deadline=None, suppress_health_check=ALL)
+def test_what_the_laws_accept_does_not_race(program: Program, data: st.DataObject, seed: int):
+    held_against_races(program, data, seed, 5)
+
+
+@pytest.mark.soak
+@given(program=small(8), data=st.data(), seed=SEEDS)
+@settings(max_examples=500, deadline=None, suppress_health_check=ALL)
+def test_what_the_laws_accept_does_not_race_at_length(program: Program, data: st.DataObject, seed: int):
+    held_against_races(program, data, seed, 20)
+
+
+def held_against_races(program: Program, data: st.DataObject, seed: int, orders: int) -> None:
+    plan = prepare(checked(program.text, "random.par"))
+    all_ = wrong(plan)
+    assume(all_)
+    change = data.draw(st.sampled_from(all_))
+    other = with_launch(plan, change)
+    raced = races(other, range(seed, seed + orders), Trial.of(plan, VirtualCluster, 1).outcome())
+    event(f"{change.kind}: {'lawful' if lawful(other) else 'refused'}, {'raced' if raced else 'ran'}")
+    assert not (raced and lawful(other)), change
