@@ -12,15 +12,17 @@ from attrs import evolve, frozen
 from hypothesis import HealthCheck, assume, event, given, note, settings
 from hypothesis import strategies as st
 
-from partita.compiler.instructions import COMPUTE, PostCopy
+from partita.compiler.instructions import COMPUTE, PostCopy, PostReceive, PostSend
+from partita.compiler.program import StepPlan
 from partita.compiler.schedules.stream_invariants import check_launches
-from partita.compiler.streams import Launch
+from partita.compiler.streams import SUMS, Launch, along
+from partita.compiler.text.streams import parse_streams, streams_text
 from partita.dsl.diagnostic import Refused
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.transports.interleaved import StreamCluster
-from partita.runtime.transports.lines import CommunicationError
+from partita.runtime.transports.lines import CommunicationError, Deadlock
 from partita.runtime.transports.virtual import VirtualCluster
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
@@ -107,10 +109,12 @@ SEEDS = st.integers(0, 1 << 30)
 
 
 @given(program=small(4), seed=SEEDS)
-@settings(max_examples=12, deadline=None, suppress_health_check=ALL)
+@settings(max_examples=8, deadline=None, suppress_health_check=ALL)
 def test_any_order_computes_the_same_bits(program: Program, seed: int):
     note(program.text)
-    same_in_any_order(prepare(checked(program.text, "random.par")), range(seed, seed + 20))
+    plan = prepare(checked(program.text, "random.par"))
+    reads_back(plan.program)
+    same_in_any_order(plan, range(seed, seed + 8))
 
 
 @pytest.mark.soak
@@ -119,6 +123,31 @@ def test_any_order_computes_the_same_bits(program: Program, seed: int):
 def test_any_order_computes_the_same_bits_at_length(program: Program, seed: int):
     note(program.text)
     same_in_any_order(prepare(checked(program.text, "random.par")), range(seed, seed + 20), 2)
+
+
+def reads_back(program: StepPlan) -> None:
+    """The text of what ranks enqueue reads back as the same, to the last field."""
+    found, streams = parse_streams(streams_text(program))
+    assert streams == program.streams
+    expected = [(list(rank.instructions), list(rank.launches)) for rank in program.ranks]
+    assert repr(found) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0 compute F0.0 of stage 0",  # no stream
+        "1 compute F0.0 of stage 0 on compute",  # not the first
+        "0 compute F0.0 of stage zero on compute",
+        "0 run F0.0 of stage 0 on compute",
+        "0 post-send F0.0 of stage 0 on compute",
+        "0 compute F0.0 of stage 0 on ",
+        "rank 1",
+    ],
+)
+def test_a_line_that_is_wrong_is_named(line: str):
+    with pytest.raises(ValueError, match=line):
+        parse_streams(f"rank 0\n{line}\n")
 
 
 # ---------------------------------------------------------------- races
@@ -216,3 +245,44 @@ def held_against_races(program: Program, data: st.DataObject, seed: int, orders:
     raced = races(other, range(seed, seed + orders), Trial.of(plan, VirtualCluster, 1).outcome())
     event(f"{change.kind}: {'lawful' if lawful(other) else 'refused'}, {'raced' if raced else 'ran'}")
     assert not (raced and lawful(other)), change
+
+
+def sharing(plan: Plan, streams: Mapping[str, str]) -> Plan:
+    """A plan whose channels are on these streams, by the direction of the channel and whether a rank sends."""
+    ranks = []
+    for rank in plan.program.ranks:
+        launches = list(rank.launches)
+        for i, instruction in enumerate(rank.instructions):
+            if isinstance(instruction, (PostSend, PostReceive)):
+                end = f"{type(instruction).__name__} {instruction.transfer.channel.direction}"
+                launches[i] = evolve(launches[i], stream=streams[end])
+        ranks.append(evolve(rank, launches=tuple(launches)))
+    program = evolve(plan.program, ranks=tuple(ranks))
+    return evolve(plan, training=evolve(plan.training, program=program))
+
+
+ENDS = [f"{post} {direction}" for post in ("PostSend", "PostReceive") for direction in ("forward", "backward")]
+
+
+@given(program=programs().filter(lambda each: ranks_of(each) > 1), streams=st.tuples(*[st.sampled_from("abcd")] * 4))
+@settings(max_examples=10, deadline=None, suppress_health_check=ALL)
+def test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle(
+    program: Program, streams: tuple[str, ...]
+):
+    """A deadlock, if there is one, is one in every order."""
+    note(program.text)
+    plan = sharing(prepare(checked(program.text, "random.par")), dict(zip(ENDS, streams, strict=True)))
+    trial = Trial.of(plan, StreamCluster, 1)
+    try:
+        trial.outcome()
+    except Deadlock:
+        assert not lawful(plan)
+    else:
+        assert lawful(plan)
+
+
+@pytest.mark.parametrize(("name", "stream"), [(along("data"), COMPUTE), (SUMS, along("data")), (SUMS, "0->1 forward")])
+def test_other_communicators_have_streams_of_their_own(name: str, stream: str):
+    plan = prepare(checked(OFFLOADING, "offloading.par"))
+    program = evolve(plan.program, streams={**plan.program.streams, name: stream})
+    assert not lawful(evolve(plan, training=evolve(plan.training, program=program)))
