@@ -32,7 +32,7 @@ from partita.compiler.program import (
     StateRecord,
 )
 from partita.compiler.schedules.schedule import Action
-from partita.compiler.streams import launches_of
+from partita.compiler.streams import communicators, launches_of
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 from partita.runtime.context import Context, begun
@@ -206,6 +206,7 @@ def program() -> Program:
         statistics=("rows", "squares"),
         guards=(),
         schedule=None,  # type: ignore[arg-type]
+        streams=communicators(MESH, ()),
         source=SOURCE,
     )
 
