@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ from partita.compiler.schedules.stream_invariants import check_launches
 from partita.compiler.streams import SUMS, Launch, along
 from partita.compiler.text.streams import parse_streams, streams_text
 from partita.dsl.diagnostic import Refused
-from partita.runtime.bad_steps import BadStep
+from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.transports.interleaved import StreamCluster
-from partita.runtime.transports.lines import CommunicationError, Deadlock
+from partita.runtime.transports.lines import Deadlock
 from partita.runtime.transports.virtual import VirtualCluster
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
@@ -105,16 +106,29 @@ def small(most: int) -> st.SearchStrategy[Program]:
     return (programs() | sharded_programs()).filter(lambda program: 1 < ranks_of(program) <= most)
 
 
+SHARED = """\
+axis batch = 4, embed = 4, vocab = 6
+model net(ids: i64[batch], targets: i64[batch]) {
+  param table: [vocab, embed] ~ normal(0.5)
+  let x = embedding(ids, table, over = vocab)
+  repeat 4 as layer { param w: [embed] ~ ones()  let x = rms_norm(x, over = embed, scale = w) + x }
+  loss cross_entropy(dot(x, table, over = embed), targets, over = vocab)
+}
+mesh line(pipe = 2)
+layout split on line { stage layer -> pipe }
+schedule s = interleaved_1f1b(microbatches = 4, chunks = 2)
+train { layout = split schedule = s data = random() optimizer = adamw(lr = 0.05) steps = 2 precision = f64 clip = 0.5 }
+"""
 SEEDS = st.integers(0, 1 << 30)
 
 
 @given(program=small(4), seed=SEEDS)
-@settings(max_examples=8, deadline=None, suppress_health_check=ALL)
+@settings(max_examples=6, deadline=None, suppress_health_check=ALL)
 def test_any_order_computes_the_same_bits(program: Program, seed: int):
     note(program.text)
     plan = prepare(checked(program.text, "random.par"))
     reads_back(plan.program)
-    same_in_any_order(plan, range(seed, seed + 8))
+    same_in_any_order(plan, range(seed, seed + 6))
 
 
 @pytest.mark.soak
@@ -123,6 +137,26 @@ def test_any_order_computes_the_same_bits(program: Program, seed: int):
 def test_any_order_computes_the_same_bits_at_length(program: Program, seed: int):
     note(program.text)
     same_in_any_order(prepare(checked(program.text, "random.par")), range(seed, seed + 20), 2)
+
+
+@pytest.mark.parametrize("text", [OFFLOADING, SHARED], ids=["offloading", "shared"])
+def test_many_orders_of_one_program(text: str):
+    """Of copies, gathers that go ahead, reductions, chunks; and of parameters that stages share."""
+    same_in_any_order(prepare(checked(text, "small.par")), range(25))
+
+
+@pytest.mark.parametrize("clip", [0.01, 100.0])
+def test_updates_that_do_not_wait_are_taken_back_in_any_order(clip: float, tmp_path: Path):
+    """While the sums of one step are under way, the next computes."""
+    plan = prepare(checked(OFFLOADING.replace("steps = 2", f"steps = 4 clip = {clip} validate = after"), "late.par"))
+    dataset = open_data(plan.program, plan.train, tmp_path)
+    expected: dict[str, torch.Tensor] | None = None
+    for seed in range(5):
+        run = VirtualRun(plan, False, seed, StreamCluster if seed else VirtualCluster)
+        run.train(dataset)
+        found = run.parameters()
+        expected = expected or found
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def reads_back(program: StepPlan) -> None:
@@ -142,7 +176,7 @@ def reads_back(program: StepPlan) -> None:
         "0 run F0.0 of stage 0 on compute",
         "0 post-send F0.0 of stage 0 on compute",
         "0 compute F0.0 of stage 0 on ",
-        "rank 1",
+        "rank 2",
     ],
 )
 def test_a_line_that_is_wrong_is_named(line: str):
@@ -209,7 +243,7 @@ def races(plan: Plan, seeds: Sequence[int], expected: Sequence[torch.Tensor]) ->
     try:
         trial = Trial.of(plan, StreamCluster, 1)
         return not all(same(trial.outcome(seed), expected) for seed in seeds)
-    except (CommunicationError, BadStep, AssertionError, IndexError, KeyError):
+    except Exception:  # a wrong program may raise anything
         return True
 
 
@@ -224,7 +258,7 @@ def test_launches_of_a_program_are_lawful_and_others_are_not():
 
 
 @given(program=small(4), data=st.data(), seed=SEEDS)
-@settings(max_examples=10, deadline=None, suppress_health_check=ALL)
+@settings(max_examples=6, deadline=None, suppress_health_check=ALL)
 def test_what_the_laws_accept_does_not_race(program: Program, data: st.DataObject, seed: int):
     held_against_races(program, data, seed, 5)
 
@@ -265,7 +299,7 @@ ENDS = [f"{post} {direction}" for post in ("PostSend", "PostReceive") for direct
 
 
 @given(program=programs().filter(lambda each: ranks_of(each) > 1), streams=st.tuples(*[st.sampled_from("abcd")] * 4))
-@settings(max_examples=10, deadline=None, suppress_health_check=ALL)
+@settings(max_examples=5, deadline=None, suppress_health_check=ALL)
 def test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle(
     program: Program, streams: tuple[str, ...]
 ):
