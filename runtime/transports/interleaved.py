@@ -104,10 +104,10 @@ class _Piece:
 
     def free(self) -> bool:
         """Whether the program has let go of it."""
-        # References are one of the object, those of operands, and none of the program. An object is all of Python's
-        # storages of one memory: it is referred to here, and by the argument.
+        # References are one of the object, those of operands, and none of the program, by tensors or by the object: all
+        # of Python's storages of one memory are one.
         count = torch._C._storage_Use_Count(self.storage._cdata)
-        return count == 1 + self.own and getrefcount(self.storage) == 2
+        return count == 1 + self.own and getrefcount(self.storage) == (_SHARED if self.own else _ALONE)
 
 
 @define(eq=False)
@@ -153,6 +153,20 @@ class _Operand:
 
     piece: _Piece
     tensor: torch.Tensor
+
+
+def _references(tensors: int) -> int:
+    """The references to a storage's object that has one here, with so many tensors of its memory: torch has one, too,
+    while there are any.
+    """
+    storage = torch.empty(1, dtype=torch.uint8).untyped_storage()
+    others = [torch.empty(0, dtype=torch.uint8).set_(storage) for _ in range(tensors)]
+    found = getrefcount(storage)
+    others.clear()
+    return found
+
+
+_ALONE, _SHARED = _references(0), _references(1)
 
 
 def _spoil(storage: torch.UntypedStorage) -> None:

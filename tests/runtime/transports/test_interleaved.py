@@ -49,7 +49,7 @@ layout split on line {
   shard param -> data
   offload layer
 }
-schedule s = one_f_one_b(microbatches = 4)
+schedule s = interleaved_1f1b(microbatches = 4, chunks = 2)
 train { layout = split schedule = s data = random() optimizer = sgd(lr = 0.05) steps = 2 precision = f64 }
 """
 
@@ -244,7 +244,8 @@ def races(plan: Plan, seeds: Sequence[int], expected: Sequence[torch.Tensor]) ->
 
 def test_launches_of_a_program_are_lawful_and_others_are_not():
     """But for copies, which may be on any stream beside what computes."""
-    plan = prepare(checked(OFFLOADING, "offloading.par"))
+    one = OFFLOADING.replace("interleaved_1f1b(microbatches = 4, chunks = 2)", "one_f_one_b(microbatches = 4)")
+    plan = prepare(checked(one, "offloading.par"))
     assert lawful(plan)
     accepted = [each for each in wrong(plan) if lawful(with_launch(plan, each))]
     assert all(each.kind == MOVED for each in accepted)
