@@ -171,14 +171,6 @@ MISTAKES = [
         "        totals, self._totals = self._totals, ()\n        self.gather_ahead()\n",
         f"{ORDERS}::test_updates_that_do_not_wait_are_taken_back_in_any_order",
     ),
-    Planted(
-        "statistics-added-where-they-are-still-summed",
-        "runtime/executor.py",
-        "        vector = torch.zeros(count + 1 + len(self._peaks), dtype=torch.float64, device=context.device)\n",
-        "        vector = self._part\n        if len(vector) != count + 1 + len(self._peaks):\n"
-        "            vector = torch.zeros(count + 1 + len(self._peaks), dtype=torch.float64)\n        vector.zero_()\n",
-        f"{ORDERS}::test_updates_that_do_not_wait_are_taken_back_in_any_order",
-    ),
     # ------------------------------------------------------------ a GPU's streams and events
     Planted(
         "no-event-is-waited-for-beside-what-computes",
