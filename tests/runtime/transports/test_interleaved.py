@@ -127,11 +127,18 @@ def test_any_order_computes_the_same_bits(program: Program, seed: int):
 
 
 @pytest.mark.soak
-@given(program=small(16), seed=SEEDS)
-@settings(max_examples=600, deadline=None, suppress_health_check=ALL)
-def test_any_order_computes_the_same_bits_at_length(program: Program, seed: int):
-    note(program.text)
-    same_in_any_order(prepare(checked(program.text, "random.par")), range(seed, seed + 20), 2)
+@pytest.mark.parametrize("kind", [programs(), sharded_programs(8)], ids=["pipelines", "meshes"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_any_order_computes_the_same_bits_at_length(kind: st.SearchStrategy[Program], steps: int):
+    """Ten thousand orders in all."""
+
+    @given(program=kind, seed=SEEDS)
+    @settings(max_examples=125, deadline=None, suppress_health_check=ALL)
+    def check(program: Program, seed: int) -> None:
+        note(program.text)
+        same_in_any_order(prepare(checked(program.text, "random.par")), range(seed, seed + 20), steps)
+
+    check()
 
 
 @pytest.mark.parametrize("text", [OFFLOADING, SHARED], ids=["offloading", "shared"])
