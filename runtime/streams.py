@@ -41,9 +41,14 @@ class Posting:
     launch: Callable[..., Handle]
     keep: Callable[[Handle], None]
 
-    def __call__(self) -> None:
-        """Do it at once."""
-        self.keep(self.launch(*self.prepare()))
+    def at_once(self) -> Bound:
+        """What does it at once."""
+        prepare, launch, keep = self.prepare, self.launch, self.keep
+
+        def run() -> None:
+            keep(launch(*prepare()))
+
+        return run
 
 
 class Streams(Protocol):
@@ -78,15 +83,16 @@ class Ended:
 ENDED = Ended()
 
 
+@frozen
 class HostStreams:
-    """Those of a CPU."""
+    """Those of a CPU; or all as one, in the order in which the host enqueues."""
 
-    apart = False
+    apart: bool = False
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """The parts: each does what it is at once, and waits for its handle."""
         assert len(launches) == len(parts), "a launch for each instruction"
-        return tuple(parts)
+        return tuple(part.at_once() if isinstance(part, Posting) else part for part in parts)
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation."""
@@ -101,7 +107,7 @@ class HostStreams:
 
     def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
         """Uninitialized memory."""
-        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+        return memory(size, device)
 
 
 @define(eq=False)
@@ -187,8 +193,7 @@ class DeviceStreams:
 
     def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
         """Uninitialized memory of what computes, or pinned memory of the host."""
-        pinned = device.type == "cpu"
-        return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned).untyped_storage()
+        return memory(size, device)
 
     @property
     def _current(self) -> torch.cuda.Stream:
@@ -216,6 +221,12 @@ class _Behind:
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def memory(size: int, device: torch.device) -> torch.UntypedStorage:
+    """Memory of a GPU, or pinned memory of the host."""
+    pinned = device.type == "cpu"
+    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned).untyped_storage()
 
 
 def streams_of(device: torch.device) -> Streams:

@@ -27,7 +27,7 @@ from attrs import define, evolve, field
 
 from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
-from partita.runtime.streams import Streams, streams_of
+from partita.runtime.streams import HostStreams, Streams
 from partita.runtime.transports.lines import Deadlock, OrderedQueue, Post, UnmatchedOperation, line
 from partita.runtime.transports.registry import InProcess, register
 from partita.runtime.transports.transport import NO_STREAMS, Tensors
@@ -50,8 +50,8 @@ class VirtualTransport:
         return 0.0
 
     def streams(self, device: torch.device) -> Streams:
-        """Those of the device: what is posted does not depend on them."""
-        return streams_of(device)
+        """All as one: whatever completes a transfer, does it in the order of the host."""
+        return HostStreams(apart=device.type == "cuda")
 
     def open(self, mesh: Mesh, channels: Iterable[Channel], streams: Mapping[str, str] = NO_STREAMS) -> None:
         """Open the groups along the mesh's axes, and the program's channels that end at this rank."""
