@@ -116,6 +116,14 @@ def test_instructions_are_held_to_the_laws():
     assert any("invariant" in note for note in found.notes)
 
 
+def test_launches_are_held_to_the_laws():
+    """A send that does not wait for what makes what is sent."""
+    state = program()
+    ranks = [evolve(rank, launches=[evolve(each, after=()) for each in rank.launches]) for rank in state.program.ranks]
+    found = problem(evolve(state, program=evolve(state.program, ranks=tuple(ranks))))
+    assert "before what computes ahead of it has ended" in found.message
+
+
 def transferred(rank: int, **changes: object) -> str:
     """What is wrong with a program in which one rank has other records."""
     ranks = list(program().program.ranks)

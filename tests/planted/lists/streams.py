@@ -2,7 +2,7 @@
 
 from tests.planted.planted import Planted
 
-TINY, COPIES = "verify specs/tiny.par", "verify tests/planted/files/copies.par"
+TINY, TIED = "verify specs/tiny.par", "verify tests/planted/files/tied.par"
 ORDERS = "tests/runtime/transports/test_interleaved.py"
 MANY = f"{ORDERS}::test_many_orders_of_one_program"
 LAWS = f"{ORDERS}::test_launches_of_a_program_are_lawful_and_others_are_not"
@@ -64,7 +64,7 @@ MISTAKES = [
         "compiler/streams.py",
         "return {name: name for name in names}",
         "return {name: SUMS for name in names}",
-        COPIES,
+        TIED,
     ),
     # ------------------------------------------------------------ the laws
     Planted(
@@ -122,6 +122,13 @@ MISTAKES = [
         "    raise_first(_own_streams(launches, communicators))\n",
         "",
         f"{ORDERS}::test_other_communicators_have_streams_of_their_own",
+    ),
+    Planted(
+        "launches-that-are-not-validated",
+        "compiler/verify/transfers.py",
+        "        check_launches(instructions, [rank.launches for rank in self.program.ranks], self.program.streams)\n",
+        "",
+        "tests/compiler/verify/test_messages.py::test_launches_are_held_to_the_laws",
     ),
     # ------------------------------------------------------------ races of the runtime, found by interleavings
     Planted(
