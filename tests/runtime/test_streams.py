@@ -123,8 +123,8 @@ def test_what_is_ordered_is_what_launches_say(given_: list[Launch], waits: bool)
             return ENDED
 
         def later(i: int) -> Iterator[None]:
-            run(i)
             yield
+            run(i)
 
         def computes(i: int) -> object:
             if waits:
