@@ -8,6 +8,7 @@ with them it never yields.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +16,7 @@ from typing import TypeAlias
 import torch
 from attrs import frozen
 
+from partita.compiler.instructions import Channel
 from partita.compiler.program import Program
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
@@ -95,7 +97,8 @@ class Executor:
         self._set(self._part)
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
-        binder = Binder(program, self.record, self.stages, transport, self.context, self._reducing)
+        self._streams = transport.streams(device)
+        binder = Binder(program, self.record, self.stages, transport, self._streams, self.context, self._reducing)
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)
         self._activity = TRAINING if self.record.update else EVALUATING
@@ -191,6 +194,9 @@ class Executor:
                 waits = run()
                 if waits is not None:
                     yield from waits
+            rest = self._streams.drained()
+            if rest is not None:
+                yield from rest
             if self.program.padding and index == 0:
                 for stage in self.stages.values():
                     stage.scale(-self.program.padding)
@@ -297,16 +303,22 @@ class Executor:
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
         """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all."""
         handles = [
-            self.transport.receive(each.transfer.channel, buffer)
+            self._launched(each.transfer.channel, self.transport.receive, buffer)
             for each, buffer in zip(self.record.receives, self._tied, strict=True)
         ]
         positions = {key: i for i, key in enumerate(self.record.totals)}
         for each in self.record.sends:
             total = totals[positions[each.stage, each.accumulator]]
-            handles.append(self.transport.send(each.transfer.channel, total.contiguous()))
+            handles.append(self._launched(each.transfer.channel, self.transport.send, total.contiguous()))
         for handle in handles:
             while not handle.done():
                 yield
+
+    def _launched(
+        self, channel: Channel, transfer: Callable[[Channel, torch.Tensor], Handle], tensor: torch.Tensor
+    ) -> Handle:
+        """Post a transfer of a tied total on the stream of its channel."""
+        return self._streams.launch(self.program.streams[str(channel)], partial(transfer, channel), tensor)
 
 
 def never() -> bool:

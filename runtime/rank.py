@@ -175,7 +175,7 @@ class Rank:
         self.ended = False  # before the last step, because some rank was asked to
         self.flight = flight or Flight(None)
         self.flight.begin(CONNECTING)
-        transport.open(plan.program.mesh, plan.channels)
+        transport.open(plan.program.mesh, plan.channels, plan.program.streams)
         self.flight.begin(STARTING)
         self._initialise()
         seed = plan.train.seed

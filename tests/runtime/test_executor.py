@@ -32,6 +32,7 @@ from partita.compiler.program import (
     StateRecord,
 )
 from partita.compiler.schedules.schedule import Action
+from partita.compiler.streams import communicators, launches_of
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 from partita.runtime.context import Context, begun
@@ -172,11 +173,13 @@ def program() -> Program:
     for m, transfer in enumerate(transfers):
         sending += [Compute(Action("F", 0, m), 0), PostSend(transfer)]
         receiving += [PostReceive(transfer), WaitReceive(transfer), Compute(Action("F", 0, m), 1)]
+    sending += [WaitSend(transfer) for transfer in transfers]
     ranks = tuple(
         RankProgram(
             rank=index,
             stages=(index,),
-            instructions=(*instructions, *(WaitSend(transfer) for transfer in transfers if index == 0)),
+            instructions=tuple(instructions),
+            launches=launches_of(instructions),
             reductions={done: (index,)},
             parameters=(f"w{index}",),
             sends=(),
@@ -203,6 +206,7 @@ def program() -> Program:
         statistics=("rows", "squares"),
         guards=(),
         schedule=None,  # type: ignore[arg-type]
+        streams=communicators(MESH, ()),
         source=SOURCE,
     )
 
