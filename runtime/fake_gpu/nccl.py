@@ -133,7 +133,13 @@ class FakeNccl(_AnyGroup):  # type: ignore[misc]
 class FakeTransport(ProcessTransport):
     """The transport of processes over NCCL, of which one is here: nobody answers greetings."""
 
-    def _greet(self, what: str, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
+    def _greet(
+        self,
+        what: str,
+        group: dist.ProcessGroup | None,
+        ranks: Sequence[int],
+        device: torch.device | str | None = None,
+    ) -> None:
         """Nobody is there."""
 
     def meet(self) -> None:
