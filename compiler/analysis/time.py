@@ -122,7 +122,7 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         if period is not None and least is not None:
             shown = period - least
         shown = max(0.0, shown)
-    peak = state.device.flops[state.train.precision] * state.mesh.ranks
+    peak = state.device.flops[state.train.dtype] * state.mesh.ranks
     return Prediction(
         costs,
         found,
