@@ -235,7 +235,15 @@ BATCHES, OWN_DATA = Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", 
 SAMPLE = Setting("sample", Text(), None)
 EVALUATION = _table(Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA, SAMPLE)))
 CHECKPOINT = _table(
-    Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
+    Signature(
+        "every",
+        (
+            Setting("interval", COUNT),
+            Setting("dir", Text(), None),
+            Setting("keep", COUNT, 3),
+            Setting("copies", COUNT, None),
+        ),
+    )
 )
 
 # A step is bad if its loss or norm is above `spike` times the median of the last `window` good steps.

@@ -522,7 +522,7 @@ class Train:
     seed: int = 0
     compile: bool | None = None  # with Inductor; None: only on a GPU
     eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
-    checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
+    checkpoint: Call | None = None  # every(interval, dir = …, keep = …, copies = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
     validate: Call = BEFORE  # before the update, or after(calm = 10)
     mixed: bool = field(default=Factory(lambda self: self.precision in ("bf16", "fp8"), takes_self=True), eq=False)

@@ -155,7 +155,8 @@ def train(
             _validated(rank, unvalidated, observer)
             unvalidated = None
         saving = checkpoints is not None and checkpoints.due(number)
-        read = saving or _due(settings, number) or number == settings.steps or rank.training.ends
+        copying = checkpoints is not None and checkpoints.copies(number)
+        read = saving or copying or _due(settings, number) or number == settings.steps or rank.training.ends
         if not read and validation.may_assume(number):
             sums = rank.training.sums()
             rank.training.marked()
@@ -198,6 +199,8 @@ def train(
         # Last, so that everything written about a saved step is written before the save.
         if checkpoints is not None and (rank.ended or saving):
             yield from checkpoints.save(number)
+        if checkpoints is not None and copying and not rank.ended:
+            yield from checkpoints.copy(number)
         if rank.ended:
             break
         number += 1

@@ -7,7 +7,19 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, make, op, permuted, shape_text
+from partita.compiler.ops.op import (
+    Argument,
+    Kernel,
+    Op,
+    ShardingRule,
+    accumulation,
+    agree,
+    broadcast,
+    make,
+    op,
+    permuted,
+    shape_text,
+)
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Axis, Type
 
@@ -143,9 +155,9 @@ class Dot(Op):
         return permuted(text, plan.product_axes, results[0].names)
 
     def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
-        """If dtype and order of axes match."""
+        """If the order of axes matches; the target may be wider."""
         plan = MatrixPlan(self, operands)
-        alike = target.dtype == result.dtype and plan.product_axes == target.names
+        alike = target.dtype in (result.dtype, accumulation(result.dtype)) and plan.product_axes == target.names
         return alike and not plan.batch and bool(plan.result_axes)
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
@@ -154,7 +166,7 @@ class Dot(Op):
         left, right = plan.matrices(arguments)
         rows, columns = plan.matrix_shape
         total = target.text if plan.flat else f"{target.text}.view({rows}, {columns})"
-        if self._large(plan, (result,)):
+        if self._large(plan, (result,)) or target.type.dtype != result.dtype:
             return f"kernels.add_matmul({total}, {left}, {right})"
         return f"{total}.addmm_({left}, {right})"
 
@@ -162,6 +174,15 @@ class Dot(Op):
         """In place: on CPUs faster than `torch.addmm`, which begins with a copy, and it rounds as `+` does."""
         text = self.emit(arguments, results)
         return f"{text if self.over else f'({text})'}.add_({other.text})"
+
+    def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """A kernel of the runtime, for large products: GPUs add while they multiply."""
+        plan = MatrixPlan(self, [each.type for each in arguments])
+        alike = plan.product_axes == results[0].names and self.over and not plan.batch
+        if not alike or other.literal or not self._large(plan, results):
+            return None
+        left, right = plan.matrices(arguments)
+        return f"kernels.sum_matmul({other.text}, {left}, {right})"
 
     def _large(self, plan: MatrixPlan, results: Sequence[Type]) -> bool:
         return self.flops((plan.a, plan.b), results) >= LARGE * (2 if plan.left_is_turned else 1)

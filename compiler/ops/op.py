@@ -500,6 +500,10 @@ class Op:
         """An expression for the results, where `sums` holds, with `other` (of the first's type) added to the first."""
         raise NotImplementedError
 
+    def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """As `emit_sum`, of a tensor that ends with that: it may become the sum. None if that is nothing else."""
+        return None
+
 
 def _resized(value: object, axis: str, size: int) -> object:
     """A field of an operation after `axis` has been cut; unchanged if it does not mention the axis."""
@@ -523,12 +527,18 @@ def _mentions(value: object, axis: str) -> bool:
 
 class Kernel(NamedTuple):
     """An operation as the cost model sees it: kernels of one name are compared by their features, and take time in
-    proportion to their work, FLOPs or bytes.
+    proportion to their work, FLOPs or bytes. `alike` is one that takes about as long for its work.
     """
 
     name: str
     features: tuple[float, ...]
     work: float
+    alike: Kernel | None = None
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether nothing but the bytes that it moves determines its time."""
+        return self.features == (self.work,)
 
 
 def attributes(cls: type[Op]) -> tuple[Attribute[Any], ...]:
@@ -637,10 +647,10 @@ TORCH_DTYPES = {
 
 
 def as_tensor(argument: Argument) -> Argument:
-    """A literal as a tensor of its type; anything else unchanged."""
+    """A literal as a tensor of its type, filled in on the device; anything else unchanged."""
     if not argument.literal:
         return argument
-    text = f"torch.tensor({argument.text}, dtype={TORCH_DTYPES[argument.type.dtype]}, device=c.device)"
+    text = f"torch.full((), {argument.text}, dtype={TORCH_DTYPES[argument.type.dtype]}, device=c.device)"
     if argument.type.axes:
         text += f".expand{shape_text(argument.type.shape)}"
     return Argument(text, argument.type)

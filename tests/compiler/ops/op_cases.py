@@ -23,7 +23,7 @@ from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
-from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
+from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient, RmsNormGradient
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Ema
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
@@ -336,6 +336,12 @@ CASES: list[Case] = [
     Case(
         "layer_norm_gradient",
         LayerNormGradient(("b", "c")),
+        (f(A, B, C), f(A, B, C), f(A), f(B, C)),
+        differentiable=False,
+    ),
+    Case(
+        "rms_norm_gradient",
+        RmsNormGradient(("b", "c")),
         (f(A, B, C), f(A, B, C), f(A), f(B, C)),
         differentiable=False,
     ),

@@ -220,6 +220,8 @@ LEFT_OUT = {
     ("normalize_gradient", (2,)): "a rate is a root: it comes whole",
     ("layer_norm_gradient", (3,)): "so does a scale: parameters are no sums",
     ("layer_norm_gradient", (2,)): "the same, for the rate",
+    ("rms_norm_gradient", (3,)): "the same",
+    ("rms_norm_gradient", (2,)): "the same",
     ("custom_gradient", (2,)): "a gradient that is whole must be the same on all ranks to the bit",
     ("gather_slices", ALL): "what is gathered is read whole in every slice: each is added up once",
     ("running_mean", ALL): "states of an optimizer are no sums",
