@@ -112,8 +112,8 @@ MISTAKES = [
     Planted(
         "a-send-that-waits-for-nobody",
         "compiler/schedules/stream_invariants.py",
-        "if not isinstance(instruction, (PostSend, PostReceive)):\n                        device.end(i)",
-        "if not isinstance(instruction, PostReceive):\n                        device.end(i)",
+        "if other == rank:",
+        "if other == rank and isinstance(instruction, PostReceive):",
         f"{ORDERS}::test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle",
     ),
     Planted(
