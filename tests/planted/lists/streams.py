@@ -238,8 +238,8 @@ MISTAKES = [
     Planted(
         "nccl-runs-beside-the-stream-that-it-is-posted-on",
         "runtime/transports/posted.py",
-        "    work = post(description, operation, *arguments, **options)\n    wait(work, description)\n",
-        "    work = post(description, operation, *arguments, **options)\n",
+        "    if work is not None:\n        wait(work, description)\n",
+        "",
         GPU,
     ),
     Planted(
