@@ -20,6 +20,7 @@ from partita.compiler.instructions import Channel
 from partita.compiler.program import Program
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
+from partita.runtime.declared import waits
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.pace import Pace
@@ -86,15 +87,14 @@ class Executor:
         self._factor = functions[program.factor] if program.factor else None
         self._update = functions[self.record.update] if self.record.update else None
         self._tied = tuple(allocator(each.type, device)() for each in self.record.receives)
-        self.statistics = torch.zeros(len(program.statistics), dtype=torch.float64, device=device)
         self.one = torch.ones((), dtype=torch.float64, device=device)
         self._totals: Tensors = ()  # of the step that is computed, and this rank's part of its statistics
-        self._part = self.statistics
         records = [stage.record for stage in self.stages.values()]
         self.asked: Callable[[], bool] = never  # whether this rank was asked to end
-        self._asked_somewhere = torch.zeros((), device=device)
         self._rank = rank if peaks else None
-        self._peaks = torch.zeros(program.mesh.ranks if peaks else 0, dtype=torch.float64)
+        self._width = len(program.statistics) + 1 + (program.mesh.ranks if peaks else 0)
+        self._part = torch.zeros(self._width, dtype=torch.float64, device=device)
+        self._set(self._part)
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
         self._streams = transport.streams(device)
@@ -118,15 +118,27 @@ class Executor:
         self._keep_totals = keep_totals
         self.totals: dict[tuple[int, str], torch.Tensor] = {}
 
+    def _set(self, vector: torch.Tensor) -> None:
+        """Set what the last step's sums over all ranks are. The host has not read them."""
+        self._vector, self.statistics = vector, vector[: len(self.program.statistics)]
+        self._numbers: list[float] | None = None
+
+    @waits("all ranks decide by the statistics of a step whether it is good")
+    def _heard(self) -> list[float]:
+        """The last step's sums as numbers, read at once and once."""
+        if self._numbers is None:
+            self._numbers = self._vector.tolist()
+        return self._numbers
+
     @property
     def ends(self) -> bool:
         """Whether any rank was asked to end before the last step; the same on all ranks."""
-        return bool(self._asked_somewhere)
+        return self._heard()[len(self.program.statistics)] != 0.0
 
     @property
     def peaks(self) -> tuple[int, ...]:
         """The peak memory of each rank in bytes, as of the last step; empty if it is not asked for."""
-        return tuple(map(int, self._peaks.tolist()))
+        return tuple(map(int, self._heard()[len(self.program.statistics) + 1 :]))
 
     def step(self, number: int, batch: Batch, rates: Rates = (), judge: BadStepPolicy | None = None) -> Waits:
         """Run step `number` on a full batch: sets `statistics`, and updates parameters if the judge accepts the step.
@@ -196,7 +208,7 @@ class Executor:
         mark()
         # An extra element tells all ranks in the same step whether any was asked to end; those after it are the ranks'.
         count = len(self.statistics)
-        vector = torch.zeros(count + 1 + len(self._peaks), dtype=torch.float64, device=context.device)
+        vector = torch.zeros(self._width, dtype=torch.float64, device=context.device)
         scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[index] = scalar
@@ -219,8 +231,7 @@ class Executor:
         """Wait for the sums of a step: sets `statistics`."""
         while not sums.handle.done():
             yield
-        vector, count = sums.vector, len(self.program.statistics)
-        self.statistics, self._asked_somewhere, self._peaks = vector[:count], vector[count], vector[count + 1 :]
+        self._set(sums.vector)
 
     @property
     def factor(self) -> torch.Tensor:
@@ -270,7 +281,7 @@ class Executor:
 
     def named_statistics(self) -> dict[str, float]:
         """The last step's statistics by name."""
-        return dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
+        return dict(zip(self.program.statistics, self._heard(), strict=False))
 
     def _prologues(self, batches: Callable[[int], Batch]) -> Waits:
         """Reset the stages' accumulators and compute their constants, as far as they need not be gathered."""

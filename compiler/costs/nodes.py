@@ -57,7 +57,7 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
         return measured
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
-    flops = device.flops[dtype]
+    flops = device.flops.get(node.op.rate or dtype, device.flops[dtype])
     matrices = node.op.matrices(operands, results)
     if matrices is None:
         flops = device.vector or flops

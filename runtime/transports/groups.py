@@ -89,7 +89,8 @@ class AxisGroup:
             ALL_REDUCE: partial(self._for_each_dtype, self._all_reduce),
             ALL_TO_ALL: self._all_to_all,
             TURN: self._turn,
-            EXCHANGE_ROWS: self._exchange_rows,
+            # A GPU exchanges lists in whole: else it would have to tell the host how long they are.
+            EXCHANGE_ROWS: self._all_to_all if self.sums else self._exchange_rows,
         }
         launches = started[kind](tensors, *zip(*arguments, strict=True))
         return Collecting(f"the {kind} along {self.axis}", launches, next(launches))

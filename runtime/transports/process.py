@@ -33,12 +33,12 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.streams import SUMS, along
 from partita.runtime.streams import Streams, streams_of
 from partita.runtime.transports.collectives import total
-from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post
+from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting
 from partita.runtime.transports.posted import posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
-from partita.runtime.transports.transport import NO_STREAMS, Handle, Tensors
+from partita.runtime.transports.transport import NO_STREAMS, Handle, Links, Tensors
 
 __all__ = ["ConnectionLost", "ProcessTransport"]
 
@@ -194,6 +194,21 @@ class ProcessTransport:
         handle = self._streams.launch(self._sums_stream, partial(begin, group=self._world, async_op=True))
         return Summing(handle, tensor, parts)
 
+    def links(self) -> Links:
+        """Connect all ranks once more, over Gloo. Raises `ConnectionLost`, `UntrustedPeer`."""
+        group = dist.new_group(None, PATIENCE, "gloo", group_desc="partita: copies in memory")
+        self._greet("copies in memory", group, range(self.ranks), "cpu")
+
+        def posted(operation: Any, verb: str) -> Callable[[torch.Tensor, int], Callable[[], None]]:
+            def start(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
+                what = f"the {verb} rank {peer} (a copy in memory)"
+                work = post(what, operation, [tensor], peer, 0)
+                return lambda: wait(work, what)
+
+            return start
+
+        return Links(posted(group.send, "send to"), posted(group.recv, "receive from"))
+
     def meet(self) -> None:
         """Wait until all ranks have called this."""
         greeting = torch.zeros(1, device=self.device)
@@ -213,12 +228,19 @@ class ProcessTransport:
         closing.start()
         closing.join(CLOSE_SECONDS)
 
-    def _greet(self, what: str, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
+    def _greet(
+        self,
+        what: str,
+        group: dist.ProcessGroup | None,
+        ranks: Sequence[int],
+        device: torch.device | str | None = None,
+    ) -> None:
         """Check that all in a group know the secret, and prove that this rank does. On NCCL this also connects them."""
         shown = (new(self._secret, f"{what} {rank}".encode(), sha256).digest() for rank in (self.rank, *sorted(ranks)))
         own, *others = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in shown)
-        found = [torch.empty_like(own, device=self.device) for _ in ranks]
-        post(f"connecting for {what}", dist.all_gather, found, own.to(self.device), group=group)
+        there = device or self.device
+        found = [torch.empty_like(own, device=there) for _ in ranks]
+        post(f"connecting for {what}", dist.all_gather, found, own.to(there), group=group)
         if not torch.equal(torch.stack(found).cpu(), torch.stack(others)):
             raise UntrustedPeer(what)
 

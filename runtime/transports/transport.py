@@ -16,10 +16,11 @@ the same order. Sums are in the dtype of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
+from attrs import frozen
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
@@ -77,8 +78,23 @@ class Transport(Protocol):
         """Release everything; called once at the end, also after a failure."""
 
 
+# Posts a transfer of the bytes of a CPU tensor to or from a rank; returns what waits for it. Raise `ConnectionLost`.
+Post: TypeAlias = Callable[[torch.Tensor, int], Callable[[], None]]
+
+
+@frozen
+class Links:
+    """What connects any two ranks, apart from the program's communicators. Transfers between two match by order."""
+
+    send: Post
+    receive: Post
+
+
 class ProcessEnd(Transport, Protocol):
     """The transport of a rank that is a process."""
+
+    def links(self) -> Links:
+        """Connect all ranks once more, for bytes; every rank must call this. Raises `ConnectionLost`."""
 
     def meet(self) -> None:
         """Wait until all ranks have called this."""
