@@ -76,7 +76,7 @@ def _with_copies(state: Partitioned, schedule: Schedule) -> tuple[Schedule, tupl
     schedule = with_copies(schedule, copies, timeline)
     if schedule.copies:
         return schedule, ()
-    rules = [rule for rule in state.offload_rules if set(rule.paths) != {(STATE,)}]
+    rules = [rule for rule in state.offload_rules if of_values(state.partitioned.graph, rule)]
     message = "nothing is offloaded: backward passes follow their forwards too soon for copies to the host and back"
     help = "remove the rule; it takes a schedule with several microbatches in flight"
     return schedule, tuple(Diagnostic("W0301", message, rule.span, help=help) for rule in rules[:1])

@@ -73,7 +73,7 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         ending.run()
         train = compilation.train
         Buffers(ending, compilation.training).run()
-        memories = compilation.offloads_state, compilation.on_host
+        memories = compilation.states_on_host, compilation.on_host
         Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
         if program:
             late = compilation.training and train.late

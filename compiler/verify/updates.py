@@ -30,15 +30,15 @@ from partita.dsl.types import Type
 @define(eq=False)
 class Updates:
     """Checks the updates: `declared` are the optimizer's operations by parameter. An evaluation has none. `ema` is the
-    decay of means of parameters, if they are kept. With `offloaded`, states lie in the host's memory, and so do the
-    masters of the parameters `on_host`.
+    decay of means of parameters, if they are kept. The states of the parameters `offloaded` lie in the host's memory,
+    and so do the masters of those `on_host`.
     """
 
     ending: Ending
     declared: Mapping[str, Update]
     clip: float | None
     ema: float | None
-    offloaded: bool = False
+    offloaded: Collection[str] = ()
     on_host: Collection[str] = ()
 
     def run(self) -> None:
@@ -137,7 +137,7 @@ class Updates:
         for name, state, type in zip(names, each.states, types, strict=True):
             require(state.name == f"{name}({each.name})", f"`{state.name}` is no `{name}` of `{each.name}`", state)
             values[state] = self._given(name, each.name, state, type, within_axes(each.layouts.state, type))
-            require(state.host == self.offloaded, f"`{state.name}` lies in the wrong memory", state)
+            require(state.host == (each.name in self.offloaded), f"`{state.name}` lies in the wrong memory", state)
         there = each.name in self.on_host
         require(each.master.host == there, f"`{each.master.name}` lies in the wrong memory", each.master)
         require(not each.gradient.host, "a gradient lies in the device's memory", each.gradient)
