@@ -72,7 +72,7 @@ class Layouts:
                     for path in rule.paths:
                         if str(path) in CLASSES and str(path) not in (PARAM, STATE):
                             message = f"`{path}` cannot be kept in the host's memory"
-                            help = "`offload state`, `offload param`; or a block or repeat, for what it keeps for the backward pass"
+                            help = "`offload param`, `offload state`; or what a block or repeat keeps: `offload layer`"
                             raise refuse("E0418", message, path.span, help=help)
                     self.paths([p for p in rule.paths if str(p) not in ("all", PARAM, STATE)], known)
                     spans = tuple(path.span for path in rule.paths)
@@ -91,7 +91,8 @@ class Layouts:
         if rule.by is None:
             return False
         if rule.by.text != MMAP:
-            raise refuse("E0418", f"nothing is offloaded by `{rule.by.text}`", rule.by.span, help="`by mmap`, or without")
+            message = f"nothing is offloaded by `{rule.by.text}`"
+            raise refuse("E0418", message, rule.by.span, help=f"`by {MMAP}`, or nothing")
         for path in rule.paths:
             if str(path) in ("all", STATE):
                 message = f"`{path}` cannot be mapped into memory from files: parameters can, with what is kept of them"

@@ -16,6 +16,7 @@ from attrs import evolve
 from partita.compiler.analysis.memory import peak_memory, room
 from partita.compiler.analysis.time import copy_seconds, costs_of
 from partita.compiler.codegen.plan import plan_step
+from partita.compiler.passes.offload import of_values
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.forward_only import FORWARD_ONLY
@@ -29,7 +30,6 @@ from partita.compiler.schedules.simulator import simulate
 from partita.compiler.state import Partitioned, Scheduled, extended
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.layouts import STATE
 from partita.dsl.source import Span
 
 # How often a search is repeated because its program needs more memory than estimated.

@@ -1,11 +1,12 @@
 """Says what lies in the host's memory, as `offload` asks: parameters, with what the optimizer keeps of them; and values
 of a stage, between F and the backward pass.
 
-For values, takes the stages of a partitioned graph. These are values that F makes, or receives, and that the backward pass reads,
-if one of the two is inside of a named block or repeat. A view goes with the tensor whose memory it shares. What a stage
-has anyway stays: inputs, parameters and what the prologue makes, constants, and what slices of a sequence share. Nodes
-stay as they are, since a copy changes nothing that they read; which microbatches are copied, and when, is up to the
-schedule.
+Values are those that F makes, or receives, and that the backward pass reads, if one of the two is inside of a named
+block or repeat. A view goes with the tensor whose memory it shares. What a stage has anyway stays: inputs, parameters
+and what the prologue makes, constants, and what slices of a sequence share. Nodes stay as they are, since a copy
+changes nothing that they read; which microbatches are copied, and when, is up to the schedule.
+
+What reads copies of parameters is in `partita.compiler.passes.prefetch`.
 """
 
 from __future__ import annotations

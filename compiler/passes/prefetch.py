@@ -1,11 +1,11 @@
 """Stages whose parameters lie in the host's memory (`offload param`) read copies, which start one layer ahead.
 
-Takes the stages of a partitioned graph, in their final order. A unit is an iteration of a repeat; outside of repeats, it
-begins with each node that reads such a parameter. What a unit reads is copied when the unit before it begins (`prefetch`),
-so that the copy runs beside that one's work, and waited for where it is first read (`arrive`); it is freed behind its
-last reader. So the device has the parameters of two units at a time, the first tier of ZeRO-Infinity (arXiv 2104.07857).
-A copy serves one unit, and the next if that reads it as well, in one function: none outlives F, B or W. Where parameters
-are stored as shards, it is the shard that is copied, and then gathered.
+Takes the stages of a partitioned graph, in their final order. A unit is an iteration of a repeat; outside of repeats,
+it begins with each node that reads such a parameter. What a unit reads is copied when the unit before it begins
+(`prefetch`), so that the copy runs beside that one's work, and waited for where it is first read (`arrive`); it is
+freed behind its last reader. So the device has the parameters of two units at a time, as in the first tier of
+ZeRO-Infinity (arXiv 2104.07857). A copy serves one unit, and the next if that reads it as well, in one function: none
+outlives F, B or W. Where parameters are stored as shards, it is the shard that is copied, and then gathered.
 
 A lookup of rows runs where the table lies: ids are copied to the host, and the rows that they name to the device.
 """
@@ -68,13 +68,9 @@ class _Prefetching:
             for phase in phases:
                 self._copy(units, phase)
         nodes = [
-            each
-            for node in self.stage.nodes
-            for each in (*self.before.get(node, ()), *self.instead.get(node, (node,)))
+            each for node in self.stage.nodes for each in (*self.before.get(node, ()), *self.instead.get(node, (node,)))
         ]
-        parameters = tuple(
-            evolve(each, value=self.there.get(each.value, each.value)) for each in self.stage.parameters
-        )
+        parameters = tuple(evolve(each, value=self.there.get(each.value, each.value)) for each in self.stage.parameters)
         return evolve(self.stage, nodes=tuple(nodes), parameters=parameters)
 
     def _units(self, nodes: Sequence[Node]) -> list[list[Node]]:

@@ -9,7 +9,7 @@ one memory, except for copies and what stores a new value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from attrs import define
 
@@ -20,7 +20,7 @@ from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.passes.stacked import Stacked
 from partita.compiler.passes.update import CLIP_EPSILON, STATISTIC, ParameterUpdate
-from partita.compiler.verify.checker import quoted
+from partita.compiler.verify.copies import memories
 from partita.compiler.verify.ending import Ending, Values, sums_up
 from partita.compiler.verify.rules import require
 from partita.compiler.verify.value_numbering import UNKNOWN
@@ -63,17 +63,6 @@ class Updates:
         for each in ending.update.parameters:
             with check.at(ending.declared(each.name).span, f"the update of `{each.name}`"):
                 self._update(each, self.declared[each.name], own[each.name])
-
-    def _memories(self, nodes: Iterable[Node]) -> None:
-        """Every node runs in the memory in which its operands lie; only copies lead to the other one."""
-        for node in nodes:
-            there = {value.host for value in node.inputs}
-            made = {value.host for value in node.outputs}
-            if node.op.host is None and node.outputs:
-                require(len(there | made) <= 1, f"{quoted(node)} is made of tensors in two memories", *node.inputs)
-            elif node.op.host is not None:
-                right = there == {not node.op.host} and made == {node.op.host}
-                require(right, f"{quoted(node)} is not copied from one memory to the other", *node.inputs)
 
     def _of(self, op: Op, *operands: int) -> int:
         """The value number of an operation's result; UNKNOWN if an operand is."""
@@ -141,7 +130,8 @@ class Updates:
         there = each.name in self.on_host
         require(each.master.host == there, f"`{each.master.name}` lies in the wrong memory", each.master)
         require(not each.gradient.host, "a gradient lies in the device's memory", each.gradient)
-        self._memories((*each.prepare, *each.update))
+        for node in (*each.prepare, *each.update):
+            memories(node)
         self._pure(each.prepare, values, f"the update of `{each.name}`")
         return values
 
@@ -155,7 +145,8 @@ class Updates:
             require(alike, f"`{each.name}` is not updated on the same stages as what it shares nodes with")
         values = {value: own[each.name][value] for each in sharing for node in each.prepare for value in node.outputs}
         self._pure(stacked.nodes, values, "shared nodes")
-        self._memories(stacked.nodes)
+        for node in stacked.nodes:
+            memories(node)
         for name in names:
             own[name].update(values)
 

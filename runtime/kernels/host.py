@@ -1,4 +1,4 @@
-"""Copies between a device's memory and the host's. On a CPU both are one, and nothing is copied but in another dtype."""
+"""Copies between a device's memory and the host's. On a CPU both are one, and nothing is copied."""
 
 from __future__ import annotations
 

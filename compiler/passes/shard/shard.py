@@ -15,7 +15,7 @@ An op that cannot split an axis that is split is replaced by primitives that can
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
@@ -75,8 +75,8 @@ def shard(
     trained parameters, which say along which axes their states can be split. So are masters, where no rule says more of
     parameters; with `means`, what is read of these parameters are states. Axes of which the graph has `parts` are split
     in parameters alone. An operation that gathers more than `most` bytes, their gradients included, is divided into
-    blocks if it can be. With `hoist`, parameters are gathered once a step, except for those that are `prefetched` before
-    each use. Raises Refused (E0411).
+    blocks if it can be. With `hoist`, parameters are gathered once a step, except for those that are `prefetched`
+    before each use. Raises Refused (E0411).
     """
     given = hoist, updates, means, parts, most, prefetched
     return _Sharder(graph, defaults, resharding, portable, *given).sharded()
