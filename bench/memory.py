@@ -154,7 +154,7 @@ class Live(TorchDispatchMode):
         super().__init__()
         self.peak = 0
         self.aside: list[range] = []
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -166,14 +166,19 @@ class Live(TorchDispatchMode):
                 storage = each.untyped_storage()
                 if any(storage.data_ptr() in part for part in self.aside):
                     continue
-                known = self._alive.get(storage._cdata)
+                known = self.alive.get(storage._cdata)
                 if known is None or known[0].expired():
-                    self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                    self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                     new = True
         if new:
-            self._alive = {key: each for key, each in self._alive.items() if not each[0].expired()}
-            self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+            self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
+            self.peak = max(self.peak, self.now)
         return made
+
+    @property
+    def now(self) -> int:
+        """The bytes that are alive, as of the last operation that made a tensor."""
+        return sum(size for _, size in self.alive.values())
 
 
 def _gathered(number: int) -> list[int]:

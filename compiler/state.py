@@ -176,6 +176,11 @@ class Microbatched(Differentiated):
         return parameters_on_host(self.step, self.offload_rules)
 
     @property
+    def mapped(self) -> frozenset[str]:
+        """Those of them that are files, mapped into memory."""
+        return parameters_on_host(self.step, [rule for rule in self.offload_rules if rule.mapped])
+
+    @property
     def on_host(self) -> frozenset[str]:
         """The parameters whose masters, as the program reads them, lie in the host's memory."""
         kept = self.offloads_state and (self.train.mixed or self.reads_means)

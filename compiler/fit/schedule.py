@@ -52,6 +52,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         state.batches,
         state.compiled,
         state.on_host,
+        state.mapped,
         adds=not state.device.gpu,
         late=state.training and state.train.late,
     )

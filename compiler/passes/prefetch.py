@@ -2,12 +2,13 @@
 
 Takes the stages of a partitioned graph, in their final order. A unit is an iteration of a repeat; outside of repeats,
 it begins with each node that reads such a parameter. What a unit reads is copied when the unit before it begins
-(`prefetch`), so that the copy runs beside that one's work, and waited for where it is first read (`arrive`); it is
-freed behind its last reader. So the device has the parameters of two units at a time, as in the first tier of
+(`prefetch`), so that the copy runs beside that one's work, and has arrived when its own begins (`arrive`); it is freed
+behind its last reader. So the device has the parameters of two units at a time, as in the first tier of
 ZeRO-Infinity (arXiv 2104.07857). A copy serves one unit, and the next if that reads it as well, in one function: none
 outlives F, B or W. Where parameters are stored as shards, it is the shard that is copied, and then gathered.
 
-A lookup of rows runs where the table lies: ids are copied to the host, and the rows that they name to the device.
+A lookup of rows runs where the table lies if rows are less than the table: ids are copied to the host, and the rows
+that they name to the device.
 """
 
 from __future__ import annotations
@@ -39,9 +40,34 @@ def prefetched(partitioned: PartitionedGraph, on_host: Collection[str]) -> Parti
     return evolve(partitioned, stages=tuple(each.stage_graph() for each in stages))
 
 
+def without_copies(partitioned: PartitionedGraph) -> PartitionedGraph:
+    """The stages as they were before (but that parameters lie in the host's memory)."""
+    stages = []
+    for stage in partitioned.stages:
+        behind: dict[Value, Value] = {}
+        for node in stage.nodes:
+            if node.op.copies:
+                behind[node.output] = behind.get(node.inputs[0], node.inputs[0])
+        # The rows of a lookup have their own name once they are on the device.
+        ahead = {source: copy for copy, source in behind.items() if source.host and source not in _parameters(stage)}
+        nodes = [
+            evolve(substitute(node, behind), outputs=tuple(ahead.get(value, value) for value in node.outputs))
+            for node in stage.nodes
+            if not node.op.copies
+        ]
+        back = [substitute(node, ahead) for node in nodes]
+        stages.append(evolve(stage, nodes=tuple(back)))
+    return evolve(partitioned, stages=tuple(stages))
+
+
+def _parameters(stage: StageGraph) -> set[Value]:
+    return {each.value for each in stage.parameters}
+
+
 def looks_up(node: Node, value: Value) -> bool:
-    """Whether all that a node does with a value is to look up rows of it."""
-    return node.op.looks_up is not None and value not in node.inputs[:-1]
+    """Whether all that a node does with a value is to look up rows of it, which are less than all of it."""
+    rows = node.op.looks_up is not None and value not in node.inputs[:-1]
+    return rows and node.output.type.bytes < value.type.bytes
 
 
 @define(eq=False)
@@ -90,31 +116,30 @@ class _Prefetching:
 
     def _copy(self, units: Sequence[Sequence[Node]], phase: Phase) -> None:
         """Copies for the nodes of one phase."""
-        ahead = phase is not Phase.PROLOGUE
         copies: dict[Value, Value] = {}
         for i, unit in enumerate(units):
             own = [node for node in unit if node.phase is phase]
-            read = dict.fromkeys(value for node in own for value in self._copied(node))
+            read = {value: node for node in reversed(own) for value in reversed(self._copied(node))}
             copies = {value: copy for value, copy in copies.items() if value in read}
-            started: dict[Value, Value] = {}
-            start = self.before.setdefault((units[i - 1] if i else unit)[0], [])
-            for value in read:
-                if value not in copies and ahead:
-                    started[value] = self._made(value, "prefetched", host=False)
-                    start.append(self._node(Prefetch(), self.there[value], started[value], own[0], self.root))
+            for value in [value for value in reversed(read) if value not in copies]:
+                copies[value] = self._begun(value, read[value], units[i - 1][0] if i else unit[0], unit[0])
             for node in own:
-                found: list[Node] = []
-                for value in self._copied(node):
-                    if value not in copies:
-                        op, source = (Arrive(), started[value]) if ahead else (ToDevice(), self.there[value])
-                        copies[value] = self._made(value, "arrived", host=False)
-                        found.append(self._node(op, source, copies[value], node, node.scope))
                 local = substitute(node, copies)
-                if any(value in self.there and looks_up(node, value) for value in node.inputs):
-                    found += self._looked_up(local)
-                else:
-                    found.append(local)
-                self.instead[node] = found
+                there = any(value in self.there for value in local.inputs)
+                self.instead[node] = self._looked_up(local) if there else [local]
+
+    def _begun(self, value: Value, reader: Node, start: Node, end: Node) -> Value:
+        """A copy of a parameter for a reader, which starts before one node and has arrived before another."""
+        copy = self._made(value, "here", host=False)
+        if reader.phase is Phase.PROLOGUE:
+            begun = [self._node(ToDevice(), self.there[value], copy, reader, self.root)]
+        else:
+            coming = self._made(value, "coming", host=False)
+            started = self._node(Prefetch(), self.there[value], coming, reader, self.root)
+            self.before.setdefault(start, []).append(started)
+            begun = [self._node(Arrive(), coming, copy, reader, self.root)]
+        self.before.setdefault(end, []).extend(begun)
+        return copy
 
     def _looked_up(self, node: Node) -> list[Node]:
         """A lookup in the host's memory."""
