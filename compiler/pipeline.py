@@ -426,8 +426,7 @@ def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
     ordered = overlapped(grouped(partitioned), full_at(state.mesh))
     most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
-    in_order, found = in_pieces(ordered, most)
-    cut_up = prefetched(in_order, state.prefetched)
+    cut_up, found = in_pieces(prefetched(ordered, state.prefetched), most)
     if not state.training:
         return extended(Cut, state, partitioned=cut_up)
     copied = offloaded(cut_up, state.offload_rules)

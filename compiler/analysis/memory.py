@@ -109,10 +109,11 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
 
 
 def _on_host(state: Scheduled, rank: RankPlan) -> int:
-    """Bytes in the host's memory: masters and states, masters in the dtype that computes, on a GPU copies of what their
-    updates read and make, and what microbatches in flight keep there.
+    """Bytes in the host's memory: masters and states that are no files, masters in the dtype that computes, on a GPU
+    copies of what their updates read and make, and what microbatches in flight keep there.
     """
-    total = sum(size for part in stored(state, rank, host=True) for size in part.values())
+    mapped = {record.name for record in state.plan.parameters if record.mapped}
+    total = sum(size for part in stored(state, rank, host=True) for name, size in part.items() if name not in mapped)
     casts = {each.name: each.value for stage in _stages(state, rank) for each in stage.parameters if _cast(each)}
     total += sum(host_bytes(value) for value in casts.values())
     total += sum(copies(state, rank, host=True)) + microbatches_on_host(state, rank)

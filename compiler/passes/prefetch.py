@@ -1,11 +1,11 @@
 """Stages whose parameters lie in the host's memory (`offload param`) read copies, which start one layer ahead.
 
-Takes the stages of a partitioned graph, in their final order. A unit is an iteration of a repeat; outside of repeats,
-it begins with each node that reads such a parameter. What a unit reads is copied when the unit before it begins
-(`prefetch`), so that the copy runs beside that one's work, and has arrived when its own begins (`arrive`); it is freed
-behind its last reader. So the device has the parameters of two units at a time, as in the first tier of
-ZeRO-Infinity (arXiv 2104.07857). A copy serves one unit, and the next if that reads it as well, in one function: none
-outlives F, B or W. Where parameters are stored as shards, it is the shard that is copied, and then gathered.
+Takes the stages of a partitioned graph, in the order in which they overlap communication. A unit is an iteration of a
+repeat; outside of repeats, it begins with each node that reads such a parameter. What a unit reads is copied when the
+unit before it begins (`prefetch`), so that the copy runs beside that one's work, and has arrived when its own begins
+(`arrive`); it is freed behind its last reader. So the device has the parameters of two units at a time, as in the first
+tier of ZeRO-Infinity (arXiv 2104.07857). A copy serves one unit, and the next if that reads it as well, in one
+function: none outlives F, B or W. Where parameters are stored as shards, it is the shard that is copied, and gathered.
 
 A lookup of rows runs where the table lies if rows are less than the table: ids are copied to the host, and the rows
 that they name to the device.

@@ -87,7 +87,9 @@ class Checkpoints:
         entries = entries_of(self._manifest, self.rank.rank)
         # Of a flat part, without the zeros at its end.
         self._shard = Shard(
-            entries, tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
+            entries,
+            tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries),
+            memory.files,
         )
 
     # ------------------------------------------------------------ saving

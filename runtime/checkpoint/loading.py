@@ -23,7 +23,7 @@ from partita.runtime.checkpoint.parts import saved_shape, saves, sources
 from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read_region
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.regions import Region, region_of, shape_of
+from partita.runtime.regions import Region, in_slabs, region_of, shape_of
 
 MOST_OPEN = 64  # files open at a time
 
@@ -108,9 +108,14 @@ class Commit:
         if into is None:
             into = torch.empty(shape_of(wanted), dtype=DTYPES[tensor.type.dtype])
         for source in sources(tensor, self.manifest.mesh, wanted):
-            found = read_region(self._file(source.rank), name, source.inner)
-            into[source.outer].copy_(found if source.shape is None else found.view(source.shape)[source.within])
-            self.moved()
+            if source.shape is not None:
+                found = read_region(self._file(source.rank), name, source.inner)
+                into[source.outer].copy_(found.view(source.shape)[source.within])
+                self.moved()
+                continue
+            for rows, part in in_slabs(source.inner):
+                into[source.outer][rows].copy_(read_region(self._file(source.rank), name, part))
+                self.moved()
         return into
 
     def _file(self, rank: int) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from attrs import evolve
 from hypothesis import HealthCheck, given, note, settings
-from hypothesis import strategies as st
 
 from partita.compiler.analysis.memory import memory_report
 from partita.compiler.analysis.time import stage_seconds
@@ -16,7 +14,11 @@ from partita.compiler.ops.host import Arrive, Prefetch
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.state import Compilation
+from partita.compiler.verify.checker import Checker
+from partita.compiler.verify.copies import Copies
 from partita.compiler.verify.equivalence import validate
+from partita.compiler.verify.rules import Rules
+from partita.compiler.verify.value_numbering import ValueNumbering
 from partita.dsl.load import load_text
 from partita.runtime import kernels
 from partita.runtime.kernels.host import arrive, cast_on_host, prefetch
@@ -25,7 +27,7 @@ from tests.files import checked
 from tests.marks import soak
 from tests.programs import Program, programs, sharded_programs
 from tests.training.test_offload import text_of, trained
-from tests.training.test_offloaded_blocks import same_with_and_without
+from tests.training.test_offloaded_blocks import offloading
 from tests.training.test_partition import plan_of
 
 
@@ -74,19 +76,13 @@ def test_the_numbers_are_the_same_to_the_last_bit(rules, optimizer, precision, m
     assert all(map(torch.equal, expected, found))
 
 
-@given(program=programs() | sharded_programs(), rule=st.sampled_from(["offload param", "offload param, layer"]))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-def test_random_programs_compute_the_same(program: Program, rule: str, tmp_path_factory):
-    same_with_and_without(program, rule, tmp_path_factory.getbasetemp())
-
-
 # ---------------------------------------------------------------- when, and how long
 
 
 @given(program=programs() | sharded_programs())
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_a_layer_reads_is_on_its_way_before_the_layer_before_it_begins(program: Program):
-    text = program.text.replace("layout cut on line {", "layout cut on line {\n  offload param", 1)
+    text = offloading(program, "offload param")
     note(text)
     state = compile_spec(checked(text, "random.par"))
     repeats = {scope.path: scope.name for scope in state.step.scopes if scope.repeat}
@@ -243,8 +239,10 @@ def test_what_reads_too_early_or_in_the_wrong_memory_is_found():
 def test_parameters_in_the_wrong_memory_are_found():
     there, here = (compile_spec(checked(text_of(rules, "sgd(lr = 0.01)"), "lm.par")) for rules in ("offload param", ""))
     for state, other in ((there, here), (here, there)):
-        problems = validate(evolve(state, spec=other.spec), program=False).problems
-        assert any("is read from the wrong memory" in each.message for each in problems)
+        check = Checker(Rules(state.mesh), ValueNumbering())
+        Copies(state.partitioned, None, check, other.prefetched).run()
+        assert all("is read from the wrong memory" in each.message for each in check.problems)
+        assert check.problems
 
 
 def test_wrong_rules():
