@@ -205,7 +205,7 @@ def ours(case: Case) -> None:
     transport = ProcessTransport(torch.device("cpu"))
     with Live() as live:
         rank = Rank(plan, dist.get_rank(), transport, torch.device("cpu"))
-        live.aside = list(_shared(transport))
+        live.aside = list(shared(transport))
         for _ in train(rank, dataset):
             pass
     peaks = _gathered(live.peak)
@@ -215,7 +215,7 @@ def ours(case: Case) -> None:
     transport.close()
 
 
-def _shared(transport: ProcessTransport) -> Iterator[range]:
+def shared(transport: ProcessTransport) -> Iterator[range]:
     """The addresses of the memory that a transport shares with other ranks."""
     for end in transport._channels.values():
         if isinstance(end, (Outgoing, Incoming)):

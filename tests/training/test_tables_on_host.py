@@ -133,10 +133,10 @@ def test_a_file_has_pages_where_it_is_written(tmp_path: Path):
 
 
 def test_a_snapshot_of_a_mapped_tensor_is_a_copy_of_its_file(tmp_path: Path):
-    entries = (Entry("a", "f32", (3, 2)), Entry("b", "f32", (5,)), Entry("c", "f64", (2,)))
-    table = mapped_tensor(tmp_path / "b", (5,), torch.float32)
+    entries = (Entry("a", "f32", (3, 2)), Entry("b", "f32", (6,)), Entry("c", "f64", (2,)))
+    table = mapped_tensor(tmp_path / "b", (6,), torch.float32)
     tensors = (torch.arange(6.0).view(3, 2), table, torch.ones(2, dtype=torch.float64))
-    table.copy_(torch.arange(5.0))
+    table.copy_(torch.arange(6.0))
     expected = Shard(entries, tuple(each.clone() for each in tensors))
     shard = Shard(entries, tensors, {table.data_ptr(): tmp_path / "b"})
     for each in (expected, shard):
@@ -167,8 +167,8 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path):
     (tmp_path / "tables.par").write_text(text)
     for name, steps in (("whole", (4,)), ("parts", (2, 4))):
         for count in steps:
-            command = ("run", "tables.par", f"train.steps={count}", f"--run-dir={name}", "--checkpoint-every=1")
-            done = partita(*command, "--resume", cwd=tmp_path)
+            settings = f"train.steps={count}", "train.checkpoint=every(1)"
+            done = partita("run", "tables.par", *settings, f"--run-dir={name}", cwd=tmp_path)
             assert done.returncode == 0, done.stdout + done.stderr
         assert (tmp_path / name / "mapped" / "rank-1" / "m.table").stat().st_size == 300 * 4 * 4
     assert computed(tmp_path / "whole")[-1] == computed(tmp_path / "parts")[-1]
