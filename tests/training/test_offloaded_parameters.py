@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from attrs import evolve
@@ -22,6 +24,7 @@ from partita.compiler.verify.value_numbering import ValueNumbering
 from partita.dsl.load import load_text
 from partita.runtime import kernels
 from partita.runtime.kernels.host import arrive, cast_on_host, prefetch
+from tests.commands import partita
 from tests.compiler.test_text import check_every_pass
 from tests.files import checked
 from tests.marks import soak
@@ -119,6 +122,8 @@ def test_the_device_holds_the_parameters_of_two_layers(rules: str):
         (stage,) = state.plan.stages
         found.append(stage.peaks)
         assert (report.parameters, report.state) == (0, 0)
+        narrow = schedule_spec(checked(text.replace("f32", "bf16"), "lm.par"))
+        assert memory_report(narrow, narrow.plan.ranks[0]).parameters == 0
         whole = sum(each.master.bytes for each in state.step.parameters)
         assert report.host == whole
     few, many = found
@@ -252,6 +257,13 @@ def test_wrong_rules():
         assert [(each.code, each.span.line, each.span.column) for each in diagnostics] == [("E0418", 17, column)]
     plain = text_of("offload param", "sgd(lr = 0.1)").replace("update table -> adamw(lr = 0.01) ", "")
     assert compile_spec(checked(plain, "lm.par")).warnings == ()
+
+
+def test_explain_says_where_a_parameter_lies(tmp_path: Path):
+    (tmp_path / "lm.par").write_text(text_of("offload down"))
+    texts = [partita("explain", "lm.par", name, cwd=tmp_path).stdout for name in ("down", "up")]
+    said = ["in the host's memory: copied to the device before each use" in text for text in texts]
+    assert said == [True, False], texts
 
 
 def test_parameters_by_name():
