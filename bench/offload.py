@@ -3,10 +3,10 @@
     python bench/offload.py [--layers 6] [--steps 2]
 
 `specs/llama.par`, with its own layout (ZeRO-3) on two ranks of data parallelism, with `--layers` layers and twice as
-many; each without offloading, with `offload state`, and with `offload param`. Ranks run on CPUs; live tensors of the device
-are counted after each operation (`device_memory.py`), and more than the limit is refused. The limit is what the smaller
-model needs without offloading. Beside what was alive stands the compiler's bound. All that train the same model should
-have the same losses.
+many; each without offloading, with `offload state`, and with `offload param`. Ranks run on CPUs; live tensors of the
+device are counted after each operation (`device_memory.py`), and more than the limit is refused. The limit is what the
+smaller model needs without offloading. Beside what was alive stands the compiler's bound. All that train the same model
+should have the same losses.
 """
 
 from __future__ import annotations

@@ -120,13 +120,19 @@ class Shard:
             self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._taken.record()
 
-    def blocks(self) -> Iterator[bytes | memoryview]:
-        """Yields the bytes of the file; waits until the snapshot is complete."""
+    @property
+    def copy(self) -> torch.Tensor:
+        """The bytes of all tensors in the latest snapshot, in the order of the entries; waits until it is complete."""
         if self._taken is not None:
             self._taken.synchronize()
         assert self._copy is not None
+        return self._copy
+
+    def blocks(self) -> Iterator[bytes | memoryview]:
+        """Yields the bytes of the file."""
+        data = self.copy.numpy().data
         yield header(self.entries)
-        data, done = self._copy.numpy().data, 0
+        done = 0
         for entry, file in self._places():
             end = done + (entry.bytes if file is None else 0)
             for start in range(done, end, BLOCK):

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from partita.runtime.context import Context
+from partita.runtime.declared import waits
 from partita.runtime.kernels.registry import kernel
 
 
 @kernel
+@waits("what is updated in the host's memory has to arrive there")
 def to_host(x: Tensor) -> Tensor:
     """A tensor in the host's memory: pinned, so that the device copies it there by itself; it has arrived."""
     if x.device.type == "cpu":
@@ -56,3 +58,9 @@ def cast_on_host(x: Tensor, dtype: torch.dtype, context: Context) -> Tensor:
     if context.device.type == "cpu":
         return x.to(dtype)
     return torch.empty(x.shape, dtype=dtype, pin_memory=True).copy_(x)
+
+
+@kernel
+def store(parameter: Tensor, value: Tensor) -> Tensor:
+    """Write a value over a parameter. A device copies it from the host's memory by itself."""
+    return parameter.copy_(value, non_blocking=not parameter.is_cpu)

@@ -19,6 +19,8 @@ from pathlib import Path
 from attrs import define, field
 
 from partita.runtime.supervision import reaper as reapers
+from partita.runtime.supervision.fork_server import NAME
+from partita.runtime.supervision.identity import RANK
 
 PATIENCE = 200.0  # seconds that a busy machine may take for what has no limit of its own
 PROC = Path("/proc")
@@ -66,6 +68,15 @@ def variable(process: int, name: str) -> str | None:
             if each.startswith(f"{name}="):
                 return each.partition("=")[2]
     return None
+
+
+def rank_of(process: int) -> int | None:
+    """The rank that a process of a supervisor is, whether it was forked or started; None if it is none."""
+    found = None
+    with suppress(OSError):  # it has ended
+        found = re.fullmatch(rf"{NAME}(\d+)", (PROC / str(process) / "comm").read_text().strip())
+    text = found[1] if found else variable(process, RANK)
+    return None if text is None else int(text)
 
 
 def launched(mark: str) -> dict[int, int]:
