@@ -11,6 +11,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -85,7 +87,7 @@ class Checkpoints:
         self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._keep = self.settings.keep
         self._store = store_at(self.settings.path)
-        self._shard = shard_of(self._manifest, self.rank)
+        self._shard = shard_of(self._manifest, self.rank, self.rank.memory.files)
         if self.settings.copies is not None and self.kept is not None:
             shard = shard_of(self._manifest, self.rank)
             self._copies = Copies(self.rank.rank, plan.ranks, self._manifest, shard, self.kept, self.rank.flight.mark)
@@ -430,12 +432,15 @@ class Checkpoints:
         self.report(Diagnostic("W0801", f"{place} is damaged and was skipped: {problem}"))
 
 
-def shard_of(manifest: Manifest, rank: Rank) -> Shard:
-    """What a rank saves: of a flat part, without the zeros at its end."""
+def shard_of(manifest: Manifest, rank: Rank, files: Mapping[int, Path] = MappingProxyType({})) -> Shard:
+    """What a rank saves: of a flat part, without the zeros at its end. Of what is mapped from `files`, it takes no
+    copies in memory.
+    """
     memory = rank.memory
     tensors = {**memory.masters, **{state_name(*key): tensor for key, tensor in memory.states.items()}}
     entries = entries_of(manifest, rank.rank)
-    return Shard(entries, tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries))
+    own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
+    return Shard(entries, own, files)
 
 
 def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
