@@ -272,6 +272,7 @@ def serve(connection: socket.socket, supervisor: int) -> int:
                 os._exit(0)
             while os.getppid() == own:  # until the supervisor has it
                 time.sleep(POLL_SECONDS)
+            connection.detach()  # `_run` closes it
             return _run(asked, files, threads)
         os.waitpid(middle, 0)
         connection.sendall(os.read(heard, PROCESS.size))
