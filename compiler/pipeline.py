@@ -31,6 +31,7 @@ from partita.compiler.passes.build import build
 from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
+from partita.compiler.passes.float8 import expanded, in_float8
 from partita.compiler.passes.fuse import fuse
 from partita.compiler.passes.group import grouped
 from partita.compiler.passes.guard import guarded
@@ -255,7 +256,9 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 
 def _build(state: Configured) -> Built:
     model = with_larger_batch(state.model, state.batch, state.batches) if state.batches != 1 else state.model
-    forward = build(model, state.train.precision, state.training, state.outputs)
+    forward = build(model, state.train.dtype, state.training, state.outputs)
+    if state.train.float8:
+        forward = in_float8(forward)
     if state.training:
         found = assign(forward, state.train.optimizer)
         warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
@@ -265,7 +268,7 @@ def _build(state: Configured) -> Built:
         updates = state.beside.updates
         return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
     # Outputs may read parameters in other ways than the loss does.
-    whole = build(model, state.train.precision, False) if state.outputs else forward
+    whole = build(model, state.train.dtype, False) if state.outputs else forward
     updates = assign(whole, state.train.optimizer).updates
     return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
 
@@ -307,9 +310,9 @@ def _place(state: Built) -> Placed:
     # Evaluation must have the same stages as training, despite more rows and no dropout; and so must outputs.
     one = state.forward
     if state.batches != 1:
-        one = build(state.model, state.train.precision, state.training)
+        one = build(state.model, state.train.dtype, state.training)
     if state.beside is not None:
-        one = build(state.beside.model, state.train.precision, False)
+        one = build(state.beside.model, state.train.dtype, False)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     shared = shared_axes(state.spec)
@@ -327,7 +330,7 @@ def _place(state: Built) -> Placed:
 
 
 def _differentiate(state: Placed) -> Differentiated:
-    joint = fuse(differentiate(state.placed)) if state.training else state.placed
+    joint = expanded(fuse(differentiate(state.placed)) if state.training else state.placed)
     flops = product_flops(joint)
     shared, pipeline = shared_axes(state.spec), state.pipeline
     if not shared or pipeline.axis is None or pipeline.ranks == 1:

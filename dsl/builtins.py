@@ -267,7 +267,7 @@ TRAIN = Signature(
         Setting("data", OneOf(DATA)),
         Setting("optimizer", OneOf(OPTIMIZERS)),
         Setting("steps", Number(integer=True, minimum=1, maximum=1 << 62)),
-        Setting("precision", Keyword(("f32", "bf16", "f64")), "f32"),
+        Setting("precision", Keyword(("f32", "bf16", "f64", "fp8")), "f32"),
         Setting("clip", POSITIVE, None),
         Setting("ema", BETA, None),
         Setting("seed", Number(integer=True, minimum=0, maximum=(1 << 63) - 1), 0),

@@ -19,6 +19,7 @@ from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.bad_steps import BadStepPolicy
+from partita.runtime.declared import waits
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
 from partita.runtime.global_tensors import seen
@@ -113,7 +114,7 @@ class Plan:
         mesh, declared = self.spec.mesh, self.training.device
         if mesh is None or mesh.device is None or (declared.gpu and device.type != "cuda"):
             return None
-        return declared.flops[self.train.precision] * self.ranks
+        return declared.flops[self.train.dtype] * self.ranks
 
     @property
     def ranks(self) -> int:
@@ -174,7 +175,7 @@ class Rank:
         self.ended = False  # before the last step, because some rank was asked to
         self.flight = flight or Flight(None)
         self.flight.begin(CONNECTING)
-        transport.open(plan.program.mesh, plan.channels)
+        transport.open(plan.program.mesh, plan.channels, plan.program.streams)
         self.flight.begin(STARTING)
         self._initialise()
         seed = plan.train.seed
@@ -212,6 +213,7 @@ class Rank:
             else None
         )
 
+    @waits("before the first step, initial values arrive from the host")
     def _initialise(self) -> None:
         """Make the rank's shards of parameters, by (seed, name, coordinates), and of states: zeros or copies."""
         program = self.plan.program

@@ -31,6 +31,8 @@ from partita.compiler.program import (
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.stream_invariants import check_launches
+from partita.compiler.streams import Launch, communicators, launches_of
 from partita.dsl.types import Axis, Type
 
 
@@ -66,6 +68,9 @@ def plan_step(
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
     tied = _tied(update, schedule)
+    launches = tuple(map(launches_of, instructions))
+    streams = communicators(mesh, {each.transfer.channel for each in tied})
+    check_launches(instructions, launches, streams)
     names = (*(each.name for each in update.parameters), *(each.name for each in update.buffers))
     written = set(names) if late else set[str]()
     reduce = dict(update.reduce)
@@ -74,7 +79,7 @@ def plan_step(
         for functions in functions_of(partitioned, schedule, compiled)
     )
     ranks = tuple(
-        _rank(rank, schedule, stages, update, instructions[rank], tied, set(reduce), written)
+        _rank(rank, schedule, stages, update, instructions[rank], launches[rank], tied, set(reduce), written)
         for rank in range(schedule.ranks)
     )
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
@@ -108,6 +113,7 @@ def plan_step(
         statistics=tuple(name for name, _, _ in update.statistics),
         guards=partitioned.graph.guards,
         schedule=schedule,
+        streams=streams,
     )
 
 
@@ -238,6 +244,7 @@ def _rank(
     stages: Sequence[StagePlan],
     update: UpdateGraph,
     instructions: tuple[Instruction, ...],
+    launches: tuple[Launch, ...],
     tied: Sequence[TiedTransfer],
     reduced: set[int],
     written: set[str],
@@ -252,6 +259,7 @@ def _rank(
         rank=rank,
         stages=tuple(schedule.placement[rank]),
         instructions=instructions,
+        launches=launches,
         reductions=_reductions(instructions, reduced),
         parameters=parameters,
         sends=tuple(each for each in tied if each.transfer.channel.source == rank),

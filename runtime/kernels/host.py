@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from partita.runtime.context import Context
+from partita.runtime.declared import waits
 from partita.runtime.kernels.registry import kernel
 
 
 @kernel
+@waits("what is updated in the host's memory has to arrive there")
 def to_host(x: Tensor) -> Tensor:
     """A tensor in the host's memory: pinned, so that the device copies it there by itself; it has arrived."""
     if x.device.type == "cpu":
@@ -24,3 +26,9 @@ def to_host(x: Tensor) -> Tensor:
 def to_device(x: Tensor, context: Context) -> Tensor:
     """A tensor of the host in the device's memory. From pinned memory it is copied while the host goes on."""
     return x.to(context.device, non_blocking=True)
+
+
+@kernel
+def store(parameter: Tensor, value: Tensor) -> Tensor:
+    """Write a value over a parameter. A device copies it from the host's memory by itself."""
+    return parameter.copy_(value, non_blocking=not parameter.is_cpu)
