@@ -117,7 +117,7 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
     for node in nodes:
         if node.op.communicates:
             sent.update(node.outputs)
-        if takes_no_time(node.op):
+        if takes_no_time(node.op) or node.op.ahead:
             continue
         if not node.op.fusible:
             end()

@@ -124,6 +124,9 @@ class Op:
     through_slices: ClassVar[Literal["forward", "backward"] | None] = None
     # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
     host: ClassVar[bool | None] = None
+    # Its result is its operand, in the other memory or once it has arrived there; and that is copied beside other work.
+    copies: ClassVar[bool] = False
+    ahead: ClassVar[bool] = False
     # Its results are the distinct ids of its operands, and what belongs to one id added up.
     combines_rows: ClassVar[bool] = False
     # Its products are of operands in eight bits, for which devices may have a rate of their own.
