@@ -57,7 +57,9 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
         return measured
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
-    flops = device.flops.get(node.op.rate or dtype, device.flops[dtype])
+    if node.op.eight_bits and "f8" in device.flops:
+        device = device.narrowed()
+    flops = device.flops[dtype]
     matrices = node.op.matrices(operands, results)
     if matrices is None:
         flops = device.vector or flops
