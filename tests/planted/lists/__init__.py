@@ -23,6 +23,7 @@ from tests.planted.lists import (
     operations,
     optimizers,
     orders,
+    parameters,
     partitioning,
     picking,
     pieces,
@@ -43,6 +44,7 @@ from tests.planted.planted import Planted
 SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "partitioning": partitioning.MISTAKES,
     "orders": orders.MISTAKES,
+    "parameters": parameters.MISTAKES,
     "gradients": gradients.MISTAKES,
     "optimizers": optimizers.MISTAKES,
     "rules": rules.MISTAKES,
