@@ -80,7 +80,7 @@ HOST = "host"
 
 
 def peak_memory(state: Scheduled, rank: RankPlan) -> int:
-    """The memory bound of each rank that runs the program of a pipeline rank."""
+    """The memory bound of each rank that runs the program of a pipeline rank, one of `state.plan.ranks`."""
     return memory_report(state, rank).total
 
 
@@ -218,8 +218,8 @@ def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[s
     """Bytes that a rank keeps of each parameter's master, and of its optimizer states, by parameter name: on the device
     or in the host's memory.
     """
-    sizes, own = state.mesh.sizes, set(rank.parameters)
-    records = [record for record in state.plan.parameters if record.name in own]
+    sizes, known = state.mesh.sizes, {record.name: record for record in state.plan.parameters}
+    records = [known[name] for name in dict.fromkeys(rank.parameters)]
     return (
         {each.name: local_type(each.type, each.layout, sizes).bytes for each in records if each.host == host},
         {
