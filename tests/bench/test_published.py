@@ -6,6 +6,7 @@ from collections import Counter
 from statistics import fmean
 
 import pytest
+from attrs import evolve
 from published.rows import Row, families, rows
 from published.scores import (
     DIFFERENCES,
@@ -22,6 +23,8 @@ from published.scores import (
 
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.pipeline import compile_spec
+from partita.compiler.planner.search import Search
+from partita.compiler.planner.space import space_of
 from tests.marks import soak
 
 ROWS = {family: tuple(rows(family)) for family in families()}
@@ -105,3 +108,15 @@ def test_a_table_is_predicted(name: str):
     pairs = [(one.measured, one.predicted) for one in found]
     assert error(pairs) <= 1.5
     assert rank_correlation(pairs) >= 0.8
+
+
+FIRST = {(row.family, row.table): row for own in reversed(ROWS.values()) for row in reversed(own)}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", FIRST.values(), ids=lambda row: f"{row.family}, {row.name}")
+def test_no_published_configuration_is_predicted_faster_than_its_plan(row: Row):
+    found = Search(space_of(evolve(row, set={**row.set, **row.planned}).load())).run()
+    assert found.own is not None
+    assert found.own_fits
+    assert found.plans[0].prediction.step_time <= found.own.prediction.step_time
