@@ -4,8 +4,8 @@
 
 Each row is planned as a file that has the published configuration. Beside the plan stands that configuration as the
 same model predicts it, communication overlapped in both, with what a row says of how it fits (`planned`). What is said
-of each family at the end is the published time of a step over the planned one, both as predicted, and the seconds of CPU
-that a plan took.
+of each family at the end is the published time of a step over the planned one, both as predicted, and the seconds of
+CPU that a plan took.
 """
 
 from __future__ import annotations
