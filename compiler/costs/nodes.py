@@ -34,7 +34,10 @@ def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
     results = [value.type for value in node.outputs]
     kernel = node.op.kernel(operands, results)
     dtype = next((t.dtype for t in (*results, *operands) if t.dtype in FLOATS), "f32")
-    return kernel._replace(name=f"{kernel.name}.added") if added else kernel, dtype
+    adding = f"{kernel.name}.added"
+    if added:
+        return kernel._replace(name=adding, alike=kernel), dtype
+    return kernel._replace(alike=kernel._replace(name=adding)), dtype
 
 
 def seconds(node: Node, device: Device, added: bool = False) -> float:

@@ -503,12 +503,18 @@ def _mentions(value: object, axis: str) -> bool:
 
 class Kernel(NamedTuple):
     """An operation as the cost model sees it: kernels of one name are compared by their features, and take time in
-    proportion to their work, FLOPs or bytes.
+    proportion to their work, FLOPs or bytes. `alike` is one that takes about as long for its work.
     """
 
     name: str
     features: tuple[float, ...]
     work: float
+    alike: Kernel | None = None
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether nothing but the bytes that it moves determines its time."""
+        return self.features == (self.work,)
 
 
 def attributes(cls: type[Op]) -> tuple[Attribute[Any], ...]:
