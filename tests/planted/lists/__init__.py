@@ -22,6 +22,7 @@ from tests.planted.lists import (
     partitioning,
     picking,
     pieces,
+    planning,
     recurrences,
     rules,
     schedules,
@@ -63,4 +64,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "copies": copies.MISTAKES,
     "flat": flat.MISTAKES,
     "pieces": pieces.MISTAKES,
+    "planning": planning.MISTAKES,
 }
