@@ -207,7 +207,7 @@ class Search:
             if report.errors:
                 raise Refused(report.diagnostics())
             plan = evolve(predicted(file, candidate, self.budget), given=True)
-            self._layers = self.budget.spent - seconds_to_compile(0, candidate.stages * plan.microbatches)
+            self._layers = self.budget.spent - self._without_layers(candidate)
             return plan, None
         except Refused as refused:
             return None, refused.diagnostics[0]
@@ -420,10 +420,14 @@ class Search:
 
     def _too_late_for(self, candidate: Candidate, reserved: float = 0.0) -> bool:
         """Whether compiling a candidate now would exceed the budget, of which so much is `reserved`."""
-        turns = candidate.stages * self.space.microbatches(candidate) * candidate.slices
         layers = self._layers or self._proxies / self._made * LAYER * self.space.layers
+        return self.budget.exceeded(reserved + layers + self._without_layers(candidate))
+
+    def _without_layers(self, candidate: Candidate) -> float:
+        """The seconds to compile a candidate, without what its operations take."""
+        turns = candidate.stages * self.space.microbatches(candidate) * candidate.slices
         searching = seconds_to_search(turns) if SCHEDULES[candidate.schedule].searched else 0.0
-        return self.budget.exceeded(reserved + layers + seconds_to_compile(0, turns) + searching)
+        return seconds_to_compile(0, turns) + searching
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Variants of a candidate that need less memory."""
