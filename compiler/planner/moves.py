@@ -30,7 +30,7 @@ def moves(space: Space, candidate: Candidate, device: Device) -> Iterator[Candid
     """Valid candidates whose mesh or layout differs in one thing, the most promising first."""
     seen = {candidate}
     for each in _moves(space, evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1), device):
-        if each not in seen and space.valid(each):
+        if each not in seen and space.valid(each) and (not space.whole or space.microbatches(each) == 1):
             seen.add(each)
             yield each
 

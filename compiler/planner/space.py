@@ -199,7 +199,6 @@ class Space:
             (candidate.context == 1 or (bool(self.positions) and self._size(self.positions) % parts == 0))
             and (candidate.expert == 1 or (bool(self.experts) and self._size(self.experts) % candidate.expert == 0))
             and self.rows % rows == 0
-            and (not self.whole or self.rows == rows)
             and candidate.mesh[:3] in set(self.factors(candidate.context, candidate.expert))
         )
 
