@@ -41,6 +41,7 @@ from partita.compiler.planner.budget import (
     COMPARED,
     ESTIMATE,
     ESTIMATED_TURN,
+    FILE,
     OPERATION,
     REFUSED,
     Budget,
@@ -78,6 +79,8 @@ SIZES = (1, 4)
 NEAR = 0.95
 # Shares of the budget by which bounds, outlooks on the file's mesh, all outlooks, and those of changes must be done.
 BOUNDS, NEARBY, OUTLOOKS, CHANGES = 0.35, 0.42, 0.5, 0.65
+# The share of the budget by which a comparison of the best two plans may exceed it.
+BEYOND = 0.05
 # How often a change that does not fit is tried in a way that needs less memory.
 SMALLER = 3
 # The seconds to compile a layer of a candidate, in units of a proxy's.
@@ -415,8 +418,9 @@ class Search:
 
     @property
     def _comparing(self) -> float:
-        """About the seconds to compare the best two plans."""
-        return self._proxies / max(1, self._made) / OPERATION * AGAIN * COMPARED
+        """About the seconds to compare the best two plans, beyond what that may exceed the budget by."""
+        operations = max(0.0, self._proxies / max(1, self._made) - FILE) / OPERATION
+        return max(0.0, operations * AGAIN * COMPARED - BEYOND * self.budget.seconds)
 
     def _too_late_for(self, candidate: Candidate, reserved: float = 0.0) -> bool:
         """Whether compiling a candidate now would exceed the budget, of which so much is `reserved`."""
