@@ -39,22 +39,23 @@ def _moves(space: Space, base: Candidate, device: Device) -> Iterator[Candidate]
     yield from _lighter(space, base)
     if base.context > 1:
         yield from (evolve(base, exchange=each) for each in EXCHANGES)
-    if device.gpu and (base.offload or base.recompute or base.zero > 1 or base.size == 1):
-        # Memory is short: what the state leaves may hold activations instead, or whole gradients.
-        yield evolve(base, offload=not base.offload)
-        yield evolve(base, offload=not base.offload, recompute="")
-        yield evolve(base, offload=not base.offload, zero=min(1, base.zero))
     if space.experts:
         yield evolve(base, routed=not base.routed)
         yield from _exchanged(base, "expert")
     if space.positions:
-        for each in _exchanged(evolve(base, exchange=base.exchange or "zigzag"), "context"):
+        # What a longer context leaves of memory may hold whole gradients.
+        for each in _exchanged(evolve(base, exchange=base.exchange or "zigzag", zero=min(1, base.zero)), "context"):
             each = evolve(each, exchange=each.exchange if each.context > 1 else "")
             yield each
             if each.context > base.context and each.data < base.data:
                 yield evolve(each, size=2 * each.size)  # of as many positions as before
             if each.recompute:
                 yield evolve(each, recompute="")
+    if device.gpu and (base.offload or base.recompute or base.zero > 1 or base.size == 1):
+        # Memory is short: what the state leaves may hold activations instead, or whole gradients.
+        yield evolve(base, offload=not base.offload)
+        yield evolve(base, offload=not base.offload, recompute="")
+        yield evolve(base, offload=not base.offload, zero=min(1, base.zero))
     if base.size > 1 and base.size % 2 == 0:
         yield evolve(base, size=base.size // 2)
     yield evolve(base, size=2 * base.size)
@@ -67,7 +68,7 @@ def _moves(space: Space, base: Candidate, device: Device) -> Iterator[Candidate]
 
 def _lighter(space: Space, base: Candidate) -> Iterator[Candidate]:
     """The same with less to do or to store, in more of the memory that there is."""
-    if base.alike > 1 and base.zero == 0:
+    if base.alike > 1 and base.zero != 1:
         yield evolve(base, zero=1)
     ways = ("", *space.blocks)
     fewer = ways[: ways.index(base.recompute)] if base.recompute in ways else ways
