@@ -31,16 +31,18 @@ from partita.compiler.passes.build import build
 from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
+from partita.compiler.passes.float8 import expanded, in_float8
 from partita.compiler.passes.fuse import fuse
 from partita.compiler.passes.group import grouped
 from partita.compiler.passes.guard import guarded
 from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
-from partita.compiler.passes.offload import offloaded, without_effect
+from partita.compiler.passes.offload import offloaded, parameters_on_host, without_effect
 from partita.compiler.passes.overlap import overlapped
 from partita.compiler.passes.pieces import in_pieces
 from partita.compiler.passes.place import pipeline_of, place
+from partita.compiler.passes.prefetch import prefetched
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
 from partita.compiler.passes.shard.defaults import default_layouts
@@ -73,6 +75,7 @@ from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
 from partita.dsl.language_model import no_output
+from partita.dsl.layouts import PARAM
 from partita.dsl.report import listed
 
 # Errors of models whose batch cannot be split, or have more rows.
@@ -255,7 +258,9 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 
 def _build(state: Configured) -> Built:
     model = with_larger_batch(state.model, state.batch, state.batches) if state.batches != 1 else state.model
-    forward = build(model, state.train.precision, state.training, state.outputs)
+    forward = build(model, state.train.dtype, state.training, state.outputs)
+    if state.train.float8:
+        forward = in_float8(forward)
     if state.training:
         found = assign(forward, state.train.optimizer)
         warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
@@ -265,7 +270,7 @@ def _build(state: Configured) -> Built:
         updates = state.beside.updates
         return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
     # Outputs may read parameters in other ways than the loss does.
-    whole = build(model, state.train.precision, False) if state.outputs else forward
+    whole = build(model, state.train.dtype, False) if state.outputs else forward
     updates = assign(whole, state.train.optimizer).updates
     return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
 
@@ -286,6 +291,7 @@ def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator
     rule = state.offload_rule
     if (
         rule is not None
+        and (PARAM,) not in rule.paths
         and not state.train.mixed
         and state.train.ema is None
         and not any(u.states for u in updates.values())
@@ -307,9 +313,9 @@ def _place(state: Built) -> Placed:
     # Evaluation must have the same stages as training, despite more rows and no dropout; and so must outputs.
     one = state.forward
     if state.batches != 1:
-        one = build(state.model, state.train.precision, state.training)
+        one = build(state.model, state.train.dtype, state.training)
     if state.beside is not None:
-        one = build(state.beside.model, state.train.precision, False)
+        one = build(state.beside.model, state.train.dtype, False)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     shared = shared_axes(state.spec)
@@ -327,7 +333,7 @@ def _place(state: Built) -> Placed:
 
 
 def _differentiate(state: Placed) -> Differentiated:
-    joint = fuse(differentiate(state.placed)) if state.training else state.placed
+    joint = expanded(fuse(differentiate(state.placed)) if state.training else state.placed)
     flops = product_flops(joint)
     shared, pipeline = shared_axes(state.spec), state.pipeline
     if not shared or pipeline.axis is None or pipeline.ranks == 1:
@@ -368,7 +374,7 @@ def _recompute(state: Differentiated) -> Differentiated:
         for rule in (layout.rules if layout else ())
         if isinstance(rule, language.ShardRule)
         for target in rule.targets
-    )
+    ) or bool(parameters_on_host(state.joint, state.offload_rules))
     again = remat_scopes(state.joint, _recompute_rules(state.spec), state.again)
     return evolve(state, joint=remat_cheap(again, gathered))
 
@@ -403,6 +409,7 @@ def _shard(state: Microbatched) -> Sharded:
         means=state.reads_means,
         parts=state.parts,
         most=state.device.memory / 4,
+        prefetched=state.prefetched,
     )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
@@ -422,7 +429,7 @@ def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
     ordered = overlapped(grouped(partitioned), full_at(state.mesh))
     most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
-    cut_up, found = in_pieces(ordered, most)
+    cut_up, found = in_pieces(prefetched(ordered, state.prefetched), most)
     if not state.training:
         return extended(Cut, state, partitioned=cut_up)
     copied = offloaded(cut_up, state.offload_rules)
@@ -445,7 +452,7 @@ def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)
-    given = resharding, updates, train.clip, timed, train.ema, spans, state.offloads_state, state.on_host
+    given = resharding, updates, train.clip, timed, train.ema, spans, state.states_on_host, state.on_host
     update = update_graph(state.partitioned, layouts, *given)
     return extended(Partitioned, state, update=update)
 

@@ -57,7 +57,7 @@ class Inputs:
             if self._rounds > 1 and type.has(self._batch):
                 others = [batches(index)[part.name] for index in range(1, self._rounds)]
                 tensor = torch.cat([tensor, *others], type.position(self._batch))
-            found[part] = tensor[self._regions[part]].contiguous().to(self._device)
+            found[part] = _sent(tensor[self._regions[part]], self._device)
         return found
 
     def load(self, batch: Batch) -> dict[InputPart, torch.Tensor]:
@@ -68,5 +68,13 @@ class Inputs:
         for part, position in self._batch_positions.items():
             cut = batch[part.name].unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
-            found[part] = tensor.contiguous().to(self._device)
+            found[part] = _sent(tensor, self._device)
         return found
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host, contiguous and on the device: a GPU copies it by itself, from pinned memory."""
+    if device.type == "cpu":
+        return tensor.contiguous()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor).to(device, non_blocking=True)

@@ -31,6 +31,8 @@ from partita.compiler.program import (
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.stream_invariants import check_launches
+from partita.compiler.streams import Launch, communicators, launches_of
 from partita.dsl.types import Axis, Type
 
 
@@ -51,13 +53,14 @@ def plan_step(
     batches: Fraction = Fraction(1),
     compiled: bool = False,
     on_host: Collection[str] = (),
+    mapped: Collection[str] = (),
     adds: bool = True,
     late: bool = False,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
-    parameters `on_host` lie in the host's memory; `adds`: ranks add what they exchange;
+    parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
     `late`: updates may be made before their step is validated. Raises Refused if the schedule
     violates an invariant (E0501 to E0504).
     """
@@ -66,6 +69,9 @@ def plan_step(
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
     tied = _tied(update, schedule)
+    launches = tuple(map(launches_of, instructions))
+    streams = communicators(mesh, {each.transfer.channel for each in tied})
+    check_launches(instructions, launches, streams)
     names = (*(each.name for each in update.parameters), *(each.name for each in update.buffers))
     written = set(names) if late else set[str]()
     reduce = dict(update.reduce)
@@ -74,7 +80,7 @@ def plan_step(
         for functions in functions_of(partitioned, schedule, compiled)
     )
     ranks = tuple(
-        _rank(rank, schedule, stages, update, instructions[rank], tied, set(reduce), written)
+        _rank(rank, schedule, stages, update, instructions[rank], launches[rank], tied, set(reduce), written)
         for rank in range(schedule.ranks)
     )
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
@@ -98,6 +104,7 @@ def plan_step(
                 updates.get(parameter.name),
                 mesh.sizes,
                 parameter.name in on_host,
+                parameter.name in mapped,
             )
             for parameter in partitioned.graph.parameters
             if parameter.name in stage_sets  # evaluation may not use one
@@ -108,6 +115,7 @@ def plan_step(
         statistics=tuple(name for name, _, _ in update.statistics),
         guards=partitioned.graph.guards,
         schedule=schedule,
+        streams=streams,
     )
 
 
@@ -135,6 +143,7 @@ def _parameter_record(
     update: ParameterUpdate | None,
     sizes: dict[str, int],
     host: bool,
+    mapped: bool,
 ) -> ParameterRecord:
     named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
@@ -150,6 +159,7 @@ def _parameter_record(
             for name, state in named
         ),
         host,
+        mapped,
     )
 
 
@@ -285,6 +295,7 @@ def _rank(
     stages: Sequence[StagePlan],
     update: UpdateGraph,
     instructions: tuple[Instruction, ...],
+    launches: tuple[Launch, ...],
     tied: Sequence[TiedTransfer],
     reduced: set[int],
     written: set[str],
@@ -299,6 +310,7 @@ def _rank(
         rank=rank,
         stages=tuple(schedule.placement[rank]),
         instructions=instructions,
+        launches=launches,
         reductions=_reductions(instructions, reduced),
         parameters=parameters,
         sends=tuple(each for each in tied if each.transfer.channel.source == rank),

@@ -59,6 +59,8 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
         return measured
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
+    if node.op.eight_bits and "f8" in device.flops:
+        device = device.narrowed()
     flops = device.flops[dtype]
     matrices = node.op.matrices(operands, results)
     if matrices is None:
@@ -117,7 +119,7 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
     for node in nodes:
         if node.op.communicates:
             sent.update(node.outputs)
-        if takes_no_time(node.op):
+        if takes_no_time(node.op) or node.op.ahead:
             continue
         if not node.op.fusible or any(value.host for value in (*node.inputs, *node.outputs)):
             end()
