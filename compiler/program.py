@@ -149,7 +149,8 @@ class StagePlan:
     including what B adds; `peaks` the most that each kind of function (F, B, W, BW, C) holds in addition to what its
     microbatch holds before or after it, whichever is more, with the buffers of reductions that have started. `shared`
     is what the slices of a part of the batch share: from the first F on, and from the first B on. `offloaded` is what
-    of `saved` lies in the host's memory between O and L.
+    of `saved` lies in the host's memory between O and L. `gathering` is what gathers that start ahead of a step send,
+    until the first F waits for them, and `opening` the most that this F holds, with them and with what it has saved.
     """
 
     index: int
@@ -164,6 +165,8 @@ class StagePlan:
     offloaded: int
     shared: Mapping[str, int]
     peaks: Mapping[str, int]
+    gathering: int
+    opening: int
 
     __repr__ = shortened
 

@@ -43,8 +43,9 @@ BATCH = "batch"
 SEQUENCE = "seq"
 # The default of `train.on_bad_step`.
 STOP = Call("stop", {"spike": None, "window": 100})
-# The default of `train.validate`.
+# The default of `train.validate`; and updates that do not wait, with the default of `calm`.
 BEFORE = Call("before", {})
+AFTER = Call("after", {"calm": 10})
 
 
 # ---------------------------------------------------------------- models

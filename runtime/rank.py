@@ -104,7 +104,7 @@ class Plan:
         """The predicted working time per step of each pipeline rank, in seconds."""
         seconds = stage_seconds(self.training)
         return tuple(
-            end_seconds(self.training, rank)
+            end_seconds(self.training, rank, seconds[rank.stages[0], "F"])
             + sum(seconds[each.stage, each.action.kind] for each in rank.instructions if isinstance(each, Compute))
             for rank in self.program.ranks
         )

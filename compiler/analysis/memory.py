@@ -80,7 +80,7 @@ HOST = "host"
 
 
 def peak_memory(state: Scheduled, rank: RankPlan) -> int:
-    """The memory bound of each rank that runs the program of a pipeline rank."""
+    """The memory bound of each rank that runs the program of a pipeline rank, one of `state.plan.ranks`."""
     return memory_report(state, rank).total
 
 
@@ -156,7 +156,8 @@ def beside(state: Scheduled, rank: RankPlan) -> int:
     """Bytes of a rank while microbatches run, without what those in flight keep and the function that runs."""
     there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     # What is gathered for one stage may still be under way while another runs many microbatches.
-    gathering = _gathering(state, rank) if len(rank.stages) > 1 else 0
+    stages = [state.plan.stages[index] for index in rank.stages]
+    gathering = sum(stage.gathering for stage in stages) if len(stages) > 1 else 0
     return there + gathering + _largest_buffer(state, rank)
 
 
@@ -221,8 +222,8 @@ def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[s
     """Bytes that a rank keeps of each parameter's master, and of its optimizer states, by parameter name: on the device
     or in the host's memory.
     """
-    sizes, own = state.mesh.sizes, set(rank.parameters)
-    records = [record for record in state.plan.parameters if record.name in own]
+    sizes, known = state.mesh.sizes, {record.name: record for record in state.plan.parameters}
+    records = [known[name] for name in dict.fromkeys(rank.parameters)]
     return (
         {each.name: local_type(each.type, each.layout, sizes).bytes for each in records if each.host == host},
         {
@@ -295,16 +296,16 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
         for i, each in enumerate(rank.instructions)
         if isinstance(each, Compute)
     }
-    gathering, opened = _gathering(state, rank), set[int]()
-    messages = _largest_buffer(state, rank) + gathering
+    unopened = {index: state.plan.stages[index].gathering for index in rank.stages}
+    messages = _largest_buffer(state, rank) + sum(unopened.values())
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         begun = list(chain(*(reduce.get(index, ()) for index in rank.reductions.get(i, ()))))
         if isinstance(instruction, Compute):
-            if len(opened) == len(rank.stages):  # all that was gathered has arrived
-                messages, gathering = messages - gathering, 0
-            opened.add(instruction.stage)
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
+            if instruction.stage in unopened:  # it waits for all that was gathered for it
+                messages -= unopened.pop(instruction.stage)
+                yield kept + stage.shared["F"] + stage.opening, reducing, messages
             working = stage.peaks.get("C" if begun else kind, 0)
             part = instruction.stage, instruction.action.microbatch // state.slices
             runs[part] += 1

@@ -240,11 +240,12 @@ def is_product(node: Node) -> bool:
     return node.op.matrices(operands, results) is not None
 
 
-def end_seconds(state: Scheduled, rank: RankPlan) -> float:
-    """Seconds that a rank takes once a step, in addition to its microbatches, if its stages do not wait for others."""
+def end_seconds(state: Scheduled, rank: RankPlan, forward: float) -> float:
+    """Seconds that a rank takes once a step, in addition to its microbatches, if its stages do not wait for others, and
+    `forward` are those of F of the first.
+    """
     ends = Ends(state, rank)
-    first = rank.stages[0]
-    waits = max(0.0, ends.ready.get(first, 0.0) - stage_seconds(state)[first, "F"])
+    waits = max(0.0, ends.ready.get(rank.stages[0], 0.0) - forward)
     return waits + ends.reduced(dict.fromkeys(rank.stages, 0.0)) + ends.alone
 
 
@@ -280,8 +281,8 @@ class Ends:
         if state.device.gpu:
             on_host = state.on_host
             once = {each.name: each for stage in stages for each in stage.parameters if each.name in on_host}
-            copied = sum(each.value.type.bytes for each in once.values() if not each.value.host)
-            self.alone += copied / state.device.host_link
+            copied = [each.value.type.bytes for each in once.values() if not each.value.host]
+            self.alone += sum(copied) / state.device.host_link + len(copied) * state.device.launch
         there, host = (2 * sum(copies(state, self.rank, host)) for host in (False, True))
         self.copying = there / (state.device.bandwidth * state.device.streaming) + host / state.device.host_bandwidth
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from attrs import evolve
 
-from partita.compiler.analysis.liveness import beside, held, shared
+from partita.compiler.analysis.liveness import beside, held, roots, shared, working_set
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
@@ -170,12 +170,19 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
     saved, kept = functions.saved, functions.kept
     around = {"F": (set(), saved), "B": (saved, kept), "W": (kept, set()), "BW": (saved, set())}
     peaks = {}
+    gathering = opening = 0
     for kind in functions.kinds:
         there, left = around[kind]
         nodes = functions.groups[kind]
         before = {*there, *(node.output for node, _ in receives(nodes))}
         after = {*left, *(node.inputs[0] for node, _ in sends(nodes))}
-        peaks[kind] = beside(functions.units(nodes, after), before, after, stage.nodes)
+        units = functions.units(nodes, after)
+        peaks[kind] = beside(units, before, after, stage.nodes)
+        if kind == "F" and functions.gathered.collectives:
+            sent, waiting = _waiting(functions, units)
+            gathering = sum(each.type.bytes for each in sent)
+            most = working_set(waiting, after, {*before, *sent}, roots(stage.nodes))
+            opening = most - held(before, stage.nodes)
         if reduce and kind == schedule.last_kind(stage.index):
             reduced = functions.reduced(reduce, ())
             buffers = {node: _buffered(node, adds) for node in reduced.collectives}
@@ -200,13 +207,53 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
         offloaded=held(stage.offloaded, forward),
         shared={"F": shared(forward), "B": shared(functions.groups["BW"])},
         peaks=peaks,
+        gathering=gathering,
+        opening=opening,
     )
+
+
+def _waiting(functions: StageFunctions, units: list[list[list[Node]]]) -> tuple[list[Value], list[list[list[Node]]]]:
+    """F of a step's first microbatch, as far as memory goes: the buffers of what is sent to gather, which are there
+    when it begins; and its units, with waits before the runs that read what is gathered.
+
+    While it waits for a collective, what it has received is there twice: in a buffer, and as results, which are counted
+    where constants are. What is made from these holds them until it is made.
+    """
+    follow = functions.gathered.follow
+    gathers = [*functions.gathered.collectives, *(node for node in follow if node.op.communicates)]
+    makers = {value: node for node in (*gathers, *follow) for value in node.outputs}
+    sent = {node: _buffer("sent", node, node.op.copied([value.type for value in node.inputs])) for node in gathers}
+    received = {node: _buffer("received", node, sum(value.type.bytes for value in node.outputs)) for node in gathers}
+    ready: set[Node] = set()
+
+    def waits(values: Iterable[Value]) -> Iterator[Node]:
+        for node in (makers[value] for value in values if value in makers):
+            if node not in ready:
+                ready.add(node)
+                yield from waits(node.inputs)
+                copied = [received[makers[value]] for value in node.inputs if makers.get(value) in received]
+                if node in sent:
+                    yield evolve(node, inputs=(sent[node], *copied), outputs=(received[node],))
+                elif not node.op.is_view and copied:
+                    yield evolve(node, op=gathers[0].op, inputs=tuple(copied), outputs=())
+
+    # Further collectives start at once, with what they gather.
+    found = [[[wait] for node in follow if node.op.communicates for wait in waits(node.inputs)]]
+    for run in units:
+        found += [[[wait] for unit in run for node in unit for wait in waits(node.inputs)], run]
+    found.append([[wait] for node in (*gathers, *follow) for wait in waits(node.outputs)])
+    return list(sent.values()), [run for run in found if run]
 
 
 def _buffered(node: Node, adds: bool) -> Node:
     """A collective that stays in flight, as what makes the buffers that it holds."""
     size = node.op.buffer([value.type for value in node.inputs], [value.type for value in node.outputs], adds)
-    return evolve(node, outputs=(Value(f"buffers of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),))),))
+    return evolve(node, outputs=(_buffer("buffers", node, size),))
+
+
+def _buffer(name: str, node: Node, size: int) -> Value:
+    """So many bytes of a collective, as a value."""
+    return Value(f"{name} of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),)))
 
 
 def _tied(update: UpdateGraph, schedule: Schedule) -> list[TiedTransfer]:

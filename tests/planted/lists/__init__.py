@@ -27,6 +27,7 @@ from tests.planted.lists import (
     partitioning,
     picking,
     pieces,
+    planning,
     recurrences,
     rules,
     schedules,
@@ -73,6 +74,7 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "flat": flat.MISTAKES,
     "gpus": gpus.MISTAKES,
     "pieces": pieces.MISTAKES,
+    "planning": planning.MISTAKES,
     "doctor": doctor.MISTAKES,
     "float8": float8.MISTAKES,
 }
