@@ -13,10 +13,11 @@ from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import tensor_type
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
-from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
+from partita.compiler.passes.update import OuterUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.program import (
     AccumulatorRecord,
     InputPart,
@@ -53,13 +54,17 @@ def plan_step(
     on_host: Collection[str] = (),
     adds: bool = True,
     late: bool = False,
+    members: int = 1,
+    delay: int = 0,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
-    parameters `on_host` lie in the host's memory; `adds`: ranks add what they exchange;
-    `late`: updates may be made before their step is validated. Raises Refused if the schedule
-    violates an invariant (E0501 to E0504).
+    parameters `on_host` lie in the host's memory; `adds`: ranks add what they exchange; `late`: updates may be made
+    before their step is validated. With `members`, each rank trains so many groups apart, and `whole` has the rows of
+    one. Updates have gradients of `delay` steps before.
+
+    Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
     _check_ends(partitioned)
     check_schedule(schedule)
@@ -80,10 +85,13 @@ def plan_step(
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
     stage_sets = partitioned.stage_sets()
     updates = {each.name: each for each in update.parameters}
+    outer = {each.name: each for each in update.outer}
+    groups = members * mesh.groups
     return StepPlan(
         name=whole.name,
         inputs=tuple(
-            InputRecord(each.name, each.value.type, each.limit, each.span, each.ignored) for each in whole.inputs
+            InputRecord(each.name, _of_groups(each.value.type, batch, groups), each.limit, each.span, each.ignored)
+            for each in whole.inputs
         ),
         batch=batch,
         microbatches=schedule.microbatches,
@@ -96,6 +104,7 @@ def plan_step(
                 layouts[parameter.name],
                 stage_sets[parameter.name],
                 updates.get(parameter.name),
+                outer.get(parameter.name),
                 mesh.sizes,
                 parameter.name in on_host,
             )
@@ -108,7 +117,14 @@ def plan_step(
         statistics=tuple(name for name, _, _ in update.statistics),
         guards=partitioned.graph.guards,
         schedule=schedule,
+        members=members,
+        delay=delay,
     )
+
+
+def _of_groups(type: Type, batch: str, groups: int) -> Type:
+    """The type of an input of all groups, from that of one."""
+    return type.resized(batch, type.axis(batch).size * groups) if type.has(batch) else type
 
 
 def _traffic(transfers: Iterable[Transfer]) -> dict[Channel, Traffic]:
@@ -133,9 +149,11 @@ def _parameter_record(
     layouts: ParameterLayouts,
     stages: tuple[int, ...],
     update: ParameterUpdate | None,
+    outer: OuterUpdate | None,
     sizes: dict[str, int],
     host: bool,
 ) -> ParameterRecord:
+    besides = zip(outer.state_names, outer.states, strict=True) if outer else ()
     named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
         parameter.name,
@@ -150,6 +168,9 @@ def _parameter_record(
             for name, state in named
         ),
         host,
+        tuple(
+            StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR) for name, state in besides
+        ),
     )
 
 
