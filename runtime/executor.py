@@ -7,7 +7,7 @@ with them it never yields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from attrs import frozen
 from partita.compiler.program import Program
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
+from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.pace import Pace
@@ -46,10 +47,13 @@ class Executor:
     A step is `run`, or in parts: it is `compute`d; its `sums` are begun, and `heard`; parameters are `update`d. Then
     something else may come between.
 
+    Where groups train apart, `memories` are those of this rank's, which compute and update one after the other, each with
+    its own statistics; `statistics` are then the means over all groups. After some steps the groups are averaged.
+
     Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 
     `custom` are the functions of operations that the file defines.
-    With `keep_totals`, `totals` keeps the last step's totals by (stage, accumulator). The `flight` recorder is marked
+    With `keep_totals`, `kept` has the last step's totals by (stage, accumulator), for each memory. The `flight` recorder is marked
     at the end of each instruction. With `times`, a file, `stopwatch` records the times of these marks; if `paced`,
     `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank.
     """
@@ -69,6 +73,8 @@ class Executor:
         paced: bool = False,
         custom: Functions = NO_FUNCTIONS,
         peaks: bool = False,
+        others: Sequence[Memory] = (),
+        averages: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self.program = program
         self.record = program.ranks[program.mesh.pipe_rank(rank)]
@@ -107,13 +113,32 @@ class Executor:
             self.stopwatch = Stopwatch(times, len(bound), device)
             self._recorded = _together(self._mark, self.stopwatch.mark)
             self._timed = _with_marks(bound, self._recorded)
-        names = self.record.parameters
-        self._masters = tuple(memory.masters[name] for name in names)
-        self._states = tuple(
-            memory.states[state.name, name] for name in names for state in program.parameter(name).states
-        )
+        self._memories = (memory, *others)
+        self._seed = seed
+        self._outer = functions[self.record.outer] if self.record.outer else None
+        self._averages = averages
+        self._coordinate = self.context.coordinates[program.mesh.apart] if program.mesh.apart else 0
+        self._of_groups: list[torch.Tensor] = []  # the statistics of groups that have been heard
+        self._hold(0)
         self._keep_totals = keep_totals
-        self.totals: dict[tuple[int, str], torch.Tensor] = {}
+        self.kept: list[dict[tuple[int, str], torch.Tensor]] = []
+
+    @property
+    def totals(self) -> dict[tuple[int, str], torch.Tensor]:
+        """What is kept of the last step's totals, of the last memory."""
+        return self.kept[-1] if self.kept else {}
+
+    def _hold(self, member: int) -> None:
+        """Compute with one of the memories."""
+        memory, names = self._memories[member], self.record.parameters
+        for stage in self.stages.values():
+            stage.masters = tuple(memory.masters[name] for name in stage.record.parameters)
+        self._masters = tuple(memory.masters[name] for name in names)
+        records = [self.program.parameter(name) for name in names]
+        self._states = tuple(memory.states[each.name, record.name] for record in records for each in record.states)
+        group = self._coordinate * len(self._memories) + member
+        self.context.group, self.context.seed = group, seed_of(self._seed, group)
+        self._reads.group = group
 
     @property
     def ends(self) -> bool:
@@ -149,15 +174,28 @@ class Executor:
         """End the step that is computed: wait for its sums, and update parameters if the judge accepts it."""
         yield from self.heard(self.sums())
         self.marked()
+        own, self.statistics = self.statistics, self._mean_statistics()
         # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
         good = judge is not None and judge.accepts(number, self.named_statistics())
-        yield from self.update(self.factor if good else None)
+        yield from self.update(self._factor_of(own) if good else None, self._averages(number))
 
     @torch.inference_mode()
     def compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
         """Run the microbatches of step `number`, whose update would be number `update`, up to its totals and this
-        rank's part of the statistics.
+        rank's part of the statistics; of all memories but the last, also the update.
         """
+        self.kept = []
+        for member in range(len(self._memories) - 1):
+            self._hold(member)
+            yield from self._compute(number, batches, rates, update)
+            yield from self.heard(self.sums())
+            self.marked()
+            fine = not BadStepPolicy().fault(number, self.named_statistics())
+            yield from self.update(self.factor if fine else None)
+        self._hold(len(self._memories) - 1)
+        yield from self._compute(number, batches, rates, update)
+
+    def _compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
         context = self.context
         context.step, context.rates, context.update = number, rates, update
         instructions, mark = self._instructions, self.marked
@@ -188,12 +226,14 @@ class Executor:
         mark()
         yield from self._exchange_tied(totals)
         mark()
-        # An extra element tells all ranks in the same step whether any was asked to end; those after it are the ranks'.
-        count = len(self.statistics)
+        # A row of statistics for each group along the mesh axis. An extra element tells all ranks in the same step
+        # whether any was asked to end; those after it are the ranks'.
+        own = len(self.program.statistics)
+        count, first = own * self.program.mesh.groups, own * self._coordinate
         vector = torch.zeros(count + 1 + len(self._peaks), dtype=torch.float64, device=context.device)
         scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
-            vector[index] = scalar
+            vector[first + index] = scalar
         if self.asked():
             vector[count] = 1.0
         if self._rank is not None:
@@ -201,7 +241,9 @@ class Executor:
         mark()
         self._totals, self._part = totals, vector
         if self._keep_totals:
-            self.totals = dict(zip(self.record.totals, totals, strict=True))
+            last = len(self.kept) == len(self._memories) - 1  # what is reset for the next memory is copied
+            kept = totals if last else tuple(total.clone() for total in totals)
+            self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
 
     @torch.inference_mode()
     def sums(self) -> Sums:
@@ -210,27 +252,64 @@ class Executor:
 
     @torch.inference_mode()
     def heard(self, sums: Sums) -> Iterator[None]:
-        """Wait for the sums of a step: sets `statistics`."""
+        """Wait for the sums of a step: sets `statistics` to those of the own group."""
         while not sums.handle.done():
             yield
-        vector, count = sums.vector, len(self.program.statistics)
-        self.statistics, self._asked_somewhere, self._peaks = vector[:count], vector[count], vector[count + 1 :]
+        vector, rows = sums.vector, self.program.mesh.groups
+        count = rows * len(self.program.statistics)
+        groups = vector[:count].view(rows, -1)
+        self._of_groups.append(groups)
+        self.statistics, self._asked_somewhere, self._peaks = (
+            groups[self._coordinate],
+            vector[count],
+            vector[count + 1 :],
+        )
+
+    def _mean_statistics(self) -> torch.Tensor:
+        """The means of the statistics over all groups, added in their order; of counts that must be zero, the sums."""
+        groups, self._of_groups = self._of_groups, []
+        first, *others = torch.stack(groups, 1).flatten(0, 1)
+        total = first
+        for each in others:
+            total = total + each
+        if not others:
+            return total
+        guards = {guard.name for guard in self.program.guards}
+        sums = torch.tensor([name in guards for name in self.program.statistics], device=total.device)
+        return torch.where(sums, total, total / (1 + len(others)))
 
     @property
     def factor(self) -> torch.Tensor:
         """What clipping multiplies gradients by, with these `statistics`: `one` if it leaves them."""
-        return self.one if self._factor is None else self._factor(self.statistics, self.context)
+        return self._factor_of(self.statistics)
+
+    def _factor_of(self, statistics: torch.Tensor) -> torch.Tensor:
+        return self.one if self._factor is None else self._factor(statistics, self.context)
 
     @torch.inference_mode()
-    def update(self, factor: torch.Tensor | None) -> Waits:
-        """End the step that is computed: update parameters with its gradients times a factor, or not at all."""
+    def update(self, factor: torch.Tensor | None, average: bool = False) -> Waits:
+        """End the step that is computed: update parameters with its gradients times a factor, or not at all; then
+        average all groups, if that is due.
+        """
         context = self.context
         totals, self._totals = self._totals, ()
         if factor is not None and self._update is not None:
             yield from begun(self._update(self._masters, totals, self._states, factor, context), context)
+        if factor is not None and average:
+            yield from self._average()
         self._end()
         self.marked()
         self._flight.begin(BETWEEN, context.step)
+
+    def _average(self) -> Waits:
+        """Average all groups, which go on from the result."""
+        if self._outer is None:
+            return
+        first, names = self._memories[0], self.record.parameters
+        masters = tuple(memory.masters[name] for memory in self._memories for name in names)
+        records = [self.program.parameter(name) for name in names]
+        besides = tuple(first.states[each.name, record.name] for record in records for each in record.besides)
+        yield from begun(self._outer(masters, besides, self.context), self.context)
 
     def discard(self) -> None:
         """End the step that is computed as if it had not begun."""

@@ -12,6 +12,7 @@ from attrs import evolve, field, frozen
 from partita.compiler.analysis.time import end_seconds, stage_seconds
 from partita.compiler.instructions import Channel, Compute, Traffic
 from partita.compiler.layout import Layout, local_type
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.program import Program
@@ -167,6 +168,8 @@ class Rank:
         self.device = device
         self.transport = transport
         self.memory = Memory()
+        # Of the other groups that this rank trains apart.
+        self.others = tuple(Memory() for _ in range(plan.program.members - 1))
         self.failed = False  # whether a bad step has ended the run
         self.unsound = False  # whether the loss of an evaluation was not finite
         self.unsound_from: int | None = None
@@ -191,6 +194,8 @@ class Rank:
             paced,
             plan.functions,
             peaks=alone,
+            others=self.others,
+            averages=plan.train.averages,
         )
         record = plan.program.ranks[plan.program.mesh.pipe_rank(rank)]
         copies = Copies(record, self.memory)
@@ -219,7 +224,7 @@ class Rank:
         for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
             self.memory.masters[name] = self._kept(self._initial(name, record.layout).contiguous(), record.host)
-            for state in record.states:
+            for state in (*record.states, *record.besides):
                 if state.copy:
                     found = self._initial(name, record.stored(state)).contiguous()
                 else:
@@ -227,6 +232,13 @@ class Rank:
                     there = "cpu" if state.host else self.device
                     found = torch.zeros(shape, dtype=DTYPES[state.type.dtype], device=there)
                 self.memory.states[state.name, name] = self._kept(found, state.host)
+            for other in self.others:
+                # Groups begin alike, and share what is not trained.
+                own, master = bool(record.besides), self.memory.masters[name]
+                other.masters[name] = master.clone() if own else master
+                for state in record.states:
+                    tensor = self.memory.states[state.name, name]
+                    other.states[state.name, name] = tensor.clone()
 
     @staticmethod
     def _kept(tensor: torch.Tensor, host: bool) -> torch.Tensor:
@@ -247,13 +259,20 @@ class Rank:
             seen(part, layout, piece).copy_(torch.from_numpy(begin(piece.region)))
         return part
 
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The rank's tensors for training; of groups that train apart, those of each."""
+        return (self.memory, *self.others)
+
     def read_by(self, state: Compilation) -> Memory:
-        """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters."""
+        """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters,
+        over time or of groups that train apart.
+        """
         if not state.reads_means:
             return self.memory
-        masters = dict(self.memory.masters)
+        masters, which = dict(self.memory.masters), EMA if state.groups is None else ANCHOR
         for record in state.program.parameters:  # those that it reads
-            mean = self.memory.states.get((EMA, record.name))
+            mean = self.memory.states.get((which, record.name))
             if mean is not None and record.name in masters:
                 stored = self.plan.program.parameter(record.name).state_layout
                 assert record.layout == stored, record.name
