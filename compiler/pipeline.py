@@ -468,6 +468,9 @@ def _update(state: Cut) -> Partitioned:
     given = resharding, updates, train.clip, timed, train.ema, spans, state.offloads_state, state.on_host
     update = update_graph(state.partitioned, layouts, *given)
     if state.training and state.groups is not None and train.local is not None:
+        if (rule := state.offload_rule) is not None:
+            message = "`offload state` keeps on the host what groups that train apart are averaged with: not supported yet"
+            raise refuse("E0401", message, rule.span, help="leave out the rule, or `sync`")
         update = with_outer_updates(update, state.mesh, state.groups, train.local)
     return extended(Partitioned, state, update=update)
 

@@ -103,6 +103,16 @@ class Configured:
         return size_of(self.schedule_call.call)[1]
 
     @property
+    def members(self) -> int:
+        """The number of groups that each rank trains apart, one after the other; 1 if none do."""
+        return self.groups.members if self.training and self.groups is not None else 1
+
+    @property
+    def every(self) -> int:
+        """In how many steps groups that train apart are averaged once."""
+        return int(self.train.local.arguments["every"]) if self.train.local is not None else 1
+
+    @property
     def microbatches(self) -> int:
         """The number of microbatches per batch, slices counted."""
         return self.batch_parts * self.slices

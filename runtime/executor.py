@@ -119,6 +119,7 @@ class Executor:
         self._averages = averages
         self._coordinate = self.context.coordinates[program.mesh.apart] if program.mesh.apart else 0
         self._of_groups: list[torch.Tensor] = []  # the statistics of groups that have been heard
+        self._held = -1  # which of the memories is computed with
         self._hold(0)
         self._keep_totals = keep_totals
         self.kept: list[dict[tuple[int, str], torch.Tensor]] = []
@@ -129,7 +130,10 @@ class Executor:
         return self.kept[-1] if self.kept else {}
 
     def _hold(self, member: int) -> None:
-        """Compute with one of the memories."""
+        """Compute with one of the memories, unless it does already."""
+        if member == self._held:
+            return
+        self._held = member
         memory, names = self._memories[member], self.record.parameters
         for stage in self.stages.values():
             stage.masters = tuple(memory.masters[name] for name in stage.record.parameters)

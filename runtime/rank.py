@@ -20,6 +20,7 @@ from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.bad_steps import BadStepPolicy
+from partita.runtime.checkpoint.parts import Kept, kept_tensors
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
 from partita.runtime.global_tensors import seen
@@ -263,6 +264,20 @@ class Rank:
     def memories(self) -> tuple[Memory, ...]:
         """The rank's tensors for training; of groups that train apart, those of each."""
         return (self.memory, *self.others)
+
+    def kept(self) -> Iterator[tuple[Kept, torch.Tensor]]:
+        """Yields what the rank keeps between steps, and under which names it is saved."""
+        program = self.plan.program
+        place = program.mesh.coordinates(self.rank)[program.mesh.apart] if program.mesh.apart is not None else 0
+        for each in kept_tensors(program):
+            coordinate, member = divmod(each.group or 0, program.members)
+            memory = self.memories[member]
+            if each.parameter in memory.masters and (each.group is None or coordinate == place):
+                yield each, (
+                    memory.masters[each.parameter]
+                    if each.state is None
+                    else memory.states[each.state, each.parameter]
+                )
 
     def read_by(self, state: Compilation) -> Memory:
         """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters,

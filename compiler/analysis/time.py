@@ -18,7 +18,7 @@ from attrs import define, evolve, field, frozen
 
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.analysis.memory import copies
-from partita.compiler.analysis.traffic import launch_seconds, update_nodes
+from partita.compiler.analysis.traffic import launch_seconds, outer_nodes, update_nodes
 from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.costs.links import Link, link_of
 from partita.compiler.costs.nodes import timed
@@ -26,6 +26,7 @@ from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
 from partita.compiler.passes.cut import StageGraph
+from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
@@ -45,7 +46,8 @@ class Prediction:
     """The prediction of a step, with times in seconds: of the microbatches (`timeline`), then of the end of the step on
     each rank of the pipeline (`ends`). `flops` are the model's in one step on all ranks, without recomputation; `peak`
     is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`. `period` is the time from the
-    start of a step to that of the next on each rank, if updates do not wait for the norm.
+    start of a step to that of the next on each rank, if updates do not wait for the norm. Where groups train apart, a rank
+    does all this for each of its `members`, and `average` is what their average takes of each step.
     """
 
     costs: Costs
@@ -57,6 +59,8 @@ class Prediction:
     tokens: int
     flops: float
     peak: float
+    members: int = 1
+    average: float = 0.0
 
     __repr__ = shortened
 
@@ -68,7 +72,7 @@ class Prediction:
     @property
     def waiting_time(self) -> float:
         """Seconds of a step at whose end all ranks meet."""
-        return self.timeline.makespan + max(self.ends) + self.fixed
+        return self.members * (self.timeline.makespan + max(self.ends)) + self.average + self.fixed
 
     @property
     def tokens_per_second(self) -> float:
@@ -123,7 +127,7 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         shown = found.makespan + max(ends) - without.makespan - max(silent)
         if period is not None and least is not None:
             shown = period - least
-        shown = max(0.0, shown)
+        shown = max(0.0, state.members * shown + _average(state) - _average(silenced(state)))
     peak = state.device.flops[state.train.precision] * state.mesh.ranks
     return Prediction(
         costs,
@@ -135,7 +139,19 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         state.plan.tokens,
         state.flops,
         peak,
+        state.members,
+        _average(state),
     )
+
+
+def _average(state: Scheduled) -> float:
+    """What the average of groups that train apart takes of each step, in seconds."""
+    found = 0.0
+    for rank in state.plan.ranks:
+        walk = Walk(evolve(state, mesh=joined_mesh(state.mesh)), OURS)
+        walk.run(outer_nodes(state, rank))
+        found = max(found, walk.arrived)
+    return found / state.every
 
 
 def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline, tuple[float, ...], float | None]:

@@ -54,7 +54,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         state.on_host,
         adds=not state.device.gpu,
         late=state.training and state.train.late,
-        members=state.groups.members if state.training and state.groups is not None else 1,
+        members=state.members,
         delay=state.train.delay if state.training else 0,
     )
     return extended(Scheduled, state, schedule=schedule, plan=plan, warnings=(*state.warnings, *warnings))

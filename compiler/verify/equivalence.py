@@ -14,7 +14,8 @@ consulted: a program written by hand would be validated the same way. The checks
 4. At the end of the step every gradient is the sum of its totals, in the layout that the update needs; every parameter
    is updated by the declared optimizer and stored back, its mean follows if `ema` keeps one, and every buffer is
    updated by its update; and each entry of the statistics counts once over all ranks: the loss, the metrics, and the
-   squared gradients from which the clipping coefficient is computed (`ending`, `buffers`, `updates`).
+   squared gradients from which the clipping coefficient is computed (`ending`, `buffers`, `updates`). Where groups
+   train apart, this is so within each of them, and their average is that of all copies (`outer`).
 5. The assembled program agrees with these graphs in its records, its transfers, and its copies to the host's memory
    (`records`, `transfers`, `copies`).
 
@@ -36,6 +37,7 @@ from partita.compiler.verify.copies import Copies
 from partita.compiler.verify.division import Division
 from partita.compiler.verify.ending import Ending
 from partita.compiler.verify.messages import Messages
+from partita.compiler.verify.outer import Outers
 from partita.compiler.verify.pieces import in_one_piece
 from partita.compiler.verify.records import Records
 from partita.compiler.verify.reference import Reference
@@ -75,6 +77,8 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         Buffers(ending, compilation.training).run()
         memories = compilation.offloads_state, compilation.on_host
         Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
+        apart = (compilation.groups, train.local) if compilation.training else (None, None)
+        Outers(ending, *apart).run()
         if program:
             late = compilation.training and train.late
             given = compilation.update, whole, compilation.program, check, compilation.on_host, late

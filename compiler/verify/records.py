@@ -11,6 +11,7 @@ from attrs import define, evolve
 
 from partita.compiler.graph import Parameter, Part, Value
 from partita.compiler.layout import of_part
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -50,6 +51,7 @@ class Records:
             require(list(self.program.statistics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()
         states = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.parameters}
+        besides = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.outer}
         records = {record.name: record for record in self.program.parameters}
         for name, (declared, _) in self.whole.parameters.items():
             record = records.get(self._name(name))
@@ -58,6 +60,7 @@ class Records:
             with self.check.at(declared.span, f"the record of `{record.name}`"):
                 own = states.get(name, ())
                 if declared.part is None:
+                    self._besides(record, besides.get(name, ()))
                     self._parameter(record, declared, stage_sets[name], own)
                 else:
                     self._of_part(record, declared, declared.part, stage_sets[name], own)
@@ -150,6 +153,16 @@ class Records:
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(state)}, not {value.layout}", value)
             require(state.host == value.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
             require(state.copy == (name == EMA), f"`{name}` of `{record.name}` begins as something else", value)
+
+    def _besides(self, record: ParameterRecord, kept: tuple[tuple[str, Value], ...]) -> None:
+        """What is kept besides the optimizer's states."""
+        found = tuple(each.name for each in record.besides)
+        require(found == tuple(name for name, _ in kept), f"`{record.name}` has {', '.join(found)} besides its states")
+        for each, (name, value) in zip(record.besides, kept, strict=True):
+            same = record.stored(each) == value.layout and each.type == self.check.rules.tensor(value)
+            require(same, f"`{name}` of `{record.name}` is stored as {record.stored(each)}, not {value.layout}", value)
+            require(not each.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
+            require(each.copy == (name == ANCHOR), f"`{name}` of `{record.name}` begins as something else", value)
 
     def _stage(self, stage: StageProgram, graph: StageGraph) -> None:
         names = tuple(self._name(each.name) for each in graph.parameters)

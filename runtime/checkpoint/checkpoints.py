@@ -26,7 +26,6 @@ from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
-from partita.runtime.checkpoint.parts import state_name
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
@@ -76,14 +75,11 @@ class Checkpoints:
     _has_waited: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        plan, memory = self.rank.plan, self.rank.memory
+        plan = self.rank.plan
         self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._keep = self.settings.keep
         self._store = store_at(self.settings.path)
-        tensors = {
-            **memory.masters,
-            **{state_name(state, name): tensor for (state, name), tensor in memory.states.items()},
-        }
+        tensors = {kept.name: tensor for kept, tensor in self.rank.kept()}
         entries = entries_of(self._manifest, self.rank.rank)
         # Of a flat part, without the zeros at its end.
         self._shard = Shard(
@@ -309,18 +305,10 @@ class Checkpoints:
 
     def _fill(self, commit: Commit) -> None:
         """Read this rank's parts of all its tensors."""
-        program, memory = self.rank.plan.program, self.rank.memory
-        sizes, coordinates = program.mesh.sizes, program.mesh.coordinates(self.rank.rank)
-        for record in program.parameters:
-            if record.name not in memory.masters:
-                continue
-            held = [(record.name, record.type, record.layout, memory.masters[record.name])]
-            for state in record.states:
-                tensor = memory.states[state.name, record.name]
-                held.append((state_name(state.name, record.name), state.type, record.stored(state), tensor))
-            for name, type, layout, tensor in held:
-                for piece in pieces_of(type, layout, sizes, coordinates):
-                    commit.read(name, piece.region, seen(tensor, layout, piece))
+        mesh = self.rank.plan.program.mesh
+        for kept, tensor in self.rank.kept():
+            for piece in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(self.rank.rank)):
+                commit.read(kept.name, piece.region, seen(tensor, kept.layout, piece))
 
     def _resumed(self, saved: Manifest, passed_over: Sequence[int]) -> Resumed:
         if self.rank.rank == 0:
