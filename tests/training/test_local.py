@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 
+from partita.dsl.spec import Call
+from partita.runtime.checkpoint.parts import Kept
+from partita.runtime.checkpoint.store import commit_name
+from partita.runtime.global_tensors import assemble
 from partita.runtime.groups import seed_of
 from partita.runtime.rank import Plan
 from partita.runtime.training import VirtualRun
@@ -128,3 +135,50 @@ def test_groups_on_ranks_of_their_own_have_the_bits_of_one_process(
 def same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def everything(run: VirtualRun) -> dict[str, torch.Tensor]:
+    """All that is kept between steps, by its name in a checkpoint."""
+    parts: dict[str, tuple[Kept, dict[int, torch.Tensor]]] = {}
+    for rank in run.ranks:
+        for kept, tensor in rank.kept():
+            parts.setdefault(kept.name, (kept, {}))[1][rank.rank] = tensor
+    mesh = run.plan.program.mesh
+    return {name: assemble(name, kept.type, kept.layout, mesh, own) for name, (kept, own) in parts.items()}
+
+
+def kept_every(plan: Plan, steps: int = STEPS) -> Plan:
+    """The plan with commits in the middle of a round, and so many steps, the last of which is no average."""
+    call = Call("every", {"interval": 2, "dir": None, "keep": 9})
+    return evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, checkpoint=call, steps=steps)))
+
+
+def forget(run: Path) -> None:
+    """Remove the commits after that of step 4."""
+    for step in (6, 8):
+        (commit,) = run.rglob(commit_name(step))
+        shutil.rmtree(commit)
+
+
+def test_a_run_of_groups_resumes_with_the_same_bits_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    plan = kept_every(apart(*on(data=8), layout="zero1"))
+    whole = trained(plan, tmp_path / "whole")
+    first = tmp_path / "part"
+    trained(plan, first)
+    forget(first)
+    again = trained(plan, first)
+    assert again.found is not None and again.found.step == 4
+    assert again.steps == {step: told for step, told in whole.steps.items() if step > 4}
+    assert again.evaluations == {step: told for step, told in whole.evaluations.items() if step > 4}
+    same(everything(again.run), everything(whole.run))
+
+
+def test_groups_resume_on_another_mesh(tmp_path: Path) -> None:
+    whole = trained(kept_every(apart(*on(data=8), layout="zero3")), tmp_path / "run")
+    forget(tmp_path / "run")
+    again = trained(kept_every(apart(*on(data=2, pipe=2), layout="plain")), tmp_path / "run")
+    assert again.found is not None and again.found.step == 4 and not again.said
+    close(everything(again.run), everything(whole.run), 1e-4)
