@@ -89,6 +89,11 @@ class StateRecord:
     host: bool = False
 
 
+def late_name(age: int) -> str:
+    """What the gradient of so many steps before the next one is called, among what is kept of a parameter."""
+    return f"late{age}"
+
+
 @frozen
 class ParameterRecord:
     """A parameter: its master type, initializer, stages, and its optimizer states.

@@ -15,12 +15,13 @@ from typing import TypeAlias
 import torch
 from attrs import frozen
 
-from partita.compiler.program import Program
+from partita.compiler.program import Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
 from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
+from partita.runtime.late import Late
 from partita.runtime.pace import Pace
 from partita.runtime.peak_memory import peak_memory
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
@@ -48,7 +49,8 @@ class Executor:
     something else may come between.
 
     Where groups train apart, `memories` are those of this rank's, which compute and update one after the other, each with
-    its own statistics; `statistics` are then the means over all groups. After some steps the groups are averaged.
+    its own statistics; `statistics` are then the means over all groups. After some steps the groups are averaged. Where
+    updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up.
 
     Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 
@@ -83,7 +85,7 @@ class Executor:
         self.context = Context(seed, device, coordinates=coordinates, transport=transport, functions=custom)
         functions = load(program)
         self.stages = {
-            i: Stage(program.stages[i], functions, memory, device, program.microbatches, program.slices)
+            i: Stage(program.stages[i], functions, memory, device, program.microbatches, program.slices, program.delay)
             for i in self.record.stages
         }
         self._finish = functions[self.record.finish]
@@ -101,6 +103,7 @@ class Executor:
         self._peaks = torch.zeros(program.mesh.ranks if peaks else 0, dtype=torch.float64)
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
+        self._late = Late(program, self.record, self.stages)
         binder = Binder(program, self.record, self.stages, transport, self.context, self._reducing)
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)
@@ -181,7 +184,7 @@ class Executor:
         own, self.statistics = self.statistics, self._mean_statistics()
         # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
         good = judge is not None and judge.accepts(number, self.named_statistics())
-        yield from self.update(self._factor_of(own) if good else None, self._averages(number))
+        yield from self.update(self._factor_of(own) if good and self._late.ready else None, self._averages(number))
 
     @torch.inference_mode()
     def compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
@@ -201,7 +204,7 @@ class Executor:
 
     def _compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
         context = self.context
-        context.step, context.rates, context.update = number, rates, update
+        context.step, context.rates, context.update = number, rates, update - self.program.delay
         instructions, mark = self._instructions, self.marked
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions = self._timed
@@ -315,6 +318,28 @@ class Executor:
         besides = tuple(first.states[each.name, record.name] for record in records for each in record.besides)
         yield from begun(self._outer(masters, besides, self.context), self.context)
 
+    @torch.inference_mode()
+    def settle(self) -> Waits:
+        """Finish the reductions of gradients of which updates are still to be made, and keep the gradients among the
+        states.
+        """
+        names = self.record.parameters
+        for age, totals in (yield from self._late.settled()).items():
+            yield from self._exchange_tied((*totals, *self._tied))
+            gradients = self._late.gradients((*totals, *self._tied))
+            for name in names:
+                if name in gradients:
+                    self._memories[0].states[late_name(age), name].copy_(gradients[name])
+            if any(rank.sends for rank in self.program.ranks):
+                # Channels are for what a step sends; between two of these, all ranks meet.
+                yield from self._summed(torch.zeros_like(self.one))
+
+    @torch.inference_mode()
+    def restore(self, step: int) -> None:
+        """Take up the gradients that are kept among the states, as after a step."""
+        states = self._memories[0].states
+        self._late.restore(step, lambda age, name: states[late_name(age), name])
+
     def discard(self) -> None:
         """End the step that is computed as if it had not begun."""
         self._totals = ()
@@ -360,11 +385,10 @@ class Executor:
 
     def _all_totals(self) -> Waits:
         """The reduced totals of the rank's stages, and the buffers of the tied totals that it receives."""
-        reduced: dict[int, Tensors] = {}
-        for stage in tuple(self._reducing):  # in the order they began, the same on all ranks of a column
-            reduced[stage] = yield from self._reducing.pop(stage)
-        own = [reduced.get(i, self.stages[i].accumulators) for i in self.record.stages]
-        return (*(total for totals in own for total in totals), *self._tied)
+        reducing = dict(self._reducing)  # in the order they began, the same on all ranks of a column
+        self._reducing.clear()
+        own = yield from self._late.totals(reducing)
+        return (*own, *self._tied)
 
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
         """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all."""

@@ -129,8 +129,10 @@ def train(
     stopwatch, pace = rank.training.stopwatch, rank.training.pace
     rank.training.asked = asked
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
-    if resumed is not None and observer is not None:
-        observer.resumed(resumed)
+    if resumed is not None:
+        rank.training.restore(resumed.step)
+        if observer is not None:
+            observer.resumed(resumed)
     if plan.samples is not None:
         yield from rank.scorer(plan.samples).check_causal()
     validation, unvalidated = rank.validation, None
@@ -197,10 +199,12 @@ def train(
         rank.ended = rank.training.ends and number < settings.steps
         # Last, so that everything written about a saved step is written before the save.
         if checkpoints is not None and (rank.ended or saving):
+            yield from rank.training.settle()
             yield from checkpoints.save(number)
         if rank.ended:
             break
         number += 1
+    yield from rank.training.settle()
     if checkpoints is not None:
         yield from checkpoints.finish()
     if stopwatch is not None:

@@ -3,8 +3,10 @@
 The peak is that of the greatest moment of a step, in addition to what is always held:
 
     always        this rank's shards of masters and optimizer states, for each of its groups that train apart, and what
-                  these are averaged with; copies of them if updates do not wait for the norm; gradient accumulators, received totals of tied parameters, what its stages compute with for a
-                  whole step (casts of masters, gathered parameters), and tables that kernels cache
+                  these are averaged with; copies of them if updates do not wait for the norm; gradient accumulators, also
+                  those of earlier steps of which updates are still to be made, and what these are reduced to; received
+                  totals of tied parameters, what its stages compute with for a whole step (casts of masters, gathered
+                  parameters), and tables that kernels cache
     start         full batches of the inputs, and what is gathered for the stages; the rest of their constants is made
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs, and
                   without what lies in the host's memory, from where the copy there is complete to where the one back
@@ -206,14 +208,21 @@ def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
     program, stages = state.plan, _stages(state, rank)
     masters, states = (sum(part.values()) for part in stored(state, rank))
     copied = copies(state, rank)
-    sums = sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
+    sums = sum(
+        (1 + program.delay if each.parameter else 1) * each.type.bytes
+        for index in rank.stages
+        for each in program.stages[index].accumulators
+    )
+    reduce = list(chain(*_reductions(state, rank).values())) if program.delay else []
     return MemoryReport(
         "always",
         masters + copied[0] + sum(_constants(stage) for stage in stages),
-        sums + sum(each.type.bytes for each in rank.receives),
+        sums + program.delay * _left_over(reduce) + sum(each.type.bytes for each in rank.receives),
         states + copied[1],
         0,
-        _NUMBERS + tables(node for stage in stages for node in stage.nodes),
+        _NUMBERS
+        + program.delay * sum(_buffers(state, reduce))
+        + tables(node for stage in stages for node in stage.nodes),
     )
 
 

@@ -5,7 +5,8 @@ Ranks meet there, unless updates do not wait for the norm (`validate = after`): 
 If all steps are alike, and follow each other at the longest time for which any rank is busy with one, no rank is late
 for what others wait for: that is the time of a step.
 What is gathered for a step starts with it, and the first action of a stage waits for it (`Ends.ready`); reductions
-start within the last action of their stage (`Ends.reduced`). Communication is *exposed* to the extent that the step
+start within the last action of their stage (`Ends.reduced`). Where updates have gradients of k steps before, reductions
+have k steps more to end in (`Ends.summed`). Communication is *exposed* to the extent that the step
 would be shorter if communication took no time.
 """
 
@@ -159,11 +160,17 @@ def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline,
     around = {rank.rank: Ends(state, rank, execution) for rank in state.plan.ranks}
     late = state.training and state.train.late
     costs, found = _timed(state, costs_of(state, execution), around, late)
-    reduced = []
+    reduced, without = [], []
     for each, line in zip(around.values(), found.actions, strict=True):
         chunks = {interval.work.chunk: interval.end for interval in line if isinstance(interval.work, Action)}
-        reduced.append(each.reduced({each.rank.stages[chunk]: end for chunk, end in chunks.items()}))
+        last = {each.rank.stages[chunk]: end for chunk, end in chunks.items()}
+        reduced.append(each.reduced(last))
+        without.append(each.summed(last))
     summed = max(reduced) - found.makespan  # the statistics are summed over all ranks
+    if state.plan.delay:
+        summed = max(without) - found.makespan
+        step = max(without) + max(each.alone for each in around.values())
+        summed += max(0.0, (max(reduced) - max(without)) / state.plan.delay - step)
     ends = tuple(summed + each.alone for each in around.values())
     return costs, found, ends, _period(state, around, found, reduced) if late else None
 
@@ -318,6 +325,12 @@ class Ends:
                 last = (arrival[value] for node in of.gathered.collectives for value in node.outputs)
                 found[index] = max(opening.arrived, *last)
         return found, walk.now
+
+    def summed(self, ends: Mapping[int, float]) -> float:
+        """When the rank has its statistics, if it waits for no reduction of gradients."""
+        walk = Walk(self.state, self.execution, max(ends.values()))
+        walk.run(self.state.update.statistic_nodes(self.rank.stages))
+        return walk.arrived
 
     def reduced(self, ends: Mapping[int, float]) -> float:
         """When the rank has its statistics, if the last actions of its stages end at these times."""

@@ -28,6 +28,7 @@ from partita.compiler.program import (
     StateRecord,
     StepPlan,
     TiedTransfer,
+    late_name,
 )
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
@@ -105,6 +106,7 @@ def plan_step(
                 stage_sets[parameter.name],
                 updates.get(parameter.name),
                 outer.get(parameter.name),
+                delay,
                 mesh.sizes,
                 parameter.name in on_host,
             )
@@ -150,6 +152,7 @@ def _parameter_record(
     stages: tuple[int, ...],
     update: ParameterUpdate | None,
     outer: OuterUpdate | None,
+    delay: int,
     sizes: dict[str, int],
     host: bool,
 ) -> ParameterRecord:
@@ -168,8 +171,9 @@ def _parameter_record(
             for name, state in named
         ),
         host,
-        tuple(
-            StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR) for name, state in besides
+        (
+            *(StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR) for name, state in besides),
+            *(StateRecord(late_name(age), parameter.master) for age in range(1, delay + 1) if update is not None),
         ),
     )
 

@@ -80,8 +80,8 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         apart = (compilation.groups, train.local) if compilation.training else (None, None)
         Outers(ending, *apart).run()
         if program:
-            late = compilation.training and train.late
-            given = compilation.update, whole, compilation.program, check, compilation.on_host, late
+            late, delay = compilation.training and train.late, train.delay if compilation.training else 0
+            given = compilation.update, whole, compilation.program, check, compilation.on_host, late, delay
             Records(partitioned, layouts, *given).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
             Copies(compilation.partitioned, compilation.program, check).run()
