@@ -3,8 +3,8 @@
     python bench/groups.py [--steps 200] [SYNC ...]
 
 Trains the model of `specs/tiny.par` on four processes over Gloo (`bench/models/groups.par`), each SYNC once: `none`, or
-the value of `train.sync`. The ranks of a run have a network of their own, whose loopback interface counts the bytes that
-they send each other, rendezvous and evaluations included; it is read until they end.
+the value of `train.sync`. The ranks of a run have a network of their own, whose loopback interface counts the bytes
+that they send each other, rendezvous and evaluations included; it is read until they end.
 """
 
 from __future__ import annotations

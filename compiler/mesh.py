@@ -38,7 +38,7 @@ class Mesh:
 
     @property
     def sharding(self) -> tuple[str, ...]:
-        """The mesh axes that a step shards tensors over: all larger than 1, except the pipeline's and that of groups."""
+        """The mesh axes that a step shards tensors over: all larger than 1, but for those of stages and of groups."""
         return tuple(name for name, size in self.axes if size > 1 and name not in (self.pipe, self.apart))
 
     @property

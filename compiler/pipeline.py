@@ -72,8 +72,8 @@ from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.groups import groups_of, joined
 from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
+from partita.dsl.groups import groups_of, joined
 from partita.dsl.language_model import no_output
 from partita.dsl.report import listed
 
@@ -469,7 +469,9 @@ def _update(state: Cut) -> Partitioned:
     update = update_graph(state.partitioned, layouts, *given)
     if state.training and state.groups is not None and train.local is not None:
         if (rule := state.offload_rule) is not None:
-            message = "`offload state` keeps on the host what groups that train apart are averaged with: not supported yet"
+            message = (
+                "`offload state` keeps on the host what groups that train apart are averaged with: not supported yet"
+            )
             raise refuse("E0401", message, rule.span, help="leave out the rule, or `sync`")
         update = with_outer_updates(update, state.mesh, state.groups, train.local)
     return extended(Partitioned, state, update=update)

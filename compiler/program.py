@@ -28,8 +28,9 @@ last microbatch of all stages.
 `m` are master parameters, `x` unsplit inputs, `p` the result of the prologue, `f` the frame of this stage and
 microbatch (a list whose slots hold values passed between functions or stages), `a` the stage's accumulators, `t` the
 totals that the rank holds (the results of its stages' `reduce`, and received totals of tied parameters), `v` optimizer
-states (of `outer`: what is kept besides those), `s` the statistics vector, `k` the factor (None if the file does not clip), `c` the context: `seed`, `step`,
-`microbatch`, `rates`, `device`, `coordinates` by mesh axis, and the collectives.
+states (of `outer`: what is kept besides those), `s` the statistics vector, `k` the factor (None if the file does not
+clip), `c` the context: `seed`, `step`, `microbatch`, `rates`, `device`, `coordinates` by mesh axis, and the
+collectives.
 """
 
 from __future__ import annotations

@@ -252,8 +252,8 @@ BAD_STEPS = _table(
 # An update waits for the loss and the norm of its step, or is made at once where `calm` steps in a row went as assumed.
 VALIDATION = _table(Signature("before"), Signature("after", (Setting("calm", Number(integer=True, minimum=0), 10),)))
 
-# Groups train apart, each on its share of the batch, and are averaged `every` so many steps: an outer optimizer takes the
-# difference of what they began with and their mean for a gradient. Or updates are made of gradients some steps old.
+# Groups train apart, each on its share of the batch, and are averaged `every` so many steps: an outer optimizer takes
+# the difference of what they began with and their mean for a gradient. Or updates are made of gradients some steps old.
 _OUTER = _table(
     Signature("sgd", (Setting("lr", POSITIVE, MEAN.arguments["lr"]),)),
     Signature("nesterov", (Setting("lr", POSITIVE), Setting("momentum", BETA))),

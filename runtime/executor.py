@@ -48,16 +48,16 @@ class Executor:
     A step is `run`, or in parts: it is `compute`d; its `sums` are begun, and `heard`; parameters are `update`d. Then
     something else may come between.
 
-    Where groups train apart, `memories` are those of this rank's, which compute and update one after the other, each with
-    its own statistics; `statistics` are then the means over all groups. After some steps the groups are averaged. Where
-    updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up.
+    Where groups train apart, `memory` and the `others` are those of this rank's, which compute and update one after the
+    other, each with its own statistics; `statistics` are then the means over all groups. After some steps the groups
+    are averaged. Where updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up.
 
     Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 
     `custom` are the functions of operations that the file defines.
-    With `keep_totals`, `kept` has the last step's totals by (stage, accumulator), for each memory. The `flight` recorder is marked
-    at the end of each instruction. With `times`, a file, `stopwatch` records the times of these marks; if `paced`,
-    `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank.
+    With `keep_totals`, `kept` has the last step's totals by (stage, accumulator), for each memory. The `flight`
+    recorder is marked at the end of each instruction. With `times`, a file, `stopwatch` records the times of these
+    marks; if `paced`, `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank.
     """
 
     @torch.inference_mode()

@@ -47,7 +47,9 @@ class Trial:
 
 @define(eq=False)
 class _First:
-    """The first value that is not finite: its name, time, microbatch and group, and a mask of the elements that are not."""
+    """The first value that is not finite: its name, time, microbatch and group, and a mask of the elements that are
+    not.
+    """
 
     name: str = ""
     time: float = NEVER

@@ -166,7 +166,9 @@ class Binder:
         def close() -> Waits:
             begin()
             reducing = yield from begun(function(stage.constants, frame, stage.accumulators, context), context)
-            self.reducing[instruction.stage] = begun(stage.functions["R"](stage.accumulators, reducing, context), context)
+            self.reducing[instruction.stage] = begun(
+                stage.functions["R"](stage.accumulators, reducing, context), context
+            )
             transfer_locally()
 
         if closing:

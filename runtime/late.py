@@ -87,7 +87,9 @@ class Late:
         for age in range(min(step, self.program.delay), 0, -1):
             totals = {
                 index: tuple(
-                    accumulator if each.parameter is None else self._part(index, each.parameter, kept(age, each.parameter))
+                    accumulator
+                    if each.parameter is None
+                    else self._part(index, each.parameter, kept(age, each.parameter))
                     for each, accumulator in zip(stage.record.accumulators, stage.accumulators, strict=True)
                 )
                 for index, stage in self.stages.items()

@@ -148,8 +148,8 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation, which share its shards of the parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
-    there. If `paced`, the ranks find out which of them are slow. If it is `alone` in its process, a step also finds how
-    much memory each rank uses, and how much of the devices' peak.
+    there. If `paced`, the ranks find out which of them are slow. Neither is done of ranks that train several groups. If
+    it is `alone` in its process, a step also finds how much memory each rank uses, and how much of the devices' peak.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class Rank:
             seed,
             device,
             keep_totals,
-            times,
+            None if self.others else times,
             self.flight,
-            paced,
+            paced and not self.others,
             plan.functions,
             peaks=alone,
             others=self.others,
@@ -273,10 +273,13 @@ class Rank:
             coordinate, member = divmod(each.group or 0, program.members)
             memory = self.memories[member]
             if each.parameter in memory.masters and (each.group is None or coordinate == place):
-                yield each, (
-                    memory.masters[each.parameter]
-                    if each.state is None
-                    else memory.states[each.state, each.parameter]
+                yield (
+                    each,
+                    (
+                        memory.masters[each.parameter]
+                        if each.state is None
+                        else memory.states[each.state, each.parameter]
+                    ),
                 )
 
     def read_by(self, state: Compilation) -> Memory:

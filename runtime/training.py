@@ -17,6 +17,7 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Term
 from partita.compiler.layout import local_type
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.program import AccumulatorRecord
 from partita.dsl.diagnostic import Diagnostic
@@ -401,6 +402,10 @@ class VirtualRun:
             for name, tensor in rank.memories[member].masters.items():
                 parts.setdefault(name, {})[rank.rank] = tensor
         return {name: self._whole(name, by_rank) for name, by_rank in parts.items()}
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """The parameters of the trained model: of groups that train apart, the anchor."""
+        return {**self.parameters(), **self.besides(ANCHOR)}
 
     def _training(self, group: int) -> Iterator[tuple[Rank, int]]:
         """The ranks that train a group, each with the number of the group among its own."""

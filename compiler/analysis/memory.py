@@ -3,10 +3,10 @@
 The peak is that of the greatest moment of a step, in addition to what is always held:
 
     always        this rank's shards of masters and optimizer states, for each of its groups that train apart, and what
-                  these are averaged with; copies of them if updates do not wait for the norm; gradient accumulators, also
-                  those of earlier steps of which updates are still to be made, and what these are reduced to; received
-                  totals of tied parameters, what its stages compute with for a whole step (casts of masters, gathered
-                  parameters), and tables that kernels cache
+                  these are averaged with; copies of them if updates do not wait for the norm; gradient accumulators,
+                  also those of earlier steps of which updates are still to be made, and what these are reduced to;
+                  received totals of tied parameters, what its stages compute with for a whole step (casts of masters,
+                  gathered parameters), and tables that kernels cache
     start         full batches of the inputs, and what is gathered for the stages; the rest of their constants is made
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs, and
                   without what lies in the host's memory, from where the copy there is complete to where the one back

@@ -47,8 +47,8 @@ class Prediction:
     """The prediction of a step, with times in seconds: of the microbatches (`timeline`), then of the end of the step on
     each rank of the pipeline (`ends`). `flops` are the model's in one step on all ranks, without recomputation; `peak`
     is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`. `period` is the time from the
-    start of a step to that of the next on each rank, if updates do not wait for the norm. Where groups train apart, a rank
-    does all this for each of its `members`, and `average` is what their average takes of each step.
+    start of a step to that of the next on each rank, if updates do not wait for the norm. Where groups train apart, a
+    rank does all this for each of its `members`, and `average` is what their average takes of each step.
     """
 
     costs: Costs

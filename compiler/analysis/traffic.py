@@ -1,7 +1,7 @@
 """What a program sends along its mesh axes: every collective of a step with its count, bytes, seconds and cause.
 
-Where groups train apart, a rank that trains several runs a step for each; their average is not made in every step, and its
-records have their share of one.
+Where groups train apart, a rank that trains several runs a step for each; their average is not made in every step, and
+its records have their share of one.
 
 There is one record for each tensor in a collective, for each stage (or rank, at the end of a step) that runs it. Bytes
 are what one rank of that stage sends, with ring algorithms (`Collective.moved`); seconds come from the cost function
@@ -126,7 +126,9 @@ def traffic(state: Scheduled) -> tuple[Traffic, ...]:
     for stage in state.partitioned.stages:
         rank = state.plan.stages[stage.index].rank
         parameters = {each.value: each.name for each in stage.parameters}
-        found += _Reader(resharding, state.members * state.microbatches, state.members, rank, spans, parameters).records(stage.nodes)
+        found += _Reader(
+            resharding, state.members * state.microbatches, state.members, rank, spans, parameters
+        ).records(stage.nodes)
         parameters = {each.value: each.parameter for each in stage.accumulators if each.parameter}
         reduce = dict(state.update.reduce).get(stage.index, ())
         found += _Reader(resharding, 0, state.members, rank, spans, parameters).records(reduce)
@@ -160,8 +162,9 @@ def launch_seconds(resharding: Resharding, node: Node, op: Collective) -> tuple[
 
 @define(eq=False)
 class _Reader:
-    """Reads the records from nodes in order, of so many `microbatches` and `steps` in a step. `parameters` are values that are parameters, or gradient sums. What follows
-    only one of `every` so many steps has that share of its bytes and seconds.
+    """Reads the records from nodes in order, which run for so many `microbatches`, or `steps` at once. `parameters` are
+    values that are parameters, or gradient sums. What follows one of `every` so many steps has that share of its bytes
+    and seconds.
     """
 
     resharding: Resharding

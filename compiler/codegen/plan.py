@@ -172,7 +172,10 @@ def _parameter_record(
         ),
         host,
         (
-            *(StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR) for name, state in besides),
+            *(
+                StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR)
+                for name, state in besides
+            ),
             *(StateRecord(late_name(age), parameter.master) for age in range(1, delay + 1) if update is not None),
         ),
     )

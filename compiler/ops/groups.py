@@ -54,8 +54,8 @@ class SumOfGroups(Op):
 
 @frozen
 class Outer(Op):
-    """Base of outer optimizers. Operands: the anchor, the sum over all `groups`, and a tensor for each name in `states`.
-    The anchor and these are updated in place.
+    """Base of outer optimizers. Operands: the anchor, the sum over all `groups`, and a tensor for each name in
+    `states`. The anchor and these are updated in place.
     """
 
     groups: int
@@ -72,9 +72,7 @@ class Outer(Op):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis."""
-        return tuple(
-            ShardingRule((name,) * len(operands), (name,) * len(results)) for name in results[0].names
-        )
+        return tuple(ShardingRule((name,) * len(operands), (name,) * len(results)) for name in results[0].names)
 
     def by_row(self, rows: Collection[str]) -> bool:
         """Yes."""

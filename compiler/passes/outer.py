@@ -11,7 +11,7 @@ The mesh axis of groups is one like any other here, though it is none for the re
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import SUM, Layout, layout_of, local_type, tensor_type

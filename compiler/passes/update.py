@@ -130,8 +130,8 @@ class UpdateGraph:
     nodes that compute statistics from them. `finish` has the nodes that compute a stage's share of the squared norm, by
     stage. `norms` are these shares summed over all ranks, the last entries of the vector, and `clip` the nodes that
     compute the coefficient from them (empty without clipping). `buffers` are updated before the parameters, by
-    `buffer_nodes`, which read `masters` of both. `stacked` are nodes that several parameters' updates share. `outer` are
-    the averages over groups that follow some steps, if groups train apart.
+    `buffer_nodes`, which read `masters` of both. `stacked` are nodes that several parameters' updates share. `outer`
+    are the averages over groups that follow some steps, if groups train apart.
     """
 
     parameters: tuple[ParameterUpdate, ...]

@@ -1,8 +1,8 @@
 """Validates the average of groups that train apart: of each trained parameter, and of each buffer that steps update.
 
-Each group's copy counts once in the sum over groups, on the rank that trains it; the reduction of that sum is checked by
-the rules of any other along the mesh axis of groups. The declared outer optimizer updates the anchor in place, and every
-copy is overwritten once with the result. Nothing else may read an anchor or a copy after it has been written.
+Each group's copy counts once in the sum over groups, on the rank that trains it; the reduction of that sum is checked
+by the rules of any other along the mesh axis of groups. The declared outer optimizer updates the anchor in place, and
+every copy is overwritten once with the result. Nothing else may read an anchor or a copy after it has been written.
 """
 
 from __future__ import annotations
@@ -119,4 +119,6 @@ class Outers:
                 ),
                 value.layout.flat,
             )
-            require(result.layout == wanted and result.type == value.type, "its terms have other layouts", value, result)
+            require(
+                result.layout == wanted and result.type == value.type, "its terms have other layouts", value, result
+            )

@@ -80,7 +80,8 @@ def test_a_run_with_a_delay_resumes_with_the_same_bits(by: int, tmp_path: Path) 
     trained(plan, tmp_path / "part")
     forget(tmp_path / "part")
     again = trained(plan, tmp_path / "part")
-    assert again.found is not None and again.found.step == 4
+    assert again.found is not None
+    assert again.found.step == 4
     assert again.steps == {step: told for step, told in whole.steps.items() if step > 4}
     same(everything(again.run), everything(whole.run))
 
@@ -89,7 +90,8 @@ def test_gradients_that_are_late_resume_on_another_mesh(tmp_path: Path) -> None:
     whole = trained(kept_every(delayed(by=2), 8), tmp_path)
     forget(tmp_path)
     again = trained(kept_every(delayed(*on(data=2), layout="zero3", by=2), 8), tmp_path)
-    assert again.found is not None and again.found.step == 4
+    assert again.found is not None
+    assert again.found.step == 4
     close(everything(again.run), everything(whole.run), 1e-4)
 
 
