@@ -265,7 +265,8 @@ class Executor:
         vector, rows = sums.vector, self.program.mesh.groups
         count = rows * len(self.program.statistics)
         groups = vector[:count].view(rows, -1)
-        self._of_groups.append(groups)
+        if self.program.groups > 1:
+            self._of_groups.append(groups)
         self.statistics, self._asked_somewhere, self._peaks = (
             groups[self._coordinate],
             vector[count],
@@ -274,13 +275,12 @@ class Executor:
 
     def _mean_statistics(self) -> torch.Tensor:
         """The means of the statistics over all groups, added in their order; of counts that must be zero, the sums."""
+        if self.program.groups == 1:
+            return self.statistics
         groups, self._of_groups = self._of_groups, []
-        first, *others = torch.stack(groups, 1).flatten(0, 1)
-        total = first
+        total, *others = torch.stack(groups, 1).flatten(0, 1).unbind()
         for each in others:
             total = total + each
-        if not others:
-            return total
         guards = {guard.name for guard in self.program.guards}
         sums = torch.tensor([name in guards for name in self.program.statistics], device=total.device)
         return torch.where(sums, total, total / (1 + len(others)))

@@ -63,8 +63,8 @@ def whole_record(record: ParameterRecord, part: Part, update: Update | None) -> 
     besides = tuple(evolve(each, type=part.master) for each in record.besides)
     layouts = (_outermost(part, layout) for layout in (record.layout, record.state_layout))
     layout, state_layout = layouts
-    whole = {"type": part.master, "layout": layout, "state_layout": state_layout}
-    return evolve(record, name=part.name, states=states, besides=besides, **whole)
+    record = evolve(record, name=part.name, type=part.master, states=states, besides=besides)
+    return evolve(record, layout=layout, state_layout=state_layout)
 
 
 def _outermost(part: Part, layout: Layout) -> Layout:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from attrs import frozen
-
 from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, op
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
@@ -52,7 +50,6 @@ class SumOfGroups(Op):
         return " + ".join(argument.text for argument in arguments)
 
 
-@frozen
 class Outer(Op):
     """Base of outer optimizers. Operands: the anchor, the sum over all `groups`, and a tensor for each name in
     `states`. The anchor and these are updated in place.
@@ -67,7 +64,8 @@ class Outer(Op):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The anchor and the states."""
-        assert agree(*types) and len(types) == 2 + len(self.states), types
+        assert agree(*types), types
+        assert len(types) == 2 + len(self.states), types
         return (types[0], *types[2:])
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
@@ -91,6 +89,9 @@ class Outer(Op):
 class OuterSgd(Outer):
     """The anchor moves by `rate` towards the mean; by 1, it is the mean."""
 
+    groups: int
+    rate: float
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """4 for each element."""
         return 4 * operands[0].elements
@@ -105,6 +106,8 @@ class OuterSgd(Outer):
 class OuterNesterov(Outer):
     """Nesterov's momentum of the outer gradients, as `torch.optim.SGD` has it."""
 
+    groups: int
+    rate: float
     momentum: float
     states = (VELOCITY,)
     results = ("", VELOCITY)

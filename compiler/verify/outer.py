@@ -34,7 +34,8 @@ class Outers:
     def run(self) -> None:
         """Check that what steps update is averaged, and how."""
         ending, check = self.ending, self.ending.check
-        updated = [each.name for each in (*ending.update.parameters, *ending.update.buffers)]
+        updated = [each.name for each in ending.update.parameters]
+        updated += [each.name for each in ending.update.buffers]
         with check.at(where="the average of groups"):
             wanted = updated if self.local is not None else []
             found = [each.name for each in ending.update.outer]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from partita.compiler.analysis.memory import memory_report
 from partita.compiler.analysis.time import predict
 from partita.runtime.rank import Plan
 from partita.runtime.training import VirtualRun
@@ -103,3 +104,12 @@ def test_a_reduction_hides_behind_the_next_step() -> None:
     assert waiting.exposed_communication > 0.01
     assert late.exposed_communication == pytest.approx(0.0, abs=1e-9)
     assert late.step_time == pytest.approx(waiting.step_time - waiting.exposed)
+
+
+def test_the_memory_bound_counts_late_gradients() -> None:
+    """The accumulators of each step, and each gradient among the states that a checkpoint has."""
+    plans = [plan_of(*ONE_RANK, f"train.sync={sync}") for sync in ("none", "delayed(1)", "delayed(2)")]
+    reports = [memory_report(plan.training, plan.program.ranks[0]) for plan in plans]
+    size = sum(each.type.bytes for each in plans[0].program.parameters)
+    assert [each.gradients - reports[0].gradients for each in reports] == [0, size, 2 * size]
+    assert [each.state - reports[0].state for each in reports] == [0, size, 2 * size]
