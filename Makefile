@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Tests start processes by the hundred, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run sample test tests lint types soak fuzz planted grammar docs site clean
+.PHONY: run sample test tests lint types soak gpu fuzz planted grammar docs site clean
 
 run: $(VENV)/installed
 	$(BIN)/partita run specs/tiny.par "train.checkpoint=every(100)"
@@ -35,6 +35,13 @@ types: $(VENV)/installed
 soak: $(VENV)/soaked
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak" --hypothesis-profile=new
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout 7200 -s
+
+# Everything to run when a GPU is at hand, in ten minutes; its figures go to the end of bench/RESULTS.md. Without one it runs
+# what it can on the CPU, says what it could not do, and ends with status 4. The environment has torch for CPUs: on a machine with
+# GPUs, `make gpu GPU_PYTHON=python3` takes an interpreter that has torch for CUDA, attrs, rich, lark, numpy, safetensors and pytest.
+GPU_PYTHON ?=
+gpu: $(if $(GPU_PYTHON),,$(VENV)/installed)
+	$(if $(GPU_PYTHON),PYTHONPATH=.types $(GPU_PYTHON),$(BIN)/python) bench/gpu.py --append
 
 # Fuzzing alone: `make fuzz FUZZ_SECONDS=600`. Runs add up, in .fuzz; what is found belongs into tests/fuzz/corpus.
 FUZZ_SECONDS ?= 7200

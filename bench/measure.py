@@ -42,11 +42,11 @@ def measured(
         return json.loads(file.read_text())
 
 
-def joined() -> None:
+def joined(backend: str = "gloo") -> None:
     """For a process that is measured: connect it, as the rank that it is, with the others."""
     identity = rank_from_environment()
     assert identity is not None
-    connect(identity, "gloo")
+    connect(identity, backend)
 
 
 def report(result: Mapping[str, Any]) -> None:

@@ -45,6 +45,7 @@ SUMMARIES = {
     "watch": "serve a run's page live, on this machine",
     "lsp": "the language server, for editors: diagnostics, types and layouts, names, formatting",
     "completion": "the script with which bash, zsh or fish complete commands, options, files and names in them",
+    "doctor": "what this machine has, what is wrong with it, and a self test with one rank per device",
     "profile": "measure this machine's device and links, as a profile for the cost model",
     "checkpoint": "list, show and verify checkpoints; import and export trained models",
 }

@@ -25,6 +25,7 @@ from partita.compiler.schedules.forms.text import write
 from partita.compiler.text.graph import graph_text
 from partita.compiler.text.partitioned import stage_text, stages_text, update_text
 from partita.compiler.text.sharded import sharded_text
+from partita.compiler.text.streams import streams_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,15 +37,16 @@ if TYPE_CHECKING:
 
 # At most this many rows of memory are shown; of more, only the least and the most.
 MOST_ROWS = 8
-FORMS = ("graph", "joint", "microbatch", "sharded", "partitioned", "schedule", "python")
-OF_STAGES = tuple(form for form in FORMS if form != "schedule")  # a schedule is of ranks
+FORMS = ("graph", "joint", "microbatch", "sharded", "partitioned", "schedule", "streams", "python")
+OF_STAGES = tuple(form for form in FORMS if form not in ("schedule", "streams"))  # those are of ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
     parser.add_argument("--emit", choices=FORMS, help="print this intermediate form")
-    parser.add_argument("--stage", type=int, metavar="N", help="with --emit, except `schedule`: only this stage")
+    what = "with --emit, except `schedule` and `streams`: only this stage"
+    parser.add_argument("--stage", type=int, metavar="N", help=what)
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
     add_output_argument(parser)
 
@@ -99,6 +101,8 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
         return stages_text(state.partitioned) + update_text(state.update)
     if form == "schedule":
         return write(state.schedule)
+    if form == "streams":
+        return streams_text(state.program)
     if stage is None:
         return str(state.program.source)
     return _stage_source(state.program.source, set(state.program.stages[stage].functions.values()))

@@ -13,8 +13,11 @@ from partita.cli.source import add_python_argument, add_source_arguments, load_o
 from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
+    from partita.runtime.fake_gpu.rank import Tried
     from partita.runtime.verification.execution import Execution
     from partita.runtime.verification.verify import Verification
 
@@ -27,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(needs="run")
     add_source_arguments(parser)
     add_python_argument(parser)
+    parser.add_argument(
+        "--gpu", action="store_true", help="also run a rank of each stage on a GPU that is not there: on shapes alone"
+    )
     parser.add_argument("--json", action="store_true", help="the results as JSON")
     add_output_argument(parser)
 
@@ -39,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from partita.runtime.verification.verify import verify
 
     try:
-        found = verify(spec, arguments.allow_python)
+        found = verify(spec, arguments.allow_python, arguments.gpu)
     except Refused as refused:
         report(refused.diagnostics)
         return 1
@@ -78,6 +84,9 @@ def show(file: str, found: Verification, console: Console) -> None:
     else:
         rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
         rows.append(("", "", _compared(execution)))
+    if found.gpu is not None:
+        rows.append(("gpu", "runs" if not any(each.faults for each in found.gpu) else "fails", _kernels(found.gpu)))
+        rows.append(("", "", _waits(found.gpu)))
     if found.claims:
         failed = [each.text for each in found.claims if not each.holds]
         shown = ", ".join(failed) if failed else f"{len(found.claims)} of `expect`"
@@ -97,6 +106,21 @@ def _memory(found: Verification, most: int) -> str:
     if most <= found.memory:
         return f"at most {bytes_text(most)} of {bytes_text(found.memory)} on {ranks}"
     return f"up to {bytes_text(most)} on a rank, which has {bytes_text(found.memory)}"
+
+
+def _kernels(ranks: Sequence[Tried]) -> str:
+    """How many ranks ran, and what the busiest launches in a step."""
+    most = max(ranks, key=lambda each: len(each.launches))
+    shown = f"{len(ranks)} rank{'s' * (len(ranks) > 1)} on GPUs that are not there"
+    return f"{shown}; up to {len(most.launches):,} kernels a step, which move {bytes_text(most.moved)}"
+
+
+def _waits(ranks: Sequence[Tried]) -> str:
+    """How much of its bound a rank takes, and how often the host waits."""
+    peaks = [each.peak / each.bound for each in ranks]
+    waits = max(len(each.waits) for each in ranks)
+    times = "once" if waits == 1 else f"{waits} times"
+    return f"at most {100 * max(peaks):.0f}% of the memory bound; the host waits for the device {times} a step"
 
 
 def _copy(found: Execution) -> str:

@@ -3,6 +3,8 @@
 A *message* is a value sent between two stages in every microbatch, identified by content (value, stages, direction). A
 *channel* is an ordered pair of ranks and a direction; it runs its transfers in order, one at a time, and matches them
 by that order, never by tags. Posting and waiting are separate instructions: a post never blocks, a wait does.
+
+An instruction knows its `stream` and, if it waits, the `post` of what it waits for (`partita.compiler.streams`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,11 @@ from typing import Literal, TypeAlias
 
 from attrs import field, frozen
 
-from partita.compiler.schedules.schedule import Action
+from partita.compiler.schedules.schedule import LOAD, OFFLOAD, Action
+
+# The stream of what computes, and those of copies to the host's memory and back.
+COMPUTE = "compute"
+COPIES = {OFFLOAD: "copies out", LOAD: "copies in"}
 
 # The direction of a channel through the pipeline, or that it carries totals of parameters tied across stages.
 Direction: TypeAlias = Literal["forward", "backward", "tied"]
@@ -56,7 +62,7 @@ class Message:
     bytes: int = field(default=0, eq=False)
 
 
-@frozen
+@frozen(cache_hash=True)
 class Transfer:
     """One message of one microbatch on its channel. `index` is its position in the channel's order."""
 
@@ -69,8 +75,45 @@ class Transfer:
         return f"{self.message.value} of microbatch {self.microbatch} ({self.channel})"
 
 
+class _OnCompute:
+    """What computes, or makes what computes later wait."""
+
+    @property
+    def stream(self) -> str:
+        """That of what computes."""
+        return COMPUTE
+
+    @property
+    def post(self) -> Instruction | None:
+        """The instruction whose end it waits for."""
+        return None
+
+
+class _Post:
+    """What starts something beside what computes."""
+
+    @property
+    def post(self) -> Instruction | None:
+        """None: it waits for nothing."""
+        return None
+
+
 @frozen
-class Compute:
+class _OfTransfer:
+    """An instruction for one end of a transfer."""
+
+    transfer: Transfer
+
+
+class _PostTransfer(_Post, _OfTransfer):
+    @property
+    def stream(self) -> str:
+        """That of the channel's end."""
+        return str(self.transfer.channel)
+
+
+@frozen
+class Compute(_OnCompute):
     """Run an action; if `joined`, concurrently with the previous action. Ranks never run joined actions: these model a
     device that overlaps the two, for the simulator.
     """
@@ -84,47 +127,49 @@ class Compute:
 
 
 @frozen
-class PostSend:
+class PostSend(_PostTransfer):
     """Hand a produced value to the channel. Its memory may be reused only after the matching WaitSend."""
-
-    transfer: Transfer
 
     def __str__(self) -> str:
         return f"post-send {self.transfer}"
 
 
 @frozen
-class WaitSend:
+class WaitSend(_OnCompute, _OfTransfer):
     """Wait until a posted send has been received."""
-
-    transfer: Transfer
 
     def __str__(self) -> str:
         return f"wait-send {self.transfer}"
 
+    @property
+    def post(self) -> Instruction:
+        """The send."""
+        return PostSend(self.transfer)
+
 
 @frozen
-class PostReceive:
+class PostReceive(_PostTransfer):
     """Hand a buffer to the channel."""
-
-    transfer: Transfer
 
     def __str__(self) -> str:
         return f"post-receive {self.transfer}"
 
 
 @frozen
-class WaitReceive:
+class WaitReceive(_OnCompute, _OfTransfer):
     """Wait until a posted receive has arrived."""
-
-    transfer: Transfer
 
     def __str__(self) -> str:
         return f"wait-receive {self.transfer}"
 
+    @property
+    def post(self) -> Instruction:
+        """The receive."""
+        return PostReceive(self.transfer)
+
 
 @frozen
-class PostCopy:
+class PostCopy(_Post):
     """Start to copy what a stage keeps of a microbatch into the host's memory (O) or back (L), beside what runs. The
     copies of a rank in one direction run one after the other.
     """
@@ -135,9 +180,14 @@ class PostCopy:
     def __str__(self) -> str:
         return f"post {self.action}"
 
+    @property
+    def stream(self) -> str:
+        """That of its direction."""
+        return COPIES[self.action.kind]
+
 
 @frozen
-class WaitCopy:
+class WaitCopy(_OnCompute):
     """Wait for a copy that was started, and give back the memory that it is a copy of."""
 
     action: Action
@@ -145,6 +195,11 @@ class WaitCopy:
 
     def __str__(self) -> str:
         return f"wait {self.action}"
+
+    @property
+    def post(self) -> Instruction:
+        """The copy."""
+        return PostCopy(self.action, self.stage)
 
 
 Copy: TypeAlias = PostCopy | WaitCopy

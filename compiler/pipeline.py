@@ -31,17 +31,19 @@ from partita.compiler.passes.build import build
 from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
+from partita.compiler.passes.float8 import expanded, in_float8
 from partita.compiler.passes.fuse import fuse
 from partita.compiler.passes.group import grouped
 from partita.compiler.passes.guard import guarded
 from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
-from partita.compiler.passes.offload import offloaded, without_effect
+from partita.compiler.passes.offload import offloaded, parameters_on_host, without_effect
 from partita.compiler.passes.outer import with_outer_updates
 from partita.compiler.passes.overlap import overlapped
 from partita.compiler.passes.pieces import in_pieces
 from partita.compiler.passes.place import pipeline_of, place
+from partita.compiler.passes.prefetch import prefetched
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
 from partita.compiler.passes.shard.defaults import default_layouts
@@ -75,6 +77,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
 from partita.dsl.groups import groups_of, joined
 from partita.dsl.language_model import no_output
+from partita.dsl.layouts import PARAM
 from partita.dsl.report import listed
 
 # Errors of models whose batch cannot be split, or have more rows.
@@ -265,7 +268,9 @@ def _build(state: Configured) -> Built:
     model = _of_a_group(state, state.model) if state.training else state.model
     if state.batches != 1:
         model = with_larger_batch(state.model, state.batch, state.batches)
-    forward = build(model, state.train.precision, state.training, state.outputs)
+    forward = build(model, state.train.dtype, state.training, state.outputs)
+    if state.train.float8:
+        forward = in_float8(forward)
     if state.training:
         found = assign(forward, state.train.optimizer)
         warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
@@ -275,7 +280,7 @@ def _build(state: Configured) -> Built:
         updates = state.beside.updates
         return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
     # Outputs may read parameters in other ways than the loss does.
-    whole = build(model, state.train.precision, False) if state.outputs else forward
+    whole = build(model, state.train.dtype, False) if state.outputs else forward
     updates = assign(whole, state.train.optimizer).updates
     return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
 
@@ -303,6 +308,7 @@ def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator
     rule = state.offload_rule
     if (
         rule is not None
+        and (PARAM,) not in rule.paths
         and not state.train.mixed
         and state.train.ema is None
         and not any(u.states for u in updates.values())
@@ -325,9 +331,9 @@ def _place(state: Built) -> Placed:
     one = state.forward
     apart = state.groups is not None and not state.training
     if state.batches != 1 or apart:
-        one = build(_of_a_group(state, state.model), state.train.precision, state.training)
+        one = build(_of_a_group(state, state.model), state.train.dtype, state.training)
     if state.beside is not None:
-        one = build(_of_a_group(state, state.beside.model), state.train.precision, False)
+        one = build(_of_a_group(state, state.beside.model), state.train.dtype, False)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     shared = shared_axes(state.spec)
@@ -345,7 +351,7 @@ def _place(state: Built) -> Placed:
 
 
 def _differentiate(state: Placed) -> Differentiated:
-    joint = fuse(differentiate(state.placed)) if state.training else state.placed
+    joint = expanded(fuse(differentiate(state.placed)) if state.training else state.placed)
     flops = product_flops(joint)
     if state.training and state.groups is not None:
         flops *= state.groups.count
@@ -388,7 +394,7 @@ def _recompute(state: Differentiated) -> Differentiated:
         for rule in (layout.rules if layout else ())
         if isinstance(rule, language.ShardRule)
         for target in rule.targets
-    )
+    ) or bool(parameters_on_host(state.joint, state.offload_rules))
     again = remat_scopes(state.joint, _recompute_rules(state.spec), state.again)
     return evolve(state, joint=remat_cheap(again, gathered))
 
@@ -423,6 +429,7 @@ def _shard(state: Microbatched) -> Sharded:
         means=state.reads_means,
         parts=state.parts,
         most=state.device.memory / 4,
+        prefetched=state.prefetched,
     )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
@@ -442,7 +449,7 @@ def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
     ordered = overlapped(grouped(partitioned), full_at(state.mesh))
     most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
-    cut_up, found = in_pieces(ordered, most)
+    cut_up, found = in_pieces(prefetched(ordered, state.prefetched), most)
     if not state.training:
         return extended(Cut, state, partitioned=cut_up)
     copied = offloaded(cut_up, state.offload_rules)
@@ -465,14 +472,12 @@ def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)
-    given = resharding, updates, train.clip, timed, train.ema, spans, state.offloads_state, state.on_host
+    given = resharding, updates, train.clip, timed, train.ema, spans, state.states_on_host, state.on_host
     update = update_graph(state.partitioned, layouts, *given)
     if state.training and state.groups is not None and train.local is not None:
-        if (rule := state.offload_rule) is not None:
-            message = (
-                "`offload state` keeps on the host what groups that train apart are averaged with: not supported yet"
-            )
-            raise refuse("E0401", message, rule.span, help="leave out the rule, or `sync`")
+        if state.on_host or state.states_on_host:
+            message = "parameters and states of groups that train apart cannot lie in the host's memory yet"
+            raise refuse("E0401", message, state.offload_rules[0].span, help="leave out the rule, or `sync`")
         update = with_outer_updates(update, state.mesh, state.groups, train.local)
     return extended(Partitioned, state, update=update)
 

@@ -46,6 +46,7 @@ from partita.compiler.instructions import Channel, Compute, Instruction, Message
 from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import OFFLOAD, Schedule
+from partita.compiler.streams import Launch
 from partita.dsl.reprs import count, outline, shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
@@ -101,8 +102,8 @@ class ParameterRecord:
 
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
     by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`). `host`: whether the
-    master lies in the host's memory. `besides` are tensors that are kept besides the optimizer's states: what groups
-    that train apart are averaged with, and gradients of earlier steps.
+    master lies in the host's memory; if it is `mapped`, it is there as a file, and so are the states. `besides` are
+    tensors that are kept besides these: what groups that train apart are averaged with, and gradients of earlier steps.
     """
 
     name: str
@@ -114,6 +115,7 @@ class ParameterRecord:
     stages: tuple[int, ...]
     states: tuple[StateRecord, ...]
     host: bool = False
+    mapped: bool = False
     besides: tuple[StateRecord, ...] = ()
 
     __repr__ = shortened
@@ -212,13 +214,15 @@ class RankPlan:
     and receives, and the order of its totals.
 
     `reductions` gives, by the index of an instruction, the stages whose reduction begins in it: they accumulate nothing
-    after it. `copied` are the parameters and buffers that the update writes, with their states, if it may be made
-    before the step is validated: then the rank keeps copies of them.
+    after it. `launches` says of each instruction on which stream it runs, and behind which events. `copied` are the
+    parameters and buffers that the update writes, with their states, if it may be made before the step is validated:
+    then the rank keeps copies of them.
     """
 
     rank: int
     stages: tuple[int, ...]
     instructions: tuple[Instruction, ...] = field(repr=False)
+    launches: tuple[Launch, ...] = field(repr=False)
     reductions: Mapping[int, tuple[int, ...]] = field(repr=False)
     parameters: tuple[str, ...]
     sends: tuple[TiedTransfer, ...]
@@ -243,7 +247,9 @@ class RankProgram(RankPlan):
 
 @frozen(eq=False, kw_only=True)
 class StepPlan:
-    """One kind of step (training or evaluation) for every rank, without the functions."""
+    """One kind of step (training or evaluation) for every rank, without the functions. `streams` are those of
+    communicators on which no instruction posts (`partita.compiler.streams.communicators`).
+    """
 
     name: str
     inputs: tuple[InputRecord, ...]
@@ -259,6 +265,7 @@ class StepPlan:
     statistics: tuple[str, ...]
     guards: tuple[Guard, ...]  # statistics that must be zero
     schedule: Schedule
+    streams: Mapping[str, str]
     members: int = 1  # groups that train apart on each rank
     delay: int = 0  # how many steps old the gradients of an update are
 

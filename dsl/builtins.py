@@ -235,7 +235,15 @@ BATCHES, OWN_DATA = Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", 
 SAMPLE = Setting("sample", Text(), None)
 EVALUATION = _table(Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA, SAMPLE)))
 CHECKPOINT = _table(
-    Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
+    Signature(
+        "every",
+        (
+            Setting("interval", COUNT),
+            Setting("dir", Text(), None),
+            Setting("keep", COUNT, 3),
+            Setting("copies", COUNT, None),
+        ),
+    )
 )
 
 # A step is bad if its loss or norm is above `spike` times the median of the last `window` good steps.
@@ -271,7 +279,7 @@ TRAIN = Signature(
         Setting("data", OneOf(DATA)),
         Setting("optimizer", OneOf(OPTIMIZERS)),
         Setting("steps", Number(integer=True, minimum=1, maximum=1 << 62)),
-        Setting("precision", Keyword(("f32", "bf16", "f64")), "f32"),
+        Setting("precision", Keyword(("f32", "bf16", "f64", "fp8")), "f32"),
         Setting("clip", POSITIVE, None),
         Setting("ema", BETA, None),
         Setting("seed", Number(integer=True, minimum=0, maximum=(1 << 63) - 1), 0),

@@ -393,11 +393,14 @@ class RecomputeRule:
 
 @frozen
 class OffloadRule:
-    """`offload paths`; the paths `("all",)` and `("state",)` are keywords."""
+    """`offload paths`; the paths `("all",)`, `("param",)` and `("state",)` are keywords. `mapped`: parameters are files
+    that are mapped into memory (`by mmap`).
+    """
 
     paths: tuple[tuple[str, ...], ...]
     span: Span = field(eq=False)
     path_spans: tuple[Span, ...] = field(eq=False)
+    mapped: bool = False
 
     __repr__ = shortened
 
@@ -511,8 +514,8 @@ class Share:
 @frozen
 class Train:
     """The train block, with defaults filled in. `spans` has the place of each entry that was written. `mixed`: what
-    computes has a narrower dtype than masters, which a proxy keeps in mind. `dense`: gradients of tables have all rows,
-    where that makes no difference to updates, as a reference has them.
+    computes has a narrower dtype than masters; `float8`: some products are in eight bits; a proxy keeps both in mind.
+    `dense`: gradients of tables have all rows, where that makes no difference to updates, as a reference has them.
     """
 
     data: Call
@@ -524,16 +527,22 @@ class Train:
     seed: int = 0
     compile: bool | None = None  # with Inductor; None: only on a GPU
     eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
-    checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
+    checkpoint: Call | None = None  # every(interval, dir = …, keep = …, copies = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
     validate: Call = BEFORE  # before the update, or after(calm = 10)
     sync: Call | None = None  # every step; or local(groups, every, outer = …), or delayed(steps)
-    mixed: bool = field(default=Factory(lambda self: self.precision == "bf16", takes_self=True), eq=False)
+    mixed: bool = field(default=Factory(lambda self: self.precision in ("bf16", "fp8"), takes_self=True), eq=False)
+    float8: bool = field(default=Factory(lambda self: self.precision == "fp8", takes_self=True), eq=False)
     dense: bool = field(default=False, eq=False)
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
 
     __repr__ = shortened
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of tensors that are computed; with products in eight bits, of all others."""
+        return "bf16" if self.precision == "fp8" else self.precision
 
     @property
     def late(self) -> bool:

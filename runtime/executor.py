@@ -8,6 +8,7 @@ with them it never yields.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
@@ -15,9 +16,11 @@ from typing import TypeAlias
 import torch
 from attrs import frozen
 
+from partita.compiler.instructions import Channel
 from partita.compiler.program import Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
+from partita.runtime.declared import waits
 from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
@@ -92,19 +95,20 @@ class Executor:
         self._factor = functions[program.factor] if program.factor else None
         self._update = functions[self.record.update] if self.record.update else None
         self._tied = tuple(allocator(each.type, device)() for each in self.record.receives)
-        self.statistics = torch.zeros(len(program.statistics), dtype=torch.float64, device=device)
         self.one = torch.ones((), dtype=torch.float64, device=device)
         self._totals: Tensors = ()  # of the step that is computed, and this rank's part of its statistics
-        self._part = self.statistics
         records = [stage.record for stage in self.stages.values()]
         self.asked: Callable[[], bool] = never  # whether this rank was asked to end
-        self._asked_somewhere = torch.zeros((), device=device)
         self._rank = rank if peaks else None
-        self._peaks = torch.zeros(program.mesh.ranks if peaks else 0, dtype=torch.float64)
+        own, others_too = len(program.statistics), 1 + (program.mesh.ranks if peaks else 0)
+        self._width = own * program.mesh.groups + others_too
+        self._part = torch.zeros(self._width, dtype=torch.float64, device=device)
+        self._set(self._part[-(own + others_too) :])
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
         self._late = Late(program, self.record, self.stages)
-        binder = Binder(program, self.record, self.stages, transport, self.context, self._reducing)
+        self._streams = transport.streams(device)
+        binder = Binder(program, self.record, self.stages, transport, self._streams, self.context, self._reducing)
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)
         self._activity = TRAINING if self.record.update else EVALUATING
@@ -147,15 +151,27 @@ class Executor:
         self.context.group, self.context.seed = group, seed_of(self._seed, group)
         self._reads.group = group
 
+    def _set(self, vector: torch.Tensor) -> None:
+        """Set what the last step's sums over all ranks are. The host has not read them."""
+        self._vector, self.statistics = vector, vector[: len(self.program.statistics)]
+        self._numbers: list[float] | None = None
+
+    @waits("all ranks decide by the statistics of a step whether it is good")
+    def _heard(self) -> list[float]:
+        """The last step's sums as numbers, read at once and once."""
+        if self._numbers is None:
+            self._numbers = self._vector.tolist()
+        return self._numbers
+
     @property
     def ends(self) -> bool:
         """Whether any rank was asked to end before the last step; the same on all ranks."""
-        return bool(self._asked_somewhere)
+        return self._heard()[len(self.program.statistics)] != 0.0
 
     @property
     def peaks(self) -> tuple[int, ...]:
         """The peak memory of each rank in bytes, as of the last step; empty if it is not asked for."""
-        return tuple(map(int, self._peaks.tolist()))
+        return tuple(map(int, self._heard()[len(self.program.statistics) + 1 :]))
 
     def step(self, number: int, batch: Batch, rates: Rates = (), judge: BadStepPolicy | None = None) -> Waits:
         """Run step `number` on a full batch: sets `statistics`, and updates parameters if the judge accepts the step.
@@ -181,7 +197,8 @@ class Executor:
         """End the step that is computed: wait for its sums, and update parameters if the judge accepts it."""
         yield from self.heard(self.sums())
         self.marked()
-        own, self.statistics = self.statistics, self._mean_statistics()
+        own = self.statistics
+        self._take_mean()
         # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
         good = judge is not None and judge.accepts(number, self.named_statistics())
         yield from self.update(self._factor_of(own) if good and self._late.ready else None, self._averages(number))
@@ -224,6 +241,9 @@ class Executor:
                 waits = run()
                 if waits is not None:
                     yield from waits
+            rest = self._streams.drained()
+            if rest is not None:
+                yield from rest
             if self.program.padding and index == 0:
                 for stage in self.stages.values():
                     stage.scale(-self.program.padding)
@@ -237,7 +257,7 @@ class Executor:
         # whether any was asked to end; those after it are the ranks'.
         own = len(self.program.statistics)
         count, first = own * self.program.mesh.groups, own * self._coordinate
-        vector = torch.zeros(count + 1 + len(self._peaks), dtype=torch.float64, device=context.device)
+        vector = torch.zeros(self._width, dtype=torch.float64, device=context.device)
         scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[first + index] = scalar
@@ -262,28 +282,24 @@ class Executor:
         """Wait for the sums of a step: sets `statistics` to those of the own group."""
         while not sums.handle.done():
             yield
-        vector, rows = sums.vector, self.program.mesh.groups
-        count = rows * len(self.program.statistics)
-        groups = vector[:count].view(rows, -1)
+        vector, rows, own = sums.vector, self.program.mesh.groups, len(self.program.statistics)
+        groups = vector[: rows * own].view(rows, own)
         if self.program.groups > 1:
             self._of_groups.append(groups)
-        self.statistics, self._asked_somewhere, self._peaks = (
-            groups[self._coordinate],
-            vector[count],
-            vector[count + 1 :],
-        )
+        self._set(vector if rows == 1 else torch.cat((groups[self._coordinate], vector[rows * own :])))
 
-    def _mean_statistics(self) -> torch.Tensor:
-        """The means of the statistics over all groups, added in their order; of counts that must be zero, the sums."""
+    def _take_mean(self) -> None:
+        """Set `statistics` to the means over all groups, added in order; of counts that must be zero, to the sums."""
         if self.program.groups == 1:
-            return self.statistics
+            return
         groups, self._of_groups = self._of_groups, []
         total, *others = torch.stack(groups, 1).flatten(0, 1).unbind()
         for each in others:
             total = total + each
         guards = {guard.name for guard in self.program.guards}
         sums = torch.tensor([name in guards for name in self.program.statistics], device=total.device)
-        return torch.where(sums, total, total / (1 + len(others)))
+        mean = torch.where(sums, total, total / (1 + len(others)))
+        self._set(torch.cat((mean, self._vector[len(mean) :])))
 
     @property
     def factor(self) -> torch.Tensor:
@@ -372,7 +388,7 @@ class Executor:
 
     def named_statistics(self) -> dict[str, float]:
         """The last step's statistics by name."""
-        return dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
+        return dict(zip(self.program.statistics, self._heard(), strict=False))
 
     def _prologues(self, batches: Callable[[int], Batch]) -> Waits:
         """Reset the stages' accumulators and compute their constants, as far as they need not be gathered."""
@@ -393,16 +409,22 @@ class Executor:
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
         """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all."""
         handles = [
-            self.transport.receive(each.transfer.channel, buffer)
+            self._launched(each.transfer.channel, self.transport.receive, buffer)
             for each, buffer in zip(self.record.receives, self._tied, strict=True)
         ]
         positions = {key: i for i, key in enumerate(self.record.totals)}
         for each in self.record.sends:
             total = totals[positions[each.stage, each.accumulator]]
-            handles.append(self.transport.send(each.transfer.channel, total.contiguous()))
+            handles.append(self._launched(each.transfer.channel, self.transport.send, total.contiguous()))
         for handle in handles:
             while not handle.done():
                 yield
+
+    def _launched(
+        self, channel: Channel, transfer: Callable[[Channel, torch.Tensor], Handle], tensor: torch.Tensor
+    ) -> Handle:
+        """Post a transfer of a tied total on the stream of its channel."""
+        return self._streams.launch(self.program.streams[str(channel)], partial(transfer, channel), tensor)
 
 
 def never() -> bool:

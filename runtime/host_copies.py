@@ -1,10 +1,10 @@
 """What microbatches keep in the host's memory: copied there and back beside what the rank computes.
 
 A stage's values of a microbatch are copied as the memory behind them, each piece of memory once, and views of it are
-made again with the same strides: kernels then read exactly what they would have read. On a GPU a stream of its own for
-each direction copies from and to pinned memory, and the stream that computes waits for it, not the host. Pinned memory
-of what has come back is used again: a later copy into it starts behind that one, as that starts behind what computes.
-On a CPU both memories are one, and the copy is the memory itself.
+made again with the same strides: kernels then read exactly what they would have read. On a GPU the copies are on
+streams of their own, from and to pinned memory, behind the events that the program says (`partita.compiler.streams`).
+Pinned memory of what has come back is used again: a later copy into it is behind what computes, which has waited for
+that one. On a CPU both memories are one, and the copy is the memory itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import torch
 from attrs import define, field, frozen
 
 from partita.runtime.stages import Frame
+from partita.runtime.streams import ENDED, Handle, Streams
 
 Storage = torch.UntypedStorage
+HOST = torch.device("cpu")
 
 
 @frozen
@@ -32,28 +34,25 @@ class _View:
 
 @define(eq=False)
 class Kept:
-    """What a stage keeps of a microbatch: views of pieces of memory, on the `device`, with the `host`, or both. The
-    copy under way has `ended` when the event says so.
-    """
+    """What a stage keeps of a microbatch: views of pieces of memory, on the `device`, with the `host`, or both."""
 
     views: tuple[_View, ...]
     device: list[Storage]
     host: list[Storage] = field(factory=list)
-    ended: torch.cuda.Event | None = None
 
 
 @define(eq=False)
 class HostCopies:
-    """The copies of one stage. Each is started by one call and completed by another; the calls of a microbatch come in
-    the order of these functions.
+    """The copies of one stage. Each is prepared by one call, which returns what `copied` then gets, and completed by
+    another; the calls of a microbatch come in the order of these functions.
     """
 
     device: torch.device
-    streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None  # outward and inward, of the rank
+    streams: Streams
     free: list[list[Storage]] = field(factory=list)  # memory of the host that may be used again
 
     def offload(self, frame: Frame, slots: Sequence[int]) -> Kept:
-        """Start to copy the tensors in some slots of a frame to the host's memory."""
+        """Prepare to copy the tensors in some slots of a frame to the host's memory."""
         pieces: dict[int, tuple[int, Storage]] = {}
         views = []
         tensors = [tensor for slot in slots if (tensor := frame[slot]) is not None]
@@ -63,69 +62,50 @@ class HostCopies:
             place, _ = pieces.setdefault(memory.data_ptr(), (len(pieces), memory))
             views.append(_View(place, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()))
         kept = Kept(tuple(views), [memory for _, memory in pieces.values()])
-        if self.streams is None:
-            kept.host = list(map(to_host, kept.device))
-        else:
-            kept.host = self._host(kept.device)
-            kept.ended = self._copied(kept.device, kept.host, self.streams[0])
+        kept.host = self._host(kept.device) if self.streams.apart else list(map(to_host, kept.device))
         return kept
 
     def offloaded(self, frame: Frame, slots: Sequence[int], kept: Kept) -> None:
-        """Wait for these copies, and empty the slots."""
-        self._wait(kept)
+        """Behind these copies: empty the slots."""
         kept.device = []
         for slot in slots:
             frame[slot] = None
 
     def load(self, frame: Frame, slots: Sequence[int], kept: Kept) -> None:
-        """Start to copy the tensors back into the slots. Their content is undefined until the wait."""
-        if self.streams is None:
-            kept.device = list(map(to_device, kept.host))
+        """Prepare to copy the tensors back into the slots. Their content is undefined until that has ended."""
+        if self.streams.apart:
+            kept.device = [self.streams.memory(memory.nbytes(), self.device) for memory in kept.host]
         else:
-            kept.device = [allocated(memory.nbytes(), self.device) for memory in kept.host]
-            kept.ended = self._copied(kept.host, kept.device, self.streams[1])
+            kept.device = list(map(to_device, kept.host))
         for slot, view in zip(slots, kept.views, strict=True):
             memory = kept.device[view.memory]
             tensor = torch.empty(0, dtype=view.dtype, device=memory.device)
             frame[slot] = tensor.set_(memory, view.offset, view.shape, view.strides)
 
     def loaded(self, kept: Kept) -> None:
-        """Wait for these copies; the host's memory may be used again."""
-        self._wait(kept)
+        """Behind these copies: the host's memory may be used again."""
         kept.device = []
-        if self.streams is not None:
+        if self.streams.apart:
             self.free.append(kept.host)
 
+    def between(self, sources: Sequence[Storage], copies: Sequence[Storage]) -> list[torch.Tensor]:
+        """What `copied` copies: pairs of all bytes of pieces of memory. None where both are one."""
+        if not self.streams.apart:
+            return []
+        return [_bytes(each) for pair in zip(sources, copies, strict=True) for each in pair]
+
     def _host(self, device: Sequence[Storage]) -> list[Storage]:
-        """Pinned memory of the host for pieces of these sizes, which are those of every microbatch."""
+        """Memory of the host for pieces of these sizes, which are those of every microbatch."""
         if self.free:
             return self.free.pop()
-        return [allocated(memory.nbytes(), torch.device("cpu")) for memory in device]
-
-    def _copied(
-        self, sources: Sequence[Storage], copies: Sequence[Storage], stream: torch.cuda.Stream
-    ) -> torch.cuda.Event:
-        """Start to copy pieces of memory; returns what says that they are copied.
-
-        Memory of the device is that of the stream that computes, so the copy starts behind what runs there now.
-        """
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for source, copy in zip(sources, copies, strict=True):
-                transfer(source, copy)
-            ended: torch.cuda.Event = stream.record_event()
-        return ended
-
-    def _wait(self, kept: Kept) -> None:
-        if kept.ended is not None:
-            torch.cuda.current_stream(self.device).wait_event(kept.ended)
+        return [self.streams.memory(memory.nbytes(), HOST) for memory in device]
 
 
-def streams_of(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream] | None:
-    """The streams in which a rank copies outward and inward; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    return torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def copied(*memory: torch.Tensor) -> Handle:
+    """Start to copy memory in the current stream: of each pair, the first into the second."""
+    for source, copy in zip(memory[::2], memory[1::2], strict=True):
+        copy.copy_(source, non_blocking=True)
+    return ENDED
 
 
 def to_host(memory: Storage) -> Storage:
@@ -136,17 +116,6 @@ def to_host(memory: Storage) -> Storage:
 def to_device(memory: Storage) -> Storage:
     """Memory of the host in a CPU's memory: the same."""
     return memory
-
-
-def allocated(size: int, device: torch.device) -> Storage:
-    """Memory of a GPU, or pinned memory of the host."""
-    pinned = device.type == "cpu"
-    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned).untyped_storage()
-
-
-def transfer(source: Storage, copy: Storage) -> None:
-    """Start to copy memory in the current stream."""
-    _bytes(copy).copy_(_bytes(source), non_blocking=True)
 
 
 def _bytes(memory: Storage) -> torch.Tensor:

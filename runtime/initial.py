@@ -13,7 +13,10 @@ Values are computed in float64 and rounded once to the requested dtype.
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from math import prod, sqrt
 
@@ -23,11 +26,16 @@ from partita.dsl.spec import Call
 from partita.dsl.types import Type
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.philox import stream, words
+from partita.runtime.supervision.cores import usable
 
 Region = tuple[slice, ...]
 Fan = tuple[int, int]
 
 SLAB = 1 << 18  # elements drawn at a time: 2 MiB of words, which fit in the caches
+MANY = 16 * SLAB  # elements from which threads share the work
+MOST_THREADS = 32
+# Where in a region, the index of its first word, its shape, and which part of it belongs to the region.
+Slab = tuple[tuple[int | slice, ...], int, tuple[int, ...], tuple[slice, ...]]
 
 
 def unit_uniform(word: np.ndarray) -> np.ndarray:
@@ -84,10 +92,28 @@ def random_elements(
     out = np.empty([stop - start for start, stop in bounds], NUMPY[type.dtype])
     # A scalar is drawn as a tensor of one element.
     flat = out if type.axes else out.reshape(1)
-    for place, start, shape, inner in _slabs(type.shape or (1,), bounds or [(0, 1)]):
+
+    def draw(slab: Slab) -> None:
+        place, start, shape, inner = slab
         # Contiguous, so that numpy uses the same instructions for a region as for the full tensor.
         flat[place] = make(np.ascontiguousarray(words(key, start, prod(shape)).reshape(shape)[inner]))
+
+    slabs = _slabs(type.shape or (1,), bounds or [(0, 1)])
+    threads = _threads() if out.size >= MANY else 1
+    if threads == 1:
+        for slab in slabs:
+            draw(slab)
+    else:
+        # numpy lets other threads run while it computes: a billion elements take minutes on one.
+        with ThreadPoolExecutor(threads) as pool:
+            deque(pool.map(draw, slabs), maxlen=0)  # raises what a thread has
     return out
+
+
+def _threads() -> int:
+    """The cores that this rank may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(len(usable()), int(asked) if asked.isdecimal() else MOST_THREADS, MOST_THREADS))
 
 
 def _draw(call: Call, type: Type, key: np.ndarray, fan: Fan | None, region: Region | None) -> np.ndarray:
@@ -109,9 +135,7 @@ def _bounds(shape: tuple[int, ...], region: Region | None) -> list[tuple[int, in
     return [(start, stop) for start, stop, _ in bounds]
 
 
-def _slabs(
-    shape: tuple[int, ...], bounds: list[tuple[int, int]]
-) -> Iterator[tuple[tuple[int | slice, ...], int, tuple[int, ...], tuple[slice, ...]]]:
+def _slabs(shape: tuple[int, ...], bounds: list[tuple[int, int]]) -> Iterator[Slab]:
     """Cut a region into slabs of contiguous words.
 
     A slab spans a few indices of one axis, all of the axes after it and one index of each before it. Yields its place

@@ -65,7 +65,7 @@ class Inputs:
                 tensor = torch.cat([tensor, *others], type.position(self._batch))
             if type.has(self._batch):
                 tensor = tensor.chunk(self._groups, type.position(self._batch))[self.group]
-            found[part] = tensor[self._regions[part]].contiguous().to(self._device)
+            found[part] = _sent(tensor[self._regions[part]], self._device)
         return found
 
     def load(self, batch: Batch) -> dict[InputPart, torch.Tensor]:
@@ -77,5 +77,13 @@ class Inputs:
             rows = batch[part.name].chunk(self._groups, position)[self.group]
             cut = rows.unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
-            found[part] = tensor.contiguous().to(self._device)
+            found[part] = _sent(tensor, self._device)
         return found
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host, contiguous and on the device: a GPU copies it by itself, from pinned memory."""
+    if device.type == "cpu":
+        return tensor.contiguous()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor).to(device, non_blocking=True)

@@ -1,26 +1,30 @@
 """A rank's instructions as closures, bound once: everything static is decided here.
 
-A closure returns None or, if it has to wait, a generator to be run to its end.
+A closure returns None or, if it has to wait, a generator to be run to its end. On which stream of the device each is
+enqueued, and behind what, is what the program says (`partita.runtime.streams`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import isgeneratorfunction
 from typing import Any
 
+import torch
 from attrs import define, field, frozen
 
 from partita.compiler.instructions import Compute, Copy, PostCopy, PostReceive, PostSend, Transfer, WaitCopy
 from partita.compiler.program import Program, RankProgram
 from partita.compiler.schedules.schedule import OFFLOAD
 from partita.runtime.context import Context, begun
-from partita.runtime.host_copies import HostCopies, Kept, streams_of
-from partita.runtime.stages import Stage, allocator
-from partita.runtime.transports.transport import Handle, Transport
+from partita.runtime.host_copies import HostCopies, Kept, copied
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.stages import Stage
+from partita.runtime.streams import Bound, Handle, Posting, Streams, Waits
+from partita.runtime.transports.transport import Transport
 
-Waits = Generator[None, None, Any]
-Bound = Callable[[], Waits | None]
+__all__ = ["Binder", "Bound", "Waits"]
 
 
 @define(eq=False, slots=True)
@@ -55,6 +59,7 @@ class Binder:
     record: RankProgram
     stages: Mapping[int, Stage]
     transport: Transport
+    streams: Streams
     context: Context
     reducing: dict[int, Waits]
 
@@ -75,10 +80,9 @@ class Binder:
                 last_of_slices[instruction.stage, instruction.action.microbatch // self.program.slices] = i
                 first.setdefault(instruction.stage, i)
         transfers: dict[Transfer, _UnderWay] = {}
-        streams = streams_of(self.context.device)
-        copies = {index: HostCopies(self.context.device, streams) for index in self.stages}
+        copies = {index: HostCopies(self.context.device, self.streams) for index in self.stages}
         kept: dict[tuple[int, int], Kept] = {}
-        bound: list[Bound] = []
+        parts: list[Bound | Posting] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
                 microbatch = instruction.action.microbatch
@@ -86,7 +90,7 @@ class Binder:
                 whole = last_of_slices[instruction.stage, microbatch // self.program.slices] == i
                 opening = first[instruction.stage] == i
                 closing = instruction.stage in self.record.reductions.get(i, ())
-                own = self._compute(instruction, final, whole, opening, closing)
+                own: Bound | Posting = self._compute(instruction, final, whole, opening, closing)
             elif isinstance(instruction, (PostCopy, WaitCopy)):
                 own = self._copy(instruction, copies[instruction.stage], kept)
             else:
@@ -102,8 +106,8 @@ class Binder:
                     own = self._post_receive(transfer, under_way)
                 else:
                     own = under_way.wait
-            bound.append(own)
-        return tuple(bound)
+            parts.append(own)
+        return self.streams.bound(self.record.launches, parts)
 
     def _compute(self, instruction: Compute, final: bool, whole: bool, opening: bool, closing: bool) -> Bound:
         """Run a function of a stage on a microbatch, and do its local transfers; `final`: the last use of the frame,
@@ -177,60 +181,67 @@ class Binder:
             return open
         return run_communicating if isgeneratorfunction(function) else run
 
-    def _copy(self, instruction: Copy, copies: HostCopies, kept: dict[tuple[int, int], Kept]) -> Bound:
+    def _copy(self, instruction: Copy, copies: HostCopies, kept: dict[tuple[int, int], Kept]) -> Bound | Posting:
         """Post a copy to the host's memory or back, or wait for it; `kept` is what is there."""
         stage, microbatch = self.stages[instruction.stage], instruction.action.microbatch
         frame, slots, key = stage.frames[microbatch], stage.record.copied, (instruction.stage, microbatch)
 
-        def offload() -> None:
-            kept[key] = copies.offload(frame, slots)
+        def offload() -> list[torch.Tensor]:
+            own = kept[key] = copies.offload(frame, slots)
             stage.on_host.add(microbatch)
+            return copies.between(own.device, own.host)
 
         def offloaded() -> None:
             copies.offloaded(frame, slots, kept[key])
 
-        def load() -> None:
-            copies.load(frame, slots, kept[key])
+        def load() -> list[torch.Tensor]:
+            own = kept[key]
+            copies.load(frame, slots, own)
+            return copies.between(own.host, own.device)
 
         def loaded() -> None:
             copies.loaded(kept.pop(key))
             stage.on_host.remove(microbatch)
 
         if instruction.action.kind == OFFLOAD:
-            return offload if isinstance(instruction, PostCopy) else offloaded
-        return load if isinstance(instruction, PostCopy) else loaded
+            return Posting(offload, copied, _forgotten) if isinstance(instruction, PostCopy) else offloaded
+        return Posting(load, copied, _forgotten) if isinstance(instruction, PostCopy) else loaded
 
-    def _post_send(self, transfer: Transfer, under_way: _UnderWay, last: bool, final: bool) -> Bound:
+    def _post_send(self, transfer: Transfer, under_way: _UnderWay, last: bool, final: bool) -> Posting:
         """Post a send from a frame; `last`: the last send of this slot."""
         stage = self.stages[transfer.message.source]
         slot = stage.record.sends[transfer.message]
-        frame, channel, send = stage.frames[transfer.microbatch], transfer.channel, self.transport.send
+        frame = stage.frames[transfer.microbatch]
         released = last and slot in stage.record.released
         empty = [None] * stage.record.frame
 
-        def run() -> None:
+        def prepare() -> tuple[torch.Tensor]:
             tensor = frame[slot]
             assert tensor is not None, f"{transfer} was not computed"
-            under_way.handles.append(send(channel, tensor))
             if final:
                 frame[:] = empty
             elif released:
                 frame[slot] = None
+            return (tensor,)
 
-        return run
+        return Posting(prepare, partial(self.transport.send, transfer.channel), under_way.handles.append)
 
-    def _post_receive(self, transfer: Transfer, under_way: _UnderWay) -> Bound:
+    def _post_receive(self, transfer: Transfer, under_way: _UnderWay) -> Posting:
         """Post a receive into a new buffer. The frame gets it at once; its content is undefined until the wait."""
         stage = self.stages[transfer.message.destination]
         slot, type = stage.record.receives[transfer.message]
-        frame, channel, receive = stage.frames[transfer.microbatch], transfer.channel, self.transport.receive
-        new = allocator(type, self.context.device)
+        frame = stage.frames[transfer.microbatch]
+        new = self.streams.allocator(type.shape, DTYPES[type.dtype], self.context.device)
 
-        def run() -> None:
+        def prepare() -> tuple[torch.Tensor]:
             frame[slot] = buffer = new()
-            under_way.handles.append(receive(channel, buffer))
+            return (buffer,)
 
-        return run
+        return Posting(prepare, partial(self.transport.receive, transfer.channel), under_way.handles.append)
+
+
+def _forgotten(_: Handle) -> None:
+    """For copies, whose memory is kept by what they are of."""
 
 
 def _nothing(*_: Any) -> None:

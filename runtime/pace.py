@@ -24,6 +24,7 @@ from attrs import asdict, frozen
 from partita.compiler.instructions import Compute
 from partita.compiler.program import Program, RankProgram
 from partita.runtime.context import Context
+from partita.runtime.declared import waits
 from partita.runtime.transports.transport import Transport
 
 # What a rank does in a step besides the schedule's actions, in the order of its marks: before them, and after them.
@@ -109,6 +110,7 @@ class Pace:
         else:
             self._steps += 1
 
+    @waits("ranks compare their times where they meet anyway, for an evaluation or a checkpoint")
     def told(self, transport: Transport) -> Generator[None, None, Sums]:
         """Exchange the ranks' sums since the last exchange; returns those of all."""
         width = max(len(_names(self.program, rank)) for rank in range(self.program.mesh.ranks)) + 2

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from attrs import define, field
@@ -22,21 +25,25 @@ Frame = list[torch.Tensor | None]
 
 @define(eq=False)
 class Memory:
-    """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter)."""
+    """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter). Those
+    that are mapped into memory are `files`, by their address.
+    """
 
     masters: dict[str, torch.Tensor] = field(factory=dict)
     states: dict[tuple[str, str], torch.Tensor] = field(factory=dict)
+    files: dict[int, Path] = field(factory=dict)
 
 
 def load(program: Program) -> Mapping[str, Callable[..., Any]]:
     """The emitted functions by name. The source is the compiler's own and contains no user text."""
-    return _functions(program.source, f"<emitted {program.name}>")
+    return load_source(program.source, f"<emitted {program.name} {crc32(program.source.encode()):08x}>")
 
 
 @lru_cache(maxsize=4)
-def _functions(source: str, name: str) -> Mapping[str, Callable[..., Any]]:
+def load_source(source: str, name: str) -> Mapping[str, Callable[..., Any]]:
     """Shared by all ranks of a process: the functions are stateless, and torch compiles them once."""
     namespace: dict[str, Any] = {}
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # for tracebacks
     exec(compile(source, name, "exec"), namespace)
     return namespace
 

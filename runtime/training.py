@@ -158,7 +158,8 @@ def train(
             _validated(rank, unvalidated, observer)
             unvalidated = None
         saving = checkpoints is not None and checkpoints.due(number)
-        read = saving or _due(settings, number) or number == settings.steps or rank.training.ends
+        copying = checkpoints is not None and checkpoints.copies(number)
+        read = saving or copying or _due(settings, number) or number == settings.steps or rank.training.ends
         if not read and validation.may_assume(number):
             sums = rank.training.sums()
             rank.training.marked()
@@ -199,9 +200,12 @@ def train(
             yield from sample(rank, plan.samples, number, observer)
         rank.ended = rank.training.ends and number < settings.steps
         # Last, so that everything written about a saved step is written before the save.
-        if checkpoints is not None and (rank.ended or saving):
+        if rank.ended or saving or copying:
             yield from rank.training.settle()
+        if checkpoints is not None and (rank.ended or saving):
             yield from checkpoints.save(number)
+        if checkpoints is not None and copying and not rank.ended:
+            yield from checkpoints.copy(number)
         if rank.ended:
             break
         number += 1
@@ -355,17 +359,24 @@ def sample(rank: Rank, samples: Samples | None, step: int, observer: Observer | 
 # ---------------------------------------------------------------- all ranks in one process
 
 
+CPU = torch.device("cpu")
 # Makes the transports of a number of ranks in one process, strict or not, with a seed.
 ClusterOf: TypeAlias = Callable[[int, bool, int], Cluster]
 
 
 class VirtualRun:
-    """All ranks of a plan on the virtual cluster, strict by default: used by tests and `verify`."""
+    """All ranks of a plan on the virtual cluster, strict by default: used by tests and `verify`. All share a device."""
 
-    def __init__(self, plan: Plan, strict: bool = True, seed: int = 0, cluster: ClusterOf = VirtualCluster) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        strict: bool = True,
+        seed: int = 0,
+        cluster: ClusterOf = VirtualCluster,
+        device: torch.device = CPU,
+    ) -> None:
         self.plan = plan
         self.cluster = cluster(plan.ranks, strict, seed)
-        device = torch.device("cpu")
         self.ranks = [Rank(plan, r, self.cluster.transport(r), device, keep_totals=True) for r in range(plan.ranks)]
 
     def step(self, number: int, batch: Mapping[str, torch.Tensor], *rates: float) -> tuple[float, float]:

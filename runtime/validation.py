@@ -22,6 +22,7 @@ from attrs import define, field, frozen
 from partita.compiler.program import RankProgram
 from partita.dsl.spec import Call
 from partita.runtime.bad_steps import BadStepPolicy
+from partita.runtime.declared import waits
 from partita.runtime.executor import Executor, Rates, Sums
 from partita.runtime.stages import Memory
 
@@ -90,6 +91,7 @@ class Validation:
         if self.call.name == "after":
             self.calm = self.calm + 1 if not self.judge.bad and self._unclipped() else 0
 
+    @waits("an update that was made is taken back if it should have been clipped")
     def _unclipped(self) -> bool:
         return bool(self.executor.factor == self.executor.one)
 

@@ -9,7 +9,9 @@ from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, Schedule, ranks_of
 from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
+from partita.compiler.schedules.stream_invariants import check_launches
 from partita.compiler.schedules.timeline import Timeline
+from partita.compiler.streams import launches_of
 from partita.testing.strategies import messages_of
 
 
@@ -23,7 +25,7 @@ def assert_lawful(
 
     By default `costs` are equal with free transfers, and `messages` are the chain from stage to stage, and those of
     the parts that all ranks share. Raises Refused with the invariant, the ranks and the actions for invariants 1 to 4,
-    6 and 7, AssertionError for invariant 5.
+    6 to 9, AssertionError for invariant 5.
     """
     costs = costs or equal_costs()
     if messages is None:
@@ -31,6 +33,7 @@ def assert_lawful(
     check_schedule(schedule)
     programs = communicate(schedule, messages, lookahead=lookahead)
     check_program(programs)
+    check_launches(programs, tuple(map(launches_of, programs)), {})
     timeline = simulate(programs, costs)
     span = timeline.makespan
     slack = 1e-9 * span

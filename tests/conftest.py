@@ -3,7 +3,9 @@
 import os
 import signal
 import tempfile
+from pathlib import Path
 
+import pytest
 from hypothesis import Phase, settings
 
 # How long an example takes is the machine's business: no test depends on it. `make test` runs the same examples each
@@ -23,3 +25,15 @@ os.environ["PARTITA_CACHE"] = _CACHE.name
 # What a shell starts in the background ignores Ctrl-C, and so would every run that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `gpu` need one that torch can use."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    if not any(Path(each).exists() for each in ("/dev/nvidiactl", "/dev/dxg")):
+        pytest.skip("there is no GPU")
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch cannot use the GPU")

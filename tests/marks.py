@@ -1,4 +1,4 @@
-"""Cases that `make test` leaves to `make soak`."""
+"""Cases that `make test` leaves to `make soak`, or to `make gpu`."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def soak(*values: Any) -> list[Any]:
 def every(n: int, values: Sequence[Any]) -> list[Any]:
     """Parameters of a test, of which `make test` tries each n-th."""
     return [each for i, value in enumerate(values) for each in ([value] if i % n == 0 else soak(value))]
+
+
+# The devices of a test of `make gpu`, which compares one with the CPU. On the CPU itself `make test` tries its code.
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# The same of a test that starts processes.
+DEVICES_OF_RUNS = [pytest.param("cpu", marks=pytest.mark.soak), pytest.param("cuda", marks=pytest.mark.gpu)]

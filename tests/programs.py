@@ -178,7 +178,8 @@ def models(draw: st.DrawFn, stages: int, most: int = 3):
 def recomputations(draw: st.DrawFn, model: str):
     """A `recompute` rule for a model's text, an `offload` rule, both, or none."""
     rule = draw(st.sampled_from(["", "", "recompute mlp", "recompute layer", "recompute all"]))
-    copied = draw(st.sampled_from(["", "", "offload mlp", "offload layer", "offload all", "offload layer, state"]))
+    of_blocks = ["offload mlp", "offload layer", "offload all", "offload layer, state", "offload layer, param"]
+    copied = draw(st.sampled_from(["", "", *of_blocks, "offload param"]))
     without = "= mlp(" not in model
     return " ".join(each for each in (rule, copied) if not (without and "mlp" in each))
 
@@ -290,18 +291,19 @@ def sizes_for(parts: dict[str, int], microbatches: int) -> dict[str, int]:
 
 
 @st.composite
-def meshes(draw: st.DrawFn):
+def meshes(draw: st.DrawFn, most: int = MOST_RANKS):
     """A mesh in random order of its axes: one to three that tensors are split over, and a pipeline or none."""
     splitting = draw(st.lists(st.sampled_from(("data", "tensor", "context")), min_size=1, max_size=3, unique=True))
     names = draw(st.permutations([*splitting, *draw(st.sampled_from(([], ["pipe"])))]))
-    sizes = [sizes for sizes in product((2, 3, 4), repeat=len(names)) if prod(sizes) <= MOST_RANKS]
+    names = names[: most.bit_length() - 1]
+    sizes = [sizes for sizes in product((2, 3, 4), repeat=len(names)) if prod(sizes) <= most]
     return dict(zip(names, draw(st.sampled_from(sizes)), strict=True))
 
 
 @st.composite
-def sharded_programs(draw: st.DrawFn):
+def sharded_programs(draw: st.DrawFn, most: int = MOST_RANKS):
     """A random program on a mesh of up to four axes and 32 ranks, its tensors laid out by random rules."""
-    mesh = draw(meshes())
+    mesh = draw(meshes(most))
     pipeline = draw(pipelines(mesh.get("pipe", 1), most=4))
     model = draw(models(pipeline.stages, most=2))
     rules = draw(layouts({name: size for name, size in mesh.items() if name != "pipe"}, model))

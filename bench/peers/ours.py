@@ -7,11 +7,12 @@ from time import thread_time
 import torch
 import torch.distributed as dist
 
+from partita.cli.training.devices import chosen
 from partita.runtime.heap import keep_pages
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.rank import Plan, Rank
 from partita.runtime.tracing.flight import TRAINING, Flight
-from partita.runtime.transports.process import ProcessTransport
+from partita.runtime.transports.registry import Processes
 from peers.workload import Workload
 
 
@@ -39,19 +40,23 @@ class Clock(Flight):
         return self.times[-2] - self.times[-3]
 
 
-def rank_of(plan: Plan, flight: Flight | None = None) -> Rank:
+CPU = torch.device("cpu")
+
+
+def rank_of(plan: Plan, flight: Flight | None = None, device: torch.device = CPU) -> Rank:
     """One rank of a plan, on the ranks of the current process group, as `partita run` makes it."""
     keep_pages()
-    device = torch.device("cpu")
-    return Rank(plan, dist.get_rank(), ProcessTransport(device), device, flight=flight)
+    kind = chosen(None, 1 if device.type == "cuda" else 0, 1)
+    assert isinstance(kind, Processes)
+    return Rank(plan, dist.get_rank(), kind.end(device, b""), device, flight=flight)
 
 
 class Ours:
     """A rank with its learning rates."""
 
-    def __init__(self, workload: Workload, clock: Clock | None = None) -> None:
+    def __init__(self, workload: Workload, clock: Clock | None = None, device: torch.device = CPU) -> None:
         self.clock = clock
-        self.rank = rank_of(workload.plan, self.clock)
+        self.rank = rank_of(workload.plan, self.clock, device)
         self.names = [each.name for each in workload.plan.program.inputs]
         self.schedule = workload.optimizer["lr"]
         self.number = 0

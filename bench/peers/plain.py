@@ -6,13 +6,25 @@ import torch
 
 from peers.workload import Workload
 
+CPU = torch.device("cpu")
+
 
 class Plain:
-    """The model, its optimizer and a loop over microbatches."""
+    """The model, its optimizer and a loop over microbatches; with `autocast` products are in bf16, and weights are kept
+    in f32.
+    """
 
-    def __init__(self, workload: Workload, compiled: bool, microbatches: int = 1) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        compiled: bool,
+        microbatches: int = 1,
+        device: torch.device = CPU,
+        autocast: bool = False,
+    ) -> None:
         written = workload.written
-        self.model = written.Piece(workload.weights, range(workload.layers), True, True)
+        self.device, self.autocast = device, autocast
+        self.model = written.Piece(workload.weights, range(workload.layers), True, True).to(device)
         if compiled:
             self.model.compile()
         self.microbatches = microbatches
@@ -21,11 +33,13 @@ class Plain:
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         """One step of training; returns the loss."""
-        total = 0.0
+        inputs, targets = (each.to(self.device, non_blocking=True) for each in (inputs, targets))
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
         for x, y in zip(inputs.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True):
-            loss = self.loss_of(self.model(x), y) / self.microbatches
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+                loss = self.loss_of(self.model(x), y) / self.microbatches
             loss.backward()
-            total += loss.item()
+            total += loss.detach()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return total
+        return total.item()

@@ -70,11 +70,11 @@ class Workload:
             yield tuple(torch.as_tensor(batch[each.name]).to(DTYPES[each.type.dtype]) for each in inputs)
 
 
-def workload(file: str, overrides: Sequence[str] = (), folder: Path = MODELS) -> Workload:
+def workload(file: str, overrides: Sequence[str] = (), folder: Path = MODELS, gpu: bool = False) -> Workload:
     """Load and compile a file of `bench/models`, and draw its initial values; its data is in a folder."""
     spec, diagnostics = load(MODELS / file, tuple(overrides))
     assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
-    plan = prepare(spec)
+    plan = prepare(spec, gpu)
     weights = {}
     for each in plan.program.parameters:
         array = initial(each.initial, each.type, plan.train.seed, each.name, each.fans)

@@ -13,10 +13,11 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from partita.compiler.analysis.time import OURS, Execution, Walk, predict
+from partita.compiler.analysis.time import OURS, Execution, predict
 from partita.compiler.graph import Phase
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Scheduled
+from published.fsdp import FSDP, HALF, step_seconds
 from published.rows import Row
 
 
@@ -57,15 +58,10 @@ class Compared:
         return self.to_mfu * self.measured, self.to_mfu * self.predicted / longer
 
 
-# Attention in one kernel before FlashAttention-2: a little more than half as quick on A100 (arXiv 2307.08691, §4.1, its
-# columns of FlashAttention, causal, 128 a head). On H100 it is taken to be slower in the same proportion.
-FLASH_1 = 0.54
-
 # How each way of running that a row may name differs from how our programs run (docs/costs.md says what they are).
 DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "waits": {"waits": frozenset(Phase), "exchanges": 1},
     "waits-in-turn": {"waits": frozenset(Phase), "exchanges": 2},
-    "waits-in-backward": {"waits": frozenset({Phase.BACKWARD, Phase.WEIGHT})},
     "waits-at-ends": {"waits": frozenset({Phase.PROLOGUE, Phase.REDUCE, Phase.FINISH, Phase.UPDATE}), "exchanges": 1},
     "sums-fused": {"sum_bytes": 0.0},
     "sums-f16": {"sum_bytes": 6.0},
@@ -73,39 +69,33 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "whole": {"whole": True},
     "reduces-half": {"reductions": 0.5},
     "reduces-twice": {"reductions": 2.0},
-    "flat": {"flat": True},
 }
-# Those that are no difference of execution: of the program, its device, or what a step is.
-ELSEWHERE = ("eager", "flash-1", "gathers-again")
+# The same of FSDP, which has an execution of its own: it reduces in f32 unless it is told otherwise.
+SHARDED: Mapping[str, Mapping[str, Any]] = {
+    "fsdp-1": {"version": 1},
+    "fsdp-2": {"version": 2},
+    "keeps-gathered": {"kept": True},
+    "reduces-half": {"reduced": HALF},
+    "whole": {"whole": True},
+    "fp8": {"narrow": True},
+}
+# Those that are no difference of execution: of the program or its device.
+ELSEWHERE = ("eager", "flash-1")
 
 
-def execution(row: Row) -> Execution:
+def execution(row: Row) -> Execution | FSDP:
     """How that system executed what it ran."""
-    assert row.ran <= {*DIFFERENCES, *ELSEWHERE}, row
-    changes = [DIFFERENCES[each] for each in sorted(row.ran) if each in DIFFERENCES]
-    return evolve(OURS, **{name: value for each in changes for name, value in each.items()})
-
-
-def gathered_again(state: Scheduled, execution: Execution) -> float:
-    """Seconds of a step in which parameters are gathered for the backward passes of all microbatches, where the program
-    gathers them once, before the step.
-    """
-    longest = 0.0
-    for rank in state.plan.ranks:
-        walk = Walk(state, evolve(execution, waits=frozenset(Phase)))
-        stages = [state.partitioned.stages[index] for index in rank.stages]
-        nodes = [node for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE]
-        walk.run([node for node in nodes if node.op.communicates])
-        longest = max(longest, walk.arrived)
-    return state.microbatches * longest
+    sharded = not row.ran.isdisjoint({"fsdp-1", "fsdp-2"})
+    known, base = (SHARDED, FSDP()) if sharded else (DIFFERENCES, OURS)
+    assert row.ran <= {*known, *ELSEWHERE}, row
+    changes = [known[each] for each in sorted(row.ran) if each in known]
+    return evolve(base, **{name: value for each in changes for name, value in each.items()})
 
 
 def as_run(state: Scheduled, row: Row) -> Scheduled:
     """The program as that system would have run it."""
     if "flash-1" in row.ran:
-        attention = state.device.attention
-        slower = evolve(attention, best=attention.best * FLASH_1)
-        state = evolve(state, device=evolve(state.device, attention=slower))
+        state = evolve(state, device=state.device.generation(1))
     if "eager" in row.ran:
         state = evolve(state, compiled=False, train=evolve(state.train, compile=False))
     return state
@@ -116,8 +106,7 @@ def compared(row: Row, slope: bool = True) -> Compared:
     state, ran = as_run(compile_spec(row.load()), row), execution(row)
 
     def seconds(state: Scheduled) -> float:
-        again = gathered_again(state, ran) if "gathers-again" in row.ran else 0.0
-        return predict(state, ran, exposed=False).step_time + again
+        return step_seconds(state, ran) if isinstance(ran, FSDP) else predict(state, ran, exposed=False).step_time
 
     step = seconds(state)
     model, hardware = formula(state)

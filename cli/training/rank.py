@@ -32,6 +32,7 @@ from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.consistency import agree, for_all
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.identity import DIRECTORY, FLIGHT, Identity, await_word
+from partita.runtime.supervision.memory import memory_of
 from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
 from partita.runtime.supervision.statuses import (
     ASKED,
@@ -138,6 +139,7 @@ class _Rank:
         """Connect and train; returns the exit status. Raises Refused, `ConnectionLost` and `UntrustedPeer`."""
         from partita.cli.training.observer import Recording
         from partita.runtime.checkpoint.checkpoints import Checkpoints
+        from partita.runtime.checkpoint.copies import Kept
         from partita.runtime.data.ahead import Ahead
         from partita.runtime.rank import Rank
         from partita.runtime.tracing import stopwatch
@@ -153,10 +155,18 @@ class _Rank:
         stack.callback(transport.close)
         paced = plan.ranks > 1
         number = identity.rank
-        rank = Rank(plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True)
+        files = directory.path / "mapped"
+        rank = Rank(
+            plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True, folder=files
+        )
         settings = checkpoints_of(arguments, plan.spec)
-        checkpoints = Checkpoints(rank, settings, say, planned.data.files) if settings is not None else None
-        if checkpoints is not None:
+        checkpoints = None
+        if settings is not None:
+            kept = None
+            memory = memory_of(identity, os.environ) if settings.copies is not None else None
+            if memory is not None:
+                kept = Kept(memory, meeting.store, transport.links)
+            checkpoints = Checkpoints(rank, settings, say, planned.data.files, kept)
             stack.callback(checkpoints.close)
         watch = None
         if identity.local_rank == 0:

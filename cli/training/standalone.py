@@ -26,9 +26,11 @@ from partita.runtime.python_files import require_allowed
 from partita.runtime.start import begin
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.fleet import Crew, Fleet
+from partita.runtime.supervision.fork_server import serving
 from partita.runtime.supervision.identity import DIRECTORY
 from partita.runtime.supervision.isolation import PRIVATE
-from partita.runtime.supervision.launcher import launch
+from partita.runtime.supervision.launcher import launch, rank_environment
+from partita.runtime.supervision.memory import MEMORY, created
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.watchdog import Watchdog
@@ -79,7 +81,6 @@ def refuse_crowd(spec: Spec) -> None:
 def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
     """Start the ranks on this machine. What is wrong with the file is reported once, before that."""
     from partita.runtime.data.binding import bind
-    from partita.runtime.inference.sampling import samples_of
 
     require_allowed(spec.model, arguments.allow_python)
     state, evaluation = compile_run(spec, gpu=kind.gpu)
@@ -89,8 +90,11 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     report(data.doubts)
     if data.rows is not None:
         evaluation = compile_evaluation(spec, state, data.rows, kind.gpu)
-    samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
-    if samples is not None:
+    if state.train.eval is not None and state.train.eval.arguments["sample"] is not None:
+        from partita.runtime.inference.sampling import samples_of  # which takes seconds: it imports torch
+
+        samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
+        assert samples is not None
         report(samples.doubts)
     settings = checkpoints_of(arguments, spec)
     mesh = check_elastic(spec, arguments.elastic) if arguments.elastic is not None else None
@@ -123,17 +127,24 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
             fleet = Fleet(arguments.elastic.ranks, program.mesh.ranks, arguments.restarts, crew, directory)
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
-            with tracked(directory.path, arguments.track):
+            copied = settings is not None and settings.copies is not None
+            ranks = program.mesh.ranks
+            with (
+                tracked(directory.path, arguments.track),
+                created(ranks if copied else 0) as memory,
+                serving(rank_environment(os.environ, ranks)) as server,
+            ):
                 status = launch(
                     _command(arguments, kind.name, arguments.overrides),
-                    program.mesh.ranks,
+                    ranks,
                     restarts=arguments.restarts,
                     watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
-                    environment=_environment(directory, settings, data),
-                    inherited=directory.descriptors,
+                    environment=_environment(directory, settings, data, memory),
+                    inherited=(*directory.descriptors, *memory),
                     saves=settings is not None,
                     grace=arguments.grace,
                     fleet=fleet,
+                    server=server,
                 )
         except OSError as error:
             print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
@@ -143,11 +154,14 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     return status
 
 
-def _environment(directory: RunDirectory, settings: Settings | None, data: Bound) -> dict[str, str]:
+def _environment(
+    directory: RunDirectory, settings: Settings | None, data: Bound, memory: Sequence[int]
+) -> dict[str, str]:
     """The environment of ranks. They stay in the machine's network if they read or write at addresses themselves."""
     outside = settings is not None and isinstance(settings.path, Address)
     outside = outside or any(is_address(file.name) for file in data.all_files)
-    return {**os.environ, DIRECTORY: directory.text, **({PRIVATE: "0"} if outside else {})}
+    more = {PRIVATE: "0"} if outside else {}
+    return {**os.environ, DIRECTORY: directory.text, MEMORY: ",".join(map(str, memory)), **more}
 
 
 def _described(mesh: Mesh) -> str:

@@ -40,6 +40,7 @@ from partita.dsl.reprs import shortened
 PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
 # A link on which messages take no time.
 _NOTHING = Link("nothing", float("inf"), 0.0)
+HOST = "~host"  # the link to the host, among those of a mesh
 
 
 @frozen(eq=False)
@@ -99,8 +100,7 @@ class Execution:
     sends has arrived (1), and until each message has, one after the other, that it sends or receives (2). `sum_bytes`:
     bytes that are moved to add a microbatch's gradient to their sum, for each element (None: as the program does it;
     0: the product that makes the gradient adds it). `reductions`:
-    how many times as long a reduction of gradients takes. `flat`: the parameters of each iteration of a repeat are
-    gathered, and their gradients reduced, in one message. `whole`: where iterations of a repeat are made again, so are
+    how many times as long a reduction of gradients takes. `whole`: where iterations of a repeat are made again, so are
     the products and sums that the backward pass does not need (the last of a layer).
     """
 
@@ -108,7 +108,6 @@ class Execution:
     exchanges: int = 0
     sum_bytes: float | None = None
     reductions: float = 1.0
-    flat: bool = False
     whole: bool = False
 
 
@@ -129,7 +128,7 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         if period is not None and least is not None:
             shown = period - least
         shown = max(0.0, state.members * shown + _average(state) - _average(silenced(state)))
-    peak = state.device.flops[state.train.precision] * state.mesh.ranks
+    peak = state.device.flops[state.train.dtype] * state.mesh.ranks
     return Prediction(
         costs,
         found,
@@ -237,12 +236,12 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
             found[stage.index, kind] = state.device.action + walk.arrived
             if execution.whole and Phase.BACKWARD in phases:
                 rest = Walk(state, evolve(execution, waits=frozenset(Phase)))
-                rest.run(_made_for_nothing(state, stage))
+                rest.run(made_for_nothing(state, stage))
                 found[stage.index, kind] += rest.arrived
     return found
 
 
-def _made_for_nothing(state: Cut, stage: StageGraph) -> list[Node]:
+def made_for_nothing(state: Cut, stage: StageGraph) -> list[Node]:
     """Products and sums of a stage that are not made again, of iterations others of which are."""
     repeats = {scope.path: scope.name for scope in state.partitioned.graph.scopes if scope.repeat}
     made = {value.name for node in stage.nodes for value in node.outputs}
@@ -302,8 +301,9 @@ class Ends:
         cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
         self.alone = prologue + update.arrived + cleared / (state.device.bandwidth * state.device.streaming)
         if state.device.gpu:
-            parameters = {each.name: each for stage in stages for each in stage.parameters}
-            copied = sum(each.value.type.bytes for name, each in parameters.items() if name in state.on_host)
+            on_host = state.on_host
+            once = {each.name: each for stage in stages for each in stage.parameters if each.name in on_host}
+            copied = sum(each.value.type.bytes for each in once.values() if not each.value.host)
             self.alone += copied / state.device.host_link
         there, host = (2 * sum(copies(state, self.rank, host)) for host in (False, True))
         self.copying = there / (state.device.bandwidth * state.device.streaming) + host / state.device.host_bandwidth
@@ -357,7 +357,8 @@ class Ends:
 class Walk:
     """Runs nodes in order, `now` on. A collective runs from its node to the first reader of its result, unless the
     `execution` waits for it; collectives that share a link are serialized: it is `free` afterwards. Until then they
-    take `blocks` of the device's multiprocessors from what runs beside them.
+    take `blocks` of the device's multiprocessors from what runs beside them. Copies from the host that start ahead run
+    likewise, on the link to it, and take none.
     """
 
     state: Cut
@@ -366,7 +367,6 @@ class Walk:
     arrival: dict[Value, float] = field(factory=dict)
     free: dict[str, float] = field(factory=dict)
     blocks: dict[str, int] = field(factory=dict)
-    sent: set[tuple[str, Phase, str | None]] = field(factory=set)
 
     @property
     def arrived(self) -> float:
@@ -383,27 +383,21 @@ class Walk:
                 self.now += 2 * link.post
                 latency, moving = launch_seconds(resharding, node, node.op)
                 moving *= self.execution.reductions if sums_gradients(node) else 1.0
-                latency *= self._first(node) if self.execution.flat else 1.0
                 end = max(self.now, self.free.get(link.name, -inf)) + latency + moving
                 self.free[link.name] = end
                 self.blocks[link.name] = link.blocks
                 self.arrival.update(dict.fromkeys(node.outputs, end))
                 self.now = end if node.phase in self.execution.waits else self.now
+            elif node.op.ahead:
+                end = max(self.now, self.free.get(HOST, -inf)) + own
+                self.free[HOST] = end
+                self.arrival.update(dict.fromkeys(node.outputs, end))
             elif node.op.sends or node.op.receives:
                 if self.execution.exchanges > node.op.receives:
                     message = node.inputs if node.op.sends else node.outputs
                     self.now += wire.latency + sum(value.type.bytes for value in message) / wire.bandwidth
             else:
                 self.now = self.after(self._summing(node, own))
-
-    def _first(self, node: Node) -> bool:
-        """Whether a collective is the first of its kind in its phase and iteration."""
-        repeats = {scope.path: scope.name for scope in self.state.partitioned.graph.scopes if scope.repeat}
-        message = node.op.name, node.phase, iteration_of(node.scope, repeats)
-        if message in self.sent:
-            return False
-        self.sent.add(message)
-        return True
 
     def _summing(self, node: Node, seconds: float) -> float:
         """The seconds of a node, or if it adds to a sum, of adding as the execution says."""

@@ -33,6 +33,8 @@ from partita.compiler.program import (
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.stream_invariants import check_launches
+from partita.compiler.streams import Launch, communicators, launches_of
 from partita.dsl.types import Axis, Type
 
 
@@ -53,6 +55,7 @@ def plan_step(
     batches: Fraction = Fraction(1),
     compiled: bool = False,
     on_host: Collection[str] = (),
+    mapped: Collection[str] = (),
     adds: bool = True,
     late: bool = False,
     members: int = 1,
@@ -61,9 +64,9 @@ def plan_step(
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
-    parameters `on_host` lie in the host's memory; `adds`: ranks add what they exchange; `late`: updates may be made
-    before their step is validated. With `members`, each rank trains so many groups apart, and `whole` has the rows of
-    one. Updates have gradients of `delay` steps before.
+    parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
+    `late`: updates may be made before their step is validated. With `members`, each rank trains so many groups apart,
+    and `whole` has the rows of one. Updates have gradients of `delay` steps before.
 
     Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
@@ -72,6 +75,9 @@ def plan_step(
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
     tied = _tied(update, schedule)
+    launches = tuple(map(launches_of, instructions))
+    streams = communicators(mesh, {each.transfer.channel for each in tied})
+    check_launches(instructions, launches, streams)
     names = (*(each.name for each in update.parameters), *(each.name for each in update.buffers))
     written = set(names) if late else set[str]()
     reduce = dict(update.reduce)
@@ -80,7 +86,7 @@ def plan_step(
         for functions in functions_of(partitioned, schedule, compiled)
     )
     ranks = tuple(
-        _rank(rank, schedule, stages, update, instructions[rank], tied, set(reduce), written)
+        _rank(rank, schedule, stages, update, instructions[rank], launches[rank], tied, set(reduce), written)
         for rank in range(schedule.ranks)
     )
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
@@ -109,6 +115,7 @@ def plan_step(
                 delay,
                 mesh.sizes,
                 parameter.name in on_host,
+                parameter.name in mapped,
             )
             for parameter in partitioned.graph.parameters
             if parameter.name in stage_sets  # evaluation may not use one
@@ -121,6 +128,7 @@ def plan_step(
         schedule=schedule,
         members=members,
         delay=delay,
+        streams=streams,
     )
 
 
@@ -155,6 +163,7 @@ def _parameter_record(
     delay: int,
     sizes: dict[str, int],
     host: bool,
+    mapped: bool,
 ) -> ParameterRecord:
     besides = zip(outer.state_names, outer.states, strict=True) if outer else ()
     named = zip(update.state_names, update.states, strict=True) if update else ()
@@ -171,6 +180,7 @@ def _parameter_record(
             for name, state in named
         ),
         host,
+        mapped,
         (
             *(
                 StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR)
@@ -266,6 +276,7 @@ def _rank(
     stages: Sequence[StagePlan],
     update: UpdateGraph,
     instructions: tuple[Instruction, ...],
+    launches: tuple[Launch, ...],
     tied: Sequence[TiedTransfer],
     reduced: set[int],
     written: set[str],
@@ -280,6 +291,7 @@ def _rank(
         rank=rank,
         stages=tuple(schedule.placement[rank]),
         instructions=instructions,
+        launches=launches,
         reductions=_reductions(instructions, reduced),
         parameters=parameters,
         sends=tuple(each for each in tied if each.transfer.channel.source == rank),

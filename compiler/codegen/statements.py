@@ -54,10 +54,11 @@ class Operation(Statement):
 
 @frozen(eq=False)
 class Compute(Operation):
-    """A node with named results; `plus` is added to the first."""
+    """A node with named results; `plus` is added to the first, and `ends` with that, if nothing else has its memory."""
 
     results: tuple[Value, ...]
     plus: Value | None = None
+    ends: bool = False
 
     @property
     def reads(self) -> Sequence[Value]:
@@ -68,7 +69,12 @@ class Compute(Operation):
         """`h = torch.mm(x, w)  # gpt.par:31`."""
         op, arguments = self.node.op, names.arguments(self.node, self.taken)
         types = [value.type for value in self.node.outputs]
-        text = op.emit(arguments, types) if self.plus is None else op.emit_sum(names.texts[self.plus], arguments, types)
+        if self.plus is None:
+            text = op.emit(arguments, types)
+        else:
+            other = names.texts[self.plus]
+            into = op.emit_into(other, arguments, types) if self.ends else None
+            text = into or op.emit_sum(other, arguments, types)
         return f"{names.bound(self.results)}{text}{place(self.node.span)}"
 
 

@@ -223,6 +223,7 @@ class Writer:
         reads = [_reads(unit, sums, written) for unit in units]
         last = {value: i for i, each in enumerate(reads) for value in each}
         local: set[Value] = set()
+        own: set[Value] = set()  # made here, and nothing else has their memory
         count = len(units) + more
 
         def end(values: Iterable[Value], i: int) -> None:
@@ -236,6 +237,7 @@ class Writer:
             if isinstance(unit, Segment):
                 local.update(value for read in unit.inputs for value in self._arrived(read))
                 self._segment(unit)
+                own.difference_update(unit.inputs)
                 local.update(unit.outputs)
                 end((*reads[i], *unit.outputs), i)
                 return
@@ -252,6 +254,7 @@ class Writer:
             outputs = node.outputs
             if (communication := collective(node)) is not None:
                 self._start(node, communication)
+                own.difference_update(node.inputs)
             elif node in accumulations or node in adding:
                 accumulation = accumulations[adding.get(node, node)]
                 self.add(Add(node, self.names.taken(node), accumulation, (accumulators or {})[accumulation.target]))
@@ -262,11 +265,15 @@ class Writer:
                 plus = None
                 if node in sums:
                     outputs, plus = (sums[node].output, *outputs[1:]), reads[i][-1]
-                self.add(Compute(node, self.names.taken(node), outputs, plus))
+                ends = plus in own and plus not in keep and last[plus] <= i
+                self.add(Compute(node, self.names.taken(node), outputs, plus, ends))
                 for value in outputs:
                     self.names.name(value)
                 if op.is_view:
                     self.names.fixed.update(outputs)
+                    own.difference_update(node.inputs)
+                elif op.allocates:
+                    own.update(outputs)
                 local.update(outputs)
                 self._probe(node)
             end((*reads[i], *outputs), i)

@@ -70,6 +70,8 @@ class Device:
     bandwidth in bytes/s, of which the share `streaming` is reached.
 
     Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step.
+    `attention` is FlashAttention-2's; `flash` says how much quicker its other generations are. Products of operands of
+    8 bits have a rate of their own (`f8`) on some devices, of which `narrow` times the usual share is reached.
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
     own memory, and programs for it are compiled by default. It is joined to the host's by `host_link` bytes/s in each
     direction, and has a share of `host_bandwidth` bytes/s of that memory; where the device is a CPU, both memories are
@@ -83,10 +85,12 @@ class Device:
     streaming: float = 1.0
     products: Products = field(factory=Products)
     attention: Fused = field(factory=Fused)
+    flash: Mapping[int, float] = field(factory=dict)
     launch: float = 0.0
     action: float = 0.0
     step: float = 0.0
     vector: float = 0.0
+    narrow: float = 1.0
     node: int = 1
     gpu: bool = False
     host_link: float = 25.6e9
@@ -96,24 +100,47 @@ class Device:
 
     __repr__ = shortened
 
+    def generation(self, flash: int) -> Device:
+        """This device with another generation of FlashAttention. Raises KeyError if it has none."""
+        return evolve(self, attention=evolve(self.attention, best=self.attention.best * self.flash[flash]))
+
+    def narrowed(self) -> Device:
+        """This device with products in 8 bits where a program has them in bf16. Raises KeyError if it has none."""
+        rates = {**self.flops, "bf16": self.flops["f8"]}
+        return evolve(self, flops=rates, products=evolve(self.products, best=self.products.best * self.narrow))
+
     def beside(self, blocks: int) -> float:
         """The share of its speed that is left beside collectives that take so many multiprocessors."""
-        return max(0.25, 1 - blocks / self.products.units) if self.products.units else 1.0
+        return max(0.25, 1 / (1 + _SLOWED * blocks / _CHANNELS)) if self.products.units else 1.0
 
+
+# What is computed beside collectives, on machines of A100 or H100, takes 18.9% longer on average and 40% at most, the
+# more of it is overlapped (Lee et al., arXiv 2507.03114): besides multiprocessors they take memory bandwidth and power.
+# So 40% is the price of the 24 channels that NCCL has there (see `links`), in proportion to their number.
+_SLOWED, _CHANNELS = 0.4, 24
 
 # Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
 # 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 of peak after correcting for tiles and depth. Over a training step it
-# is less: A100's `best`, the only fitted constant here, is fitted to the ten rows of the SC21 table, and the others are
-# lowered in the same proportion, 0.79 to 0.91.
+# is less. Two are fitted: A100's `best` to the ten rows of the SC21 table, H100's to all runs on H100. B200's is
+# lowered in the proportion of H100's, 0.66 to 0.84.
 _PRODUCTS = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maximum Achievable Matmul FLOPS"
 _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (bench/published)"
-_LOWERED = "best: that table, lowered as A100's"
+_FITTED_H = "best: fitted to the runs on H100 in bench/published"
+_LOWERED = "best: that table, lowered as H100's"
 # FlashAttention-2, which torch has: causal, 128 a head, forward and backward. On A100 133 TFLOP/s over 1,024 keys, 173
 # over 4,096, 189 over 16,384: 195 · n / (n + 530). The same program on H100: up to 335. On B200 the share is assumed.
 _FUSED = "attention: Dao, FlashAttention-2, arXiv 2307.08691, §4.1"
 _ATTENTION_A, _ATTENTION_H = Fused(0.625, 530), Fused(0.35, 530)
+# Other generations of it, by how much quicker they are than the second. The first reached 0.54 of its speed on A100
+# (ibid., the columns of FlashAttention, causal, 128 a head), and is taken to be as much slower on others. The third, on
+# Hopper alone (arXiv 2407.08608, causal, 128 a head): 616 for 335 TFLOP/s forward; 1.5 to 1.75 times as quick backward,
+# which has 5 products for 2 (known, not looked up).
+_FLASH = {1: 0.54, 2: 1.0}
+_FLASH_H = _FLASH | {3: 7 / (2 * 335 / 616 + 5 / 1.62)}
 # The share is 0.90 for 100 MB, 0.75 for 10 MB.
 _STREAMING = "streaming: Isaev et al., Calculon, SC23, systems/a100_80g.json"
+# Bekman's table for operands of 8 bits: H100 1,402.6 of 1,979 TFLOP/s, B200 3,432.5 of 4,500.
+_NARROW_H, _NARROW_B = (1402.6 / 1979) / (794.5 / 989.4), (3432.5 / 4500) / (1745 / 2250)
 # PCI Express x16 in one direction, of which a share is assumed as in `links`; the memory channels of a machine's two
 # processors, for each of its 8 GPUs: DDR4-3200, DDR5-4800, DDR5-5600, 8 channels each.
 _HOST = "host: NVIDIA DGX A100, H100, B200, user guides"
@@ -126,24 +153,29 @@ _DEPTH, _LAUNCH = 192.0, 4e-6
 def _gpu(
     name: str,
     flops: tuple[float, float, float, float],
+    narrow: tuple[float, float] | None,
     memory: int,
     bandwidth: float,
     products: Products,
     attention: Fused,
+    flash: Mapping[int, float],
     host: tuple[float, float],
     *sources: str,
 ) -> Device:
     f32, bf16, f64, vector = flops
+    rates = {"f32": f32, "bf16": bf16, "f64": f64}
     return Device(
         name,
-        {"f32": f32, "bf16": bf16, "f64": f64},
+        rates | ({"f8": narrow[0]} if narrow else {}),
         memory * GIB,
         bandwidth,
         streaming=0.85,
         products=products,
         attention=attention,
+        flash=flash,
         launch=_LAUNCH,
         vector=vector,
+        narrow=narrow[1] if narrow else 1.0,
         node=8,
         gpu=True,
         host_link=host[0] * _HOST_LINK,
@@ -152,10 +184,12 @@ def _gpu(
     )
 
 
-# Dense FLOP/s of products in f32 (as TF32), bf16 and f64, and of other f32 arithmetic; a DGX or HGX machine has 8 GPUs.
+# Dense FLOP/s of products in f32 (as TF32), bf16 and f64, and of other f32 arithmetic; those of 8 bits, which A100 does
+# not have, with `narrow`. A DGX or HGX machine has 8 GPUs.
 _A100 = (156e12, 312e12, 19.5e12, 19.5e12)
 _H100 = (494.7e12, 989.4e12, 67e12, 67e12)
 _B200 = (1.1e15, 2.25e15, 37e12, 75e12)
+_H100_NARROW, _B200_NARROW = (1.979e15, _NARROW_H), (4.5e15, _NARROW_B)
 DEVICES = {
     device.name: device
     for device in (
@@ -169,10 +203,12 @@ DEVICES = {
         _gpu(
             "a100",
             _A100,
+            None,
             80,
             2.039e12,
             Products(0.79, _DEPTH, 108),
             _ATTENTION_A,
+            _FLASH,
             _GEN4,
             "NVIDIA A100 80GB SXM, data sheet",
             _FITTED,
@@ -180,32 +216,38 @@ DEVICES = {
         _gpu(
             "h100",
             _H100,
+            _H100_NARROW,
             80,
             3.35e12,
-            Products(0.69, _DEPTH, 132),
+            Products(0.66, _DEPTH, 132),
             _ATTENTION_H,
+            _FLASH_H,
             _GEN5,
             "NVIDIA H100 SXM, data sheet",
-            _LOWERED,
+            _FITTED_H,
         ),
         _gpu(
             "h200",
             _H100,
+            _H100_NARROW,
             141,
             4.8e12,
-            Products(0.69, _DEPTH, 132),
+            Products(0.66, _DEPTH, 132),
             _ATTENTION_H,
+            _FLASH_H,
             _GEN5,
             "NVIDIA H200 SXM, data sheet",
-            _LOWERED,
+            _FITTED_H,
         ),
         _gpu(
             "b200",
             _B200,
+            _B200_NARROW,
             180,
             7.7e12,
-            Products(0.68, _DEPTH, 148),
+            Products(0.65, _DEPTH, 148),
             _ATTENTION_H,
+            _FLASH,
             _GEN5_B,
             "NVIDIA HGX B200, data sheet",
             _LOWERED,

@@ -6,6 +6,8 @@ network through its ports: ranks of one group in one machine use its ports toget
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from math import ceil, prod
 
 from attrs import evolve, frozen
@@ -30,13 +32,24 @@ class Protocol:
 
 
 @frozen
+class Measured:
+    """Seconds of a collective among `ranks` ranks, of which each holds `bytes`; `kind` is the method of `Link`."""
+
+    kind: str
+    ranks: int
+    bytes: float
+    seconds: float
+
+
+@frozen
 class Link:
     """Unidirectional bandwidth in bytes/s, as a rank's messages reach it, and latency of a message in seconds; `post`
     is the seconds for which a rank is busy posting a message or waiting for it (0 if a device does that itself).
     Collectives may reach less and then have numbers of their own (0: the same); they take the fastest of `protocols`
     (none: a message takes the latency). `inside` ranks of a group that follow one another share a machine. While they
-    run, they take `blocks` of a device's multiprocessors. `peak` is the published bandwidth, `ports` the number of
-    network ports of a machine (0 for links inside it). Links of one `name` are one wire.
+    run, they take `blocks` of a device's multiprocessors. What was `measured` is interpolated between. `peak` is the
+    published bandwidth, `ports` the number of network ports of a machine (0 for links inside it). Links of one `name`
+    are one wire.
     """
 
     name: str
@@ -50,14 +63,57 @@ class Link:
     protocols: tuple[Protocol, ...] = ()
     inside: int = 1
     blocks: int = 0
+    measured: tuple[Measured, ...] = ()
     sources: tuple[str, ...] = ()
 
     __repr__ = shortened
 
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
-        """Latency and transfer time of an all-gather of `bytes`, or of a reduce-scatter of as many. No byte is sent
-        twice: around a ring, in one step fewer than there are ranks; without protocols, the distance doubles from
-        message to message (Thakur, Rabenseifner and Gropp 2005).
+        """Latency and transfer time of an all-gather of `bytes`."""
+        return self._as_measured("gather", parts, bytes, self._gather)
+
+    def scatter(self, parts: int, bytes: float) -> tuple[float, float]:
+        """Latency and transfer time of a reduce-scatter of `bytes`."""
+        return self._as_measured("scatter", parts, bytes, self._gather)
+
+    def add(self, parts: int, bytes: float) -> tuple[float, float]:
+        """Latency and transfer time of an all-reduce of `bytes`."""
+        return self._as_measured("add", parts, bytes, self._add)
+
+    def exchange(self, parts: int, bytes: float) -> tuple[float, float]:
+        """Latency and transfer time of an all-to-all of `bytes` on each rank."""
+        return self._as_measured("exchange", parts, bytes, self._exchange)
+
+    def pass_on(self, parts: int, bytes: float) -> tuple[float, float]:
+        """Latency and transfer time of a message of `bytes` from each rank to the next."""
+        return self._as_measured("pass_on", parts, bytes, self._pass_on)
+
+    def _as_measured(
+        self, kind: str, parts: int, bytes: float, modelled: Callable[[int, float], tuple[float, float]]
+    ) -> tuple[float, float]:
+        """What was measured of a collective of this kind, between sizes in proportion, and for a group of another size
+        in the proportion of what is modelled; that itself if nothing was.
+        """
+        own = sorted((each for each in self.measured if each.kind == kind), key=lambda each: each.bytes)
+        if not own:
+            return modelled(parts, bytes)
+        sizes, times = [each.bytes for each in own], [each.seconds for each in own]
+        at = bisect_right(sizes, bytes)
+        if at == len(own):
+            found = times[-1] * bytes / sizes[-1]
+        elif at == 0:
+            found = times[0]
+        else:
+            share = (bytes - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
+            found = times[at - 1] + share * (times[at] - times[at - 1])
+        there = own[0].ranks
+        scale = 1.0 if parts == there else sum(modelled(parts, bytes)) / max(sum(modelled(there, bytes)), 1e-30)
+        latency = min(times[0], found)
+        return scale * latency, scale * (found - latency)
+
+    def _gather(self, parts: int, bytes: float) -> tuple[float, float]:
+        """No byte is sent twice: around a ring, in one step fewer than there are ranks; without protocols, the distance
+        doubles from message to message (Thakur, Rabenseifner and Gropp 2005).
         """
         latency, bandwidth = self._collective
         moved = bytes * (parts - 1) / parts / bandwidth
@@ -65,9 +121,9 @@ class Link:
             return (parts - 1).bit_length() * latency, moved
         return min(((self._around(parts, by), moved / by.share) for by in self._protocols), key=sum)
 
-    def add(self, parts: int, bytes: float) -> tuple[float, float]:
-        """Latency and transfer time of an all-reduce of `bytes`: around a ring twice or, if faster, up and down a tree
-        over machines, with fewer sequential messages but slightly more traffic (NCCL's double trees).
+    def _add(self, parts: int, bytes: float) -> tuple[float, float]:
+        """Around a ring twice or, if faster, up and down a tree over machines, with fewer sequential messages but
+        slightly more traffic (NCCL's double trees).
         """
         moved = 2 * bytes / self._collective[1]
         found = []
@@ -91,12 +147,12 @@ class Link:
         """The number of machines of a group, if it has more than one; a link without protocols does not tell."""
         return 1 if self.protocols and not self.ports else ceil(parts / self.inside)
 
-    def exchange(self, parts: int, bytes: float) -> tuple[float, float]:
-        """Latency and transfer time of an all-to-all of `bytes` on each rank: all messages are in flight at once."""
+    def _exchange(self, parts: int, bytes: float) -> tuple[float, float]:
+        """All messages are in flight at once."""
         return self._message(parts), bytes * (parts - 1) / parts / self._collective[1]
 
-    def pass_on(self, parts: int, bytes: float) -> tuple[float, float]:
-        """Latency and transfer time of a message of `bytes` from each rank to the next."""
+    def _pass_on(self, parts: int, bytes: float) -> tuple[float, float]:
+        """One message."""
         return self._message(parts), bytes / self._collective[1]
 
     def _message(self, parts: int) -> float:
@@ -112,7 +168,7 @@ class Link:
 
     def waiting(self, parts: int) -> float:
         """Bytes that take as long as the sequential messages of an all-gather."""
-        return self.gather(parts, 0.0)[0] * self._collective[1]
+        return self._gather(parts, 0.0)[0] * self._collective[1]
 
     @property
     def _collective(self) -> tuple[float, float]:
@@ -223,7 +279,9 @@ def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
     if mesh is None or axis is None or call is None:
         return LINKS["memory"]
     if call.name == "profile":
-        return Link("profiled", **recorded(call, mesh.ranks).link)
+        record = recorded(call, mesh.ranks)
+        measured = tuple(Measured(kind, record.ranks, *figures) for kind, *figures in record.collectives)
+        return Link("profiled", **record.link, measured=measured)
     if call.name not in LINKS:
         bandwidth, latency = (float(call.arguments[each]) for each in ("bandwidth", "latency"))
         return Link(f"link of {bandwidth:g} and {latency:g}", bandwidth, latency)

@@ -34,7 +34,10 @@ def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
     results = [value.type for value in node.outputs]
     kernel = node.op.kernel(operands, results)
     dtype = next((t.dtype for t in (*results, *operands) if t.dtype in FLOATS), "f32")
-    return kernel._replace(name=f"{kernel.name}.added") if added else kernel, dtype
+    adding = f"{kernel.name}.added"
+    if added:
+        return kernel._replace(name=adding, alike=kernel), dtype
+    return kernel._replace(alike=kernel._replace(name=adding)), dtype
 
 
 def seconds(node: Node, device: Device, added: bool = False) -> float:
@@ -54,6 +57,8 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
         return measured
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
+    if node.op.eight_bits and "f8" in device.flops:
+        device = device.narrowed()
     flops = device.flops[dtype]
     matrices = node.op.matrices(operands, results)
     if matrices is None:
@@ -112,7 +117,7 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
     for node in nodes:
         if node.op.communicates:
             sent.update(node.outputs)
-        if takes_no_time(node.op):
+        if takes_no_time(node.op) or node.op.ahead:
             continue
         if not node.op.fusible:
             end()

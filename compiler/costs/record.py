@@ -1,14 +1,15 @@
 """Profiles of machines, as `partita profile` writes and `profile("machine.json")` reads: device, link and timings.
 
 JSON: `{"records": [{"ranks": 2, "device": {…}, "link": {…}, "timings": [[kernel, dtype, [feature, …], work, seconds],
-…]}]}`; keys are the fields of `Record`, `Device` and `Link`, and a timing has the fields of `Timing` in their order.
+…], "collectives": [[kind, bytes, seconds], …]}]}`; keys are the fields of `Record`, `Device` and `Link`, and a timing
+has the fields of `Timing` in their order.
 Ranks on one machine share its caches, memory and power, so each number of ranks has a record.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import dist, exp, log
 from typing import Any
@@ -40,7 +41,8 @@ class Timing:
 @define(eq=False)
 class Timings:
     """Timings, interpolated: the time for each unit of work is averaged over the nearest, in the log space of
-    features.
+    features. A kernel that was not measured takes as long as one that is alike or, if nothing but bytes counts, as
+    those that move about as many.
     """
 
     all: tuple[Timing, ...] = ()
@@ -49,26 +51,34 @@ class Timings:
     __repr__ = shortened
 
     def seconds(self, kernel: Kernel, dtype: str) -> float | None:
-        """The time of a kernel; None if no timing has its name, dtype and number of features."""
+        """The time of a kernel; None if no timing has the name, dtype and number of features of it or of one alike."""
         key = dtype, kernel
         if key not in self._found:
-            self._found[key] = self._interpolated(kernel, dtype)
+            self._found[key] = self._known(kernel, dtype)
         return self._found[key]
 
-    def _interpolated(self, kernel: Kernel, dtype: str) -> float | None:
-        # Another version may have profiled this kernel with other features.
-        alike = kernel.name, dtype, len(kernel.features)
-        found = [each for each in self.all if (each.kernel, each.dtype, len(each.features)) == alike]
-        if not found:
-            return None
-        place = _logarithms(kernel.features)
-        near = sorted((dist(place, _logarithms(each.features)), i) for i, each in enumerate(found))[:NEAREST]
-        if near[0][0] < 1e-6:
-            return found[near[0][1]].seconds * kernel.work / found[near[0][1]].work
-        weights = [(1 / distance**2, found[i]) for distance, i in near]
-        total = sum(weight for weight, _ in weights)
-        rate = exp(sum(weight * log(each.seconds / each.work) for weight, each in weights) / total)
-        return rate * kernel.work
+    def _known(self, kernel: Kernel, dtype: str) -> float | None:
+        one: Kernel | None = kernel
+        while one is not None:
+            # Another version may have profiled this kernel with other features.
+            wanted = one.name, dtype, len(one.features)
+            found = [each for each in self.all if (each.kernel, each.dtype, len(each.features)) == wanted]
+            if found:
+                return _interpolated(found, one)
+            one = one.alike
+        moving = [each for each in self.all if each.dtype == dtype and each.features == (each.work,)]
+        return _interpolated(moving, kernel) if moving and kernel.only_moves else None
+
+
+def _interpolated(found: Sequence[Timing], kernel: Kernel) -> float:
+    place = _logarithms(kernel.features)
+    near = sorted((dist(place, _logarithms(each.features)), i) for i, each in enumerate(found))[:NEAREST]
+    if near[0][0] < 1e-6:
+        return found[near[0][1]].seconds * kernel.work / found[near[0][1]].work
+    weights = [(1 / distance**2, found[i]) for distance, i in near]
+    total = sum(weight for weight, _ in weights)
+    rate = exp(sum(weight * log(each.seconds / each.work) for weight, each in weights) / total)
+    return rate * kernel.work
 
 
 def _logarithms(features: tuple[float, ...]) -> tuple[float, ...]:
@@ -77,12 +87,15 @@ def _logarithms(features: tuple[float, ...]) -> tuple[float, ...]:
 
 @frozen(eq=False)
 class Record:
-    """The profile of a machine with `ranks` ranks running on it: arguments of `Device` and `Link`, and timings."""
+    """The profile of a machine with `ranks` ranks running on it: arguments of `Device` and `Link`, timings, and for
+    collectives among all ranks their kind (a method of `Link`), the bytes that it is given there, and seconds.
+    """
 
     ranks: int
     device: Mapping[str, Any]
     link: Mapping[str, Any]
     timings: Timings
+    collectives: tuple[tuple[str, float, float], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The object that `read` parses."""
@@ -94,6 +107,7 @@ class Record:
                 [each.kernel, each.dtype, [*map(_short, each.features)], _short(each.work), _short(each.seconds)]
                 for each in self.timings.all
             ],
+            "collectives": [[kind, *map(_short, figures)] for kind, *figures in self.collectives],
         }
 
 
@@ -126,7 +140,8 @@ def read(text: str) -> tuple[Record, ...]:
 
 
 def _record(found: object) -> Record:
-    parts = _checked(found, {"ranks": int, "device": dict, "link": dict, "timings": list}, "a record")
+    lists = {"timings": list, "collectives": list}
+    parts = _checked(found, {"ranks": int, "device": dict, "link": dict} | lists, "a record")
     device = _checked(parts["device"], DEVICE, "`device`")
     flops = _checked(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
     if not (device["name"].isprintable() and len(device["name"]) <= NAME_CHARACTERS):
@@ -137,6 +152,7 @@ def _record(found: object) -> Record:
         {**device, "flops": flops},
         _checked(parts["link"], LINK, "`link`"),
         Timings(tuple(timings)),
+        tuple(map(_collective, parts["collectives"])),
     )
 
 
@@ -146,6 +162,13 @@ def _timing(found: object) -> Timing:
             each = tuple(_number(value, "a feature") for value in features)
             return Timing(kernel, dtype, each, _number(work, "work"), _number(seconds, "seconds"))
     raise ValueError("a timing is [kernel, dtype, [feature, …], work, seconds]")
+
+
+def _collective(found: object) -> tuple[str, float, float]:
+    match found:
+        case [str(kind), bytes, seconds]:
+            return kind, _number(bytes, "bytes"), _number(seconds, "seconds")
+    raise ValueError("a collective is [kind, bytes, seconds]")
 
 
 def recorded(call: Call, ranks: int) -> Record:

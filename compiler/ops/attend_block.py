@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import ClassVar
 
 from attrs import evolve
 
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.attention import Attention
-from partita.compiler.ops.op import Argument, Op, ShardingRule, fields_of_several, op
+from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, fields_of_several, op
 from partita.compiler.ops.position import ZIGZAG, offset_text, ranks_of_order
 from partita.compiler.ops.runs import Runs, seen, zigzag_runs
 from partita.dsl.layouts import RING
@@ -25,6 +26,7 @@ class OfBlocks(Attention):
     blocks: int = 1
     turn: int = 0
     at: int = 0
+    whole: ClassVar[str]  # the same operation on all blocks
 
     def exchange(self, rule: ShardingRule) -> str | None:
         """By turns, each shard to those beside it."""
@@ -40,6 +42,11 @@ class OfBlocks(Attention):
         """As of all attention, with blocks of everything instead of queries alone."""
         others = (rule for rule in super().sharding_rules(operands, results) if rule.operands[0] != self.over)
         return (*others, ShardingRule((self.over,) * len(operands), (self.over,) * len(results)))
+
+    def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
+        """Like attention to as many keys that are all there."""
+        found = super().kernel(operands, results)
+        return found._replace(alike=found._replace(name=found.name.replace(self.name, self.whole)))
 
     @property
     def _held(self) -> int:
@@ -97,6 +104,8 @@ class OfBlocks(Attention):
 class AttendBlock(OfBlocks, Attend):
     """`attend` in a turn: −∞ is the logarithm of the denominator of what sees none of the keys."""
 
+    whole = Attend.name
+
     gradient = Op.gradient
 
 
@@ -105,3 +114,5 @@ class AttendBlockGradient(OfBlocks, AttendGradient):
     """Gradients of queries, keys and values in a turn. Operands: these, then the results of the whole attention and the
     cotangent.
     """
+
+    whole = AttendGradient.name

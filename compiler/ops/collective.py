@@ -208,8 +208,8 @@ class ReduceScatter(Collective):
         return tuple(type.resized(axis, type.axis(axis).size // self.parts) for type, axis in pairs)
 
     def seconds(self, held: float, link: Link) -> tuple[float, float]:
-        """As long as an all-gather of the operand."""
-        return link.gather(self.parts, held)
+        """A reduce-scatter of the operand."""
+        return link.scatter(self.parts, held)
 
     def moved(self, operands: Sequence[Type]) -> float:
         """K(N−1)/N."""

@@ -7,7 +7,19 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, op, permuted, shape_text
+from partita.compiler.ops.op import (
+    Argument,
+    Kernel,
+    Op,
+    ShardingRule,
+    accumulation,
+    agree,
+    broadcast,
+    make,
+    op,
+    permuted,
+    shape_text,
+)
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Axis, Type
 
@@ -23,10 +35,12 @@ if TYPE_CHECKING:
 class Dot(Op):
     """`dot(a, b)` sums over the axes `over`, which both have; an axis of both that is not summed is a batch axis.
 
-    The result has a's remaining axes, then those of b that a lacks.
+    The result has a's remaining axes, then those of b that a lacks. `float8` is the position of a parameter, if both
+    are to be multiplied in eight bits (`partita.compiler.passes.float8`).
     """
 
     over: tuple[str, ...]
+    float8: int | None = None
     sums = True
     orderless = True
     reads_weights = True
@@ -41,6 +55,16 @@ class Dot(Op):
         """Either operand: `over`, and the axes of both that are not summed."""
         operand, other = operands[position], operands[1 - position]
         return self.over, tuple(name for name in operand.names if other.has(name) and name not in self.over)
+
+    def in_float8(self, operands: Sequence[Type], weight: int) -> Op | None:
+        """A product of two matrices."""
+        plan = MatrixPlan(self, operands)
+        return Dot(self.over, weight) if self.over and plan.rows and plan.columns and not plan.batch else None
+
+    @property
+    def of_quantized(self) -> tuple[Op, tuple[str, ...]] | None:
+        """`float8_dot`; a row is what is summed over."""
+        return None if self.float8 is None else (make("float8_dot", self.over), self.over)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """a's remaining axes, then b's."""
@@ -71,24 +95,25 @@ class Dot(Op):
 
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
         """None for a product of two vectors, which is a reduction."""
-        return _Plan(self, operands).sizes if results[0].axes else None
+        return MatrixPlan(self, operands).sizes if results[0].axes else None
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """By the number of matrices, if batched, and their rows, depth and columns."""
-        plan = _Plan(self, operands)
+        plan = MatrixPlan(self, operands)
         name = "dot.batched" if plan.batch else "dot.turned" if plan.left_is_turned else "dot"
         sizes = (*plan.sizes[3:], *plan.sizes[:3])
         return Kernel(name, tuple(map(float, sizes)), float(self.flops(operands, results)))
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """oneDNN copies a left matrix that is transposed in memory."""
-        plan = _Plan(self, operands)
+        plan = MatrixPlan(self, operands)
         return operands[0].bytes if plan.left_is_turned and self._large(plan, results) else 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Two products, each with its operands in the order that yields the right order of axes, if one does."""
         a, b = node.inputs
-        return _ordered(build, d, b, a.type), _ordered(build, a, d, b.type)
+        weight = None if self.float8 is None else node.inputs[self.float8]
+        return _ordered(build, d, b, a.type, weight), _ordered(build, a, d, b.type, weight)
 
     def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
         """None: operands may have any axes."""
@@ -110,12 +135,12 @@ class Dot(Op):
 
     def views(self, operands: Sequence[Type]) -> Sequence[str]:
         """Operands viewed as matrices."""
-        plan = _Plan(self, operands)
+        plan = MatrixPlan(self, operands)
         return () if plan.batch or not plan.result_axes or not self.over else plan.views()
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`torch.mm` on matrix views; `torch.bmm` with batch axes."""
-        plan = _Plan(self, [each.type for each in arguments])
+        plan = MatrixPlan(self, [each.type for each in arguments])
         if not plan.result_axes and not plan.batch:
             order = arguments[0].type.names
             other = permuted(arguments[1].text, arguments[1].type.names, order)
@@ -130,18 +155,18 @@ class Dot(Op):
         return permuted(text, plan.product_axes, results[0].names)
 
     def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
-        """If dtype and order of axes match."""
-        plan = _Plan(self, operands)
-        alike = target.dtype == result.dtype and plan.product_axes == target.names
+        """If the order of axes matches; the target may be wider."""
+        plan = MatrixPlan(self, operands)
+        alike = target.dtype in (result.dtype, accumulation(result.dtype)) and plan.product_axes == target.names
         return alike and not plan.batch and bool(plan.result_axes)
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
         """`addmm_` into the accumulator."""
-        plan = _Plan(self, [each.type for each in arguments])
+        plan = MatrixPlan(self, [each.type for each in arguments])
         left, right = plan.matrices(arguments)
         rows, columns = plan.matrix_shape
         total = target.text if plan.flat else f"{target.text}.view({rows}, {columns})"
-        if self._large(plan, (result,)):
+        if self._large(plan, (result,)) or target.type.dtype != result.dtype:
             return f"kernels.add_matmul({total}, {left}, {right})"
         return f"{total}.addmm_({left}, {right})"
 
@@ -150,12 +175,23 @@ class Dot(Op):
         text = self.emit(arguments, results)
         return f"{text if self.over else f'({text})'}.add_({other.text})"
 
-    def _large(self, plan: _Plan, results: Sequence[Type]) -> bool:
+    def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """A kernel of the runtime, for large products: GPUs add while they multiply."""
+        plan = MatrixPlan(self, [each.type for each in arguments])
+        alike = plan.product_axes == results[0].names and self.over and not plan.batch
+        if not alike or other.literal or not self._large(plan, results):
+            return None
+        left, right = plan.matrices(arguments)
+        return f"kernels.sum_matmul({other.text}, {left}, {right})"
+
+    def _large(self, plan: MatrixPlan, results: Sequence[Type]) -> bool:
         return self.flops((plan.a, plan.b), results) >= LARGE * (2 if plan.left_is_turned else 1)
 
 
-def _ordered(build: Builder, a: Value, b: Value, wanted: Type) -> Value:
-    """The product of `a` and `b` with the axes of `wanted`, summed over all others."""
+def _ordered(build: Builder, a: Value, b: Value, wanted: Type, weight: Value | None = None) -> Value:
+    """The product of `a` and `b` with the axes of `wanted`, summed over all others; in eight bits where one of them is
+    the `weight`.
+    """
     if not a.type.axes or not b.type.axes:
         return pointwise(build, "multiply", a, b)
     over = tuple(name for name in a.type.names if b.type.has(name) and not wanted.has(name))
@@ -164,10 +200,11 @@ def _ordered(build: Builder, a: Value, b: Value, wanted: Type) -> Value:
         swapped = product.infer(b.type, a.type)[0]
         if swapped.names == wanted.names:
             a, b = b, a
-    return build.apply(product, a, b)
+    position = next((i for i, value in enumerate((a, b)) if value is weight), None)
+    return build.apply(Dot(over, position), a, b)
 
 
-class _Plan:
+class MatrixPlan:
     """How a dot becomes a matrix product: groups of axes, and views of the operands as matrices."""
 
     def __init__(self, dot: Dot, operands: Sequence[Type]) -> None:
@@ -186,6 +223,7 @@ class _Plan:
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
+        """Rows and columns of the product."""
         return _size(self.rows), _size(self.columns)
 
     @property

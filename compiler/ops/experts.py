@@ -30,6 +30,7 @@ class TopK(Op):
 
     over: str
     into: Axis
+    decides = True
 
     @property
     def reduces(self) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class NegativeLogLikelihood(Op):
     over: str
     guarded: bool = False
     results = ("", "denominator")
+    decides = True
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The targets, which index the classes."""

@@ -1,6 +1,6 @@
 """Layer norm and RMS norm without scale and shift, which are pointwise.
 
-The three gradients of a layer norm that has both come from one operation.
+The gradients of a norm that has a scale, and of a layer norm that has a shift as well, come from one operation.
 """
 
 from __future__ import annotations
@@ -238,6 +238,65 @@ class LayerNormGradient(Op):
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """Adds in the kernel's last pass."""
         return f"kernels.layer_norm_gradient({self._call(arguments)}, plus={other.text})"
+
+    def _call(self, arguments: Sequence[Argument]) -> str:
+        d, y, rate, scale = arguments
+        turned = permuted(d.text, d.type.names, y.type.names)
+        by = broadcast(scale, y.type.names)
+        return f"{turned}, {y.text}, {rate.text}, {by}, {_positions(y.type, self.over)}"
+
+
+@op("rms_norm_gradient")
+class RmsNormGradient(Op):
+    """Gradients of an RMS norm's input and scale at once, from the cotangent of the scaled result.
+
+    Operands: d, the normalized tensor, its rate, the scale. Made by `passes.fuse`.
+    """
+
+    over: tuple[str, ...]
+    results = ("", "scale")
+    sums = True
+
+    @property
+    def reduces(self) -> tuple[str, ...]:
+        """`over`."""
+        return self.over
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The type of the normalized tensor, and its axes `over`."""
+        assert agree(*types), (self, types)
+        y = types[1]
+        return y, Type(y.dtype, tuple(axis for axis in y.axes if axis.name in self.over))
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis not normalized over, which makes the scale's gradient partial; linear in d."""
+        kept = tuple(ShardingRule((name, name, name, None), (name, SUM)) for name in operands[2].names)
+        return (*kept, ShardingRule((SUM, None, None, None), (SUM, SUM)))
+
+    def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """Along an axis normalized over: the input's gradient as in `NormalizeGradient.split`, and a sum."""
+        if axis not in self.over:
+            return None
+        d, y, rate, scale = node.inputs
+        d = arranged(build, d, y.type.names)
+        gradient = _split_gradient(build, self.over, False, pointwise(build, "multiply", d, scale), y, rate)
+        return gradient, total(build, pointwise(build, "multiply", d, y), rate.type.names, y.type.dtype)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Those of the operations that it replaces."""
+        return 11 * operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Products of d with the scale and with the normalized tensor, and what is subtracted from d."""
+        return 2 * wide_bytes(operands[0]) + operands[0].bytes
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.rms_norm_gradient({self._call(arguments)})"
+
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """Adds in the kernel's last pass."""
+        return f"kernels.rms_norm_gradient({self._call(arguments)}, plus={other.text})"
 
     def _call(self, arguments: Sequence[Argument]) -> str:
         d, y, rate, scale = arguments

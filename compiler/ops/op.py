@@ -124,8 +124,15 @@ class Op:
     through_slices: ClassVar[Literal["forward", "backward"] | None] = None
     # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
     host: ClassVar[bool | None] = None
+    # Its result is its operand, in the other memory or once it has arrived there; and that is copied beside other work.
+    copies: ClassVar[bool] = False
+    ahead: ClassVar[bool] = False
     # Its results are the distinct ids of its operands, and what belongs to one id added up.
     combines_rows: ClassVar[bool] = False
+    # Its products are of operands in eight bits, for which devices may have a rate of their own.
+    eight_bits: ClassVar[bool] = False
+    # It compares the elements of its operands, chooses among them or adds them up: their digits matter.
+    decides: ClassVar[bool] = False
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
 
@@ -223,6 +230,19 @@ class Op:
     def matrix(self, operands: Sequence[Type], position: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """If it multiplies by the operand at a position as by a matrix: the axes of that operand that are summed, and
         those along which it is a stack of matrices, because other operands have them too. None if it does not.
+        """
+        return None
+
+    def in_float8(self, operands: Sequence[Type], weight: int) -> Op | None:
+        """The operation with its products in eight bits (`partita.compiler.passes.float8`), where the operand at the
+        position `weight` is a parameter; None if they cannot be.
+        """
+        return None
+
+    @property
+    def of_quantized(self) -> tuple[Op, tuple[str, ...]] | None:
+        """If its products are to be in eight bits: the operation on operands that are quantized, which are followed by
+        the largest magnitudes of their rows, and the axes of a row.
         """
         return None
 
@@ -480,6 +500,10 @@ class Op:
         """An expression for the results, where `sums` holds, with `other` (of the first's type) added to the first."""
         raise NotImplementedError
 
+    def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """As `emit_sum`, of a tensor that ends with that: it may become the sum. None if that is nothing else."""
+        return None
+
 
 def _resized(value: object, axis: str, size: int) -> object:
     """A field of an operation after `axis` has been cut; unchanged if it does not mention the axis."""
@@ -503,12 +527,18 @@ def _mentions(value: object, axis: str) -> bool:
 
 class Kernel(NamedTuple):
     """An operation as the cost model sees it: kernels of one name are compared by their features, and take time in
-    proportion to their work, FLOPs or bytes.
+    proportion to their work, FLOPs or bytes. `alike` is one that takes about as long for its work.
     """
 
     name: str
     features: tuple[float, ...]
     work: float
+    alike: Kernel | None = None
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether nothing but the bytes that it moves determines its time."""
+        return self.features == (self.work,)
 
 
 def attributes(cls: type[Op]) -> tuple[Attribute[Any], ...]:
@@ -617,10 +647,10 @@ TORCH_DTYPES = {
 
 
 def as_tensor(argument: Argument) -> Argument:
-    """A literal as a tensor of its type; anything else unchanged."""
+    """A literal as a tensor of its type, filled in on the device; anything else unchanged."""
     if not argument.literal:
         return argument
-    text = f"torch.tensor({argument.text}, dtype={TORCH_DTYPES[argument.type.dtype]}, device=c.device)"
+    text = f"torch.full((), {argument.text}, dtype={TORCH_DTYPES[argument.type.dtype]}, device=c.device)"
     if argument.type.axes:
         text += f".expand{shape_text(argument.type.shape)}"
     return Argument(text, argument.type)

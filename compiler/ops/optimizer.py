@@ -115,8 +115,8 @@ class Store(Op):
         return True
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """`copy_`."""
-        return f"{arguments[0].text}.copy_({arguments[1].text})"
+        """A kernel of the runtime."""
+        return f"kernels.store({arguments[0].text}, {arguments[1].text})"
 
 
 @frozen

@@ -203,13 +203,13 @@ class Rope(Positioned):
     finds_positions = True
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """Sines and cosines for all positions of the global axis."""
+        """Sines and cosines for all positions of the global axis; on a GPU others turn back."""
         (x,) = operands
         pairs = x.axis(self.pairs).size
         numbers = self._length(x) * pairs
         if ranks_of_order(self.over, self.shards) is not None:
             numbers += x.axis(self.over).size * pairs  # those of the shard, in its order
-        return (numbers, pairs, self.base, self.scaling, x.dtype), numbers * wide_bytes(x) // x.elements
+        return (numbers, pairs, self.base, self.scaling, x.dtype, self.inverse), numbers * wide_bytes(x) // x.elements
 
     def _length(self, x: Type) -> int:
         """The size of the global axis."""

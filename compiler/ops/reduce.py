@@ -25,6 +25,7 @@ class Reduce(Op):
     over: tuple[str, ...]
     dtype: str
     orderless = True
+    decides = True
 
     @property
     def label(self) -> str:
@@ -96,6 +97,7 @@ class ArgMax(Op):
     """The index along `over` of the greatest element (the first, if there are several)."""
 
     over: str
+    decides = True
 
     @property
     def reduces(self) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Joint graph → joint graph: one operation for the three gradients of a layer norm with a scale and a shift.
+"""Joint graph → joint graph: one operation for the gradients of an RMS norm with a scale, or of a layer norm with a
+scale and a shift.
 
 The gradients of its input, scale and shift all read the cotangent and the normalized tensor, and torch computes them in
 one pass. The operation belongs to B even if the sums over the batch alone would not.
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve
 
 from partita.compiler.graph import Graph, Node, Value
-from partita.compiler.ops.normalize import LayerNormGradient, NormalizeGradient
+from partita.compiler.ops.normalize import LayerNormGradient, NormalizeGradient, RmsNormGradient
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.reduce import Reduce
@@ -29,14 +30,14 @@ def fuse(graph: Graph) -> Graph:
     outputs = set(graph.outputs())
     instead: dict[Node, Node | None] = {}  # None: the fused operation covers it
     for node in graph.nodes:
-        if isinstance(node.op, NormalizeGradient) and node.op.center:
+        if isinstance(node.op, NormalizeGradient):
             found = _parts(node, node.op, producers, readers)
             inner = {value for part in found[:2] for value in part.outputs}
             if found and inner.isdisjoint(outputs):
-                scaled, _, to_scale, to_shift = found
+                scaled, _, *sums = found
                 d, scale = scaled.inputs
-                results = (node.output, to_scale.output, to_shift.output)
-                op = LayerNormGradient(node.op.over)
+                results = (node.output, *(each.output for each in sums))
+                op = LayerNormGradient(node.op.over) if node.op.center else RmsNormGradient(node.op.over)
                 if op.infer(d.type, *(v.type for v in (*node.inputs[1:], scale))) == tuple(v.type for v in results):
                     instead |= dict.fromkeys(found)
                     instead[node] = evolve(node, op=op, inputs=(d, *node.inputs[1:], scale), outputs=results)
@@ -66,7 +67,10 @@ def _parts(
     product = sole(d, MULTIPLY, y)
     if product is None or len(readers.get(product.output, ())) > 1:
         return ()
-    to_scale, to_shift = sole(product.output, sums), sole(d, sums)
-    if to_scale is None or to_shift is None or readers.get(to_scale.output) or readers.get(to_shift.output):
-        return ()
-    return scaled, product, to_scale, to_shift
+    found = []
+    for each in (product.output, d) if op.center else (product.output,):
+        last = sole(each, sums)
+        if last is None or readers.get(last.output):
+            return ()
+        found.append(last)
+    return scaled, product, *found

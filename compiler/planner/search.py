@@ -159,7 +159,7 @@ class Search:
         model, train = self.space.given.trained
         self._parameters = elements(model.body)
         self._of_experts = elements(model.body, self.space.experts) / max(1.0, self._parameters)
-        graph = build(model, train.precision)
+        graph = build(model, train.dtype)
         updates = assign(graph, train.optimizer).updates
         trained = [(each.master, updates[each.name]) for each in graph.parameters if each.name in updates]
         self._trained = sum(type.elements for type, _ in trained)

@@ -20,7 +20,9 @@ relation of all ranks onto one pipeline: a collective joins the same point of se
 cycle among all ranks would become a cycle within the pipeline, which invariant 2 excludes.
 
 `check_schedule` checks 1, 4, 6 and 7 on the schedule (1 within each rank), and `check_program` checks 1 (across
-stages), 2, 3 and 7 on the instructions. A violation raises `Refused` with the invariant, the ranks and the actions.
+stages), 2, 3 and 7 on the instructions. Invariants 8 and 9 are those of streams and events
+(`partita.compiler.schedules.stream_invariants`). A violation raises `Refused` with the invariant, the ranks and the
+actions.
 """
 
 from __future__ import annotations
@@ -66,6 +68,8 @@ INVARIANTS = {
     4: "invariant 4: live activations stay within the bound that the schedule declares",
     6: "invariant 6: the microbatches of one chunk and kind run in ascending order, and backward slices in reverse",
     7: "invariant 7: what is copied to the host's memory is copied once, and back before it is read",
+    8: "invariant 8: no memory is read before it is written, or used again before its last reader, on any stream",
+    9: "invariant 9: no cyclic waits between ranks, in the order of streams and events",
 }
 
 _MOST_ERRORS = 10
@@ -78,8 +82,8 @@ def check_schedule(schedule: Schedule) -> None:
 
     Raises Refused: E0501 for invariants 1, 6 and 7, E0504 for invariant 4.
     """
-    _raise(_shape(schedule))
-    _raise(
+    raise_first(_shape(schedule))
+    raise_first(
         problem
         for rank in range(schedule.ranks)
         for invariant in RANK_INVARIANTS
@@ -93,19 +97,21 @@ def check_program(programs: Sequence[Sequence[Instruction]]) -> None:
     Raises Refused: E0501 if an action runs before what it receives or loads arrives, or a send or a copy before its
     producer; E0502 for a deadlock, with the cycle; E0503 for transfers whose ends do not match.
     """
-    _raise(_matching(programs))
-    _raise(_in_time(programs))
-    _raise(_copied(programs))
+    raise_first(_matching(programs))
+    raise_first(_in_time(programs))
+    raise_first(_copied(programs))
     simulate(programs, equal_costs())
 
 
-def _raise(problems: Iterator[Diagnostic]) -> None:
+def raise_first(problems: Iterator[Diagnostic]) -> None:
+    """Raise the first problems, if there are any."""
     found = tuple(islice(problems, _MOST_ERRORS))
     if found:
         raise Refused(found)
 
 
-def _problem(code: str, invariant: int, message: str, help: str | None = None, span: Span | None = None) -> Diagnostic:
+def problem(code: str, invariant: int, message: str, help: str | None = None, span: Span | None = None) -> Diagnostic:
+    """The diagnostic of a violated invariant."""
     return Diagnostic(code, message, span, notes=(INVARIANTS[invariant],), help=help)
 
 
@@ -124,17 +130,17 @@ PARTS = {
 
 def _shape(schedule: Schedule) -> Problems:
     if not schedule.placement:
-        yield _problem("E0501", 1, f"schedule `{schedule.name}` has no ranks")
+        yield problem("E0501", 1, f"schedule `{schedule.name}` has no ranks")
         return
     stages = sorted(stage for line in schedule.placement for stage in line)
     ragged = schedule.spread is None and any(len(line) != schedule.chunks for line in schedule.placement)
     if ragged or stages != list(range(schedule.stages)):
-        yield _problem("E0501", 1, f"schedule `{schedule.name}` does not place each of its stages once")
+        yield problem("E0501", 1, f"schedule `{schedule.name}` does not place each of its stages once")
         return
     for what, found in (("orders", schedule.actions), ("bounds the memory of", schedule.bound)):
         if len(found) != schedule.ranks:
             message = f"schedule `{schedule.name}` {what} {len(found)} ranks and places stages on {schedule.ranks}"
-            yield _problem("E0501", 1, message)
+            yield problem("E0501", 1, message)
     for rank, actions in enumerate(schedule.actions):
         for position, action in enumerate(actions):
             known = action.kind in PARTS and (schedule.training or action.kind == FORWARD)
@@ -144,7 +150,7 @@ def _shape(schedule: Schedule) -> Problems:
                 or not 0 <= action.microbatch < schedule.microbatches
             ):
                 message = f"{_where(schedule, rank)} runs {action}, which is out of range"
-                yield _problem("E0501", 1, message, span=_span(schedule, rank, position))
+                yield problem("E0501", 1, message, span=_span(schedule, rank, position))
 
 
 def _once(schedule: Schedule, rank: int) -> Problems:
@@ -155,7 +161,7 @@ def _once(schedule: Schedule, rank: int) -> Problems:
     for action, positions in counts.items():
         if len(positions) > 1:
             message = f"{_where(schedule, rank)} runs {action} {len(positions)} times"
-            yield _problem("E0501", 1, message, span=_span(schedule, rank, positions[1]))
+            yield problem("E0501", 1, message, span=_span(schedule, rank, positions[1]))
     parts = (FORWARD, BACKWARD, WEIGHT) if schedule.training else (FORWARD,)
     chunks = len(schedule.placement[rank])
     if sum(each.kind not in COPIES for each in counts) < len(parts) * chunks * schedule.microbatches:
@@ -165,7 +171,7 @@ def _once(schedule: Schedule, rank: int) -> Problems:
         missing = next(action for action in wanted if action not in counts)
         last = len(schedule.actions[rank]) - 1
         message = f"{_where(schedule, rank)} never runs {missing}"
-        yield _problem("E0501", 1, message, span=_span(schedule, rank, last))
+        yield problem("E0501", 1, message, span=_span(schedule, rank, last))
 
 
 def _dependent(schedule: Schedule, rank: int) -> Problems:
@@ -188,7 +194,7 @@ def _dependent(schedule: Schedule, rank: int) -> Problems:
             if needed is not None and (*needed, action.microbatch) not in ran:
                 first = Action(*needed, action.microbatch)
                 message = f"{_where(schedule, rank)} runs {action} before {first}"
-                yield _problem("E0501", 1, message, span=_span(schedule, rank, position))
+                yield problem("E0501", 1, message, span=_span(schedule, rank, position))
             ran.add((part, action.chunk, action.microbatch))
 
 
@@ -200,7 +206,7 @@ def _ascending(schedule: Schedule, rank: int) -> Problems:
             unordered = before is not None and _turn(schedule, part, before) > _turn(schedule, part, action)
             if unordered and (schedule.ascending or part == FORWARD or _of_one(schedule, action, before)):
                 message = f"{_where(schedule, rank)} runs {action} after {before}"
-                yield _problem("E0501", 6, message, _accepting(part, schedule), _span(schedule, rank, position))
+                yield problem("E0501", 6, message, _accepting(part, schedule), _span(schedule, rank, position))
             last[part, action.chunk] = action
 
 
@@ -228,7 +234,7 @@ def _bounded(schedule: Schedule, rank: int) -> Problems:
             live += (culprit.kind in (FORWARD, LOAD)) - (WEIGHT in PARTS[culprit.kind] or culprit.kind == OFFLOAD)
             if live > bound:
                 break
-        yield _problem(
+        yield problem(
             "E0504",
             4,
             f"{_where(schedule, rank)} holds {live} live activations after {culprit} and {peak} at its peak, "
@@ -258,7 +264,7 @@ def _copied_between(schedule: Schedule, rank: int) -> Problems:
         needed = LOAD if action.kind in (BACKWARD, FULL_BACKWARD) and key in away else after.get(action.kind)
         if needed is not None and (needed, *key) not in ran:
             message = f"{_where(schedule, rank)} runs {action} before {Action(needed, *key)}"
-            yield _problem("E0501", 7, message, span=_span(schedule, rank, position))
+            yield problem("E0501", 7, message, span=_span(schedule, rank, position))
         ran.add((action.kind, *key))
 
 
@@ -283,23 +289,23 @@ def _matching(programs: Sequence[Sequence[Instruction]]) -> Problems:
             if isinstance(instruction, (PostSend, PostReceive)):
                 sending = isinstance(instruction, PostSend)
                 if rank != (channel.source if sending else channel.destination):
-                    yield _problem("E0503", 3, f"rank {rank} has {instruction} for another rank")
+                    yield problem("E0503", 3, f"rank {rank} has {instruction} for another rank")
                     continue
                 own = (sends if sending else receives).setdefault(channel, [])
                 if transfer.index != len(own):
                     message = f"rank {rank} has {instruction} as number {len(own)}, not {transfer.index}"
-                    yield _problem("E0503", 3, message)
+                    yield problem("E0503", 3, message)
                 own.append(transfer)
                 pending[waits[type(instruction)], channel, transfer.index] = transfer
             elif pending.pop((type(instruction), channel, transfer.index), None) != transfer:
-                yield _problem("E0503", 3, f"rank {rank} has {instruction} without having posted it")
+                yield problem("E0503", 3, f"rank {rank} has {instruction} without having posted it")
         for transfer in pending.values():
-            yield _problem("E0503", 3, f"rank {rank} posts {transfer} and never waits for it")
+            yield problem("E0503", 3, f"rank {rank} posts {transfer} and never waits for it")
     for channel in sorted({*sends, *receives}):
         pairs = zip_longest(sends.get(channel, ()), receives.get(channel, ()))
         for index, (sent, received) in enumerate(pairs):
             if sent != received or sent.message.bytes != received.message.bytes:
-                yield _problem(
+                yield problem(
                     "E0503",
                     3,
                     f"transfer {index} on channel {channel} is {_name(sent)} where rank {channel.source} "
@@ -341,11 +347,11 @@ def _in_time(programs: Sequence[Sequence[Instruction]]) -> Problems:
                 counts[message] += 1
                 if (message.source, message.direction, transfer.microbatch) not in ran:
                     message_ = f"rank {rank} sends {transfer} before stage {message.source} has made it"
-                    yield _problem("E0501", 1, message_)
+                    yield problem("E0501", 1, message_)
             elif isinstance(instruction, WaitReceive) and (
                 (message.destination, message.direction, transfer.microbatch) in ran
             ):
-                yield _problem(
+                yield problem(
                     "E0501",
                     1,
                     f"rank {rank} waits for {transfer} after stage {message.destination} needed it",
@@ -353,7 +359,7 @@ def _in_time(programs: Sequence[Sequence[Instruction]]) -> Problems:
     for message, count in counts.items():
         for stage in (message.source, message.destination):
             if count != runs[stage, message.direction]:
-                yield _problem(
+                yield problem(
                     "E0503",
                     3,
                     f"`{message.value}` goes from stage {message.source} to {message.destination} {count} "
@@ -384,8 +390,8 @@ def _copied(programs: Sequence[Sequence[Instruction]]) -> Problems:
             if reached[key] != before:
                 last = reached[key] or "nothing"
                 what = f"{instruction} of stage {key[0]}"
-                yield _problem("E0501", 7, f"rank {rank} has {what} after {last}, not {before}")
+                yield problem("E0501", 7, f"rank {rank} has {what} after {last}, not {before}")
             reached[key] = step
         for (stage, microbatch), step in reached.items():
             if step != BACKWARD:
-                yield _problem("E0501", 7, f"rank {rank} ends microbatch {microbatch} of stage {stage} with {step}")
+                yield problem("E0501", 7, f"rank {rank} ends microbatch {microbatch} of stage {stage} with {step}")

@@ -1,11 +1,12 @@
 """Validates transfers between pipeline ranks: instructions carry every message of every microbatch, and no other.
 
-The instructions of all ranks must satisfy the schedule invariants (`partita.compiler.schedules.invariants`). In
-addition, posted messages are those between stages on different ranks, on the channel between these ranks, and messages
-between stages of one rank are local transfers. Each stage is reduced once, from its last action on, in which nothing
-adds to an accumulator whose reduction has started. Each total of a tied parameter goes once to every other rank that
-has the parameter, and each total of a statistic to every other rank that has a buffer made of it, in the same order at
-both ends. Each entry of the statistics comes from the rank of the stage that computes it.
+The instructions of all ranks must satisfy the schedule invariants (`partita.compiler.schedules.invariants`), and be
+enqueued by those of streams (`partita.compiler.schedules.stream_invariants`). In addition, posted messages are those
+between stages on different ranks, on the channel between these ranks, and messages between stages of one rank are local
+transfers. Each stage is reduced once, from its last action on, in which nothing adds to an accumulator whose reduction
+has started. Each total of a tied parameter goes once to every other rank that has the parameter, and each total of a
+statistic to every other rank that has a buffer made of it, in the same order at both ends. Each entry of the statistics
+comes from the rank of the stage that computes it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, RankProgram, TiedTransfer
 from partita.compiler.schedules.invariants import check_program, check_schedule
+from partita.compiler.schedules.stream_invariants import check_launches
 from partita.compiler.verify.checker import Checker
 from partita.compiler.verify.rules import require
 
@@ -56,7 +58,9 @@ class Transfers:
 
     def _invariants(self) -> None:
         check_schedule(self.program.schedule)
-        check_program([rank.instructions for rank in self.program.ranks])
+        instructions = [rank.instructions for rank in self.program.ranks]
+        check_program(instructions)
+        check_launches(instructions, [rank.launches for rank in self.program.ranks], self.program.streams)
 
     def _messages(self) -> None:
         """Posted messages and local transfers are exactly those of the partitioned graph."""

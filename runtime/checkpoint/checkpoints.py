@@ -11,6 +11,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +23,7 @@ from partita.runtime.addresses import Place, Unreached
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.address_store import steps_in, store_at
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
+from partita.runtime.checkpoint.copies import Copies, Found, Kept
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
@@ -33,7 +36,7 @@ from partita.runtime.checkpoint.store import Saves, commit_name
 from partita.runtime.data_files import DataFile
 from partita.runtime.global_tensors import seen
 from partita.runtime.naming import named
-from partita.runtime.regions import pieces_of
+from partita.runtime.regions import Region, pieces_of
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
 if TYPE_CHECKING:
@@ -58,14 +61,16 @@ class Resumed:
 class Checkpoints:
     """The checkpoints of a run, as one rank sees them. Generators yield while they wait for other ranks.
 
-    `report` receives diagnostics for the user; `data` are the files that the run is trained on. `unsaved`: the last
-    save failed, and this rank is one of those on which it failed.
+    `report` receives diagnostics for the user; `data` are the files that the run is trained on. `kept` is what makes
+    copies in memory possible, if anything does; `copying` makes them. `unsaved`: the last save failed, and this rank is
+    one of those on which it failed.
     """
 
     rank: Rank
     settings: Settings
     report: Report
     data: Sequence[DataFile] = ()
+    kept: Kept | None = None
     unsaved: bool = field(default=False, init=False)
     _keep: int = field(init=False)  # lower than configured if there is not enough space
     _manifest: Manifest = field(init=False)
@@ -73,18 +78,18 @@ class Checkpoints:
     _shard: Shard = field(init=False)
     _save: Save | None = field(default=None, init=False)
     _has_waited: bool = field(default=False, init=False)
+    copying: Copies | None = field(default=None, init=False)
+    _has_skipped: bool = field(default=False, init=False)  # a copy, because the one before was not complete
 
     def __attrs_post_init__(self) -> None:
         plan = self.rank.plan
         self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._keep = self.settings.keep
         self._store = store_at(self.settings.path)
-        tensors = {kept.name: tensor for kept, tensor in self.rank.kept()}
-        entries = entries_of(self._manifest, self.rank.rank)
-        # Of a flat part, without the zeros at its end.
-        self._shard = Shard(
-            entries, tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
-        )
+        self._shard = shard_of(self._manifest, self.rank, self.rank.memory.files)
+        if self.settings.copies is not None and self.kept is not None:
+            shard = shard_of(self._manifest, self.rank)
+            self.copying = Copies(self.rank.rank, plan.ranks, self._manifest, shard, self.kept, self.rank.flight.mark)
 
     # ------------------------------------------------------------ saving
 
@@ -111,6 +116,8 @@ class Checkpoints:
     def finish(self) -> Iterator[None]:
         """Wait for the save in progress."""
         yield from self._settle()
+        if self.copying is not None:
+            self.copying.wait()
 
     def break_off(self) -> None:
         """End the save in progress without the other ranks, in a process that outlives the run."""
@@ -187,6 +194,67 @@ class Checkpoints:
             f"training continues; the last checkpoint is that of step {steps[-1]}" if steps else "training continues"
         ]
 
+    # ------------------------------------------------------------ copies in memory
+
+    def copies(self, step: int) -> bool:
+        """Whether a step is followed by a copy in memory: every so many steps, but for the last."""
+        copies, last = self.settings.copies, self.rank.plan.train.steps
+        return self.copying is not None and copies is not None and step % copies == 0 and step < last
+
+    def copy(self, step: int) -> Iterator[None]:
+        """Copy the state to memory that outlives this rank, in the background; or skip that if the copy before is not
+        complete on all ranks: a slow neighbour slows nobody.
+        """
+        assert self.copying is not None
+        votes = torch.tensor(self.copying.votes, dtype=torch.float64)
+        busy, failed = (yield from self._summed(votes)).tolist()
+        if busy:
+            if not self._has_skipped:
+                self._has_skipped = True  # reported once
+                self._say("W0808", f"the copy of step {step} is skipped: the one before it is not complete")
+            return
+        error = self.copying.take(step, self.rank.judge.history, bool(failed))
+        if error is not None:
+            self.report(Diagnostic("W0808", f"rank {self.rank.rank} has no copy in memory: {error}"))
+
+    def _in_memory(self, newest: int) -> Generator[None, None, Resumed | None]:
+        """Load the newest step that memory has, unless there is a commit of a later one; None if there is none."""
+        if self.settings.copies is None:
+            return None
+        if (yield from self._any(self.copying is None)):
+            self.copying = None
+            self._say("W0808", "no copies are made in memory: nothing keeps it when these ranks end")
+            return None
+        assert self.copying is not None
+        self.copying.attempt = self._store.attempt
+        found = self.copying.meet()
+        self._say_incomplete(self.copying.incomplete, newest)
+        if found is None or found.label.step < newest or newest == REFUSED:
+            return None
+        saved = None
+        try:
+            saved = self.copying.manifest_of(found)
+            self.copying.load(found, saved, list(wanted_by(self.rank)))
+        except (Damaged, OSError) as error:
+            self.report(Diagnostic("W0808", f"the copies of step {found.label.step} cannot be read: {error}"))
+            saved = None
+        if (yield from self._any(saved is None)):
+            return None
+        assert saved is not None
+        self.rank.judge.history = saved.history
+        if self.copying.several:  # what was lost is soon in two places again
+            yield from self.copy(saved.step)
+        return self._resumed(saved, (), "copies in memory")
+
+    def _say_incomplete(self, found: Found | None, newest: int) -> None:
+        if found is not None and found.label.step > newest:
+            lost = found.lost
+            self._say(
+                "W0808",
+                f"the copies of step {found.label.step} are incomplete: "
+                f"{'that' if len(lost) == 1 else 'those'} of {named(lost)} {'is' if len(lost) == 1 else 'are'} lost",
+            )
+
     # ------------------------------------------------------------ resuming
 
     def resume(self) -> Generator[None, None, Resumed | None]:
@@ -215,12 +283,16 @@ class Checkpoints:
             except OSError as error:
                 refused = unwritable(self.settings.path, error)
         self._store.attempt = yield from self._told(secrets.randbits(48))
+        newest = yield from self._told(REFUSED if refused else candidates[-1] if candidates else NOTHING)
+        held = yield from self._in_memory(newest)
+        if held is not None:
+            return held
         found = yield from self._newest(candidates, refused)
         if found is None:
             return None
         saved, passed_over = found
         self.rank.judge.history = saved.history
-        return self._resumed(saved, passed_over)
+        return self._resumed(saved, passed_over, str(self.settings.path / commit_name(saved.step)))
 
     def rewind(self) -> Generator[None, None, tuple[int, History | None]]:
         """Load the newest intact commit in the middle of a run; returns its step and the history up to it.
@@ -297,20 +369,14 @@ class Checkpoints:
         """Load this rank's parts; returns whether that succeeded. Raises Refused (E0819)."""
         try:
             with Commit(self.settings.path, saved, self.rank.flight.mark) as commit:
-                self._fill(commit)
+                for name, region, into in wanted_by(self.rank):
+                    commit.read(name, region, into)
         except Damaged as damage:
             self._say_damaged(saved.step, damage)
             return False
         return True
 
-    def _fill(self, commit: Commit) -> None:
-        """Read this rank's parts of all its tensors."""
-        mesh = self.rank.plan.program.mesh
-        for kept, tensor in self.rank.kept():
-            for piece in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(self.rank.rank)):
-                commit.read(kept.name, piece.region, seen(tensor, kept.layout, piece))
-
-    def _resumed(self, saved: Manifest, passed_over: Sequence[int]) -> Resumed:
+    def _resumed(self, saved: Manifest, passed_over: Sequence[int], place: str) -> Resumed:
         if self.rank.rank == 0:
             for step in passed_over:
                 try:
@@ -322,7 +388,7 @@ class Checkpoints:
                 message = f"the run resumes after step {saved.step:,} with different settings"
                 self.report(Diagnostic("W0804", message, notes=tuple(changed)))
         words = "" if saved.mesh_text == self._manifest.mesh_text else f", saved on {saved.mesh_text}"
-        return Resumed(saved.step, f"resumed from {self.settings.path / commit_name(saved.step)}{words}")
+        return Resumed(saved.step, f"resumed from {place}{words}")
 
     def _refused_elsewhere(self) -> Refused:
         return refuse("E0806", f"another rank cannot use the checkpoints in {self.settings.path}")
@@ -363,6 +429,24 @@ class Checkpoints:
     def _say_damaged(self, step: int, problem: object) -> None:
         place = self.settings.path / commit_name(step)
         self.report(Diagnostic("W0801", f"{place} is damaged and was skipped: {problem}"))
+
+
+def shard_of(manifest: Manifest, rank: Rank, files: Mapping[int, Path] = MappingProxyType({})) -> Shard:
+    """What a rank saves: of a flat part, without the zeros at its end. Of what is mapped from `files`, it takes no
+    copies in memory.
+    """
+    tensors = {kept.name: tensor for kept, tensor in rank.kept()}
+    entries = entries_of(manifest, rank.rank)
+    own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
+    return Shard(entries, own, files)
+
+
+def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
+    """Yields what a rank reads, its parts of all its tensors: name, region, and the memory for it."""
+    mesh = rank.plan.program.mesh
+    for kept, tensor in rank.kept():
+        for piece in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(rank.rank)):
+            yield kept.name, piece.region, seen(tensor, kept.layout, piece)
 
 
 def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:

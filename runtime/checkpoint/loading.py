@@ -14,6 +14,7 @@ import torch
 from attrs import define, field
 
 from partita.compiler.layout import REPLICATED
+from partita.compiler.mesh import Mesh
 from partita.dsl.types import BYTES
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.commits import open_commit
@@ -23,7 +24,7 @@ from partita.runtime.checkpoint.parts import saved_shape, saves, sources
 from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read_region
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.regions import Region, region_of, shape_of
+from partita.runtime.regions import Region, in_slabs, region_of, shape_of
 
 MOST_OPEN = 64  # files open at a time
 
@@ -38,6 +39,32 @@ def entries_of(manifest: Manifest, rank: int) -> tuple[Entry, ...]:
 def by_width(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Tensors, widest dtypes first and otherwise in order."""
     return sorted(tensors, key=lambda tensor: -BYTES[tensor.type.dtype])
+
+
+def read_parts(
+    tensor: Tensor,
+    mesh: Mesh,
+    wanted: Region,
+    into: torch.Tensor,
+    file_of: Callable[[int], Any],
+    moved: Callable[[], None],
+) -> None:
+    """Copy a region of a tensor, saved on a mesh, into another from the open files of ranks. Raises Damaged."""
+    for source in sources(tensor, mesh, wanted):
+        if source.shape is not None:
+            found = read_region(file_of(source.rank), tensor.name, source.inner)
+            into[source.outer].copy_(found.view(source.shape)[source.within])
+            moved()
+            continue
+        for rows, part in in_slabs(source.inner):
+            into[source.outer][rows].copy_(read_region(file_of(source.rank), tensor.name, part))
+            moved()
+
+
+def files_of(manifest: Manifest, wanted: Iterable[tuple[str, Region]]) -> list[int]:
+    """The ranks in whose files regions of tensors are."""
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    return sorted({each.rank for name, region in wanted for each in sources(tensors[name], manifest.mesh, region)})
 
 
 def _entry(tensor: Tensor, manifest: Manifest, rank: int) -> Entry:
@@ -97,9 +124,7 @@ class Commit:
 
     def files_of(self, wanted: Iterable[tuple[str, Region]]) -> list[int]:
         """The ranks in whose files regions of tensors are."""
-        mesh = self.manifest.mesh
-        found = {each.rank for name, region in wanted for each in sources(self._tensors[name], mesh, region)}
-        return sorted(found)
+        return files_of(self.manifest, wanted)
 
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Damaged."""
@@ -107,10 +132,7 @@ class Commit:
         wanted = region_of(tensor.type, REPLICATED, {}, {}) if region is None else region
         if into is None:
             into = torch.empty(shape_of(wanted), dtype=DTYPES[tensor.type.dtype])
-        for source in sources(tensor, self.manifest.mesh, wanted):
-            found = read_region(self._file(source.rank), name, source.inner)
-            into[source.outer].copy_(found if source.shape is None else found.view(source.shape)[source.within])
-            self.moved()
+        read_parts(tensor, self.manifest.mesh, wanted, into, self._file, self.moved)
         return into
 
     def _file(self, rank: int) -> Any:

@@ -22,7 +22,7 @@ DIRECTORY = "checkpoints"
 
 @frozen
 class Settings:
-    """`checkpoint = every(interval, dir = …, keep = …)`, with the directory resolved.
+    """`checkpoint = every(interval, dir = …, keep = …, copies = …)`, with the directory resolved.
 
     `changed_data`: the run may resume from a checkpoint even if the data has changed.
     """
@@ -31,6 +31,7 @@ class Settings:
     interval: int
     keep: int
     changed_data: bool = False
+    copies: int | None = None  # steps between copies in memory
 
 
 def run_directory(file: str, named: str | Path | None) -> Path:
@@ -54,7 +55,8 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
         path = _at(str(name), train.spans.get("checkpoint"))
     else:
         path = _beside(run_directory) if name is None else _under(folder, str(name), given)
-    return Settings(path, int(call.arguments["interval"]), int(call.arguments["keep"]))
+    copies = call.arguments["copies"]
+    return Settings(path, int(call.arguments["interval"]), int(call.arguments["keep"]), copies=copies and int(copies))
 
 
 def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings | None, span: Span | None) -> None:

@@ -155,7 +155,7 @@ def ranks_of(here: Here, programs: Sequence[Program], given: Spec, functions: Fu
     found = []
     for number in here.numbers:
         transport = here.cluster.transport(number)
-        transport.open(programs[0].mesh, joined(programs))
+        transport.open(programs[0].mesh, joined(programs), programs[0].streams)
         found.append(ForwardRank(programs, number, transport, here.device, train.seed, functions))
     return Ranks(here, found)
 

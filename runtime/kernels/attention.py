@@ -14,7 +14,7 @@ that they see; what several pieces make of a query comes together by the logarit
 Gimelshein, arXiv 1805.02867), and each makes its part of the gradients when it is given those of all.
 
 torch's fused kernels are used where one applies. Otherwise scores are materialized: with a mask, a bias, a soft cap or
-dropout, and on a GPU also in f32 or with segments, where the compiler's memory bound does not include them. A sink is
+dropout, and on a GPU also with segments, where the compiler's memory bound does not include them. A sink is
 no part of any kernel: its weight is taken off the result and added to the denominator, and gradients that are given
 these are then right.
 """
@@ -57,12 +57,31 @@ def _four(x: Tensor, lead: int) -> Tensor:
 
 
 def _prepared(q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """On [B, H, position, along]; keys and values that heads of a group share have fewer heads where they can."""
     shared, own, position = groups
     if not position:
         q = q.unsqueeze(-2)
     batch, mine = q.shape[:shared], q.shape[shared : shared + own]
-    q4 = _four(q, shared + own)
-    return rows(q4), rows(_heads(k, shared, mine, batch)), rows(_heads(v, shared, mine, batch))
+    q4 = rows(_four(q, shared + own))
+    if own and shared and all(x.shape[:shared] == batch for x in (k, v)):
+        k4, v4 = (x.unsqueeze(1) if shared == 1 else _four(x, shared) for x in (k, v))
+        return q4, k4, v4
+    return q4, _heads(k, shared, mine, batch), _heads(v, shared, mine, batch)
+
+
+def _repeated(x: Tensor, like: Tensor) -> Tensor:
+    """Keys or values with as many heads as the queries have."""
+    if x.shape[1] == like.shape[1]:
+        return rows(x)
+    heads = x.unsqueeze(2).expand(-1, -1, like.shape[1] // x.shape[1], -1, -1)
+    return rows(heads.reshape(x.shape[0], like.shape[1], *x.shape[2:]))
+
+
+def _alike(how: Scores, parts: Sequence[Piece], q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with as many heads as the queries have, unless FlashAttention reads them for all heads itself."""
+    if all(how.of(piece).flash(*_rows_of(piece, q4, k4, v4)) for piece in parts):
+        return rows(k4), rows(v4)
+    return _repeated(k4, q4), _repeated(v4, q4)
 
 
 def _unpadded(x: Tensor, like: Tensor) -> Tensor:
@@ -155,6 +174,7 @@ def attend(
     queries, keys, parts = _pieces(how, q4, k4, places)
     q4, k4, v4 = (in_order(x, -2, runs) for x, runs in ((q4, queries), (k4, keys), (v4, keys)))
     how = how.at(queries, keys)
+    k4, v4 = _alike(how, parts, q4, k4, v4)
     if (piece := alone(parts, q4.shape[-2], k4.shape[-2])) is not None:
         o, denominator = attended(how.of(piece), q4, k4, v4)
     else:
@@ -249,6 +269,7 @@ def attend_gradient(
     q4, o4, d4 = (in_order(x, -2, queries) for x in (q4, o4, d4))
     k4, v4, l4 = in_order(k4, -2, keys), in_order(v4, -2, keys), in_order(l4, -1, queries)
     how = how.at(queries, keys)
+    k4, v4 = _alike(how, parts, q4, k4, v4)
     if (piece := alone(parts, q4.shape[-2], k4.shape[-2])) is not None:
         dq, dk, dv, ds = gradients(how.of(piece), q4, k4, v4, o4, l4, d4)
     else:
@@ -273,15 +294,17 @@ def attend_gradient(
     found = [*first, *found]
     first.clear()
     for i, (shape, order) in enumerate(shapes):
+        turned = _shaped(found[i], shape).permute(order)
         # In the operand's own order in memory too: products that read it as a matrix would copy it, each for itself.
-        found[i] = _shaped(found[i], shape).permute(order).contiguous()
+        # On a GPU what turns positions back copies it anyway.
+        found[i] = turned.contiguous() if q.is_cpu else turned
     return tuple(found)
 
 
 def _summed(gradient: Tensor, like: Tensor, batch: Sequence[int], own: Sequence[int]) -> Tensor:
     """The gradient of keys or values, summed over the axes along which they were repeated."""
-    if not own and gradient.shape == like.shape:
-        return gradient
+    if gradient.numel() == like.numel():
+        return _shaped(gradient, like.shape)
     gradient = gradient.reshape(*batch, *own, *like.shape[-2:])
     if own:
         gradient = gradient.sum(tuple(range(len(batch), len(batch) + len(own))))

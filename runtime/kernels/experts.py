@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from partita.runtime.declared import waits
 from partita.runtime.kernels.compiling import is_tracing
 from partita.runtime.kernels.products import add_matmul, by_onednn, matmul, matmul_into
 from partita.runtime.kernels.registry import kernel
@@ -97,6 +98,7 @@ def _by_grouped_product(x: Tensor, w: Tensor) -> bool:
     return aligned and (x.dtype == torch.bfloat16 or (x.is_cpu and x.dtype == torch.float32 and not by_onednn(x)))
 
 
+@waits("a GPU has a grouped product of bf16 alone: for others the host goes through the matrices")
 def _counts(ends: Tensor) -> tuple[list[int], int]:
     """How many rows each matrix has, and all."""
     bounds = ends.tolist()

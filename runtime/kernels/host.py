@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from partita.runtime.context import Context
+from partita.runtime.declared import waits
 from partita.runtime.kernels.registry import kernel
 
 
 @kernel
+@waits("what is updated in the host's memory has to arrive there")
 def to_host(x: Tensor) -> Tensor:
     """A tensor in the host's memory: pinned, so that the device copies it there by itself; it has arrived."""
     if x.device.type == "cpu":
@@ -24,3 +26,41 @@ def to_host(x: Tensor) -> Tensor:
 def to_device(x: Tensor, context: Context) -> Tensor:
     """A tensor of the host in the device's memory. From pinned memory it is copied while the host goes on."""
     return x.to(context.device, non_blocking=True)
+
+
+@kernel
+def prefetch(x: Tensor, context: Context) -> Tensor:
+    """Starts to copy a tensor of the host to the device, beside what that computes; `arrive` says when it is there."""
+    if context.device.type == "cpu":
+        return x
+    found = torch.empty_like(x, device=context.device)
+    stream = context.inward_stream()
+    # The memory is that of the stream that computes: what ran there before may still read it.
+    stream.wait_stream(torch.cuda.current_stream(context.device))
+    with torch.cuda.stream(stream):
+        found.copy_(x, non_blocking=True)
+        context.arriving[found.data_ptr()] = stream.record_event()
+    return found
+
+
+@kernel
+def arrive(x: Tensor, context: Context) -> Tensor:
+    """The result of `prefetch`: what computes waits until it has arrived, the host goes on."""
+    arrived = context.arriving.pop(x.data_ptr(), None)
+    if arrived is not None:
+        torch.cuda.current_stream(context.device).wait_event(arrived)
+    return x
+
+
+@kernel
+def cast_on_host(x: Tensor, dtype: torch.dtype, context: Context) -> Tensor:
+    """A tensor of the host in another dtype, there: pinned if a device copies it from there."""
+    if context.device.type == "cpu":
+        return x.to(dtype)
+    return torch.empty(x.shape, dtype=dtype, pin_memory=True).copy_(x)
+
+
+@kernel
+def store(parameter: Tensor, value: Tensor) -> Tensor:
+    """Write a value over a parameter. A device copies it from the host's memory by itself."""
+    return parameter.copy_(value, non_blocking=not parameter.is_cpu)

@@ -52,10 +52,10 @@ def ema(mean: Tensor, parameter: Tensor, update: int, decay: float) -> Tensor:
     return mean.lerp_(parameter, (1 - decay) / (1 - decay**update))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=1)
 def _number(update: int, device: torch.device) -> Tensor:
-    """An update's number as the fused kernel expects it, made once for all parameters."""
-    return torch.tensor(float(update), device=device)
+    """An update's number as the fused kernel expects it, made once for all parameters, on the device."""
+    return torch.full((), float(update), device=device)
 
 
 @kernel

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from partita.compiler.ops.runs import Runs
 from partita.compiler.ops.runs import zigzag_runs as runs
+from partita.runtime.declared import in_f64
+from partita.runtime.kernels.compiling import is_tracing
 from partita.runtime.kernels.dtypes import DTYPES, widened
 from partita.runtime.kernels.registry import kernel
 
@@ -59,6 +61,7 @@ SCALINGS: dict[str, Callable[..., Scaled]] = {"llama3": _llama3, "yarn": _yarn}
 
 
 @lru_cache(maxsize=32)
+@in_f64("a table of all positions, made once")
 def _angles(
     count: int, half: int, base: float, scaling: tuple[Any, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -138,22 +141,68 @@ def rope(
     result, since products read it as a matrix.
     """
     half = x.shape[-1] // 2
+    if by_complex(x):
+        return _turned(
+            x, _turns(start, x.shape[-2], half, base, scaling, length, x.dtype, x.device, inverse), order, inverse
+        )
     if isinstance(start, int):
         end = start + x.shape[-2]
         cos, sin = _angles(max(end, length), half, base, scaling, x.dtype, x.device)
         cos, sin = cos[start:end], sin[start:end]
     else:
         cos, sin = _angles_at(start, length, half, base, scaling, x.dtype, x.device)
-    if inverse:
-        sin = -sin
     a, b = widened(x[..., :half]), widened(x[..., half:])
-    halves = (a * cos - b * sin, b * cos + a * sin)
+    halves = (a * cos + b * sin, b * cos - a * sin) if inverse else (a * cos - b * sin, b * cos + a * sin)
     if not inverse:
         return torch.cat(halves, -1).to(x.dtype).permute(*order)
     result = halves[0].new_empty([x.shape[i] for i in order])
-    back = sorted(range(len(order)), key=order.__getitem__)
-    torch.cat(halves, -1, out=result.permute(back))
+    torch.cat(halves, -1, out=result.permute(_back(order)))
     return result.to(x.dtype)
+
+
+def _back(order: Sequence[int]) -> list[int]:
+    """The order that undoes one."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def by_complex(x: Tensor) -> bool:
+    """Whether pairs are turned as complex numbers: on a GPU, where each pass over memory is a kernel."""
+    return x.is_cuda and not is_tracing()
+
+
+@lru_cache(maxsize=32)
+def _turns(
+    start: Places,
+    size: int,
+    half: int,
+    base: float,
+    scaling: tuple[Any, ...] | None,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    inverse: bool,
+) -> Tensor:
+    """Cosines and sines at `size` positions as complex numbers; of those others are kept nowhere."""
+    count = length if not isinstance(start, int) else max(start + size, length)
+    places = start if not isinstance(start, int) else ((start, size),)
+    cos, sin = (take_runs(x, 0, places) for x in _angles.__wrapped__(count, half, base, scaling, dtype, device))
+    return torch.complex(cos, -sin if inverse else sin)
+
+
+def _halves(x: Tensor) -> Tensor:
+    """The halves of the last axis as an axis: a view."""
+    halves: Tensor = x.unflatten(-1, (2, -1))  # type: ignore[no-untyped-call]
+    return halves
+
+
+def _turned(x: Tensor, turns: Tensor, order: Sequence[int], inverse: bool) -> Tensor:
+    """In three passes: pairs side by side in the dtype of accumulation, turned, and back in halves."""
+    pairs = x.new_empty((*x.shape[:-1], turns.shape[-1], 2), dtype=turns.real.dtype)
+    pairs.copy_(_halves(x).mT)
+    torch.view_as_complex(pairs).mul_(turns)
+    result = x.new_empty([x.shape[i] for i in order] if inverse else x.shape)
+    _halves(result.permute(_back(order)) if inverse else result).copy_(pairs.mT)
+    return result if inverse else result.permute(*order)
 
 
 # Multipliers of MurmurHash3's 64-bit finalizer (Appleby) and of a Weyl sequence, as signed integers.
@@ -179,6 +228,7 @@ def _scalar_mixed(*numbers: int) -> int:
 
 
 @kernel
+@in_f64("53 bits of a hash make a number")
 def random(
     c: Any,
     distribution: str,

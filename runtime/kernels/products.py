@@ -37,6 +37,10 @@ def by_onednn(a: Tensor) -> bool:
     return ONEDNN and a.dtype == torch.float32 and a.device.type == "cpu"
 
 
+def _add_wide(total: Tensor, a: Tensor, b: Tensor) -> None:
+    torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """By oneDNN, whose weight argument is the transposed right matrix."""
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(a, b.t(), None, "none", [], ""))
@@ -46,6 +50,10 @@ _make_library: Any = torch.library.Library
 _library = _make_library("partita", "FRAGMENT")
 _library.define("matmul(Tensor a, Tensor b) -> Tensor")
 _library.impl("matmul", _product, "CPU")
+# GPUs add products of bf16 to f32 without rounding them first.
+_library.define("add_matmul(Tensor(a!) total, Tensor a, Tensor b) -> ()")
+_library.impl("add_matmul", lambda total, a, b: _add_wide(total, a, b), "CUDA")
+_library._register_fake("add_matmul", lambda total, a, b: None)
 # The result's shape, for tracing.
 _library._register_fake("matmul", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
 
@@ -69,5 +77,19 @@ def matmul_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 @kernel
 def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Add [m, k] times [k, n] into [m, n], in place."""
+    """Add [m, k] times [k, n] into [m, n], in place; the total may be wider."""
+    if total.dtype != a.dtype:
+        if a.is_cuda and total.dtype == torch.float32:
+            torch.ops.partita.add_matmul(total, a, b)
+            return total
+        return total.add_(matmul(a, b))
     return total.add_(_product(a, b)) if by_onednn(a) else total.addmm_(a, b)
+
+
+@kernel
+def sum_matmul(other: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """[m, k] times [k, n], plus a tensor of as many elements that is not read again, in its shape."""
+    if other.is_cuda and not is_tracing() and other.dtype == a.dtype and other.is_contiguous():
+        other.view(a.shape[0], b.shape[1]).addmm_(a, b)
+        return other
+    return matmul(a, b).view(other.shape).add_(other)

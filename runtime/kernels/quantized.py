@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from partita.runtime.declared import waits
 from partita.runtime.kernels.registry import kernel
 
 EXPONENTS = 7
@@ -33,6 +34,7 @@ def dynamic_map(signed: bool) -> list[float]:
 
 
 @lru_cache(maxsize=16)
+@waits("a table, made once")
 def _tables(signed: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The map, and the bounds between what is nearest to one value and to the next."""
     values = torch.tensor(dynamic_map(signed), dtype=dtype, device=device)

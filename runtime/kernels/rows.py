@@ -27,6 +27,9 @@ def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tup
         zeros, ones = _zeros_and_ones(shape, x.dtype, x.device)
         y, _, rate = torch.native_layer_norm(x, shape, ones, zeros, eps)
         return y, rate.squeeze(over)
+    if not center and fused_rms(x, over):
+        y, rate = torch.ops.aten._fused_rms_norm(x, x.shape[over[0] :], None, eps)
+        return y, rate.squeeze(over)
     wide = widened(x)
     if center:
         wide = wide - wide.mean(over, keepdim=True)
@@ -45,6 +48,8 @@ def normalize_gradient(
         zeros, ones = _zeros_and_ones(rate.shape, rate.dtype, rate.device)
         inner, _, _ = layer_norm_backward(d, y, y.shape[over[0] :], zeros, ones, None, None, [True, False, False])
         return _scaled(inner, rate, plus)
+    if not center and fused_rms(y, over):
+        return _scaled(_rms_backward(d, y, over, None)[0], rate, plus)
     wide_d, wide_y = widened(d), widened(y)
     mean = (wide_d * wide_y).mean(over, keepdim=True)
     result = torch.addcmul(wide_d, wide_y, mean, value=-1)
@@ -52,6 +57,37 @@ def normalize_gradient(
         result -= wide_d.mean(over, keepdim=True)
     result = result.mul_(rate).to(y.dtype)
     return result if plus is None else result.add_(plus)
+
+
+@kernel
+def rms_norm_gradient(
+    d: Tensor, y: Tensor, rate: Tensor, scale: Tensor, over: tuple[int, ...], plus: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of an RMS norm's input and scale; `scale` broadcasts to y, the normalized tensor. `plus` is added to
+    the first.
+    """
+    if fused_rms(y, over) and scale.shape == y.shape[over[0] :]:
+        inner, to_scale = _rms_backward(d, y, over, scale)
+        return _scaled(inner, _over(rate, over), plus), to_scale
+    rest = tuple(i for i in range(-y.dim(), 0) if i not in over)
+    to_scale = (d * y).sum(rest, dtype=y.dtype) if rest else d * y
+    return normalize_gradient(d * scale, y, rate, over, False, plus), to_scale
+
+
+def fused_rms(x: Tensor, over: tuple[int, ...]) -> bool:
+    """Whether torch's RMS norm applies: to the last dimensions, on a GPU. Inductor generates its own."""
+    return x.is_cuda and over[0] == -len(over) and not is_tracing()
+
+
+def _rms_backward(d: Tensor, y: Tensor, over: tuple[int, ...], scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """torch's gradient kernel, with y as the input: its rate is 1."""
+    _, ones = _zeros_and_ones(
+        (*y.shape[: over[0]], *[1] * len(over)), torch.float32 if y.dtype == torch.bfloat16 else y.dtype, y.device
+    )
+    found: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm_backward(
+        d.contiguous(), y, y.shape[over[0] :], ones, scale, [True, scale is not None]
+    )
+    return found
 
 
 @kernel
@@ -74,7 +110,9 @@ def layer_norm_gradient(
 
 
 def _scaled(inner: Tensor, rate: Tensor, plus: Tensor | None) -> Tensor:
-    """The tensor times the rate, plus `plus`; in place."""
+    """The tensor times the rate, plus `plus`."""
+    if plus is not None and inner.is_cuda:
+        return torch.addcmul(plus, inner, rate, out=inner)  # one pass, in the dtype of accumulation
     inner.mul_(rate)
     return inner if plus is None else inner.add_(plus)
 
@@ -189,7 +227,7 @@ def nll_gradient(
     d: Tensor | float, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None
 ) -> Tensor:
     """d·(softmax(logits) − one_hot(targets)). `start` is given if logits are a shard: its first class."""
-    result = torch.sub(widened(logits), denominator.unsqueeze(-1)).exp_()
+    result = torch.sub(logits, denominator.unsqueeze(-1)).exp_()  # in the denominator's dtype, that of accumulation
     index = targets.long()
     if isinstance(d, Tensor):
         d = d.unsqueeze(-1).to(result.dtype)

@@ -126,6 +126,19 @@ class Scores:
         placed = self.causal or self.window is not None
         return fits and (not placed or self.start + q4.shape[-2] == k4.shape[-2])
 
+    def efficient(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
+        """Whether memory-efficient attention (Rabe and Staats, arXiv 2112.05682, as xFormers has it) applies: on a GPU,
+        in f32 as well, with supported head sizes, where every query sees its own position. Denominators come in rows of
+        32 queries, and what is added to scores in rows of 8 keys.
+        """
+        if self.materialized or not q4.is_cuda:
+            return False
+        size = max(q4.shape[-1], v4.shape[-1])
+        fits = q4.dtype in (torch.float32, torch.bfloat16, torch.float16) and size % 8 == 0 and q4.shape[-2] % 32 == 0
+        if not self.start and (self.plain or (q4.shape[-2] == k4.shape[-2] and k4.shape[-2] % 8 == 0)):
+            return fits
+        return False
+
     def at(self, queries: Runs, keys: Runs) -> Scores:
         """With what is given besides in the order of positions, and the segments of the queries, which are those of the
         keys at their positions. All three begin in the order in which queries and keys stand.
@@ -168,6 +181,12 @@ def attended(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, T
         return o, denominator
     if how.flash(q4, k4, v4):
         return _flash(how, *_padded_rows(q4, k4, v4))
+    if how.efficient(q4, k4, v4):
+        causal, added = how.added(q4, k4)
+        o, denominator, *_ = aten._scaled_dot_product_efficient_attention(
+            *_padded_rows(q4, k4, v4), _of_all_heads(added, q4), True, 0.0, causal, scale=how.scale
+        )
+        return o, denominator
     scores, _ = how.made(q4, k4)
     denominator = torch.logsumexp(scores, -1)
     finite = denominator.masked_fill(denominator == float("-inf"), 0.0)
@@ -190,6 +209,16 @@ def gradients(
     if how.flash(q4, k4, v4):
         dq, dk, dv = _flash_gradient(how, _padded_rows(d4, q4, k4, v4, o4), l4)
         return dq, dk, dv, None
+    if how.efficient(q4, k4, v4):
+        d4, q4, k4, v4, o4 = _padded_rows(d4, q4, k4, v4, o4)
+        causal, added = how.added(q4, k4)
+        state = q4.new_empty((), dtype=torch.int64)  # not read without dropout
+        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+            d4, q4, k4, v4, _of_all_heads(added, q4), o4, l4.contiguous(), state, state, 0.0, [True, True, True, False],
+            causal,
+            scale=how.scale,
+        )  # fmt: skip
+        return dq, dk, dv, None
     scores, slope = how.made(q4, k4)
     p = torch.exp(scores - l4.unsqueeze(-1))
     dv = how.kept(p).to(d4.dtype).transpose(-1, -2) @ d4
@@ -200,6 +229,11 @@ def gradients(
         ds = ds * slope
     ds = (ds * how.scale).to(q4.dtype)
     return ds @ k4, ds.transpose(-1, -2) @ q4, dv, biased
+
+
+def _of_all_heads(added: Tensor | None, q4: Tensor) -> Tensor | None:
+    """What is added to scores, as a view for all heads."""
+    return None if added is None else added.expand(*q4.shape[:2], *added.shape[-2:])
 
 
 def _flash(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,9 @@
-"""Gradients of tables by the rows that are looked up, and updates of these rows (`partita.compiler.ops.sparse`)."""
+"""Gradients of tables by the rows that are looked up, and updates of these rows (`partita.compiler.ops.sparse`).
+
+How many ids there are, and how many of them are distinct, is known to the device alone. On a CPU no work is done for
+others. A GPU would have to stop for the host to be told; there entries without an id are gone through as well, and what
+they make is thrown away.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,11 @@ import torch
 from torch import Tensor
 
 from partita.runtime.kernels.registry import kernel
+
+
+def exact(x: Tensor) -> bool:
+    """Whether entries without an id are left out."""
+    return x.is_cpu
 
 
 @kernel
@@ -31,7 +41,7 @@ def coalesce(
     for each of so many parts along a dimension of the ids, which are a dimension before the others.
     """
     keys, inside, head = _keys(ids, shared, rows, start, blocks, sources, along)
-    return _summed(keys, values[inside], head, rows, count)
+    return _summed(keys, _kept(values, inside), head, rows, count)
 
 
 @kernel
@@ -43,8 +53,7 @@ def distinct_ids(
     """
     keys, inside, head = _keys(ids, shared, rows, 0, blocks, sources, along)
     found, slots = _slots(keys, head, rows, count)
-    places = torch.full(ids.shape, -1, device=ids.device)
-    places[inside] = slots % (blocks * count)
+    places = _spread(slots % (blocks * count), inside, ids.new_full(ids.shape, -1, dtype=torch.int64))
     return found, places.permute(back)
 
 
@@ -53,11 +62,11 @@ def look_up_entries(ids: Tensor, table: Tensor, shared: int) -> Tensor:
     """Rows of a table [shared…, rows, rest…] at ids [sources, shared…, blocks, entries], which count from the beginning
     of their block; zeros at −1.
     """
-    place = (ids >= 0).nonzero(as_tuple=True)
-    rows = ids[place] + place[shared + 1] * (table.shape[shared] // ids.shape[shared + 1])
-    found = table.new_zeros(*ids.shape, *table.shape[shared + 1 :])
-    found[place] = table[(*place[1 : shared + 1], rows)]
-    return found
+    place, there = _places(ids >= 0)
+    block = table.shape[shared] // ids.shape[shared + 1]
+    rows = ids[place].clamp(min=0) + place[shared + 1] * block
+    found = table[(*place[1 : shared + 1], rows)]
+    return _spread(found, there, table.new_zeros(*ids.shape, *table.shape[shared + 1 :]))
 
 
 @kernel
@@ -67,19 +76,40 @@ def take_entries(rows: Tensor, places: Tensor, shared: int, along: int) -> Tenso
     """
     rest = rows.shape[shared + 3 :]
     listed = rows.reshape(*rows.shape[: shared + 1], -1, *rest)
-    found = rows.new_zeros(*places.shape, *rest)
-    inside = places >= 0
-    index = inside.nonzero(as_tuple=True)
+    index, there = _places(places >= 0)
     source = torch.div(index[along], places.shape[along] // len(rows), rounding_mode="floor")
-    found[inside] = listed[(source, *index[:shared], places[inside])]
-    return found
+    found = listed[(source, *index[:shared], places[index].clamp(min=0))]
+    return _spread(found, there, rows.new_zeros(*places.shape, *rest))
+
+
+def _places(there: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The coordinates of entries: on a CPU of those that are there, on a GPU of all; and which are there."""
+    if exact(there):
+        return there.nonzero(as_tuple=True), there
+    sizes = [torch.arange(size, device=there.device) for size in there.shape]
+    return tuple(each.reshape(-1) for each in torch.meshgrid(*sizes, indexing="ij")), there
+
+
+def _kept(values: Tensor, inside: Tensor) -> Tensor:
+    """Values [entries…, rest…] of the entries that are gone through: [n, rest…]."""
+    return values[inside] if exact(inside) else values.flatten(0, inside.dim() - 1)
+
+
+def _spread(values: Tensor, inside: Tensor, whole: Tensor) -> Tensor:
+    """Values [n, rest…] of the entries that are gone through in their places in `whole`, where these are inside."""
+    if exact(inside):
+        whole[inside] = values
+        return whole
+    mask = inside.view(*inside.shape, *[1] * (whole.dim() - inside.dim()))
+    return torch.where(mask, values.view(whole.shape), whole)
 
 
 def _keys(
     ids: Tensor, shared: int, rows: int, start: int, blocks: int, sources: int | None, along: int
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """For ids of some blocks: the number of a group, of an entry's source, table and block, times `rows`, and its place
-    in the block; which ids these are; and the shape of the groups.
+    """For ids that are gone through: the number of a group, of an entry's source, table and block, times `rows`, and
+    its place in the block; which ids are in some of the blocks; and the shape of the groups. Others are in a group
+    behind all.
     """
     head, width = tuple(ids.shape[:shared]), rows * blocks
     ids = ids.long() - start * rows
@@ -91,7 +121,12 @@ def _keys(
         parts = torch.arange(sources, device=ids.device).repeat_interleave(ids.shape[along] // sources)
         tables = tables + parts.view(shape) * prod(head)
         head = (sources, *head)
-    return (tables * width + ids)[inside], inside, (*head, blocks)
+    return _of_groups(tables * width + ids, inside, (*head, blocks), rows), inside, (*head, blocks)
+
+
+def _of_groups(keys: Tensor, inside: Tensor, head: Sequence[int], rows: int) -> Tensor:
+    """The keys of entries that are gone through; those of others are in a group behind all."""
+    return keys[inside] if exact(inside) else torch.where(inside, keys, prod(head) * rows).reshape(-1)
 
 
 @kernel
@@ -107,33 +142,40 @@ def merge_rows(
     for own, each in zip(ids, values, strict=True):
         inside = own >= 0
         groups = torch.arange(prod(head), device=own.device).view(*head, 1)
-        keys.append((groups * rows + own)[inside])
-        found.append(each[inside])
+        keys.append(_of_groups(groups * rows + own, inside, head, rows))
+        found.append(_kept(each, inside))
     return _summed(torch.cat(keys), torch.cat(found), head, rows, count)
 
 
 def _slots(keys: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Tensor, Tensor]:
-    """The ids of distinct keys by group, −1 for those that there are not, and the place of each key among all."""
-    distinct, places = torch.unique(keys, return_inverse=True)
-    groups = torch.div(distinct, rows, rounding_mode="floor")
-    sizes = torch.bincount(groups, minlength=prod(head))
-    first = sizes.cumsum(0) - sizes
-    slots = groups * count + torch.arange(len(distinct), device=keys.device) - first[groups]
-    ids = keys.new_full((prod(head) * count,), -1)
-    ids[slots] = distinct - groups * rows
-    return ids.view(*head, count), slots[places]
+    """The ids of distinct keys by group, −1 for those that there are not, and the place of each key among all; that of
+    keys behind all groups is behind all.
+    """
+    groups = prod(head)
+    ordered, order = keys.sort(stable=True)
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=new[1:])
+    number = new.cumsum(0) - 1  # of each key among the distinct ones
+    group = torch.div(ordered, rows, rounding_mode="floor")
+    # The distinct keys before each group: of the first key that is not before it.
+    starts = torch.searchsorted(ordered, torch.arange(groups + 1, device=keys.device) * rows)
+    before = torch.cat((number, new.sum().view(1))).index_select(0, starts)
+    slots = group * count + number - before.index_select(0, group)
+    ids = keys.new_full((groups * count + count,), -1).scatter_(0, slots, ordered - group * rows)
+    places = torch.empty_like(slots).scatter_(0, order, slots)
+    return ids[: groups * count].view(*head, count), places
 
 
 def _summed(keys: Tensor, values: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Tensor, Tensor]:
     """Values by distinct key, which is the number of a group, times `rows`, and an id in it."""
     ids, slots = _slots(keys, head, rows, count)
-    sums = values.new_zeros(ids.numel(), *values.shape[1:])
+    sums = values.new_zeros(ids.numel() + count, *values.shape[1:])
     # On a CPU the one adds in order; on a GPU the other does, as it sorts.
     if sums.is_cpu:
         sums.index_add_(0, slots, values)
     else:
         sums.index_put_((slots,), values, accumulate=True)
-    return ids, sums.view(*ids.shape, *values.shape[1:])
+    return ids, sums[: ids.numel()].view(*ids.shape, *values.shape[1:])
 
 
 @kernel
@@ -153,11 +195,27 @@ def update_rows(
     """
     stored = [each.permute(order) for each, order in zip(tensors[:count], orders, strict=False)]
     given = [each.permute(order) for each, order in zip(tensors[count:], orders[count:], strict=True)]
-    place = (ids >= 0).nonzero(as_tuple=True)
-    rows = ids[place] + place[shared] * (stored[0].shape[shared] // ids.shape[shared])
+    there = ids >= 0
+    given = [_filled(each, there) for each in given]
+    place, _ = _places(there)
+    rows = _filled(ids, there)[place].clamp(min=0) + place[shared] * (stored[0].shape[shared] // ids.shape[shared])
     index = (*place[:shared], rows)
     own = [each[index] for each in stored]
+    old = [] if exact(there) else [each.clone() for each in own]
     update(*(each.view((1,) * shared + each.shape) for each in (*own, *(each[place] for each in given))))
+    if old:  # what belongs to blocks without ids stays
+        any_here = there[..., :1].expand(there.shape).reshape(-1)
+        own = [torch.where(_over(any_here, new), new, before) for new, before in zip(own, old, strict=True)]
     for each, new in zip(stored, own, strict=True):
         each[index] = new
     return tensors[0] if count == 1 else tuple(tensors[:count])
+
+
+def _filled(x: Tensor, there: Tensor) -> Tensor:
+    """On a GPU, with the first entry of its block where there is none, so that it is updated to the same once more."""
+    return x if exact(x) else torch.where(_over(there, x), x, x.narrow(there.dim() - 1, 0, 1))
+
+
+def _over(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask of entries that broadcasts over what these have."""
+    return mask.view(*mask.shape, *[1] * (x.dim() - mask.dim()))

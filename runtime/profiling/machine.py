@@ -64,7 +64,10 @@ def profile(
     costs = host(own, between, transport, device, ranks)
     action, step = _everywhere([costs.action, costs.step], device).mean(0).tolist()
     own = evolve(own, action=action, step=step)
-    return Record(ranks, _measured(own, DEVICE), _measured(between, LINK), own.timings)
+    # Each of the ranks has measured all collectives.
+    times = _everywhere([each.seconds for each in between.measured], device).mean(0).tolist()
+    kinds = [(each.kind, each.bytes, seconds) for each, seconds in zip(between.measured, times, strict=True)]
+    return Record(ranks, _measured(own, DEVICE), _measured(between, LINK), own.timings, tuple(kinds))
 
 
 def _measured(record: Device | Link, names: Iterable[str]) -> dict[str, Any]:

@@ -22,9 +22,10 @@ _ONE_RANK = {
     "gpt": (*_CLUSTER, "fast.chunks=1"),
     "llama": (*_CLUSTER, "layout=zero1"),
     "mlp": ("pair.data=1",),
+    "zoo/mixtral": (),
 }
-# The schedules of the files above.
-_SCHEDULES = {"mlp": "plain"}
+# The schedules of the files above. The last has none, so that gradients are not added to others.
+_SCHEDULES = {"mlp": ("plain",), "zoo/mixtral": ()}
 
 
 @frozen
@@ -49,7 +50,7 @@ class Size:
             "key": self.key,
             "vocab": self.vocab,
         }
-        if model == "llama":
+        if model in ("llama", "zoo/mixtral"):
             axes |= {"heads": 2, "groups": heads // 2, "ffn": 8 * self.embed // 3 // 16 * 16}
         else:
             axes |= {"heads": heads}
@@ -96,7 +97,7 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
             for size in sizes:
                 for precision in precisions:
                     wanted = [*overrides, *size.overrides(model), f"train.precision={precision}", "train.data=random()"]
-                    wanted.append(f"{_SCHEDULES.get(model, 'fast')}.microbatches={MICROBATCHES}")
+                    wanted += [f"{name}.microbatches={MICROBATCHES}" for name in _SCHEDULES.get(model, ("fast",))]
                     found, diagnostics = load(path, wanted)
                     if found is None:
                         raise Refused(diagnostics)

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, harmonic_mean, median
 from time import perf_counter, thread_time
+from typing import Any
 
 import torch
 from attrs import evolve
 
 from partita.compiler.analysis.time import predict, stage_seconds
 from partita.compiler.costs.devices import Device
-from partita.compiler.costs.links import Link
+from partita.compiler.costs.links import Link, Measured
 from partita.compiler.instructions import Channel, Compute, PostReceive, PostSend, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.state import Compilation
@@ -25,13 +26,24 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, Rank, prepare
-from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE
+from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN
 from partita.runtime.transports.transport import ProcessEnd
 
 FEW, MANY = 8, 40  # microbatches
 WARM_UP, STEPS = 5, 40
 SMALL, LARGE = 256, 1 << 22  # bytes of a message
-EXCHANGES = 40
+SIZES = (SMALL, 1 << 14, 1 << 16, 1 << 18, 1 << 20, LARGE, 1 << 24)  # bytes of which a rank's collective is
+EXCHANGES, FEWER = 40, 10
+LEAST = 1e-9  # seconds
+# By the method of `Link`: the collective, the arguments of a tensor, and whether the method is given the bytes of the
+# result, of all ranks, rather than those of a rank's operand.
+COLLECTIVES: dict[str, tuple[str, tuple[Any, ...], bool]] = {
+    "gather": (ALL_GATHER, (0,), True),
+    "scatter": (REDUCE_SCATTER, (0,), False),
+    "add": (ALL_REDUCE, (False,), False),
+    "exchange": (ALL_TO_ALL, (1, 0), False),
+    "pass_on": (TURN, (), False),
+}
 TEXT = """
 axis batch = 2 * {microbatches}, embed = 8, next = embed
 model pipeline(x: [batch, embed]) {{
@@ -92,34 +104,37 @@ def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) 
 
 
 def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) -> Link:
-    """The link with the speed of collectives over all ranks; messages and bytes are counted as `Link` does."""
+    """The link with the times of collectives over all ranks, besides posting, and from them a latency and a bandwidth
+    for groups of other sizes; messages and bytes are counted as `Link` does.
+    """
     own = transport()
     own.open(Mesh((("data", ranks),), None), {})
-    unit = Link("unit", 1.0, 1.0)
-    latencies, bandwidths = [], []
-    for run, counted, gathered in (
-        (lambda tensor: own.collective(ALL_GATHER, "data", (tensor,), ((0,),)), unit.gather, ranks),
-        (lambda tensor: own.collective(ALL_REDUCE, "data", (tensor,), ((False,),)), unit.add, 1),
-    ):
-        seconds = []
-        for size in (SMALL, LARGE):
-            tensor = torch.zeros(size // 4, device=device)
+    found: dict[tuple[str, int], float] = {}
+    measured = []
+    for kind, (collective, arguments, whole) in COLLECTIVES.items():
+        for size in SIZES:
+            tensor = torch.zeros(ranks, size // 4 // ranks, device=device)
             times = []
-            for _ in range(WARM_UP + EXCHANGES):
+            for _ in range(WARM_UP + (EXCHANGES if size < LARGE else FEWER)):
                 start = perf_counter()
-                run(tensor).result()  # type: ignore[no-untyped-call]
+                own.collective(collective, "data", (tensor,), (arguments,)).result()
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 times.append(perf_counter() - start)
             # A mean, as for operations: a rank that waits may be woken late, and the next collective waits for it.
-            seconds.append(fmean(sorted(times[WARM_UP:])[:-1]))
-        small, large = seconds
-        # Small tensors measure latency, large ones bandwidth: predictions may assume another algorithm for either.
-        (messages, _), (_, moved) = (counted(ranks, gathered * size) for size in (0, LARGE - SMALL))
-        latencies.append(max(0.0, small - 2 * between.post) / messages)
-        bandwidths.append(moved / max(large - small, 1e-9))
+            found[kind, size] = seconds = max(LEAST, fmean(sorted(times[WARM_UP:])[:-1]) - 2 * between.post)
+            measured.append(Measured(kind, ranks, float(tensor.nbytes * (ranks if whole else 1)), seconds))
     own.meet()
-    return evolve(between, collective_latency=fmean(latencies), collective_bandwidth=harmonic_mean(bandwidths))
+    unit = Link("unit", 1.0, 1.0)
+    latencies, bandwidths = [], []
+    for kind in ("gather", "add"):
+        # Small tensors measure latency, large ones bandwidth: predictions may assume another algorithm for either.
+        given, counted = (ranks if COLLECTIVES[kind][2] else 1), getattr(unit, kind)
+        (messages, _), (_, moved) = (counted(ranks, given * size) for size in (0, LARGE - SMALL))
+        latencies.append(found[kind, SMALL] / messages)
+        bandwidths.append(moved / max(found[kind, LARGE] - found[kind, SMALL], 1e-9))
+    latency, bandwidth = fmean(latencies), harmonic_mean(bandwidths)
+    return evolve(between, collective_latency=latency, collective_bandwidth=bandwidth, measured=tuple(measured))
 
 
 def host(device: Device, between: Link, transport: Callable[[], ProcessEnd], on: torch.device, ranks: int) -> Device:

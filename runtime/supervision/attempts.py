@@ -20,7 +20,8 @@ from pathlib import Path
 from attrs import define, field
 
 from partita.runtime.supervision import reaper
-from partita.runtime.supervision.cores import bind, share, usable
+from partita.runtime.supervision.cores import bind, bindable, share, usable
+from partita.runtime.supervision.fork_server import ForkServer, Process
 from partita.runtime.supervision.identity import FLIGHT, RANK, RENDEZVOUS, STANDBY, WORD
 from partita.runtime.supervision.isolation import NETWORK, PRIVATE, SUPERVISOR, namespaces
 from partita.runtime.supervision.processes import is_stopped, piped
@@ -34,7 +35,7 @@ class Rank:
     """One rank's process and the incomplete last line of its standard error."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: Process
     rest: bytearray = field(factory=bytearray)
 
     @property
@@ -45,19 +46,26 @@ class Rank:
 
 class Attempt:
     """The ranks of one attempt, started and waiting for the start signal. `directory` is theirs alone, and so is their
-    network if they are `secluded`. All processes of the attempt inherit the descriptors `inherited`.
+    network if they are `secluded`. All processes of the attempt inherit the descriptors `inherited`. The `server` forks
+    the ranks if it can.
 
     The creator must call `end`, which leaves no process and no directory. Raises OSError.
     """
 
     def __init__(
-        self, command: Sequence[str], ranks: int, variables: Mapping[str, str], inherited: Sequence[int] = ()
+        self,
+        command: Sequence[str],
+        ranks: int,
+        variables: Mapping[str, str],
+        inherited: Sequence[int] = (),
+        server: ForkServer | None = None,
     ) -> None:
         self.ranks: list[Rank] = []
         self.directory = Path()
         self.begun = time.monotonic()
         self.private_network = False
         self._inherited = tuple(inherited)
+        self._server = server
         private = "shared" if variables.get(PRIVATE) == "0" else "private"
         self._reaper = self._guarding(0, private, stdout=subprocess.PIPE)
         self._group = self._reaper.pid
@@ -80,8 +88,8 @@ class Attempt:
                 own[NETWORK] = ",".join(map(str, spaces))
             cores = usable()
             for number in range(ranks):
-                self.ranks.append(self._start(command, number, own, spaces))
-                bind(self.ranks[-1].process.pid, share(cores, number, ranks), own.get("OMP_NUM_THREADS", ""))
+                bound = bindable(share(cores, number, ranks), own.get("OMP_NUM_THREADS", ""))
+                self.ranks.append(Rank(number, self._start(command, {**own, RANK: str(number)}, spaces, bound)))
         except BaseException:
             self.end()
             raise
@@ -155,19 +163,26 @@ class Attempt:
         )
 
     def _start(
-        self, command: Sequence[str], number: int, variables: Mapping[str, str], spaces: tuple[int, ...]
-    ) -> Rank:
-        process = subprocess.Popen(
-            command,
-            env={**variables, RANK: str(number)},
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=(*self._inherited, *spaces),
-            process_group=self._group,
-        )
+        self, command: Sequence[str], variables: Mapping[str, str], spaces: tuple[int, ...], cores: Sequence[int]
+    ) -> Process:
+        inherited = (*self._inherited, *spaces)
+        process: Process | None = None
+        if self._server is not None and self._server.can_start(command, inherited):
+            with suppress(OSError):  # it has just ended
+                process = self._server.start(command, variables, inherited, self._group, cores)
+        if process is None:
+            process = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=inherited,
+                process_group=self._group,
+            )
+            bind(process.pid, cores)
         os.set_blocking(piped(process.stderr).fileno(), False)
-        return Rank(number, process)
+        return process
 
 
 def _ended(process: int) -> bool:

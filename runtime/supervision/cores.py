@@ -36,13 +36,15 @@ def share(cores: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
     return cores[rank * each : (rank + 1) * each]
 
 
-def bind(process: int, cores: Sequence[int], threads: str) -> None:
-    """Bind a newly started process, and all its future threads, to these cores.
+def bindable(cores: Sequence[int], threads: str) -> Sequence[int]:
+    """The cores to bind a process to that is to use so many threads: none if it is to use more threads than cores."""
+    fits = hasattr(os, "sched_setaffinity") and threads.isdecimal() and int(threads) <= len(cores)
+    return cores if fits else ()
 
-    Does nothing if the process is to use more threads than that.
-    """
-    if not hasattr(os, "sched_setaffinity") or not threads.isdecimal() or int(threads) > len(cores):
-        return
-    # It may have ended, or the system may forbid it: then it runs unbound.
-    with suppress(OSError):
-        os.sched_setaffinity(process, cores)
+
+def bind(process: int, cores: Sequence[int]) -> None:
+    """Bind a newly started process, and all its future threads, to these cores, if there are any."""
+    if cores:
+        # It may have ended, or the system may forbid it: then it runs unbound.
+        with suppress(OSError):
+            os.sched_setaffinity(process, cores)

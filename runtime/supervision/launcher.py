@@ -38,6 +38,7 @@ from partita.runtime.supervision.attempts import Attempt, Rank
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.dumps import Dump
 from partita.runtime.supervision.fleet import Crew, Fleet
+from partita.runtime.supervision.fork_server import ForkServer
 from partita.runtime.supervision.identity import INTERFACES, LOOPBACK_INTERFACE, RANKS
 from partita.runtime.supervision.processes import piped
 from partita.runtime.supervision.statuses import (
@@ -85,6 +86,7 @@ def launch(
     grace: float | None = None,
     errors: BinaryIO | None = None,
     fleet: Fleet | None = None,
+    server: ForkServer | None = None,
 ) -> int:
     """Run `command` as each of `ranks` ranks; returns the exit status of the whole.
 
@@ -95,13 +97,13 @@ def launch(
     processes of the run do. `saves` says that ranks save when they are asked to end; they are killed after
     `grace` seconds (default: 2, and as long as saving makes progress). `errors` receives their standard error and the
     supervisor's own lines (default: standard error). With a `fleet` the number of ranks may change, and `restarts` is
-    how often each may fail.
+    how often each may fail. With a `server`, ranks are forked.
     """
     given = os.environ if environment is None else environment
     output = sys.stderr.buffer if errors is None else errors
     crew = Crew(command, ranks, watchdog)
     restart = starts = 0
-    with _signals() as received, _Attempts(given, inherited) as attempts:
+    with _signals() as received, _Attempts(given, inherited, server) as attempts:
         while True:
             again = crew if restart < restarts else None
             supervision = _Supervision(attempts, crew, received, grace, saves, output, fleet, again)
@@ -145,6 +147,7 @@ class _Attempts:
 
     environment: Mapping[str, str]
     inherited: Sequence[int]
+    server: ForkServer | None = None
     present: Attempt | None = None
     next: Attempt | None = None
     crew: Crew | None = None  # of the next one
@@ -164,7 +167,8 @@ class _Attempts:
             failed.end()
         if self.next is None:
             variables = rank_environment(self.environment, crew.ranks)
-            self.next, self.crew = Attempt(crew.command, crew.ranks, variables, self.inherited), crew
+            self.next = Attempt(crew.command, crew.ranks, variables, self.inherited, self.server)
+            self.crew = crew
         return self.next
 
     def begin(self, crew: Crew) -> Attempt:

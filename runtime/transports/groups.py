@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from attrs import define, frozen
 
+from partita.runtime.streams import Streams
 from partita.runtime.transports.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -26,11 +27,10 @@ from partita.runtime.transports.collectives import (
     TURN,
     total,
 )
-from partita.runtime.transports.failures import post, wait
 from partita.runtime.transports.packing import pack, unpack
-from partita.runtime.transports.transport import Tensors
+from partita.runtime.transports.transport import Handle, Tensors
 
-CollectiveSteps = Generator[list[Any], None, Tensors]
+CollectiveSteps = Generator[list[Handle], None, Tensors]
 
 # Renamed in torch 2.13.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -43,14 +43,14 @@ class Collecting:
 
     description: str
     launches: CollectiveSteps | None
-    works: list[Any]
+    works: list[Handle]
     results: Tensors | None = None
 
     def done(self) -> bool:
-        """Wait (on NCCL: make the current stream wait) and return True. Raises `ConnectionLost`."""
+        """Wait (on NCCL: make what computes wait) and return True. Raises `ConnectionLost`."""
         while self.launches is not None:
             for work in self.works:
-                wait(work, self.description)
+                work.done()
             try:
                 self.works = next(self.launches)
             except StopIteration as end:
@@ -68,12 +68,18 @@ class Collecting:
 
 @frozen(eq=False)
 class AxisGroup:
-    """This process and its peers along a mesh axis, in coordinate order. `sums`: the backend's reductions are used."""
+    """This process and its peers along a mesh axis, in coordinate order. `sums`: the backend's reductions are used.
+
+    Its operations are on a `stream` of their own; tensors are packed and unpacked on that of what computes.
+    """
 
     axis: str
     size: int
     group: dist.ProcessGroup | None
     sums: bool
+    streams: Streams
+    stream: str
+    posting: Callable[..., Handle]
 
     def collective(self, kind: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collecting:
         """Post a collective."""
@@ -83,7 +89,8 @@ class AxisGroup:
             ALL_REDUCE: partial(self._for_each_dtype, self._all_reduce),
             ALL_TO_ALL: self._all_to_all,
             TURN: self._turn,
-            EXCHANGE_ROWS: self._exchange_rows,
+            # A GPU exchanges lists in whole: else it would have to tell the host how long they are.
+            EXCHANGE_ROWS: self._all_to_all if self.sums else self._exchange_rows,
         }
         launches = started[kind](tensors, *zip(*arguments, strict=True))
         return Collecting(f"the {kind} along {self.axis}", launches, next(launches))
@@ -198,5 +205,6 @@ class AxisGroup:
 
     # ------------------------------------------------------------ posting
 
-    def _post(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        return post(f"a collective along {self.axis}", operation, *arguments, group=self.group, async_op=True)
+    def _post(self, operation: Callable[..., Any], *arguments: Any) -> Handle:
+        begin = partial(self.posting, f"a collective along {self.axis}", arguments, operation, *arguments)
+        return self.streams.launch(self.stream, partial(begin, group=self.group, async_op=True))

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from hmac import new
 from threading import Thread
@@ -29,12 +30,15 @@ from attrs import define, evolve
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
+from partita.compiler.streams import SUMS, along
+from partita.runtime.streams import Streams, streams_of
 from partita.runtime.transports.collectives import total
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting
+from partita.runtime.transports.posted import posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
-from partita.runtime.transports.transport import Handle, Tensors
+from partita.runtime.transports.transport import NO_STREAMS, Handle, Links, Tensors
 
 __all__ = ["ConnectionLost", "ProcessTransport"]
 
@@ -42,20 +46,6 @@ CLOSE_SECONDS = 5.0
 # The timeout of one operation. Stalls are the watchdog's to report: it knows what is slow on purpose, such as a first
 # step that compiles or a checkpoint on a slow disk. torch's default for NCCL would be 10 minutes.
 PATIENCE = timedelta(days=1)
-
-
-@define(eq=False, slots=True)
-class Transferring:
-    """A posted send or receive. Keeps its tensor alive until it is done."""
-
-    work: Any
-    tensor: torch.Tensor
-    description: str
-
-    def done(self) -> bool:
-        """Wait (on NCCL: make the current stream wait) and return True. Raises `ConnectionLost`."""
-        wait(self.work, self.description)
-        return True
 
 
 class _GroupEnd:
@@ -66,7 +56,8 @@ class _GroupEnd:
 
     spun = 0.0  # Gloo sleeps
 
-    def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup, posting: Callable[..., Handle]) -> None:
+        self.posting = posting
         self.sends = between.source == rank
         self.operation = group.send if self.sends else group.recv
         self.peer = dist.get_group_rank(group, between.destination if self.sends else between.source)
@@ -75,16 +66,16 @@ class _GroupEnd:
     def close(self) -> None:
         """Nothing to do: groups are destroyed together."""
 
-    def post(self, tensor: torch.Tensor) -> Transferring:
+    def post(self, tensor: torch.Tensor) -> Handle:
         """Post the next transfer."""
-        return Transferring(post(self.description, self.operation, [tensor], self.peer, 0), tensor, self.description)
+        return self.posting(self.description, tensor, self.operation, [tensor], self.peer, 0)
 
 
 @define(eq=False)
 class Summing:
     """A posted sum over all ranks."""
 
-    work: Any
+    handle: Handle
     tensor: torch.Tensor
     parts: list[torch.Tensor]
     summed: bool = False
@@ -92,7 +83,7 @@ class Summing:
     def done(self) -> bool:
         """Wait, sum the ranks' parts into the tensor and return True. Raises `ConnectionLost`."""
         if not self.summed:
-            wait(self.work, "the sum over all ranks")
+            self.handle.done()
             self.tensor.copy_(total(self.parts))
             self.summed = True
         return True
@@ -123,6 +114,8 @@ class ProcessTransport:
         self._sums, self._shares, self._channel_options = sums, shares, channel_options
         self._channels: dict[Channel, _GroupEnd | Outgoing | Incoming] = {}
         self._axes: dict[str, AxisGroup] = {}
+        self._streams, self._posting = streams_of(self.device), posting(self.device)
+        self._sums_stream = SUMS
         self._world = self._group(None, "sums over all ranks")
 
     @property
@@ -130,8 +123,14 @@ class ProcessTransport:
         """Seconds of waiting that count as CPU time of this thread."""
         return sum(end.spun for end in self._channels.values())
 
-    def open(self, mesh: Mesh, channels: Mapping[Channel, Traffic]) -> None:
+    def streams(self, device: torch.device) -> Streams:
+        """Where operations are enqueued."""
+        assert device == self.device, f"tensors are on {device}, and were said to be on {self.device}"
+        return self._streams
+
+    def open(self, mesh: Mesh, channels: Mapping[Channel, Traffic], streams: Mapping[str, str] = NO_STREAMS) -> None:
         """Create and warm up the groups along the mesh's axes, and the channels of the whole program."""
+        self._sums_stream = streams.get(SUMS, SUMS)
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
         self._greet("all ranks", self._world, range(self.ranks))
         for axis in mesh.joined:
@@ -139,7 +138,9 @@ class ProcessTransport:
                 ranks = mesh.group(first, axis)
                 group = self._group(ranks, axis)
                 if self.rank in ranks:
-                    self._axes[axis] = AxisGroup(axis, len(ranks), group, self._sums)
+                    stream = streams.get(along(axis), along(axis))
+                    how = self._sums, self._streams, stream, self._posting
+                    self._axes[axis] = AxisGroup(axis, len(ranks), group, *how)
                     self._greet(axis, group, ranks)
         columns = _first_ranks(mesh, mesh.pipe)
         peers = find_same_host_peers(self._world) if channels and self._shares else SameHostPeers()
@@ -154,7 +155,7 @@ class ProcessTransport:
                 if group is None:
                     self._channels[channel] = _shared(between, self.rank, traffic, peers)
                 else:
-                    self._channels[channel] = _GroupEnd(between, self.rank, group)
+                    self._channels[channel] = _GroupEnd(between, self.rank, group, self._posting)
                     self._greet(str(between), group, ends)
             if channel in self._channels:
                 transfer = self.send if self._channels[channel].sends else self.receive
@@ -188,8 +189,25 @@ class ProcessTransport:
         it gives the same bits on every rank and on every transport.
         """
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        work = post("the sum over all ranks", dist.all_gather, parts, tensor, group=self._world, async_op=True)
-        return Summing(work, tensor, parts)
+        what = "the sum over all ranks"
+        begin = partial(self._posting, what, (tensor, parts), dist.all_gather, parts, tensor)
+        handle = self._streams.launch(self._sums_stream, partial(begin, group=self._world, async_op=True))
+        return Summing(handle, tensor, parts)
+
+    def links(self) -> Links:
+        """Connect all ranks once more, over Gloo. Raises `ConnectionLost`, `UntrustedPeer`."""
+        group = dist.new_group(None, PATIENCE, "gloo", group_desc="partita: copies in memory")
+        self._greet("copies in memory", group, range(self.ranks), "cpu")
+
+        def posted(operation: Any, verb: str) -> Callable[[torch.Tensor, int], Callable[[], None]]:
+            def start(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
+                what = f"the {verb} rank {peer} (a copy in memory)"
+                work = post(what, operation, [tensor], peer, 0)
+                return lambda: wait(work, what)
+
+            return start
+
+        return Links(posted(group.send, "send to"), posted(group.recv, "receive from"))
 
     def meet(self) -> None:
         """Wait until all ranks have called this."""
@@ -210,12 +228,19 @@ class ProcessTransport:
         closing.start()
         closing.join(CLOSE_SECONDS)
 
-    def _greet(self, what: str, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
+    def _greet(
+        self,
+        what: str,
+        group: dist.ProcessGroup | None,
+        ranks: Sequence[int],
+        device: torch.device | str | None = None,
+    ) -> None:
         """Check that all in a group know the secret, and prove that this rank does. On NCCL this also connects them."""
         shown = (new(self._secret, f"{what} {rank}".encode(), sha256).digest() for rank in (self.rank, *sorted(ranks)))
         own, *others = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in shown)
-        found = [torch.empty_like(own, device=self.device) for _ in ranks]
-        post(f"connecting for {what}", dist.all_gather, found, own.to(self.device), group=group)
+        there = device or self.device
+        found = [torch.empty_like(own, device=there) for _ in ranks]
+        post(f"connecting for {what}", dist.all_gather, found, own.to(there), group=group)
         if not torch.equal(torch.stack(found).cpu(), torch.stack(others)):
             raise UntrustedPeer(what)
 

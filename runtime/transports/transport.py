@@ -16,22 +16,20 @@ the same order. Sums are in the dtype of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
+from attrs import frozen
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
+from partita.runtime.streams import Handle, Streams
+
+__all__ = ["Cluster", "Collective", "Handle", "ProcessEnd", "Tensors", "Transport"]
 
 Tensors = tuple[torch.Tensor, ...]
-
-
-class Handle(Protocol):
-    """A posted operation. It keeps its tensors alive until it is done."""
-
-    def done(self) -> bool:
-        """Whether the operation is complete; a real transport waits for it and returns True."""
+NO_STREAMS: Mapping[str, str] = {}
 
 
 class Collective(Handle, Protocol):
@@ -51,15 +49,21 @@ class Transport(Protocol):
     def spun(self) -> float:
         """Seconds of waiting since the transport was made that count as CPU time of this thread."""
 
-    def open(self, mesh: Mesh, channels: Mapping[Channel, Traffic]) -> None:
-        """Create and warm up the groups along the mesh's axes, and the channels of the whole program.
+    def streams(self, device: torch.device) -> Streams:
+        """Where operations are enqueued that a rank with its tensors on this device posts."""
+
+    def open(self, mesh: Mesh, channels: Mapping[Channel, Traffic], streams: Mapping[str, str] = NO_STREAMS) -> None:
+        """Create and warm up the groups along the mesh's axes, and the channels of the whole program. `streams` are
+        those of the program's communicators (`partita.compiler.streams.communicators`).
 
         Every rank calls it once, with the same arguments. No step sends more on a channel than the channel's traffic,
         and there is a sum over all ranks between two steps.
         """
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Handle:
-        """Post a send of a contiguous tensor; it must not change until the handle is done."""
+        """Post a send of a contiguous tensor; it must not change until the handle is done. On a GPU it is on the
+        current stream, as is a receive, and done when that gets behind it.
+        """
 
     def receive(self, channel: Channel, buffer: torch.Tensor) -> Handle:
         """Post a receive into a contiguous tensor; its content is undefined until the handle is done."""
@@ -74,8 +78,23 @@ class Transport(Protocol):
         """Release everything; called once at the end, also after a failure."""
 
 
+# Posts a transfer of the bytes of a CPU tensor to or from a rank; returns what waits for it. Raise `ConnectionLost`.
+Post: TypeAlias = Callable[[torch.Tensor, int], Callable[[], None]]
+
+
+@frozen
+class Links:
+    """What connects any two ranks, apart from the program's communicators. Transfers between two match by order."""
+
+    send: Post
+    receive: Post
+
+
 class ProcessEnd(Transport, Protocol):
     """The transport of a rank that is a process."""
+
+    def links(self) -> Links:
+        """Connect all ranks once more, for bytes; every rank must call this. Raises `ConnectionLost`."""
 
     def meet(self) -> None:
         """Wait until all ranks have called this."""

@@ -18,7 +18,7 @@ rank waits for, and the cycle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -27,9 +27,10 @@ from attrs import define, evolve, field
 
 from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
+from partita.runtime.streams import HostStreams, Streams
 from partita.runtime.transports.lines import Deadlock, OrderedQueue, Post, UnmatchedOperation, line
 from partita.runtime.transports.registry import InProcess, register
-from partita.runtime.transports.transport import Tensors
+from partita.runtime.transports.transport import NO_STREAMS, Tensors
 
 
 @define(eq=False)
@@ -48,7 +49,11 @@ class VirtualTransport:
         """Always zero."""
         return 0.0
 
-    def open(self, mesh: Mesh, channels: Iterable[Channel]) -> None:
+    def streams(self, device: torch.device) -> Streams:
+        """All as one: whatever completes a transfer, does it in the order of the host."""
+        return HostStreams(apart=device.type == "cuda")
+
+    def open(self, mesh: Mesh, channels: Iterable[Channel], streams: Mapping[str, str] = NO_STREAMS) -> None:
         """Open the groups along the mesh's axes, and the program's channels that end at this rank."""
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
         for axis in mesh.joined:
@@ -104,13 +109,19 @@ class VirtualTransport:
 class VirtualCluster:
     """`ranks` virtual ranks. In strict mode `seed` chooses the order in which operations complete."""
 
+    transports: type[VirtualTransport] = VirtualTransport
+
     def __init__(self, ranks: int, strict: bool = True, seed: int = 0) -> None:
         self.ranks = ranks
         self.strict = strict
         self.lines: dict[str, OrderedQueue] = {}
         self.sums = self.line("the sums over all ranks", tuple(range(ranks)))
+        self.begin(seed)
+        self._transports = tuple(self.transports(rank, ranks, self) for rank in range(ranks))
+
+    def begin(self, seed: int) -> None:
+        """Choose anew, by this seed."""
         self._random = Random(seed)
-        self._transports = tuple(VirtualTransport(rank, ranks, self) for rank in range(ranks))
 
     def transport(self, rank: int) -> VirtualTransport:
         """The transport of one rank."""

@@ -8,7 +8,7 @@ without running any (`partita.compiler.verify.equivalence`). And a proxy is run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from time import perf_counter
 from typing import Any
@@ -26,9 +26,12 @@ from partita.compiler.verify.equivalence import Validation, validate
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
+from partita.runtime.fake_gpu.rank import Tried, try_ranks
+from partita.runtime.fake_gpu.watch import Fault
 from partita.runtime.python_files import OperationFailed, require_allowed
 from partita.runtime.python_functions import functions_of
-from partita.runtime.verification.execution import Execution, verify_execution
+from partita.runtime.rank import prepare
+from partita.runtime.verification.execution import HELP, Execution, verify_execution
 from partita.runtime.verification.experiment import Undecided
 from partita.runtime.verification.operations import Examined, examine
 
@@ -47,7 +50,8 @@ class Verification(Pictured):
     if the mesh declares one. `operations` are the file's own.
 
     `validations` are those of the training program and, if the file evaluates, of the evaluation program. `execution`
-    is None if no proxy is conclusive; `reason` (W0702) says why. `refusals`: the program is too large (E0704). `claims`
+    is None if no proxy is conclusive; `reason` (W0702) says why. `gpu` is what came of running ranks on GPUs that are
+    not there, if that was asked for. `refusals`: the program is too large (E0704). `claims`
     are those of the file's `expect` blocks.
     """
 
@@ -59,6 +63,7 @@ class Verification(Pictured):
     validations: tuple[Validation, ...]
     operations: tuple[Examined, ...]
     execution: Execution | None
+    gpu: tuple[Tried, ...] | None
     reason: Diagnostic | None
     claims: tuple[Held, ...]
     refusals: tuple[Diagnostic, ...]
@@ -80,7 +85,7 @@ class Verification(Pictured):
         problems = [problem for validation in self.validations for problem in validation.problems]
         execution = self.execution.diagnostics if self.execution else ()
         own = [problem for operation in self.operations for problem in operation.problems]
-        return (*self.refusals, *problems, *own, *execution, *failures(self.claims))
+        return (*self.refusals, *problems, *own, *execution, *_on_gpus(self.gpu or ()), *failures(self.claims))
 
     @property
     def outcome(self) -> Outcome:
@@ -115,15 +120,17 @@ class Verification(Pictured):
                 {"name": each.name, "passed": not each.problems, "tried": each.tried} for each in self.operations
             ],
             "execution": self.execution.as_json() if self.execution else None,
+            "gpu": None if self.gpu is None else [each.as_json() for each in self.gpu],
             "expectations": [each.as_json() for each in self.claims],
             "diagnostics": [each.as_json() for each in (*self.diagnostics, *([self.reason] if self.reason else []))],
             "seconds": self.seconds,
         }
 
 
-def verify(given: Spec, allow_python: bool = False) -> Verification:
-    """Verify a file. Its own operations run only with `allow_python`. Raises Refused if it does not compile, or needs
-    to run Python code (E0620).
+def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verification:
+    """Verify a file; with `gpu` also that its ranks run on GPUs. Its own operations run only with `allow_python`.
+
+    Raises Refused if it does not compile, or needs to run Python code (E0620).
     """
     start = perf_counter()
     require_allowed(given.model, allow_python)
@@ -133,7 +140,7 @@ def verify(given: Spec, allow_python: bool = False) -> Verification:
     memory = state.device.memory if given.mesh and given.mesh.device else None
     refusals = list(_too_large(state, summary, memory))
     execution = reason = None
-    operations = examine(state.model, functions_of(state.model, allow_python), state.train.precision)
+    operations = examine(state.model, functions_of(state.model, allow_python), state.train.dtype)
     # What does not hold to its declaration computes something else in parts: that is no bug of Partita.
     if not any(each.problems for each in operations):
         reason = next((each.doubt for each in operations if each.doubt is not None), None)
@@ -155,12 +162,24 @@ def verify(given: Spec, allow_python: bool = False) -> Verification:
         validations,
         tuple(operations),
         execution,
+        tuple(try_ranks(prepare(given, True, allow_python))) if gpu else None,
         reason,
         outcomes(state, summary),
         tuple(refusals),
         state.warnings,
         perf_counter() - start,
     )
+
+
+def _on_gpus(ranks: Iterable[Tried]) -> Iterator[Diagnostic]:
+    """Yields E0706 for each fault of ranks on GPUs, and names the first of them that has it."""
+    found: dict[Fault, int] = {}
+    for each in ranks:
+        for fault in each.faults:
+            found.setdefault(fault, each.rank)
+    for fault, rank in found.items():
+        notes = (f"at {fault.place}",) if fault.place else ()
+        yield Diagnostic("E0706", f"on a GPU, rank {rank}: {fault.kind}: {fault.message}", None, notes, HELP)
 
 
 def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iterator[Diagnostic]:

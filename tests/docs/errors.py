@@ -19,6 +19,7 @@ KINDS = {
     "E08": "Checkpoints",
     "E09": "Planning",
     "E10": "Use of trained models",
+    "E11": "Machines",
     "W": "Warnings",
 }
 

@@ -1,8 +1,7 @@
-"""Manifests and scripts in docs/running.md: those of PyTorchJob and JobSet have only fields of the published models,
-of the right types, and all that are required.
+"""Manifests and scripts in docs/running.md: manifests have only fields of the published models, of the right types, and
+all that are required.
 
-`kubernetes.json` holds the fields of the models, and where they are from. Of Volcano no schema is published as a
-package: of its manifest only the pods are held.
+`kubernetes.json` holds the fields of the models, and where they are from.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from partita.cli.main import main
 PAGE = Path(__file__).parents[2] / "docs" / "running.md"
 TYPES = json.loads((Path(__file__).parent / "kubernetes.json").read_text())["types"]
 POD = "IoK8sApiCoreV1PodTemplateSpec"
-ROOTS = {"PyTorchJob": "KubeflowOrgV1PyTorchJob", "JobSet": "JobsetV1alpha2JobSet"}
+ROOTS = {"PyTorchJob": "KubeflowOrgV1PyTorchJob", "JobSet": "JobsetV1alpha2JobSet", "Job": "VolcanoJob"}
 SCALARS = {"string": str, "integer": int, "boolean": bool}
 
 
@@ -41,6 +40,10 @@ def problems(value: Any, kind: Any, at: str) -> Iterator[str]:
         return
     if isinstance(kind, dict):
         ((form, inner),) = kind.items()
+        if form == "enum":
+            if value not in inner:
+                yield f"{at} is none of {', '.join(inner)}"
+            return
         if not isinstance(value, list if form == "list" else dict):
             yield f"{at} is no {form}"
             return
@@ -95,19 +98,32 @@ def test_pods_have_time_to_save(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "problem"),
+    ("kind", "old", "new", "problem"),
     [
-        ("terminationGracePeriodSeconds: 120", "terminationGracePeriod: 120", "has no field terminationGracePeriod"),
-        ("terminationGracePeriodSeconds: 120", 'terminationGracePeriodSeconds: "120"', "is no integer"),
-        ("name: pytorch ", "nam: pytorch ", "containers.0.name is missing"),
+        (
+            "PyTorchJob",
+            "terminationGracePeriodSeconds: 120",
+            "terminationGracePeriod: 120",
+            "has no field terminationGracePeriod",
+        ),
+        (
+            "PyTorchJob",
+            "terminationGracePeriodSeconds: 120",
+            'terminationGracePeriodSeconds: "120"',
+            "is no integer",
+        ),
+        ("PyTorchJob", "name: pytorch ", "nam: pytorch ", "containers.0.name is missing"),
+        ("Job", "maxRetry: 100", "maxRetries: 100", "has no field maxRetries"),
+        ("Job", "event: PodEvicted", "event: Evicted", "policies.0.event is none of"),
+        ("Job", '"--port=29500"]', "29500]", "plugins.pytorch.2 is no string"),
     ],
 )
-def test_mistakes_are_found(old: str, new: str, problem: str) -> None:
-    (text,) = (each for each in fences("yaml") if "PyTorchJob" in each)
+def test_mistakes_are_found(kind: str, old: str, new: str, problem: str) -> None:
+    (text,) = (each for each in fences("yaml") if f"kind: {kind}\n" in each)
     assert old in text
     manifest = yaml.safe_load(text.replace(old, new))
-    manifest["spec"]["runPolicy"] = {}
-    assert any(problem in each for each in problems(manifest, ROOTS["PyTorchJob"], "job"))
+    manifest["spec"].setdefault("runPolicy", {})
+    assert any(problem in each for each in problems(manifest, ROOTS[kind], "job"))
 
 
 def test_scripts_parse() -> None:

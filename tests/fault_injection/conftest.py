@@ -30,15 +30,14 @@ def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[list[dict], dict]]:
     """The run of a layout that nobody strikes: what it computed, and the hashes of all that it saved, by step.
 
-    In one process: its bits are those of two.
+    In this process: its bits are those of two.
     """
 
     @cache
     def of(layout: str) -> tuple[list[dict], dict[int, tuple[str, ...]]]:
         run = Run(tmp_path_factory.mktemp(layout), layout)
         # Every step, since a run that is asked to end may save any.
-        run.start("--transport", "virtual", f"train.checkpoint=every(1, keep = {ALL})")
-        assert run.finish().status == 0, run.story
+        run.alone(f"train.checkpoint=every(1, keep = {ALL})")
         return run.records(), run.commits()
 
     return of

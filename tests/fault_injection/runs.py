@@ -10,6 +10,7 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
 from attrs import define, field, frozen
 
 from partita.runtime.checkpoint.address_store import steps_in
@@ -20,7 +21,7 @@ from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.rank import Plan
 from partita.runtime.supervision.watchdog import REPORT
 from partita.runtime.tracing.flight import Position, read
-from tests.commands import computed
+from tests.commands import computed, here
 from tests.fault_injection.processes import PATIENCE, Held, marked, wait_until
 from tests.runtime.checkpoint.runs import plan_of
 
@@ -140,6 +141,13 @@ class Run:
                 )
         finally:
             signal.signal(signal.SIGINT, handler)
+
+    def alone(self, *options: str) -> None:
+        """Run the file with all ranks in this process, which has torch already, with as many threads as in another."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OMP_NUM_THREADS", "1")
+            done = here("run", "m.par", "--run-dir", RUN_DIRECTORY, "--transport", "virtual", *options, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
 
     def finish(self) -> Ended:
         """Wait for the end of the process."""

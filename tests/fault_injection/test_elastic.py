@@ -13,7 +13,9 @@ from random import Random
 
 import pytest
 
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.tracing.flight import LOADING, READY, STARTING
+from tests.fault_injection.moments import await_moment
 from tests.fault_injection.processes import PROC, wait_until
 from tests.fault_injection.runs import Run
 from tests.marks import soak
@@ -45,8 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], list
     def of(layout: str, steps: int) -> list[dict]:
         run = Run(tmp_path_factory.mktemp(layout), "zero3")
         elastic(run, layout)
-        run.start("--transport", "virtual", f"train.steps={steps}", "train.checkpoint=none")
-        assert run.finish().status == 0, run.story
+        run.alone(f"train.steps={steps}", "train.checkpoint=none")
         return run.records()
 
     return of
@@ -97,12 +98,16 @@ def loses(run: Run, seed: int, layout: str, steps: int, moves: int, expected: li
     assert ended.status == 0, ended
     assert "Traceback" not in ended.errors
     assert len(re.findall("gone for good", ended.errors)) == len(seconds)
-    found = run.records()
+    compare(run.records(), expected)
+    return seconds
+
+
+def compare(found: list[dict], expected: list[dict]) -> None:
+    """The same steps, and the same losses up to rounding."""
     assert [each["step"] for each in found] == [each["step"] for each in expected]
     for ours, theirs in zip(found, expected, strict=True):
         for name in ("loss", "eval_loss"):
             assert name not in theirs or ours[name] == pytest.approx(theirs[name], rel=1e-5), ours
-    return seconds
 
 
 @pytest.mark.parametrize("seed", soak(*range(50)))
@@ -113,9 +118,34 @@ def test_ranks_are_lost_and_return(
     record_property("seconds", [round(each, 2) for each in seconds])
 
 
-@pytest.mark.parametrize("layout", ["data", *soak("both")])
+@pytest.mark.parametrize("layout", soak("data", "both"))
 def test_a_run_goes_on_with_fewer_ranks(runs: Callable[..., Run], whole, layout: str) -> None:
     loses(runs("zero3"), 3, layout, 40, 1, whole(layout, 40))
+
+
+@pytest.mark.parametrize(("restarts", "ranks"), [("0", 2), *soak(("1", 3))])
+def test_a_loss_costs_the_steps_since_the_last_copy_and_no_checkpoint(
+    runs: Callable[..., Run], whole, restarts: str, ranks: int
+) -> None:
+    """Three ranks, and then two; no step is ever saved to disk."""
+    run = runs("zero3")
+    elastic(run, "data")
+    run.start(
+        *("cluster.data=3", "train.steps=16", "train.checkpoint=every(1000, copies = 3)"),
+        *("--elastic", "min=2", "--restarts", restarts),
+    )
+    for _ in await_moment(run, 1, "F", 9):
+        pass
+    position = run.position(1)
+    assert position is not None
+    os.kill(position.process, signal.SIGKILL)
+    wait_until(partial(training, run, {position.process}, ranks), "the others go on")
+    assert not run.checkpoints.exists() or steps_in(run.checkpoints) == []
+    ended = run.finish()
+    assert ended.status == 0, ended
+    (step,) = re.findall(r"step (\d+)/16  resumed from copies in memory", ended.out)
+    assert position.step - 2 * 3 < int(step) < position.step
+    compare(run.records(), whole("data", 16))
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from random import Random
 import pytest
 from attrs import frozen
 
-from partita.runtime.supervision.identity import RANK as RANK_VARIABLE
 from partita.runtime.tracing.flight import ACTIVITIES, ENDED, READY, STARTING
 from tests.fault_injection.moments import ACTIONS, EDGES, SAVES, await_moment, doing
-from tests.fault_injection.processes import PROC, marked, private_networks, variable, wait_until
+from tests.fault_injection.processes import PROC, marked, private_networks, rank_of, wait_until
 from tests.fault_injection.runs import ALL, INTERVAL, LAYOUTS, RANKS, STALL_SECONDS, STEPS, Ended, Run
 from tests.marks import soak
 
@@ -225,7 +224,7 @@ def test_ranks_that_stand_ready_may_die_first(seed: int, run: Run, undisturbed):
 
 def ready(run: Run, ranks: set[int]) -> list[int]:
     """The ranks of a run that are not among those that train."""
-    return [process for process in marked(run.mark) if process not in ranks and variable(process, RANK_VARIABLE)]
+    return [process for process in marked(run.mark) if process not in ranks and rank_of(process) is not None]
 
 
 @pytest.mark.soak
@@ -249,8 +248,7 @@ def undisturbed_long(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     @cache
     def of(layout: str) -> tuple[list[dict], tuple[str, ...]]:
         run = Run(tmp_path_factory.mktemp(layout), layout)
-        run.start("--transport", "virtual", f"train.steps={LONG}")
-        assert run.finish().status == 0, run.story
+        run.alone(f"train.steps={LONG}")
         return run.records(), run.commits()[LONG]
 
     return of

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from partita.runtime.supervision.identity import RANK
 from partita.runtime.supervision.processes import is_stopped
 from partita.runtime.tracing.flight import ENDED, READY, STARTING
 from tests.fault_injection.moments import await_moment
-from tests.fault_injection.processes import PROC, launched, marked, variable, wait_until
+from tests.fault_injection.processes import PROC, launched, marked, rank_of, wait_until
 from tests.fault_injection.runs import RANKS, STALL_SECONDS, STEPS, TORCHRUN, Run
 from tests.marks import soak
 
@@ -31,9 +30,9 @@ def ranks_of(run: Run) -> dict[int, list[int]]:
     """The processes of ranks by number: those of the attempt under way, and those that stand ready."""
     found: dict[int, list[int]] = {}
     for process in sorted(marked(run.mark)):
-        rank = variable(process, RANK)
+        rank = rank_of(process)
         if rank is not None:
-            found.setdefault(int(rank), []).append(process)
+            found.setdefault(rank, []).append(process)
     return found
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from partita.runtime.tracing.flight import ACTIVITIES, CONNECTING, ENDED, STARTING
 from tests.fault_injection.moments import ACTIONS, SAVES, await_moment
-from tests.fault_injection.processes import PROC
+from tests.fault_injection.processes import PROC, wait_until
 from tests.fault_injection.runs import STEPS, TORCHRUN, Run
 from tests.marks import soak
 
@@ -80,19 +80,45 @@ def test_a_preempted_run_has_saved(
     record_property("seconds", round(seconds, 2))
 
 
+# What an interpreter runs before its program: while a file is there, step 7 of rank 1 is longer than any grace time.
+SLOW = """
+import os, sys
+if "fork_server" in " ".join(sys.orig_argv):
+    import time
+    import partita.runtime.executor as executor
+    compute = executor.Executor.compute
+    def slow(self, number, *arguments, **options):
+        if number == 7 and os.environ.get("PARTITA_RANK") == "1" and os.path.exists(os.environ["SLOW"]):
+            time.sleep(600)
+        return compute(self, number, *arguments, **options)
+    executor.Executor.compute = slow
+"""
+
+
 @pytest.mark.soak
-def test_what_is_not_saved_in_time_is_as_it_was(runs: Callable[..., Run], undisturbed) -> None:
-    """A step that takes longer than the grace time: the checkpoint before is the last."""
+def test_what_is_not_saved_in_time_is_as_it_was(
+    runs: Callable[..., Run], undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that takes longer than the grace time: the checkpoint before is the last, and the run goes on from it."""
     run = runs("zero3")
-    run.start("--grace", "1", "train.steps=4000")
-    for _ in await_moment(run, 0, "F", 5):
+    (run.folder / "site").mkdir()
+    (run.folder / "site" / "sitecustomize.py").write_text(SLOW)
+    (run.folder / "slow").touch()
+    monkeypatch.setenv("PYTHONPATH", str(run.folder / "site"), prepend=os.pathsep)
+    monkeypatch.setenv("SLOW", str(run.folder / "slow"))
+    records, commits = undisturbed("zero3")
+    run.start("--grace", "1")
+    for _ in await_moment(run, 0, "committed", 6):
         pass
-    position = run.position(1)
-    assert position is not None
-    os.kill(position.process, signal.SIGSTOP)  # as a step without end
+    wait_until(lambda: (p := run.position(0)) is not None and p.step == 7, "rank 0 waits in step 7")
     assert run.process is not None
     run.process.send_signal(signal.SIGUSR1)
     ended = run.finish()
-    assert ended.status == 128 + signal.SIGUSR1, ended
-    commits = undisturbed("zero3")[1]
-    assert all(commits[step] == hashes for step, hashes in run.commits().items() if step in commits)
+    assert (ended.status, ended.errors) == (128 + signal.SIGUSR1, "partita: ended by SIGUSR1\n")
+    assert run.commits() == {step: commits[step] for step in (2, 4, 6)}
+    (run.folder / "slow").unlink()
+    run.start()
+    ended = run.finish()
+    assert ended.status == 0, ended
+    assert "resumed from run/checkpoints/step-00000006" in ended.out
+    assert run.records() == records

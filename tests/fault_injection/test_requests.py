@@ -144,20 +144,20 @@ FAULTS = {
     "MemoryError": "MemoryError()",
     "SystemError": "SystemError('from C')",
 }
-# What the interpreter runs before a rank's own code: rank 1 fails once, in its fifth step.
+# What an interpreter runs before its program: rank 1 fails once, in its fifth step.
 FAULTY = """
 import os, sys
-if os.environ.get("PARTITA_RANK") == "1":
+if "fork_server" in " ".join(sys.orig_argv):
     from pathlib import Path
     import partita.runtime.executor as executor
-    run = executor.Executor.run
+    compute = executor.Executor.compute
     def faulty(self, number, *arguments, **options):
         once = Path(os.environ["FAULT"])
-        if number == 5 and not once.exists():
+        if os.environ.get("PARTITA_RANK") == "1" and number == 5 and not once.exists():
             once.touch()
             raise {fault}
-        return run(self, number, *arguments, **options)
-    executor.Executor.run = faulty
+        return compute(self, number, *arguments, **options)
+    executor.Executor.compute = faulty
 """
 
 

@@ -32,11 +32,12 @@ from partita.compiler.program import (
     StateRecord,
 )
 from partita.compiler.schedules.schedule import Action
+from partita.compiler.streams import communicators, launches_of
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 from partita.runtime.context import Context, begun
 from partita.runtime.executor import Executor
-from partita.runtime.stages import Memory, _functions
+from partita.runtime.stages import Memory, load_source
 from partita.runtime.transports.virtual import VirtualCluster
 
 CPU = torch.device("cpu")
@@ -172,11 +173,13 @@ def program() -> Program:
     for m, transfer in enumerate(transfers):
         sending += [Compute(Action("F", 0, m), 0), PostSend(transfer)]
         receiving += [PostReceive(transfer), WaitReceive(transfer), Compute(Action("F", 0, m), 1)]
+    sending += [WaitSend(transfer) for transfer in transfers]
     ranks = tuple(
         RankProgram(
             rank=index,
             stages=(index,),
-            instructions=(*instructions, *(WaitSend(transfer) for transfer in transfers if index == 0)),
+            instructions=tuple(instructions),
+            launches=launches_of(instructions),
             reductions={done: (index,)},
             parameters=(f"w{index}",),
             sends=(),
@@ -203,6 +206,7 @@ def program() -> Program:
         statistics=("rows", "squares"),
         guards=(),
         schedule=None,  # type: ignore[arg-type]
+        streams=communicators(MESH, ()),
         source=SOURCE,
     )
 
@@ -248,7 +252,7 @@ def test_a_reduction_begins_as_its_stage_is_done() -> None:
         transport = cluster.transport(rank)
         transport.open(MESH, made.channels)
         memory = Memory({"w0": torch.ones(2, dtype=torch.float64)})
-        _functions.cache_clear()  # each rank its own log
+        load_source.cache_clear()  # each rank its own log
         executor = Executor(made, rank, transport, memory, 0, CPU)
         logs.append(executor.stages[0].functions["R"].__globals__["log"])
         steps.append(executor.step(1, {"x": torch.ones(ROWS, WIDTH, dtype=torch.float64)}))
@@ -262,7 +266,7 @@ def test_a_reduction_begins_as_its_stage_is_done() -> None:
 def test_what_a_step_computes_with_can_be_gathered_ahead_once() -> None:
     made = program()
     cluster = VirtualCluster(MESH.ranks)
-    _functions.cache_clear()
+    load_source.cache_clear()
     executors = []
     for rank in range(MESH.ranks):
         transport = cluster.transport(rank)

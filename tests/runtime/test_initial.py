@@ -142,3 +142,12 @@ def test_f32_is_the_rounded_f64() -> None:
     wide = initial(CALLS["normal"], tensor(1000, dtype="f64"), 0, "w")
     np.testing.assert_array_equal(narrow, wide.astype(np.float32))
     assert np.any(narrow != wide)
+
+
+def test_threads_draw_what_one_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    type = tensor(7, 300, 5)
+    whole = initial(CALLS["normal"], type, 3, "w")
+    monkeypatch.setattr(module, "SLAB", 64)
+    monkeypatch.setattr(module, "MANY", 1)
+    monkeypatch.setattr(module, "_threads", lambda: 3)
+    assert np.array_equal(initial(CALLS["normal"], type, 3, "w"), whole)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, note, settings
 
 from partita.runtime import kernels
 from partita.runtime.rank import prepare
-from partita.runtime.stages import _functions
+from partita.runtime.stages import load_source
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches, settled
 from partita.runtime.verification.verify import verify
@@ -48,10 +48,10 @@ train { model = gpt layout = split schedule = s data = random() optimizer = adam
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch):
     """Segments as they stand: torch compiles nothing."""
-    _functions.cache_clear()
+    load_source.cache_clear()
     monkeypatch.setattr(kernels, "compiled", lambda function: function)
     yield
-    _functions.cache_clear()
+    load_source.cache_clear()
 
 
 def trained(text: str, *overrides: str) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:

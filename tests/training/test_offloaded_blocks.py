@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
@@ -20,18 +20,22 @@ from partita.compiler.analysis.memory import MemoryReport, memory_report
 from partita.compiler.analysis.time import predict
 from partita.compiler.fit.schedule import planned_with
 from partita.compiler.graph import Phase
+from partita.compiler.instructions import COMPUTE
 from partita.compiler.pipeline import assembled, compile_spec, schedule_spec
 from partita.compiler.report.explain import explain
 from partita.compiler.report.summary import summarize
 from partita.compiler.schedules.forms import read
 from partita.compiler.state import Compilation
+from partita.compiler.streams import START, Launch, launches_of
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.dsl.source import Source
 from partita.runtime import host_copies
 from partita.runtime.rank import Plan, prepare
+from partita.runtime.streams import HostStreams, Posting
 from partita.runtime.training import VirtualRun
+from partita.runtime.transports.interleaved import StreamCluster
 from partita.runtime.verification.verify import verify
 from tests.commands import computed, partita
 from tests.compiler.analysis.test_memory import peak_of
@@ -195,7 +199,7 @@ def test_a_view_comes_back_with_the_strides_that_it_had(tmp_path: Path):
     slots = range(6)
     expected = [(each.clone(), each.stride()) for each in frame[:6]]
     with memory_of_its_own():
-        copies = host_copies.HostCopies(torch.device("cpu"), None)
+        copies = host_copies.HostCopies(torch.device("cpu"), HostStreams())
         kept = copies.offload(frame, slots)
         copies.offloaded(frame, slots, kept)
         assert frame == [None] * 7
@@ -221,96 +225,78 @@ def test_two_real_processes_train_alike(tmp_path: Path):
     assert found == expected
 
 
-class Stream:
-    """A stream of a GPU that does what it is given as late as it may, when it is waited for; or `early`, at once."""
-
-    current: Stream | None = None
-
-    def __init__(self, early: bool = False) -> None:
-        self.early = early
-        self.work: list[Callable[[], None]] = []
-
-    def add(self, work: Callable[[], None]) -> None:
-        self.work.append(work)
-        if self.early:
-            self.run(len(self.work))
-
-    def run(self, count: int) -> None:
-        """Do the first of the work that it was given, as far as it is not done."""
-        for i in range(count):
-            work, self.work[i] = self.work[i], lambda: None
-            work()
-
-    def wait_stream(self, other: Stream) -> None:
-        self.add(partial(other.run, len(other.work)))
-
-    def wait_event(self, event: Event) -> None:
-        self.add(partial(event.stream.run, event.count))
-
-    def record_event(self) -> Event:
-        return Event(self, len(self.work))
-
-    def __enter__(self) -> None:
-        Stream.current = self
-
-    def __exit__(self, *_: object) -> None:
-        Stream.current = None
-
-
-@frozen
-class Event:
-    stream: Stream
-    count: int
-
-
-@given(st.lists(st.integers(0, 5), min_size=12, max_size=30), st.booleans())
-def test_streams_of_a_gpu_copy_in_time(steps: list[int], early: bool):
-    """Whatever is under way, and though copies happen as late as they may, or at once, and what computes is late:
-    microbatches leave, come back, and are read as they were, in as much of the host's memory as are there at once.
+@given(st.lists(st.integers(0, 5), min_size=12, max_size=30), st.integers(0, 1 << 30))
+def test_streams_of_a_gpu_copy_in_time(steps: list[int], seed: int):
+    """Whatever is under way, and though copies happen as late as they may, or at once: microbatches leave, come back,
+    and are read as they were, in as much of the host's memory as are there at once.
     """
-    computing, taken = Stream(), []
+    cluster = StreamCluster(1, seed=seed)
+    streams = cluster.transport(0).streams(torch.device("cpu"))
+    copies = host_copies.HostCopies(torch.device("cpu"), streams)
+    parts: list[object] = []
+    launches: list[Launch] = []
+    last = START
+    frames: dict[int, list[torch.Tensor | None]] = {}
+    kept: dict[int, host_copies.Kept] = {}
+    read, pinned = [], set()
 
-    def allocated(size: int, device: torch.device) -> torch.UntypedStorage:
-        taken.append((device.type, size))
-        return torch.full((size,), 99, dtype=torch.uint8).untyped_storage()
+    def compute(part: Callable[[], object], *after: int) -> None:
+        nonlocal last
+        last = len(parts)
+        parts.append(lambda: part() and None)
+        launches.append(Launch(COMPUTE, after))
 
-    def transfer(source: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
-        Stream.current.add(lambda: _bytes(copy).copy_(_bytes(source)))
+    def post(stream: str, prepare: Callable[[], list[torch.Tensor]]) -> int:
+        parts.append(Posting(prepare, host_copies.copied, lambda _: None))
+        launches.append(Launch(stream, (last,)))
+        return len(parts) - 1
 
-    read = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_copies, "allocated", allocated)
-        patch.setattr(host_copies, "transfer", transfer)
-        patch.setattr(torch.cuda, "current_stream", lambda device: computing)
-        patch.setattr(torch.cuda, "stream", lambda stream: stream)
-        copies = host_copies.HostCopies(torch.device("cuda"), (Stream(early), Stream(early)))
-        leaving, away, coming, most = [], [], [], 0
-        for number, step in enumerate(steps):
-            there = [0, *([1] if leaving else []), *([2, 2] if away or coming else [])]
-            step = there[step % len(there)]
-            if step == 0:
-                frame = [torch.full((3, 2), -1), None]
-                computing.add(partial(frame[0].fill_, number))  # what makes it runs later, too
-                frame[1] = frame[0].t()
-                leaving.append((number, frame, copies.offload(frame, (0, 1)), frame[0]))
-            elif step == 1:
-                made, frame, kept, tensor = leaving.pop(0)
-                copies.offloaded(frame, (0, 1), kept)
-                computing.add(partial(tensor.fill_, -2))  # its memory is used for something else
-                away.append((made, frame, kept))
-            elif not coming:
-                made, frame, kept = away.pop()
-                copies.load(frame, (0, 1), kept)
-                coming.append((made, frame, kept))
-            else:
-                made, frame, kept = coming.pop()
-                copies.loaded(kept)
-                computing.add(partial(lambda m, own: read.append((m, own[1].clone())), made, list(frame)))
-            most = max(most, len(leaving) + len(away) + len(coming))
-        computing.run(len(computing.work))
-    for made, tensor in read:
-        assert torch.equal(tensor, torch.full((2, 3), made))
-    assert taken.count(("cpu", 48)) <= most
+    def made(number: int) -> None:
+        tensor = torch.full((3, 2), number)
+        frames[number] = [tensor, tensor.t()]
+
+    def leaves(number: int) -> list[torch.Tensor]:
+        own = kept[number] = copies.offload(frames[number], (0, 1))
+        pinned.update(each.data_ptr() for each in own.host)
+        return copies.between(own.device, own.host)
+
+    def comes(number: int) -> list[torch.Tensor]:
+        copies.load(frames[number], (0, 1), kept[number])
+        return copies.between(kept[number].host, kept[number].device)
+
+    def back(number: int) -> None:
+        copies.loaded(kept.pop(number))
+        read.append((number, frames.pop(number)[1].clone()))
+
+    leaving, away, coming, most = [], [], [], 0
+    for number, step in enumerate(steps):
+        there = [0, *([1] if leaving else []), *([2, 2] if away or coming else [])]
+        step = there[step % len(there)]
+        if step == 0:
+            compute(partial(made, number))
+            leaving.append((number, post("copies out", partial(leaves, number))))
+        elif step == 1:
+            number, ended = leaving.pop(0)
+            compute(lambda own=number: copies.offloaded(frames[own], (0, 1), kept[own]), ended)
+            away.append(number)
+        elif not coming:
+            number = away.pop()
+            coming.append((number, post("copies in", partial(comes, number))))
+        else:
+            number, ended = coming.pop()
+            compute(partial(back, number), ended)
+        most = max(most, len(leaving) + len(away) + len(coming))
+
+    def host() -> Iterator[None]:
+        for each in streams.bound(launches, parts):
+            each()
+        yield from streams.drained()
+
+    cluster.run([host()])
+    assert len(read) == sum(launch.stream == "copies in" for launch in launches) - len(coming)
+    for number, tensor in read:
+        assert torch.equal(tensor, torch.full((2, 3), number))
+    assert len(pinned) <= most
 
 
 # ---------------------------------------------------------------- memory and time
@@ -527,7 +513,8 @@ def test_copies_of_wrong_values_are_found():
         program = evolve(state.program, stages=(evolve(stage, copied=copied), *others))
         assert not validate(evolve(state, program=program)).passed, copied
     instructions = tuple(each for each in ranks[0].instructions if "O0.0" not in str(each) and "L0.0" not in str(each))
-    program = evolve(state.program, ranks=(evolve(ranks[0], instructions=instructions), *ranks[1:]))
+    other = evolve(ranks[0], instructions=instructions, launches=launches_of(instructions))
+    program = evolve(state.program, ranks=(other, *ranks[1:]))
     (problem,) = validate(evolve(state, program=program)).problems
     assert "copies other microbatches than its schedule says" in problem.message
 

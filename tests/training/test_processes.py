@@ -16,6 +16,7 @@ from partita.compiler.passes.place import pipeline_of
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.dsl.load import load
 from tests.commands import computed, here, partita, records
+from tests.fault_injection.processes import rank_of
 from tests.files import SPECS
 from tests.marks import soak
 
@@ -123,12 +124,11 @@ def children(supervisor: int) -> dict[int, int]:
             continue
         try:
             parent = int(re.search(r"PPid:\s+(\d+)", (entry / "status").read_text())[1])
-            environment = (entry / "environ").read_bytes()
         except (OSError, TypeError):
             continue
-        match = re.search(rb"PARTITA_RANK=(\d+)", environment)
-        if parent == supervisor and match:
-            found[int(match[1])] = int(entry.name)
+        rank = rank_of(int(entry.name))
+        if parent == supervisor and rank is not None:
+            found[rank] = int(entry.name)
     return found
 
 

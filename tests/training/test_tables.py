@@ -20,6 +20,7 @@ from partita.compiler.verify.equivalence import validate
 from partita.compiler.verify.proxy import single
 from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Spec
+from partita.runtime.kernels import sparse as sparse_kernels
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.compiler.test_text import check_every_pass
@@ -302,3 +303,14 @@ def test_what_cannot_be_sparse_says_why(optimizer: str, more: str, why: str):
     error, *_ = refused.value.diagnostics
     assert error.code == "E0416"
     assert error.message == f"the update of `m.table` cannot be sparse: {why}"
+
+
+@pytest.mark.parametrize("rule", RULES[::2])
+def test_gpus_which_go_through_entries_without_ids_make_the_same(rule: str, monkeypatch: pytest.MonkeyPatch):
+    """To leave these out, the host would have to be told how many there are."""
+    spec = spec_of(rule, first=LAZY[len(rule) % len(LAZY)], second=SAME[len(rule) % len(SAME)])
+    expected = figures(spec)
+    monkeypatch.setattr(sparse_kernels, "exact", lambda x: False)
+    found = figures(spec)
+    for name, each in expected.items():
+        assert torch.equal(found[name], each), name

@@ -132,13 +132,13 @@ def test_what_runs_beside_a_collective_is_slower_but_no_slower_than_behind_it() 
     assert predict(free, BLOCKING).step_time == pytest.approx(behind.step_time)
 
 
-def test_a_product_beside_a_collective_has_the_multiprocessors_that_are_left() -> None:
-    """10 ms of work beside 4 ms of 16 blocks: 4 ms at 92/108 of the speed, then the rest."""
+def test_a_product_beside_a_collective_has_the_speed_that_is_left() -> None:
+    """10 ms of work beside 4 ms of 24 blocks: 4 ms at 1 / 1.4 of the speed, then the rest."""
     state = on_gpus()
-    walk = Walk(state, OURS, 1.0, {}, {"ib200": 1.004}, {"ib200": 16})
-    assert walk.after(0.01) == pytest.approx(1.004 + 0.01 - 0.004 * 92 / 108)
-    assert walk.after(0.002) == pytest.approx(1.0 + 0.002 * 108 / 92)
-    assert Walk(state, OURS, 2.0, {}, {"ib200": 1.004}, {"ib200": 16}).after(0.01) == pytest.approx(2.01)
+    walk = Walk(state, OURS, 1.0, {}, {"ib200": 1.004}, {"ib200": 24})
+    assert walk.after(0.01) == pytest.approx(1.004 + 0.01 - 0.004 / 1.4)
+    assert walk.after(0.002) == pytest.approx(1.0 + 0.002 * 1.4)
+    assert Walk(state, OURS, 2.0, {}, {"ib200": 1.004}, {"ib200": 24}).after(0.01) == pytest.approx(2.01)
 
 
 def test_systems_run_otherwise_than_ours() -> None:
@@ -159,7 +159,6 @@ def test_systems_run_otherwise_than_ours() -> None:
     assert step(Execution(whole=True), sharded) == step(OURS, sharded)  # which makes nothing again
     once, twice = Execution(exchanges=1), Execution(exchanges=2)
     assert step(OURS) <= step(once) < step(twice)
-    assert step(Execution(flat=True), sharded) < step(OURS, sharded)
 
 
 def chained(schedule: Schedule, steps: int, prices: Costs) -> list[float]:

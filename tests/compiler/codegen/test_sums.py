@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from partita.compiler.codegen.writer import Writer
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.normalize import LayerNormGradient, NormalizeGradient
+from partita.compiler.ops.normalize import LayerNormGradient, NormalizeGradient, RmsNormGradient
 from partita.compiler.ops.op import Argument
 from partita.compiler.ops.pointwise import Pointwise
 from partita.dsl.types import Axis, Type
@@ -80,6 +80,7 @@ def test_gradients_of_norms_add():
         (NormalizeGradient(("columns",), False), (d, y, rate)),
         (NormalizeGradient(("rows",), True), (d, y, scale)),  # not over the last
         (LayerNormGradient(("columns",)), (d, y, rate, scale)),
+        (RmsNormGradient(("columns",)), (d, y, rate, scale)),
     ):
         build = Builder()
         gradient, *others = build.apply_all(op, *operands)

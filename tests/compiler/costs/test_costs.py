@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.compiler.costs.devices import DEVICES, Device, Products
-from partita.compiler.costs.links import LINKS, Link, link_of
+from partita.compiler.costs.links import LINKS, Link, Measured, link_of
 from partita.compiler.costs.nodes import seconds, timed
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
@@ -96,6 +96,28 @@ def test_a_sum_takes_the_quicker_of_ring_and_tree(link: Link, parts: int, bytes:
     assert latency + moving >= 2 * bytes * (parts - 1) / parts / link.bandwidth
 
 
+KINDS = ("gather", "scatter", "add", "exchange", "pass_on")
+TIMES = st.lists(st.tuples(BYTES, st.floats(1e-6, 1e-1)), min_size=1, max_size=6, unique_by=lambda each: each[0])
+
+
+@given(st.sampled_from(KINDS), TIMES, st.integers(2, 64), BYTES)
+def test_what_was_measured_is_what_is_said(kind: str, times: list[tuple[int, float]], parts: int, bytes: int):
+    """Between sizes it lies between their times; a larger group takes longer in the proportion of the model."""
+    measured = tuple(Measured(kind, 2, float(size), took) for size, took in times)
+    plain = Link("wire", 1e9, 1e-5)
+    link = evolve(plain, measured=measured)
+    for size, took in times:
+        assert sum(getattr(link, kind)(2, size)) == pytest.approx(took)
+    found = sum(getattr(link, kind)(2, bytes))
+    rates = max(each.seconds / each.bytes for each in measured) * bytes
+    assert min(took for _, took in times) * (1 - 1e-9) <= found
+    assert found <= max(*(took for _, took in times), rates) * (1 + 1e-9)
+    model = sum(getattr(plain, kind)(parts, bytes)) / sum(getattr(plain, kind)(2, bytes))
+    assert sum(getattr(link, kind)(parts, bytes)) == pytest.approx(found * model)
+    for other in set(KINDS) - {kind}:
+        assert getattr(link, other)(parts, bytes) == getattr(plain, other)(parts, bytes)
+
+
 def test_small_sums_take_a_tree_and_large_ones_a_ring():
     link = Link("wire", 1e10, 5e-6)
     assert link.add(1024, 8)[0] == pytest.approx(20 * link.latency)
@@ -122,10 +144,23 @@ def test_a_message_as_large_as_a_ring_waits_for_takes_twice_the_steps(link: Link
 
 
 @given(st.sampled_from(list(DEVICES.values())), st.integers(0, 200), st.integers(0, 50))
-def test_collectives_take_multiprocessors(device: Device, blocks: int, more: int):
+def test_collectives_slow_what_runs_beside_them(device: Device, blocks: int, more: int):
     assert device.beside(0) == 1
     assert 0.25 <= device.beside(blocks + more) <= device.beside(blocks) <= 1
-    assert DEVICES["h100"].beside(LINKS["nvlink4"].blocks) == pytest.approx(1 - 24 / 132)
+    assert device.beside(LINKS["nvlink4"].blocks) == pytest.approx(1 / 1.4 if device.gpu else 1)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda each: each.name)
+def test_narrow_operands_and_later_kernels_are_quicker(device: Device):
+    """Of the peak they reach less."""
+    if "f8" in device.flops:
+        narrow = device.narrowed()
+        assert 0.5 < narrow.products.best < device.products.best
+        assert 1.5 < narrow.flops["bf16"] * narrow.products.best / device.flops["bf16"] / device.products.best < 2
+    speeds = [device.generation(each).attention.best for each in sorted(device.flash)]
+    assert speeds == sorted(set(speeds))
+    assert not speeds or device.generation(2) == device
+    assert all(each < device.products.best for each in speeds)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def record(ranks: int = 1, **changes: Any) -> dict[str, Any]:
             ["dot", "f32", [4, 8, 8], 512, 1e-6],
             ["dot", "f32", [64, 64, 64], 524288, 1e-5],
         ],
+        "collectives": [["gather", 256, 1e-4], ["gather", 1 << 20, 2e-3]],
     }
     return found | changes
 
@@ -78,7 +79,9 @@ def test_a_file_names_the_record_of_its_ranks(tmp_path: Path):
     assert spec is not None, diagnostics
     device = device_of(spec.meshes["k"])
     assert device.action == 2e-5
-    assert link_of(spec.meshes["k"], "pipe").post == 2e-5
+    link = link_of(spec.meshes["k"], "pipe")
+    assert link.post == 2e-5
+    assert sum(link.gather(2, 1 << 20)) == pytest.approx(2e-3)
 
 
 def test_the_command_line_names_it_too(tmp_path: Path):
@@ -115,6 +118,8 @@ def test_what_is_written_is_read_again():
         (text(record(timings=[["dot", "f32", [64], 1]])), "a timing is [kernel"),
         (text(record(timings=[["dot", "f32", [64], 1, 0]])), "seconds must be positive"),
         (text(record(timings=[["dot", "f32", [True], 1, 1]])), "a feature must be a non-negative number"),
+        (text(record(collectives=[{}])), "a collective is [kind, bytes, seconds]"),
+        (text(record(collectives=[["gather", 1, 0]])), "seconds must be positive"),
         ("[" * 100_000, "it is not valid JSON"),
     ],
 )
@@ -151,3 +156,16 @@ def test_a_rate_lies_between_measured_ones(measured: list[tuple[int, int, float]
     assert timings.seconds(Kernel("k", (1.0, 1.0), 1.0), "f64") is None
     # A version that knew a kernel by more features, or by fewer.
     assert timings.seconds(Kernel("k", (1.0,), 1.0), "f32") is None
+
+
+def test_a_kernel_that_was_not_measured_takes_as_long_as_one_alike():
+    dot = Timing("dot.added", "f32", (4.0, 4.0, 4.0), 128.0, 2e-6)
+    moving = Timing("add", "f32", (1024.0,), 1024.0, 1e-6), Timing("gelu", "f32", (1024.0,), 1024.0, 4e-6)
+    timings = Timings((dot, *moving))
+    whole = Kernel("dot", (4.0, 4.0, 4.0), 128.0, Kernel("dot.added", (4.0, 4.0, 4.0), 128.0))
+    assert timings.seconds(whole, "f32") == pytest.approx(2e-6)
+    several = Kernel("grouped", (8.0, 4.0, 4.0, 4.0), 1024.0, Kernel("dot.added", (4.0, 4.0, 4.0), 1024.0))
+    assert timings.seconds(several, "f32") == pytest.approx(16e-6)
+    assert timings.seconds(Kernel("take_rows", (1024.0,), 1024.0), "f32") in (1e-6, 4e-6)
+    assert timings.seconds(Kernel("take_rows", (1024.0,), 1024.0), "f64") is None
+    assert timings.seconds(Kernel("sorted", (1024.0, 2.0), 1024.0), "f32") is None

@@ -18,11 +18,12 @@ from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.decoding import GoOn, Keep
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
+from partita.compiler.ops.float8 import Float8Dot, ToFloat8
 from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
-from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
+from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient, RmsNormGradient
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Ema
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
@@ -103,7 +104,7 @@ class Case:
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
     *("adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
-    *("scatter_add", "scan", "routed_outer", "unstack", "update_rows", "adagrad"),
+    *("scatter_add", "scan", "routed_outer", "unstack", "update_rows", "adagrad", "float8_dot"),
 )
 
 
@@ -119,6 +120,15 @@ def fitted(case: Case, types: Sequence[Type], tensors: list[torch.Tensor]) -> li
         over = types[0].position(case.op.over)  # type: ignore[attr-defined]
         names = [name for name in types[0].names if name in types[1].names]
         tensors[1] = tensors[0].amax(over).permute([names.index(name) for name in types[1].names])
+    if case.op.name == "to_float8":
+        # Of each row of the first.
+        rows = [i for i, name in enumerate(types[0].names) if not types[1].has(name)]
+        names = [name for name in types[0].names if types[1].has(name)]
+        tensors[1] = tensors[0].abs().amax(rows).permute([names.index(name) for name in types[1].names])
+    if case.op.name == "float8_dot":
+        # Bits of small whole numbers, and rows of any size.
+        tensors[:2] = [((x % 5).float() - 2).to(torch.float8_e4m3fn).view(torch.uint8) for x in tensors[:2]]
+        tensors[2:] = [x.abs() + 1 for x in tensors[2:]]
     if case.op.name in ("dispatch", "collect"):
         # No two choices of one expert have one slot.
         order = tuple(name for name in ("b", "c") if types[1].has(name))
@@ -209,6 +219,15 @@ CASES: list[Case] = [
     Case("sum-all", Reduce("sum", ("a", "b"), "f64"), (f(A, B),)),
     Case("sum-integers", Reduce("sum", ("a",), "i64"), (i(A, B),), limit=100, differentiable=False),
     Case("max", Reduce("max", ("b",), "f64"), (f(A, B, C),)),
+    Case("to_float8", ToFloat8(), (f(A, B, C), f(A, C)), differentiable=False),
+    Case("to_float8-two", ToFloat8(), (f(A, B, C), f(B)), differentiable=False),
+    Case("float8_dot", Float8Dot(("b",)), (codes(A, B), codes(C, B), f(A), f(C)), differentiable=False),
+    Case(
+        "float8_dot-two",
+        Float8Dot(("b", "c")),
+        (codes(A, B, C), codes(B, C, D, E), f(A), f(D, E)),
+        differentiable=False,
+    ),
     Case("argmax", ArgMax("b"), (f(A, B, C),), differentiable=False),
     Case("first_index", FirstIndex("b"), (f(A, B, C), f(A, C)), differentiable=False),
     Case("cumsum", CumulativeSum("b"), (f(A, B, C),)),
@@ -317,6 +336,12 @@ CASES: list[Case] = [
     Case(
         "layer_norm_gradient",
         LayerNormGradient(("b", "c")),
+        (f(A, B, C), f(A, B, C), f(A), f(B, C)),
+        differentiable=False,
+    ),
+    Case(
+        "rms_norm_gradient",
+        RmsNormGradient(("b", "c")),
         (f(A, B, C), f(A, B, C), f(A), f(B, C)),
         differentiable=False,
     ),

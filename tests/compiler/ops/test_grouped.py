@@ -136,6 +136,7 @@ def test_most_kinds_of_arithmetic_compute_row_by_row():
     assert {case.op.name for case in BY_ROW} == {
         "pointwise",
         "cast",
+        "to_float8",
         "dot",
         "reduce",
         "sgd",

@@ -34,7 +34,7 @@ EXACT = {
     *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
     *("microbatch", "states_before", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
     *("coalesce", "merge_rows", "distinct_ids", "look_up_entries", "take_entries"),
-    *("cumsum", "block_sums", "one_hot", "stack", "unstack"),
+    *("cumsum", "block_sums", "one_hot", "stack", "unstack", "to_float8", "float8_dot"),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
     *("relu_gradient", "abs_gradient", *COMPARISONS),
 }
@@ -220,6 +220,8 @@ LEFT_OUT = {
     ("normalize_gradient", (2,)): "a rate is a root: it comes whole",
     ("layer_norm_gradient", (3,)): "so does a scale: parameters are no sums",
     ("layer_norm_gradient", (2,)): "the same, for the rate",
+    ("rms_norm_gradient", (3,)): "the same",
+    ("rms_norm_gradient", (2,)): "the same",
     ("custom_gradient", (2,)): "a gradient that is whole must be the same on all ranks to the bit",
     ("gather_slices", ALL): "what is gathered is read whole in every slice: each is added up once",
     ("running_mean", ALL): "states of an optimizer are no sums",

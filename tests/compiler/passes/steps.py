@@ -15,6 +15,7 @@ from partita.compiler.mesh import Mesh, mesh_of
 from partita.compiler.passes import build as building
 from partita.compiler.passes import cut as cutting
 from partita.compiler.passes import differentiate as differentiating
+from partita.compiler.passes import float8 as of_float8
 from partita.compiler.passes import fuse as fusing
 from partita.compiler.passes import group as grouping
 from partita.compiler.passes import guard as guards
@@ -166,6 +167,16 @@ def differentiate(form: Form) -> Form:
     return whole(differentiating.differentiate(form.graph()))
 
 
+def in_float8(form: Form) -> Form:
+    """Products of eight bits are marked."""
+    return whole(of_float8.in_float8(form.graph()))
+
+
+def expanded(form: Form) -> Form:
+    """Marked products are made of quantized operands."""
+    return whole(of_float8.expanded(form.graph()))
+
+
 def fuse(form: Form) -> Form:
     """One operation for the three gradients of a layer norm."""
     return whole(fusing.fuse(form.graph()))
@@ -237,8 +248,10 @@ STEPS: dict[str, Step] = {
         build,
         guard,
         place,
+        in_float8,
         differentiate,
         fuse,
+        expanded,
         remat_scopes,
         remat_cheap,
         microbatch,

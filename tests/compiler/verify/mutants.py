@@ -26,6 +26,7 @@ from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Part
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.program import Program, RankProgram
 from partita.compiler.state import Compilation
+from partita.compiler.streams import launches_of
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.types import Type
 from partita.runtime.rank import Plan
@@ -215,7 +216,8 @@ def _other_channels(program: Program, channel: Channel, rank: int) -> Iterator[C
 
 
 def _wired(state: Compilation, rank: RankProgram) -> Compilation:
-    """A compilation with one rank told otherwise."""
+    """A compilation with one rank told otherwise, on streams and behind events as the compiler has it."""
+    rank = evolve(rank, launches=launches_of(rank.instructions))
     ranks = tuple(rank if each.rank == rank.rank else each for each in state.program.ranks)
     return evolve(state, program=evolve(state.program, ranks=ranks))
 

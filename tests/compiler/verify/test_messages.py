@@ -8,6 +8,7 @@ from attrs import evolve
 from partita.compiler.graph import Node, Phase
 from partita.compiler.layout import REPLICATED, SUM, layout_of
 from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.streams import launches_of
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Diagnostic
 from tests.compiler.verify.broken import FILE, Edit, compiled, output, problem, program
@@ -98,7 +99,7 @@ def test_stages_do_not_wait_for_each_other():
 
 def test_messages_that_are_promised_are_posted():
     state = program()
-    quiet = tuple(evolve(rank, instructions=()) for rank in state.program.ranks)
+    quiet = tuple(evolve(rank, instructions=(), launches=()) for rank in state.program.ranks)
     found = problem(evolve(state, program=evolve(state.program, ranks=quiet)))
     assert f"{NAME} from stage 0 to stage 1 is never posted" in found.message
     alone = evolve(state.partitioned, messages=state.partitioned.messages[:1])
@@ -109,9 +110,18 @@ def test_messages_that_are_promised_are_posted():
 
 def test_instructions_are_held_to_the_laws():
     state = program()
-    ranks = [evolve(rank, instructions=rank.instructions[1:]) for rank in state.program.ranks]
+    later = [(rank, rank.instructions[1:]) for rank in state.program.ranks]
+    ranks = [evolve(rank, instructions=each, launches=launches_of(each)) for rank, each in later]
     found = problem(evolve(state, program=evolve(state.program, ranks=tuple(ranks))))
     assert any("invariant" in note for note in found.notes)
+
+
+def test_launches_are_held_to_the_laws():
+    """A send that does not wait for what makes what is sent."""
+    state = program()
+    ranks = [evolve(rank, launches=[evolve(each, after=()) for each in rank.launches]) for rank in state.program.ranks]
+    found = problem(evolve(state, program=evolve(state.program, ranks=tuple(ranks))))
+    assert "before what computes ahead of it has ended" in found.message
 
 
 def transferred(rank: int, **changes: object) -> str:

@@ -36,20 +36,6 @@ MISTAKES = [
         f"{BLOCKS}::test_a_view_comes_back_with_the_strides_that_it_had",
     ),
     Planted(
-        "memory-used-before-it-is-copied",
-        "runtime/host_copies.py",
-        "        self._wait(kept)\n        kept.device = []\n        for slot",
-        "        kept.device = []\n        for slot",
-        f"{BLOCKS}::test_streams_of_a_gpu_copy_in_time",
-    ),
-    Planted(
-        "copied-before-it-is-computed",
-        "runtime/host_copies.py",
-        "        stream.wait_stream(torch.cuda.current_stream(self.device))\n",
-        "",
-        f"{BLOCKS}::test_streams_of_a_gpu_copy_in_time",
-    ),
-    Planted(
         "memory-of-the-host-never-used-again",
         "runtime/host_copies.py",
         "            self.free.append(kept.host)\n",
@@ -59,8 +45,8 @@ MISTAKES = [
     Planted(
         "memory-of-the-host-used-at-once",
         "runtime/host_copies.py",
-        "            kept.host = self._host(kept.device)\n",
-        "            kept.host = self._host(kept.device)\n            self.free.append(kept.host)\n",
+        "        return kept\n",
+        "        self.free.append(kept.host)\n        return kept\n",
         f"{BLOCKS}::test_streams_of_a_gpu_copy_in_time",
     ),
     Planted(
@@ -101,7 +87,7 @@ MISTAKES = [
     Planted(
         "instructions-that-copy-as-they-please",
         "compiler/schedules/invariants.py",
-        "    _raise(_copied(programs))\n",
+        "    raise_first(_copied(programs))\n",
         "",
         f"{SCHEDULES}::test_instructions_that_copy_wrongly_are_refused",
     ),

@@ -18,6 +18,27 @@ MISTAKES = [
         f"{COSTS}::test_attention_is_as_quick_as_its_paper_measured",
     ),
     Planted(
+        "attention-of-one-generation",
+        "compiler/costs/devices.py",
+        "best=self.attention.best * self.flash[flash]",
+        "best=self.attention.best",
+        f"{COSTS}::test_narrow_operands_and_later_kernels_are_quicker",
+    ),
+    Planted(
+        "narrow-products-at-the-usual-share",
+        "compiler/costs/devices.py",
+        "best=self.products.best * self.narrow",
+        "best=self.products.best",
+        f"{COSTS}::test_narrow_operands_and_later_kernels_are_quicker",
+    ),
+    Planted(
+        "nothing-slower-beside-collectives",
+        "compiler/costs/devices.py",
+        "1 / (1 + _SLOWED * blocks / _CHANNELS)",
+        "1.0",
+        f"{COSTS}::test_collectives_slow_what_runs_beside_them",
+    ),
+    Planted(
         "window-as-quick-as-all-keys",
         "compiler/ops/attention.py",
         "return length if self.window is None else min(self.window, length)",

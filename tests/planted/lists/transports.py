@@ -22,8 +22,8 @@ MISTAKES = [
     Planted(
         "tied-totals-sent-as-they-lie",
         "runtime/executor.py",
-        "self.transport.send(each.transfer.channel, total.contiguous())",
-        "self.transport.send(each.transfer.channel, total.t() if total.dim() == 2 else total)",
+        "self.transport.send, total.contiguous())",
+        "self.transport.send, total.t() if total.dim() == 2 else total)",
         "verify tests/planted/files/tied.par",
     ),
     Planted(
@@ -122,8 +122,8 @@ MISTAKES = [
     Planted(
         "sent-under-the-first-microbatch",
         "runtime/instructions.py",
-        "frame, channel, send = stage.frames[transfer.microbatch], transfer.channel, self.transport.send",
-        "frame, channel, send = stage.frames[0], transfer.channel, self.transport.send",
+        "slot = stage.record.sends[transfer.message]\n        frame = stage.frames[transfer.microbatch]",
+        "slot = stage.record.sends[transfer.message]\n        frame = stage.frames[0]",
         TINY,
     ),
     Planted(

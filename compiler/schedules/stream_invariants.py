@@ -1,0 +1,175 @@
+"""The invariants of streams and events: what runs at once on a device never conflicts, and no rank waits in a circle.
+
+8. Every event is that of an earlier instruction. What is posted is not on the stream of what computes, and starts
+   behind what that has before it: this has made what is read, and has used memory that is written. What a wait waits
+   for has ended when what computes goes on: then its results may be read, and its memory may be used again. The
+   transfers of a channel are on one stream, in order. Memory is given and taken in the order of what computes, so no
+   memory is used again before its last reader on any stream, nor read before it is written.
+9. No cycle of waits between ranks, with the order of operations on a stream, events, and NCCL's rules: a send or a
+   receive occupies its stream until its peer has come, and the transfers of a channel run in order.
+
+Communicators of collectives, which the functions of stages start and wait for, have a stream of their own each, so
+that they are in nobody's way; that all ranks of a group start them in the same order is shown where invariant 2 is
+(`partita.compiler.schedules.invariants`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from attrs import define, field
+
+from partita.compiler.instructions import COMPUTE, Channel, Instruction, PostReceive, PostSend
+from partita.compiler.schedules.invariants import INVARIANTS, Problems, problem, raise_first
+from partita.compiler.streams import START, Launch
+from partita.dsl.diagnostic import Refused, refuse
+
+Programs = Sequence[Sequence[Instruction]]
+Launches = Sequence[Sequence[Launch]]
+
+
+def check_launches(programs: Programs, launches: Launches, communicators: Mapping[str, str]) -> None:
+    """Checks invariants 8 and 9 of the instructions of all ranks, which satisfy the others.
+
+    Raises Refused: E0501 for invariant 8, E0502 for a cycle of waits.
+    """
+    raise_first(_own_streams(launches, communicators))
+    for rank, (program, own) in enumerate(zip(programs, launches, strict=True)):
+        raise_first(_ordered(rank, program, own))
+    _Device.run(programs, launches)
+
+
+def _own_streams(launches: Launches, communicators: Mapping[str, str]) -> Problems:
+    taken = {COMPUTE: "what computes"}
+    taken |= {launch.stream: "instructions" for own in launches for launch in own if launch.stream != COMPUTE}
+    for name, stream in communicators.items():
+        if stream in taken:
+            yield problem("E0501", 8, f"{name} are on stream `{stream}`, which is that of {taken[stream]}")
+        taken[stream] = name
+
+
+def _ordered(rank: int, program: Sequence[Instruction], launches: Sequence[Launch]) -> Problems:
+    """Invariant 8 within a rank. `ended[s]` of an instruction is how many operations of stream s have ended when it
+    ends.
+    """
+    if len(launches) != len(program):
+        yield problem("E0501", 8, f"rank {rank} has {len(program)} instructions, of which {len(launches)} are enqueued")
+        return
+    streams = {stream: i for i, stream in enumerate(dict.fromkeys((COMPUTE, *(each.stream for each in launches))))}
+    # What computes has one operation before the first instruction.
+    start = [1] + [0] * (len(streams) - 1)
+    tails = [start if stream == COMPUTE else [0] * len(streams) for stream in streams]
+    ended: list[list[int]] = []
+    places: list[tuple[int, int]] = []  # stream, and position on it
+    posts: dict[Instruction, int] = {}
+    lines: dict[Channel, str] = {}
+    computed = 1
+    for i, (instruction, launch) in enumerate(zip(program, launches, strict=True)):
+        stream = streams[launch.stream]
+        before = tails[stream]
+        for event in launch.after:
+            if event == START:
+                before = list(map(max, before, start))
+                continue
+            if not 0 <= event < i:
+                yield problem("E0501", 8, f"rank {rank} waits for event {event} before {instruction}, which is later")
+                return
+            before = list(map(max, before, ended[event]))
+        if instruction.stream == COMPUTE:
+            if launch.stream != COMPUTE:
+                yield problem("E0501", 8, f"rank {rank} has {instruction} on stream `{launch.stream}`")
+            post = posts.get(instruction.post) if instruction.post is not None else None
+            if post is not None:
+                at, position = places[post]
+                if before[at] <= position:
+                    yield problem("E0501", 8, f"rank {rank} goes on at {instruction} before it has ended")
+            computed += 1
+        else:
+            posts[instruction] = i
+            if launch.stream == COMPUTE:
+                yield problem("E0501", 8, f"rank {rank} has {instruction} on the stream of what computes")
+            elif before[0] < computed:
+                yield problem("E0501", 8, f"rank {rank} has {instruction} before what computes ahead of it has ended")
+            if isinstance(instruction, (PostSend, PostReceive)):
+                line = lines.setdefault(instruction.transfer.channel, launch.stream)
+                if line != launch.stream:
+                    yield problem("E0501", 8, f"rank {rank} has {instruction} on another stream than those before it")
+        own = list(before)
+        places.append((stream, tails[stream][stream]))
+        own[stream] = tails[stream][stream] + 1
+        tails[stream] = own
+        ended.append(own)
+
+
+@define(eq=False)
+class _Device:
+    """A rank's device: what is left to do on each stream."""
+
+    program: Sequence[Instruction]
+    launches: Sequence[Launch]
+    queues: dict[str, deque[int]] = field(factory=dict)
+    ended: set[int] = field(factory=lambda: {START})
+
+    def __attrs_post_init__(self) -> None:
+        for i, launch in enumerate(self.launches):
+            self.queues.setdefault(launch.stream, deque()).append(i)
+
+    def end(self, i: int) -> None:
+        """End what is first on its stream."""
+        first = self.queues[self.launches[i].stream].popleft()
+        assert first == i
+        self.ended.add(i)
+
+    @staticmethod
+    def run(programs: Programs, launches: Launches) -> None:
+        """Invariant 9: run everything. Whatever can run may as well run at once, for it never keeps others from it."""
+        devices = [_Device(*each) for each in zip(programs, launches, strict=True)]
+        arrived: dict[tuple[Channel, int], tuple[int, int]] = {}
+        ready = list(range(len(devices)))
+        while ready:
+            rank = ready.pop()
+            moved = True
+            while moved:
+                moved = False
+                for queue in devices[rank].queues.values():
+                    while queue and (others := devices[rank].step(queue[0], rank, devices, arrived)) is not None:
+                        ready += others
+                        moved = True
+        if any(queue for device in devices for queue in device.queues.values()):
+            raise _stuck(devices)
+
+    def step(
+        self, i: int, rank: int, devices: Sequence[_Device], arrived: dict[tuple[Channel, int], tuple[int, int]]
+    ) -> Sequence[int] | None:
+        """End what is first on its stream, if it can, and its peer's; returns the peer's rank, if it has one."""
+        if not self.ended.issuperset(self.launches[i].after):
+            return None
+        instruction = self.program[i]
+        if not isinstance(instruction, (PostSend, PostReceive)):
+            self.end(i)
+            return ()
+        other, j = arrived.setdefault((instruction.transfer.channel, instruction.transfer.index), (rank, i))
+        if other == rank:
+            return None  # its peer has not come
+        self.end(i)
+        devices[other].end(j)
+        return (other,)
+
+
+def _stuck(devices: Sequence[_Device]) -> Refused:
+    """The diagnostic (E0502) for operations that wait for each other."""
+    notes = []
+    for rank, device in enumerate(devices):
+        for stream, queue in device.queues.items():
+            if queue:
+                first = queue[0]
+                missing = [str(device.program[i]) for i in device.launches[first].after if i not in device.ended]
+                behind = f"is behind {' and '.join(missing)}" if missing else "waits for its peer"
+                notes.append(f"rank {rank}: first on stream `{stream}`, {device.program[first]} {behind}")
+    return refuse(
+        "E0502",
+        "deadlock: what is first on its stream waits for what is behind it on another",
+        notes=(*notes[:8], INVARIANTS[9]),
+        help="put them on streams of their own",
+    )

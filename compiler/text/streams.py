@@ -1,0 +1,117 @@
+"""The textual form of what ranks enqueue: their instructions, the stream of each, and the events that it is behind.
+
+    communicator along data on along data
+    rank 0
+    0 compute F0.0 of stage 0 on compute
+    1 post-send number 0 on channel 0->1 forward, microbatch 0, stage 0 to 1, 32 B, tiny.x on 0->1 forward after 0
+    2 wait-send number 0 on channel 0->1 forward, microbatch 0, stage 0 to 1, 32 B, tiny.x on compute after 1
+
+Events are the ends of instructions, by their numbers, and `start` is when what computes has got to the first one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from partita.compiler.instructions import (
+    Channel,
+    Compute,
+    Direction,
+    Instruction,
+    Message,
+    PostCopy,
+    PostReceive,
+    PostSend,
+    Transfer,
+    WaitCopy,
+    WaitReceive,
+    WaitSend,
+)
+from partita.compiler.program import StepPlan
+from partita.compiler.schedules.schedule import Action
+from partita.compiler.streams import START, Launch
+
+# By rank: its instructions, and how each is enqueued.
+Enqueued = Sequence[tuple[Sequence[Instruction], Sequence[Launch]]]
+
+OF_TRANSFER: Mapping[str, type[PostSend | WaitSend | PostReceive | WaitReceive]] = {
+    "post-send": PostSend,
+    "wait-send": WaitSend,
+    "post-receive": PostReceive,
+    "wait-receive": WaitReceive,
+}
+OF_ACTION: Mapping[str, type[PostCopy | WaitCopy]] = {"post-copy": PostCopy, "wait-copy": WaitCopy}
+_NAMES = {kind: name for kinds in (OF_TRANSFER, OF_ACTION) for name, kind in kinds.items()}
+
+_LINE = re.compile(r"(\d+) (\S+) (.*) on (.+?)(?: after ((?:start|\d+)(?:, \d+)*))?")
+_TRANSFER = re.compile(
+    r"number (\d+) on channel (\d+)->(\d+) (\w+), microbatch (\d+), stage (\d+) to (\d+), (\d+) B, (.*)"
+)
+_ACTION = re.compile(r"([A-Z]+)(\d+)\.(\d+) of stage (\d+)( joined)?")
+_COMMUNICATOR = re.compile(r"communicator (.*) on (.*)")
+
+
+def streams_text(plan: StepPlan) -> str:
+    """What all ranks of a program enqueue, and the streams of the other communicators, as text."""
+    lines = [f"communicator {name} on {stream}" for name, stream in plan.streams.items()]
+    for rank in plan.ranks:
+        lines.append(f"rank {rank.rank}")
+        for i, (instruction, launch) in enumerate(zip(rank.instructions, rank.launches, strict=True)):
+            lines.append(f"{i} {_instruction(instruction)} {launch}")
+    return "\n".join(lines) + "\n"
+
+
+def parse_streams(text: str) -> tuple[Enqueued, dict[str, str]]:
+    """Parses what ranks enqueue, and the streams of the other communicators. Raises ValueError with the offending
+    line.
+    """
+    ranks: list[tuple[list[Instruction], list[Launch]]] = []
+    communicators: dict[str, str] = {}
+    for line in text.splitlines():
+        if found := _COMMUNICATOR.fullmatch(line):
+            communicators[found[1]] = found[2]
+        elif line == f"rank {len(ranks)}":
+            ranks.append(([], []))
+        else:
+            instruction, launch = _parsed(line, len(ranks[-1][0]) if ranks else -1)
+            ranks[-1][0].append(instruction)
+            ranks[-1][1].append(launch)
+    return ranks, communicators
+
+
+def _instruction(instruction: Instruction) -> str:
+    if isinstance(instruction, Compute):
+        return f"compute {instruction.action} of stage {instruction.stage}" + " joined" * instruction.joined
+    name = _NAMES[type(instruction)]
+    if isinstance(instruction, (PostCopy, WaitCopy)):
+        return f"{name} {instruction.action} of stage {instruction.stage}"
+    each = instruction.transfer
+    message = each.message
+    return (
+        f"{name} number {each.index} on channel {each.channel}, microbatch {each.microbatch}, "
+        f"stage {message.source} to {message.destination}, {message.bytes} B, {message.value}"
+    )
+
+
+def _parsed(line: str, number: int) -> tuple[Instruction, Launch]:
+    found = _LINE.fullmatch(line)
+    if found is None or int(found[1]) != number:
+        raise ValueError(f"not an instruction: {line}")
+    _, name, what, stream, after = found.groups()
+    events = after.split(", ") if after else ()
+    launch = Launch(stream, tuple(START if each == "start" else int(each) for each in events))
+    if name in OF_TRANSFER and (each := _TRANSFER.fullmatch(what)):
+        index, source, destination, microbatch, first, second, size = map(int, each.group(1, 2, 3, 5, 6, 7, 8))
+        direction = cast(Direction, each[4])
+        message = Message(each[9], first, second, direction, size)
+        channel = Channel(source, destination, direction)
+        return OF_TRANSFER[name](Transfer(channel, message, microbatch, index)), launch
+    if each := _ACTION.fullmatch(what):
+        action, stage = Action(each[1], int(each[2]), int(each[3])), int(each[4])
+        if name == "compute":
+            return Compute(action, stage, each[5] is not None), launch
+        if name in OF_ACTION:
+            return OF_ACTION[name](action, stage), launch
+    raise ValueError(f"not an instruction: {line}")

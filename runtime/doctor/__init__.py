@@ -1,0 +1,1 @@
+"""What `partita doctor` examines: the machine, its GPUs, and what ranks on them can do."""

@@ -1,0 +1,259 @@
+"""Runs ranks of a program as they would run on GPUs, one after the other, and says what is wrong.
+
+The rank is the runtime's own: its executors, kernels and transport, over tensors without numbers. It trains for two
+steps, the second of which finds what the first has left, evaluates, and takes and reads back a checkpoint's tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from attrs import evolve, field, frozen
+
+from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.program import InputRecord
+from partita.runtime import kernels, stages
+from partita.runtime import rank as ranks
+from partita.runtime.checkpoint.checkpoints import Resumed
+from partita.runtime.dtypes import NUMPY
+from partita.runtime.fake_gpu.device import fake_gpu
+from partita.runtime.fake_gpu.nccl import fake_transport
+from partita.runtime.fake_gpu.watch import Fault, Kind, Launch, Stopped, Watch, of
+from partita.runtime.kernels import compiling
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.pace import Slow
+from partita.runtime.python_functions import CustomFunction
+from partita.runtime.rank import Plan, Rank
+from partita.runtime.training import StepResult, train
+
+STEPS = 2
+
+
+@frozen(eq=False)
+class Tried:
+    """What came of running a rank: what is wrong, the kernels of its last training step, why the host waited in it, and
+    its peak of allocated bytes beside the bound.
+    """
+
+    rank: int
+    faults: tuple[Fault, ...]
+    launches: tuple[Launch, ...] = field(repr=False)
+    waits: tuple[str, ...]
+    peak: int
+    bound: int
+
+    @property
+    def moved(self) -> int:
+        """The bytes that the kernels read and write."""
+        return sum(each.read + each.written for each in self.launches)
+
+    def as_json(self) -> dict[str, Any]:
+        """An object of `gpu` of `verify --json`."""
+        return {
+            "rank": self.rank,
+            "passed": not self.faults,
+            "kernels": len(self.launches),
+            "moved": self.moved,
+            "waits": dict(Counter(self.waits)),
+            "peak_memory": self.peak,
+            "bound": self.bound,
+        }
+
+
+def representatives(plan: Plan) -> list[int]:
+    """A rank of each rank of the pipeline: their programs are those of all. Coordinates on the mesh differ by turns."""
+    mesh = plan.program.mesh
+    found: dict[int, list[int]] = {}
+    for rank in range(mesh.ranks):
+        found.setdefault(mesh.pipe_rank(rank), []).append(rank)
+    return [own[-(i % 2)] for i, own in enumerate(found.values())]
+
+
+def try_ranks(plan: Plan, chosen: Sequence[int] | None = None) -> list[Tried]:
+    """Run some ranks of a plan that is compiled for GPUs, or one of each rank of the pipeline."""
+    return [try_rank(plan, rank) for rank in (representatives(plan) if chosen is None else chosen)]
+
+
+def try_rank(plan: Plan, number: int) -> Tried:
+    """Run one rank."""
+    spec, program = plan.spec, plan.program
+    plan = evolve(plan, spec=evolve(spec, train=evolve(plan.train, steps=STEPS)))
+    watch = Watch(*_dtypes(plan))
+    bound = peak_memory(plan.training, program.ranks[program.mesh.pipe_rank(number)])
+    steps = None
+    with (
+        fake_gpu(watch) as device,
+        _no_values(),
+        _own_tables(),
+        _not_compiled(watch),
+        _no_autograd(),
+        fake_transport(watch, number, program.mesh.ranks, device) as transport,
+    ):
+        try:
+            rank = Rank(plan, number, transport, device, alone=True, paced=True)
+            steps = _Steps(watch, rank)
+            watch.limit = bound
+            _run(train(rank, _Zeros(plan), steps))
+        except Stopped:
+            pass  # a fault says why
+        # The program is under test: whatever it raises is a finding.
+        except Exception as error:
+            watch.fault(Kind.FAILURE, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}", of(error))
+    if steps is None:
+        return Tried(number, tuple(watch.faults), (), (), 0, bound)
+    return Tried(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), steps.peak, bound)
+
+
+class _Steps:
+    """Observes a rank's steps: what the last of them has launched and waited for, and the greatest peak. What is alive
+    between steps stays as it is.
+    """
+
+    def __init__(self, watch: Watch, rank: Rank) -> None:
+        self._watch, self._rank = watch, rank
+        self.launches: list[Launch] = []
+        self.waits: list[str] = []
+        self.peak = 0
+        self._left: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._watch.taken()
+        self._watch.waits.clear()
+        self._watch.peak = self._watch.live
+
+    def step(self, result: StepResult) -> None:
+        """A step is done."""
+        watch = self._watch
+        self.launches, self.waits, self.peak = watch.taken(), list(watch.waits), max(self.peak, watch.peak)
+        for stage in self._rank.training.stages.values():
+            if stage.in_flight:
+                watch.fault(Kind.LIFETIME, f"microbatches {stage.in_flight} are in flight between steps")
+        if self._left is not None and watch.live > self._left:
+            watch.fault(Kind.MEMORY, f"a step leaves {watch.live - self._left} bytes that were not there before it")
+        self._left = watch.live
+        self._begin()
+
+    def resumed(self, found: Resumed) -> None:
+        """Not told."""
+
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
+        """Not told."""
+
+    def sample(self, step: int, text: str) -> None:
+        """Not told."""
+
+    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+        """Not told."""
+
+
+class _Zeros:
+    """A dataset of zeros."""
+
+    held_out = None
+    left_out = 0
+
+    def __init__(self, plan: Plan) -> None:
+        self._inputs = plan.program.inputs
+        self._evaluated = plan.evaluation.program.inputs if plan.evaluation is not None else ()
+
+    def batch(self, step: int, rows: range | None = None) -> dict[str, np.ndarray]:
+        """Of a training step."""
+        return _zeros(self._inputs)
+
+    def holdout_batch(self, index: int, rows: range | None = None) -> dict[str, np.ndarray]:
+        """Of an evaluation."""
+        return _zeros(self._evaluated)
+
+    def held_out_rows(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        """Of an evaluation."""
+        return _zeros(self._evaluated)
+
+    def row_names(self, step: int) -> list[str]:
+        """None."""
+        return []
+
+    def holdout_row_names(self, index: int) -> list[str]:
+        """None."""
+        return []
+
+
+def _zeros(inputs: Sequence[InputRecord]) -> dict[str, np.ndarray]:
+    return {each.name: np.zeros(each.type.shape, NUMPY[each.type.dtype]) for each in inputs}
+
+
+def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype]]:
+    """The dtype of arithmetic, whether anything is in the host's memory, and dtypes of products that the file names."""
+    products = (
+        [value.type for value in node.inputs]
+        for node in plan.training.sharded.graph.nodes
+        if node.op.matrices([each.type for each in node.inputs], [each.type for each in node.outputs]) is not None
+    )
+    wide = {DTYPES[each.dtype] for operands in products for each in operands[:2] if each.is_float}
+    offloads = any(each.host or any(state.host for state in each.states) for each in plan.program.parameters)
+    return DTYPES[plan.train.precision], offloads, wide
+
+
+def _run(steps: Iterator[None]) -> None:
+    """Run a generator to its end: real transports never wait in it."""
+    for _ in steps:
+        pass
+
+
+@contextmanager
+def _no_values() -> Iterator[None]:
+    """Initial values are zeros, which take no time to draw."""
+
+    def zeros(initial: object, type: object, seed: int, name: str, fans: object, region: Sequence[slice]) -> np.ndarray:
+        return np.zeros([each.stop - each.start for each in region], np.float32)
+
+    with patch.object(ranks, "initial", zeros):
+        yield
+
+
+@contextmanager
+def _not_compiled(watch: Watch) -> Iterator[None]:
+    """Segments are run as they are written: torch compiles nothing without a GPU."""
+
+    def as_written(function: Callable[..., Any], tensors: Any) -> tuple[Callable[[list[torch.Tensor]], Any], bool]:
+        def run(given: list[torch.Tensor]) -> Any:
+            with watch.segment():
+                return function(*given)
+
+        return run, False
+
+    with patch.object(compiling, "_compile", as_written):
+        yield
+
+
+@contextmanager
+def _no_autograd() -> Iterator[None]:
+    """Gradients that torch would find of a file's own operations are zeros: its engine needs a GPU to be there."""
+
+    def zeros(function: CustomFunction, ds: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> Any:
+        return tuple(torch.zeros_like(each) for each in operands if each.is_floating_point())
+
+    with patch.object(CustomFunction, "_autograd", zeros):
+        yield
+
+
+@contextmanager
+def _own_tables() -> Iterator[None]:
+    """Tables that are kept from call to call, and compiled segments, are neither found nor left."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(kernels.__name__)]
+    kept = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]
+    kept.append(stages.load_source)
+    for each in kept:
+        each.cache_clear()
+    try:
+        yield
+    finally:
+        for each in kept:
+            each.cache_clear()

@@ -1,0 +1,234 @@
+"""Enqueues what a rank does where its program says: on which stream, and behind which events (`compiler.streams`).
+
+On a GPU these are CUDA's streams and events, and nothing waits but what an event makes wait. On a CPU what computes has
+ended when its call returns, and a stream of communication is a connection that works on its own: an operation is
+started at once, and its event is its handle. The virtual cluster has streams whose operations run in any order that
+streams and events permit (`partita.runtime.transports.interleaved`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from attrs import define, field, frozen
+
+from partita.compiler.instructions import COMPUTE
+from partita.compiler.streams import START, Launch
+
+Waits = Generator[None, None, Any]
+Bound = Callable[[], Waits | None]
+
+
+class Handle(Protocol):
+    """A posted operation. It keeps its tensors alive until it is done."""
+
+    def done(self) -> bool:
+        """Whether the operation is complete; a real transport waits for it and returns True. On a GPU what computes
+        waits, not the host.
+        """
+
+
+@frozen(eq=False)
+class Posting:
+    """A post in parts: `prepare` finds tensors or takes their memory, in the order of what computes; `launch` starts
+    the operation on them, on its stream; `keep` gets what keeps them until the wait.
+    """
+
+    prepare: Callable[[], Sequence[torch.Tensor]]
+    launch: Callable[..., Handle]
+    keep: Callable[[Handle], None]
+
+    def at_once(self) -> Bound:
+        """What does it at once."""
+        prepare, launch, keep = self.prepare, self.launch, self.keep
+
+        def run() -> None:
+            keep(launch(*prepare()))
+
+        return run
+
+
+class Streams(Protocol):
+    """The streams of one rank's device. `apart`: the host's memory is another than the device's."""
+
+    apart: bool
+
+    def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
+        """What enqueues each instruction of a list: a `Posting` unless it is on the stream that computes."""
+
+    def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
+        """Start an operation on tensors behind what computes now. What computes then waits for the handle."""
+
+    def drained(self) -> Waits | None:
+        """Wait until the host may go on behind a list of instructions; None if it may at once."""
+
+    def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+        """What makes new tensors that another stream writes."""
+
+    def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
+        """New memory that another stream writes; the host's is one that the device can copy from and to."""
+
+
+class Ended:
+    """A handle of what other means order: it is always done."""
+
+    def done(self) -> bool:
+        """Always True."""
+        return True
+
+
+ENDED = Ended()
+
+
+@frozen
+class HostStreams:
+    """Those of a CPU; or all as one, in the order in which the host enqueues."""
+
+    apart: bool = False
+
+    def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
+        """The parts: each does what it is at once, and waits for its handle."""
+        assert len(launches) == len(parts), "a launch for each instruction"
+        return tuple(part.at_once() if isinstance(part, Posting) else part for part in parts)
+
+    def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
+        """Start an operation."""
+        return operation(*tensors)
+
+    def drained(self) -> None:
+        """Nothing to wait for."""
+
+    def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+        """Uninitialized tensors."""
+        return partial(torch.empty, shape, dtype=dtype, device=device)
+
+    def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
+        """Uninitialized memory."""
+        return memory(size, device)
+
+
+@define(eq=False)
+class DeviceStreams:
+    """Those of a GPU, made when they are first used. What computes is on the stream that is current."""
+
+    device: torch.device
+    apart: bool = True
+    _streams: dict[str, torch.cuda.Stream] = field(factory=dict)
+
+    def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
+        """An event is recorded where something is behind it, in each step anew."""
+        events = {each: _event() for launch in launches for each in launch.after}
+        bound: list[Bound] = []
+        for i, (launch, part) in enumerate(zip(launches, parts, strict=True)):
+            behind = tuple(events[each] for each in launch.after)
+            enqueued = self._on_compute if launch.stream == COMPUTE else self._beside
+            bound.append(enqueued(launch.stream, behind, part, events.get(i)))
+        if START in events and bound:
+            bound[0] = self._from_start(events[START], bound[0])
+        return tuple(bound)
+
+    def _from_start(self, event: torch.cuda.Event, own: Bound) -> Bound:
+        def run() -> Waits | None:
+            event.record(self._current)
+            return own()
+
+        return run
+
+    def _on_compute(
+        self, stream: str, behind: tuple[torch.cuda.Event, ...], own: Any, event: torch.cuda.Event | None
+    ) -> Bound:
+        if not behind and event is None:
+            return own  # type: ignore[no-any-return]
+
+        def ended(waits: Waits) -> Waits:
+            yield from waits
+            if event is not None:
+                event.record(self._current)
+
+        def run() -> Waits | None:
+            for each in behind:
+                self._current.wait_event(each)
+            waits = own()
+            if waits is not None:
+                return ended(waits)
+            if event is not None:
+                event.record(self._current)
+            return None
+
+        return run
+
+    def _beside(
+        self, stream: str, behind: tuple[torch.cuda.Event, ...], post: Any, event: torch.cuda.Event | None
+    ) -> Bound:
+        own = self._stream(stream)
+
+        def run() -> None:
+            tensors = post.prepare()
+            for each in behind:
+                own.wait_event(each)
+            with torch.cuda.stream(own):
+                post.keep(post.launch(*tensors))
+            if event is not None:
+                event.record(own)
+
+        return run
+
+    def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
+        """Start an operation on a stream behind what computes now."""
+        own = self._stream(stream)
+        own.wait_stream(self._current)
+        with torch.cuda.stream(own):
+            handle = operation(*tensors)
+        return _Behind(self, own.record_event(), handle)
+
+    def drained(self) -> None:
+        """Nothing to wait for: the host runs ahead."""
+
+    def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+        """Uninitialized tensors, of the memory of what computes."""
+        return partial(torch.empty, shape, dtype=dtype, device=device)
+
+    def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
+        """Uninitialized memory of what computes, or pinned memory of the host."""
+        return memory(size, device)
+
+    @property
+    def _current(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device)
+
+    def _stream(self, name: str) -> torch.cuda.Stream:
+        if name not in self._streams:
+            self._streams[name] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return self._streams[name]
+
+
+@frozen(eq=False)
+class _Behind:
+    """An operation that ends with an event. Keeps what it works on."""
+
+    streams: DeviceStreams
+    event: torch.cuda.Event
+    handle: Handle
+
+    def done(self) -> bool:
+        """Make what computes wait."""
+        torch.cuda.current_stream(self.streams.device).wait_event(self.event)
+        return True
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def memory(size: int, device: torch.device) -> torch.UntypedStorage:
+    """Memory of a GPU, or pinned memory of the host."""
+    pinned = device.type == "cpu"
+    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned).untyped_storage()
+
+
+def streams_of(device: torch.device) -> Streams:
+    """The streams of a device."""
+    return DeviceStreams(device) if device.type == "cuda" else HostStreams()

@@ -1,0 +1,396 @@
+"""A virtual cluster whose ranks have devices with streams and events, as CUDA and NCCL order them; operations that
+nothing orders run in an order that a seed chooses.
+
+The host of a rank enqueues its instructions and runs ahead of its device. Then, at any moment, the first operation of
+any stream may start whose events have occurred:
+
+- What computes runs to its end, or until it waits for a collective. Copies are made at once.
+- A send, a receive or a collective occupies its stream until all its ends have started and it has completed, which it
+  does at some moment afterwards. Operations of one communicator complete in the order in which each end has started
+  them, and what they move is read and written at that moment.
+- Memory is given and taken back in the order of what computes, whatever other streams do with it. What is freed is
+  overwritten at once, and handed out to the next that asks for as much memory for another stream to write to, as a
+  caching allocator does. An operation that has not ended does not keep its memory.
+- What does not start behind the event that makes its operand finds nothing there (`Race`).
+
+A program without races computes the same bits in every order. What the host does itself, between the instructions of
+one step and the next, it does when all that computes has ended; the operations that it starts then are on streams as
+well, and end when they do. Orders are drawn as in probabilistic concurrency testing (Burckhardt et al., ASPLOS 2010):
+whatever has the highest of random priorities moves, which change now and then. So one stream may be far behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from sys import getrefcount
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from partita.compiler.instructions import COMPUTE, Channel
+from partita.compiler.mesh import Mesh
+from partita.compiler.streams import START, SUMS, Launch, along
+from partita.runtime.streams import Bound, Handle, Posting, Waits
+from partita.runtime.transports.lines import CommunicationError, Deadlock, Post, UnmatchedOperation
+from partita.runtime.transports.transport import NO_STREAMS, Tensors
+from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
+
+HOST = "the host"
+RESTLESS = 1 / 8  # how often what has moved gets another priority
+
+
+class Race(CommunicationError):
+    """An operation has started before what it works on was there."""
+
+
+@define(eq=False, slots=True)
+class Operation:
+    """What is on a stream, behind the ends of the operations `after`."""
+
+    name: str
+    after: tuple[Operation, ...]
+    begin: Callable[[Operation], object]  # ends it, or returns what it then waits for
+    steps: Iterator[None] | None = None
+    post: Any = None
+    started: bool = False
+    complete: bool = False
+    operands: tuple[_Operand, ...] | None = None
+
+    def may_start(self) -> bool:
+        """Whether it may start, once it is the first on its stream."""
+        return not self.started and all(each.complete for each in self.after)
+
+
+@define(eq=False, slots=True)
+class _Kept:
+    """The program's hold on the tensors of a post, until it waits. What orders the two is an event."""
+
+    tensors: Sequence[torch.Tensor]
+
+    def done(self) -> bool:
+        return True
+
+
+@define(eq=False, slots=True)
+class _Launched:
+    """An operation for which what computes waits itself; a `Collective`. Keeps its tensors until it is done."""
+
+    operation: Operation
+    tensors: Tensors
+    waiting: list[Any]
+
+    def done(self) -> bool:
+        if not self.operation.complete:
+            self.waiting.append(self.operation)
+            return False
+        self.tensors = ()
+        return True
+
+    def result(self) -> Tensors:
+        found: Tensors = self.operation.post.result()
+        return found
+
+
+@define(eq=False, slots=True)
+class _Piece:
+    """A piece of memory that operations of other streams work on, and how many of their tensors refer to it."""
+
+    storage: torch.UntypedStorage
+    own: int = 0
+
+    def free(self) -> bool:
+        """Whether the program has let go of it."""
+        # References are one of the object, those of operands, and none of the program, by tensors or by the object: all
+        # of Python's storages of one memory are one.
+        count = torch._C._storage_Use_Count(self.storage._cdata)
+        return count == 1 + self.own and getrefcount(self.storage) == (_SHARED if self.own else _ALONE)
+
+
+@define(eq=False)
+class Memory:
+    """The memory of a rank's device, as far as streams other than that of what computes read or write it."""
+
+    pieces: dict[int, _Piece] = field(factory=dict)  # that the program has not let go of, by storage
+    freed: dict[int, list[_Piece]] = field(factory=dict)  # by size
+
+    def take(self, size: int) -> torch.UntypedStorage:
+        """Memory that was freed last, or new memory; with garbage."""
+        there = self.freed.get(size)
+        piece = there.pop() if there else _Piece(torch.empty(size, dtype=torch.uint8).untyped_storage())
+        self.pieces[piece.storage._cdata] = piece
+        _spoil(piece.storage)
+        return piece.storage
+
+    def operands(self, tensors: Iterable[torch.Tensor]) -> tuple[_Operand, ...]:
+        """Tensors of the same memory, which do not keep it."""
+        found = []
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            piece = self.pieces.get(storage._cdata)
+            if piece is None:
+                piece = self.pieces[storage._cdata] = _Piece(storage)
+            piece.own += 1
+            other = torch.empty(0, dtype=tensor.dtype)
+            other.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+            found.append(_Operand(piece, other))
+        return tuple(found)
+
+    def look(self) -> None:
+        """Take what the program has let go of."""
+        for key, piece in tuple(self.pieces.items()):
+            if piece.free():
+                _spoil(piece.storage)
+                self.freed.setdefault(piece.storage.nbytes(), []).append(self.pieces.pop(key))
+
+
+@define(eq=False, slots=True)
+class _Operand:
+    """A tensor that an operation works on."""
+
+    piece: _Piece
+    tensor: torch.Tensor
+
+
+def _references(tensors: int) -> int:
+    """The references to a storage's object that has one here, with so many tensors of its memory: torch has one, too,
+    while there are any.
+    """
+    storage = torch.empty(1, dtype=torch.uint8).untyped_storage()
+    others = [torch.empty(0, dtype=torch.uint8).set_(storage) for _ in range(tensors)]
+    found = getrefcount(storage)
+    others.clear()
+    return found
+
+
+_ALONE, _SHARED = _references(0), _references(1)
+
+
+def _spoil(storage: torch.UntypedStorage) -> None:
+    """Overwrite memory: NaN, or −1."""
+    torch.empty(0, dtype=torch.uint8).set_(storage).fill_(255)
+
+
+@define(eq=False)
+class VirtualStreams:
+    """The streams of a virtual rank's device; a `Streams`."""
+
+    waiting: list[Any]  # what the rank waits for
+    apart: bool = True
+    memory_: Memory = field(factory=Memory)
+    queues: dict[str, deque[Operation]] = field(factory=dict)
+
+    def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
+        """What enqueues each instruction. A post is two operations: the first, in the order of what computes, finds or
+        takes memory for the other.
+        """
+        ends: dict[int, Operation] = {}
+
+        def enqueue(i: int, launch: Launch, part: Any) -> None:
+            after = tuple(ends[each] for each in launch.after if each != START)
+            if not isinstance(part, Posting):
+                ends[i] = self._put(launch.stream, Operation(f"instruction {i}", after, partial(_run, part)))
+                return
+            operation = ends[i] = Operation(f"instruction {i}", after, partial(self._start, part.launch))
+            self._put(COMPUTE, Operation(HOST, (), self._preparing(part, operation)))
+            self.prepare()
+            self._put(launch.stream, operation)
+
+        return tuple(partial(enqueue, *each) for each in zip(range(len(parts)), launches, parts, strict=True))
+
+    def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> _Launched:
+        """Start an operation behind what computes now."""
+        own = Operation(f"an operation on {stream}", (), partial(self._start, operation))
+        own.operands = self.memory_.operands(tensors)
+        self._put(stream, own)
+        return _Launched(own, tensors, self.waiting)
+
+    def drained(self) -> Waits:
+        """Wait for what computes."""
+        while self.queues.get(COMPUTE):
+            yield
+
+    def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+        """What makes tensors with garbage, if possible of memory that was freed just now."""
+        size = prod(shape) * dtype.itemsize
+
+        def allocate() -> torch.Tensor:
+            return torch.empty(0, dtype=dtype).set_(self.memory_.take(size), 0, shape)
+
+        return allocate
+
+    def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
+        """Memory with garbage, as that of tensors."""
+        return self.memory_.take(size)
+
+    def _put(self, stream: str, operation: Operation) -> Operation:
+        self.queues.setdefault(stream, deque()).append(operation)
+        return operation
+
+    def prepare(self) -> None:
+        """Do what the host does before what is next on the stream that computes: it has done so long before."""
+        queue = self.queues[COMPUTE]
+        while queue and queue[0].name == HOST:
+            host = queue.popleft()
+            host.begin(host)
+            host.complete = True
+
+    def _preparing(self, part: Posting, operation: Operation) -> Callable[[Operation], object]:
+        def prepare(_: Operation) -> None:
+            tensors = part.prepare()
+            operation.operands = self.memory_.operands(tensors)
+            part.keep(_Kept(tensors))
+
+        return prepare
+
+    def _start(self, launch: Callable[..., Handle], operation: Operation) -> object:
+        if operation.operands is None:
+            raise Race(f"{operation.name} starts before the memory that it works on is there")
+        handle = launch(*(each.tensor for each in operation.operands))
+        return handle if isinstance(handle, Post) else None
+
+    def ended(self, operation: Operation) -> None:
+        """Let go of what an operation works on."""
+        operation.complete = True
+        for each in operation.operands or ():
+            each.piece.own -= 1
+        operation.operands = ()
+
+
+def _run(part: Bound, _: Operation) -> object:
+    return part()
+
+
+@define(eq=False)
+class StreamTransport(VirtualTransport):
+    """One rank's end of a `StreamCluster`."""
+
+    names: Mapping[str, str] = NO_STREAMS
+    device: VirtualStreams = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.device = VirtualStreams(self.waiting)
+
+    def streams(self, device: torch.device) -> VirtualStreams:
+        """Those of the rank."""
+        return self.device
+
+    def open(self, mesh: Mesh, channels: Iterable[Channel], streams: Mapping[str, str] = NO_STREAMS) -> None:
+        """Open what the rank is an end of."""
+        super().open(mesh, channels)
+        self.names = streams
+
+    def collective(  # type: ignore[override]
+        self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]
+    ) -> _Launched:
+        """Post a collective along a mesh axis, on its stream."""
+        post = partial(self._post, kind, self.groups[axis], arguments=tuple(arguments))
+        name = along(axis)
+        return self.device.launch(self.names.get(name, name), lambda *own: post(own), *tensors)
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> _Launched:  # type: ignore[override]
+        """Post a sum over all ranks, in place, on its stream."""
+        assert tensor.is_contiguous(), "a sum over all ranks of a tensor that is not contiguous"
+        post = partial(self._post, "sum", self.cluster.sums)
+        return self.device.launch(self.names.get(SUMS, SUMS), lambda *own: post(own), tensor)
+
+
+# What may happen next: who moves, by rank and stream or by line, and how.
+_Move = tuple[object, Callable[[], None]]
+
+
+class StreamCluster(VirtualCluster):
+    """`ranks` virtual ranks with streams; `seed` chooses the order of what nothing orders."""
+
+    transports = StreamTransport
+
+    def run(self, steps: Sequence[Iterator[None]]) -> None:
+        """Run one generator per rank until all are exhausted, and every operation has ended.
+
+        Raises `Deadlock`, `Mismatch`, `BufferReused`, `Race` or `UnmatchedOperation`.
+        """
+        assert len(steps) == self.ranks, "one step per rank"
+        hosts = dict(enumerate(steps))
+        priorities: dict[object, float] = {}
+        for transport in self._transports:
+            transport.waiting.clear()
+        while moves := self._moves(hosts):
+            for who, _ in moves:
+                if who not in priorities:
+                    priorities[who] = self._random.random()
+            who, move = max(moves, key=lambda each: priorities[each[0]])
+            move()
+            if self._random.random() < RESTLESS:
+                priorities[who] = self._random.random()
+        self._end(hosts)
+
+    def _moves(self, hosts: dict[int, Iterator[None]]) -> list[_Move]:
+        found: list[_Move] = [(name, line.complete) for name, line in self.lines.items() if line.ready()]
+        for rank, transport in enumerate(self._transports):
+            device, waiting = transport.device, transport.waiting
+            for queue in device.queues.values():
+                while queue and queue[0].post is not None and queue[0].post.complete:
+                    device.ended(queue.popleft())
+            heard = not waiting or any(each.complete for each in waiting)
+            for stream, queue in device.queues.items():
+                first = queue[0] if queue else None
+                if first is None:
+                    continue
+                if first.may_start() or (first.steps is not None and heard):
+                    found.append(((rank, stream), partial(self._advance, device, queue, waiting)))
+            if rank in hosts and not device.queues.get(COMPUTE) and heard:
+                found.append(((rank, "host"), partial(self._host, hosts, rank)))
+        return found
+
+    def _host(self, hosts: dict[int, Iterator[None]], rank: int) -> None:
+        transport = self._transports[rank]
+        transport.waiting.clear()
+        if next(hosts[rank], _EXHAUSTED) is _EXHAUSTED:
+            transport.waiting.clear()
+            del hosts[rank]
+        transport.streams(_CPU).memory_.look()
+
+    @torch.inference_mode()
+    def _advance(self, device: VirtualStreams, queue: deque[Operation], waiting: list[Any]) -> None:
+        """Start the first operation of a stream, or resume it."""
+        first = queue[0]
+        computes = queue is device.queues.get(COMPUTE)
+        if computes:
+            waiting.clear()
+        if first.steps is None:
+            first.started = True
+            begun = first.begin(first)
+            if isinstance(begun, Post):
+                first.post = begun
+                return
+            first.steps = begun  # type: ignore[assignment]
+        if first.steps is None or next(first.steps, _EXHAUSTED) is _EXHAUSTED:
+            if computes:
+                waiting.clear()
+            queue.popleft()
+            device.ended(first)
+            if computes:
+                device.prepare()
+        if computes:
+            device.memory_.look()
+
+    def _end(self, hosts: Mapping[int, Iterator[None]]) -> None:
+        """Nothing can move: all has ended, or nothing ever will."""
+        left = [
+            f"rank {rank}: {queue[0].name}, first on stream `{stream}`"
+            for rank, transport in enumerate(self._transports)
+            for stream, queue in transport.streams(_CPU).queues.items()
+            if queue
+        ]
+        if hosts:
+            waits = [f"rank {rank} has not ended" for rank in hosts]
+            raise Deadlock("deadlock: nothing can move:\n  " + "\n  ".join((*waits, *left)), ())
+        if left:
+            raise UnmatchedOperation("operations that no other rank has matched:\n  " + "\n  ".join(left))
+
+
+_EXHAUSTED = object()
+_CPU = torch.device("cpu")

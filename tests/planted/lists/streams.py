@@ -1,0 +1,252 @@
+"""Streams and events: what is launched where and behind what, by the compiler, on a GPU, and in the model of one."""
+
+from tests.planted.planted import Planted
+
+TINY, TIED = "verify specs/tiny.par", "verify tests/planted/files/tied.par"
+ORDERS = "tests/runtime/transports/test_interleaved.py"
+MANY = f"{ORDERS}::test_many_orders_of_one_program"
+LAWS = f"{ORDERS}::test_launches_of_a_program_are_lawful_and_others_are_not"
+GPU = "tests/runtime/test_streams.py"
+
+MISTAKES = [
+    # ------------------------------------------------------------ what the compiler says, which its laws refuse
+    Planted(
+        "waits-behind-no-event",
+        "compiler/streams.py",
+        "behind = () if post is None or post not in posted else (posted[post],)",
+        "behind = ()",
+        TINY,
+    ),
+    Planted(
+        "posts-behind-no-event",
+        "compiler/streams.py",
+        "found.append(Launch(stream, (last,)))",
+        "found.append(Launch(stream))",
+        TINY,
+    ),
+    Planted(
+        "posts-behind-the-start-alone",
+        "compiler/streams.py",
+        "        last = i\n",
+        "",
+        TINY,
+    ),
+    Planted(
+        "posts-behind-actions-and-not-behind-waits",
+        "compiler/streams.py",
+        "        last = i\n",
+        "        last = i if post is None else last\n",
+        TINY,
+    ),
+    Planted(
+        "the-end-of-another-post",
+        "compiler/streams.py",
+        "else (posted[post],)",
+        "else (min(posted.values()),)",
+        TINY,
+    ),
+    Planted(
+        "sends-on-the-stream-of-what-computes",
+        "compiler/instructions.py",
+        "        return str(self.transfer.channel)\n",
+        '        return COMPUTE if self.transfer.channel.direction == "backward" else str(self.transfer.channel)\n',
+        TINY,
+    ),
+    Planted(
+        "all-channels-on-one-stream",
+        "compiler/instructions.py",
+        "        return str(self.transfer.channel)\n",
+        '        return "channels"\n',
+        TINY,
+    ),
+    Planted(
+        "collectives-on-the-stream-of-sums",
+        "compiler/streams.py",
+        "return {name: name for name in names}",
+        "return {name: SUMS for name in names}",
+        TIED,
+    ),
+    # ------------------------------------------------------------ the laws
+    Planted(
+        "posts-that-wait-for-nothing-accepted",
+        "compiler/schedules/stream_invariants.py",
+        "elif before[0] < computed:",
+        "elif before[0] < 0:",
+        LAWS,
+    ),
+    Planted(
+        "waits-that-wait-for-nothing-accepted",
+        "compiler/schedules/stream_invariants.py",
+        "if before[at] <= position:",
+        "if before[at] < position:",
+        LAWS,
+    ),
+    Planted(
+        "events-that-are-yet-to-come-accepted",
+        "compiler/schedules/stream_invariants.py",
+        "if not 0 <= event < i:",
+        "if not 0 <= event < len(program):",
+        LAWS,
+    ),
+    Planted(
+        "the-start-is-behind-everything",
+        "compiler/schedules/stream_invariants.py",
+        "start = [1] + [0] * (len(streams) - 1)",
+        "start = [len(program)] * len(streams)",
+        LAWS,
+    ),
+    Planted(
+        "channels-on-several-streams-accepted",
+        "compiler/schedules/stream_invariants.py",
+        "if line != launch.stream:",
+        "if False:",
+        LAWS,
+    ),
+    Planted(
+        "circles-accepted",
+        "compiler/schedules/stream_invariants.py",
+        "    _Device.run(programs, launches)\n",
+        "",
+        f"{ORDERS}::test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle",
+    ),
+    Planted(
+        "a-send-that-waits-for-nobody",
+        "compiler/schedules/stream_invariants.py",
+        "if other == rank:",
+        "if other == rank and isinstance(instruction, PostReceive):",
+        f"{ORDERS}::test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle",
+    ),
+    Planted(
+        "communicators-that-share-accepted",
+        "compiler/schedules/stream_invariants.py",
+        "    raise_first(_own_streams(launches, communicators))\n",
+        "",
+        f"{ORDERS}::test_other_communicators_have_streams_of_their_own",
+    ),
+    Planted(
+        "launches-that-are-not-validated",
+        "compiler/verify/transfers.py",
+        "        check_launches(instructions, [rank.launches for rank in self.program.ranks], self.program.streams)\n",
+        "",
+        "tests/compiler/verify/test_messages.py::test_launches_are_held_to_the_laws",
+    ),
+    # ------------------------------------------------------------ races of the runtime, found by interleavings
+    Planted(
+        "a-receive-buffer-used-twice",
+        "runtime/instructions.py",
+        "new = self.streams.allocator(type.shape, DTYPES[type.dtype], self.context.device)",
+        "one = vars(stage).setdefault(f'{slot}', torch.empty(type.shape, dtype=DTYPES[type.dtype]))\n"
+        "        new = lambda: one",
+        MANY,
+    ),
+    Planted(
+        "what-is-sent-is-freed-at-once",
+        "runtime/instructions.py",
+        "return Posting(prepare, partial(self.transport.send, transfer.channel), under_way.handles.append)",
+        "return Posting(\n            prepare, partial(self.transport.send, transfer.channel), "
+        "lambda _: under_way.handles.append(copied())\n        )",
+        MANY,
+    ),
+    Planted(
+        "memory-is-free-as-its-copy-starts",
+        "runtime/instructions.py",
+        "            return copies.between(own.device, own.host)\n",
+        "            between = copies.between(own.device, own.host)\n"
+        "            copies.offloaded(frame, slots, own)\n            return between\n",
+        MANY,
+    ),
+    Planted(
+        "memory-of-the-host-is-free-as-its-copy-starts",
+        "runtime/instructions.py",
+        "            return copies.between(own.host, own.device)\n",
+        "            copies.free.append(own.host)\n            return copies.between(own.host, own.device)\n",
+        MANY,
+    ),
+    Planted(
+        "gathers-in-another-order-on-one-rank",
+        "runtime/executor.py",
+        "        for stage in self.stages.values():\n            stage.gather(self.context)\n",
+        '        odd = self.context.coordinates.get("data", 0) % 2\n'
+        "        for stage in sorted(self.stages.values(), key=lambda each: each.record.index, reverse=bool(odd)):\n"
+        "            stage.gather(self.context)\n",
+        MANY,
+    ),
+    Planted(
+        "gathered-before-it-is-updated",
+        "runtime/executor.py",
+        "        totals, self._totals = self._totals, ()\n",
+        "        totals, self._totals = self._totals, ()\n        self.gather_ahead()\n",
+        f"{ORDERS}::test_updates_that_do_not_wait_are_taken_back_in_any_order",
+    ),
+    # ------------------------------------------------------------ a GPU's streams and events
+    Planted(
+        "no-event-is-waited-for-beside-what-computes",
+        "runtime/streams.py",
+        "            for each in behind:\n                own.wait_event(each)\n",
+        "",
+        GPU,
+    ),
+    Planted(
+        "what-computes-waits-for-no-event",
+        "runtime/streams.py",
+        "            for each in behind:\n                self._current.wait_event(each)\n",
+        "",
+        GPU,
+    ),
+    Planted(
+        "a-post-ends-with-what-computes",
+        "runtime/streams.py",
+        "event.record(own)",
+        "event.record(self._current)",
+        GPU,
+    ),
+    Planted(
+        "what-waits-has-ended-as-it-starts",
+        "runtime/streams.py",
+        "            yield from waits\n            if event is not None:\n",
+        "            for _ in waits:\n                break\n            if event is not None:\n",
+        GPU,
+    ),
+    Planted(
+        "the-start-of-the-step-before",
+        "runtime/streams.py",
+        "            event.record(self._current)\n            return own()\n",
+        "            found = own()\n            event.record(self._current)\n            return found\n",
+        GPU,
+    ),
+    Planted(
+        "posts-on-the-stream-of-what-computes",
+        "runtime/streams.py",
+        "            with torch.cuda.stream(own):\n                post.keep(post.launch(*tensors))\n",
+        "            post.keep(post.launch(*tensors))\n",
+        GPU,
+    ),
+    Planted(
+        "collectives-that-do-not-wait-for-their-operands",
+        "runtime/streams.py",
+        "        own.wait_stream(self._current)\n",
+        "",
+        GPU,
+    ),
+    Planted(
+        "results-that-are-not-waited-for",
+        "runtime/streams.py",
+        "        torch.cuda.current_stream(self.streams.device).wait_event(self.event)\n",
+        "",
+        GPU,
+    ),
+    Planted(
+        "nccl-runs-beside-the-stream-that-it-is-posted-on",
+        "runtime/transports/posted.py",
+        "    if work is not None:\n        wait(work, description)\n",
+        "",
+        GPU,
+    ),
+    Planted(
+        "events-that-do-not-read-back",
+        "compiler/text/streams.py",
+        'START if each == "start" else int(each)',
+        'int(each.replace("start", "0"))',
+        f"{ORDERS}::test_any_order_computes_the_same_bits",
+    ),
+]

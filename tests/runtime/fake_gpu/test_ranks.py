@@ -1,0 +1,104 @@
+"""A whole rank runs on a GPU that is not there: nothing is in the wrong memory, waits, or is used at the wrong time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from attrs import evolve
+
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load, load_text
+from partita.dsl.spec import Spec
+from partita.runtime.fake_gpu.rank import Tried, representatives, try_rank, try_ranks
+from partita.runtime.rank import prepare
+from tests.files import ROOT, SPECS
+from tests.zoo.layouts import FILES, draw
+
+PLANTED = ROOT / "tests" / "planted" / "files"
+# Between them, all that a rank does otherwise on a GPU than on a CPU.
+CASES = {
+    "gpu": (PLANTED / "gpu.par", ()),
+    "as_written": (PLANTED / "gpu.par", ("cluster.pipe=1", "train.compile=false", "train.precision=f32")),
+    "copies": (PLANTED / "copies.par", ("schedule=one_f_one_b(microbatches=2)",)),
+    "tables": (PLANTED / "tables.par", ()),
+    "experts": (SPECS / "zoo" / "mixtral.par", ("train.precision=bf16",)),
+    "offloaded_state": (PLANTED / "offload.par", ()),
+    "validated_later": (PLANTED / "validation.par", ()),
+}
+
+
+def spec_of(path: Path, *overrides: str) -> Spec:
+    spec, diagnostics = load(path, overrides)
+    assert spec is not None, diagnostics
+    return evolve(spec, expect=())
+
+
+def right(tried: Tried) -> None:
+    assert not tried.faults, "\n".join(f"{each.kind}: {each.message}\n  {each.place}" for each in tried.faults)
+    assert tried.launches
+    assert 0 < tried.peak <= tried.bound
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_run_on_gpus(case: str):
+    path, overrides = CASES[case]
+    for tried in try_ranks(prepare(spec_of(path, *overrides), gpu=True)):
+        right(tried)
+
+
+def test_the_host_waits_once_a_step():
+    """For the statistics; all else is launched ahead."""
+    (tried,) = try_ranks(prepare(spec_of(SPECS / "zoo" / "llama3.par"), gpu=True))
+    assert tried.waits == ("all ranks decide by the statistics of a step whether it is good",)
+
+
+def test_attention_makes_no_scores_on_gpus():
+    """And no copies of keys that heads share."""
+    plan = prepare(spec_of(PLANTED / "gpu.par"), gpu=True)
+    launches = try_rank(plan, 0).launches
+    forward, backward = (
+        [each for each in launches if each.operation == f"_scaled_dot_product_flash_attention{which}"]
+        for which in ("", "_backward")
+    )
+    assert len(forward) == len(backward) == plan.program.microbatches
+    queries, keys = 4 * 32 * 2 * 2 * 8 * 2, 4 * 32 * 2 * 8 * 2  # rows, positions, groups, heads, key, bytes
+    assert {each.read for each in forward} == {queries + 2 * keys}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_ranks_of_all_files_run_on_gpus(path: Path, precision: str):
+    for tried in try_ranks(prepare(spec_of(path, f"train.precision={precision}"), gpu=True)):
+        right(tried)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_ranks_run_on_gpus_however_files_are_laid_out(path: Path, seed: int):
+    drawn = draw(Random(f"{path.stem} on GPUs {seed}"), path)
+    more = (f"train.precision={('f32', 'bf16')[seed % 2]}", *(["train.compile=false"] if seed % 3 == 0 else []))
+    spec, _ = load_text(path.read_text() + drawn.added, path.name, (*drawn.overrides, *more), path)
+    try:
+        plan = prepare(evolve(spec, expect=()), gpu=True) if spec is not None else None
+    except Refused:
+        plan = None
+    if plan is None:
+        pytest.skip("does not fit")
+    try:
+        right(try_rank(plan, representatives(plan)[-1]))
+    except AssertionError as error:
+        error.add_note(str(drawn))
+        raise
+
+
+def test_nothing_of_it_is_left():
+    before = torch.Tensor.__getitem__, torch.cuda.Stream, torch.tensor
+    try_ranks(prepare(spec_of(PLANTED / "tables.par"), gpu=True))
+    assert (torch.Tensor.__getitem__, torch.cuda.Stream, torch.tensor) == before
+    assert torch.arange(3)[1:].tolist() == [1, 2]
+    assert not torch.distributed.is_initialized()

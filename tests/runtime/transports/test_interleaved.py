@@ -1,0 +1,333 @@
+"""Streams and events of a program: whatever order they permit computes the same bits, and laws find what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from hypothesis import HealthCheck, assume, event, given, note, settings
+from hypothesis import strategies as st
+
+from partita.compiler.instructions import COMPUTE, PostCopy, PostReceive, PostSend
+from partita.compiler.program import StepPlan
+from partita.compiler.schedules.stream_invariants import check_launches
+from partita.compiler.streams import SUMS, Launch, along
+from partita.compiler.text.streams import parse_streams, streams_text
+from partita.dsl.diagnostic import Refused
+from partita.runtime.data.binding import open_data
+from partita.runtime.rank import Plan, prepare
+from partita.runtime.training import VirtualRun
+from partita.runtime.transports.interleaved import StreamCluster
+from partita.runtime.transports.lines import Deadlock
+from partita.runtime.transports.virtual import VirtualCluster
+from partita.runtime.verification.experiment import batches
+from tests.files import checked
+from tests.programs import Program, programs, sharded_programs
+
+ALL = list(HealthCheck)
+OFFLOADING = """\
+axis batch = 8, embed = 4, ffn = 4
+block mlp(x: [batch, embed]) {
+  param up: [embed, ffn] ~ normal(0.5)
+  param down: [ffn, embed] ~ normal(0.5)
+  return x + dot(gelu(dot(rms_norm(x, over = embed), up, over = embed)), down, over = ffn)
+}
+model net(x: [batch, embed]) {
+  param scale: [embed] ~ ones()
+  let x = x * scale
+  repeat 4 as layer { let x = mlp(x) }
+  loss mean(x * x * scale)
+}
+mesh line(pipe = 2, data = 2)
+layout split on line {
+  stage layer -> pipe
+  shard batch -> data
+  shard param -> data
+  offload layer
+}
+schedule s = interleaved_1f1b(microbatches = 4, chunks = 2)
+train { layout = split schedule = s data = random() optimizer = sgd(lr = 0.05) steps = 2 precision = f64 }
+"""
+
+
+@frozen(eq=False)
+class Trial:
+    """A plan's ranks, which do the same again and again."""
+
+    run: VirtualRun
+    batches: Sequence[Mapping[str, torch.Tensor]]
+    steps: int
+
+    @classmethod
+    def of(cls, plan: Plan, cluster: type[VirtualCluster], steps: int) -> Trial:
+        return cls(VirtualRun(plan, False, 0, cluster), batches(plan.program, plan.train.seed), steps)
+
+    def outcome(self, seed: int = 0) -> list[torch.Tensor]:
+        """All that steps find from the start; of more than one, also what an evaluation finds."""
+        run = self.run
+        run.cluster.begin(seed)
+        for rank in run.ranks:
+            rank.restart()
+        found: list[torch.Tensor] = []
+        for number, batch in enumerate(self.batches[: self.steps], 1):
+            found += map(torch.tensor, (*run.step(number, batch), *run.metrics().values()))
+            found += run.gradients().values()
+        found += run.parameters().values()
+        if self.steps > 1 and run.plan.evaluation is not None:
+            loss, metrics, _ = run.evaluate(*self.batches[2:])
+            found += map(torch.tensor, (loss, *metrics.values()))
+        for rank in run.ranks:
+            assert not any(stage.in_flight for stage in rank.training.stages.values())
+        return [each.clone() for each in found]
+
+
+def same_in_any_order(plan: Plan, seeds: Sequence[int], steps: int = 1) -> None:
+    expected = Trial.of(plan, VirtualCluster, steps).outcome()
+    trial = Trial.of(plan, StreamCluster, steps)
+    for seed in seeds:
+        assert same(trial.outcome(seed), expected), seed
+
+
+def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def small(most: int) -> st.SearchStrategy[Program]:
+    """Pipelines of up to 4 ranks, and other meshes of no more ranks than that."""
+    return programs() | sharded_programs(most)
+
+
+SHARED = """\
+axis batch = 4, embed = 4, vocab = 6
+model net(ids: i64[batch], targets: i64[batch]) {
+  param table: [vocab, embed] ~ normal(0.5)
+  let x = embedding(ids, table, over = vocab)
+  repeat 4 as layer { param w: [embed] ~ ones()  let x = rms_norm(x, over = embed, scale = w) + x }
+  loss cross_entropy(dot(x, table, over = embed), targets, over = vocab)
+}
+mesh line(pipe = 2)
+layout split on line { stage layer -> pipe }
+schedule s = interleaved_1f1b(microbatches = 4, chunks = 2)
+train { layout = split schedule = s data = random() optimizer = adamw(lr = 0.05) steps = 2 precision = f64 clip = 0.5 }
+"""
+SEEDS = st.integers(0, 1 << 30)
+
+
+@given(program=small(4), seed=SEEDS)
+@settings(max_examples=3, deadline=None, suppress_health_check=ALL)
+def test_any_order_computes_the_same_bits(program: Program, seed: int):
+    note(program.text)
+    plan = prepare(checked(program.text, "random.par"))
+    reads_back(plan.program)
+    same_in_any_order(plan, range(seed, seed + 6))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [programs(), sharded_programs(8)], ids=["pipelines", "meshes"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_any_order_computes_the_same_bits_at_length(kind: st.SearchStrategy[Program], steps: int):
+    """Ten thousand orders in all."""
+
+    @given(program=kind, seed=SEEDS)
+    @settings(max_examples=125, deadline=None, suppress_health_check=ALL)
+    def check(program: Program, seed: int) -> None:
+        note(program.text)
+        same_in_any_order(prepare(checked(program.text, "random.par")), range(seed, seed + 20), steps)
+
+    check()
+
+
+@pytest.mark.parametrize("text", [OFFLOADING, SHARED], ids=["offloading", "shared"])
+def test_many_orders_of_one_program(text: str):
+    """Of copies, gathers that go ahead, reductions, chunks; and of parameters that stages share."""
+    same_in_any_order(prepare(checked(text, "small.par")), range(25))
+
+
+@pytest.mark.parametrize("clip", [0.01, 100.0])
+def test_updates_that_do_not_wait_are_taken_back_in_any_order(clip: float, tmp_path: Path):
+    """While the sums of one step are under way, the next computes."""
+    plan = prepare(checked(OFFLOADING.replace("steps = 2", f"steps = 4 clip = {clip} validate = after"), "late.par"))
+    dataset = open_data(plan.program, plan.train, tmp_path)
+    expected: dict[str, torch.Tensor] | None = None
+    for seed in range(5):
+        run = VirtualRun(plan, False, seed, StreamCluster if seed else VirtualCluster)
+        run.train(dataset)
+        found = run.parameters()
+        expected = expected or found
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def reads_back(program: StepPlan) -> None:
+    """The text of what ranks enqueue reads back as the same, to the last field."""
+    found, streams = parse_streams(streams_text(program))
+    assert streams == program.streams
+    expected = [(list(rank.instructions), list(rank.launches)) for rank in program.ranks]
+    assert repr(found) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0 compute F0.0 of stage 0",  # no stream
+        "1 compute F0.0 of stage 0 on compute",  # not the first
+        "0 compute F0.0 of stage zero on compute",
+        "0 run F0.0 of stage 0 on compute",
+        "0 post-send F0.0 of stage 0 on compute",
+        "0 compute F0.0 of stage 0 on ",
+        "rank 2",
+    ],
+)
+def test_a_line_that_is_wrong_is_named(line: str):
+    with pytest.raises(ValueError, match=line):
+        parse_streams(f"rank 0\n{line}\n")
+
+
+# ---------------------------------------------------------------- races
+
+DROPPED, EARLY, LATE, MOVED = "dropped", "early", "late", "moved"
+
+
+@frozen
+class Wrong:
+    """One instruction of a rank that is enqueued otherwise."""
+
+    kind: str
+    rank: int
+    index: int
+    launch: Launch
+
+
+def wrong(plan: Plan) -> list[Wrong]:
+    """Everything that a compiler might get wrong in one launch: an event that is not waited for, or another one is; an
+    event that is recorded too early, or not yet; another stream.
+    """
+    found = []
+    for rank in plan.program.ranks:
+        streams = dict.fromkeys((COMPUTE, *(each.stream for each in rank.launches)))
+        for i, launch in enumerate(rank.launches):
+            for at, event_ in enumerate(launch.after):
+                others = launch.after[:at] + launch.after[at + 1 :]
+                found.append(Wrong(DROPPED, rank.rank, i, evolve(launch, after=others)))
+                same = [j for j in range(event_) if rank.launches[j].stream == rank.launches[event_].stream]
+                if same:
+                    found.append(Wrong(EARLY, rank.rank, i, evolve(launch, after=(*others, same[-1]))))
+                if i + 1 < len(rank.launches):
+                    found.append(Wrong(LATE, rank.rank, i, evolve(launch, after=(*others, i + 1))))
+            found += [Wrong(MOVED, rank.rank, i, evolve(launch, stream=each)) for each in streams]
+    return [each for each in found if each.launch != plan.program.ranks[each.rank].launches[each.index]]
+
+
+def with_launch(plan: Plan, change: Wrong) -> Plan:
+    ranks = list(plan.program.ranks)
+    launches = list(ranks[change.rank].launches)
+    launches[change.index] = change.launch
+    ranks[change.rank] = evolve(ranks[change.rank], launches=tuple(launches))
+    program = evolve(plan.program, ranks=tuple(ranks))
+    return evolve(plan, training=evolve(plan.training, program=program))
+
+
+def lawful(plan: Plan) -> bool:
+    program = plan.program
+    lists = [(rank.instructions, rank.launches) for rank in program.ranks]
+    try:
+        check_launches(*zip(*lists, strict=True), program.streams)
+    except Refused:
+        return False
+    return True
+
+
+def races(plan: Plan, seeds: Sequence[int], expected: Sequence[torch.Tensor]) -> bool:
+    """Whether any of these orders computes something else, or breaks."""
+    try:
+        trial = Trial.of(plan, StreamCluster, 1)
+        return not all(same(trial.outcome(seed), expected) for seed in seeds)
+    except Exception:  # a wrong program may raise anything
+        return True
+
+
+def test_launches_of_a_program_are_lawful_and_others_are_not():
+    """But for copies, which may be on any stream beside what computes."""
+    one = OFFLOADING.replace("interleaved_1f1b(microbatches = 4, chunks = 2)", "one_f_one_b(microbatches = 4)")
+    plan = prepare(checked(one, "offloading.par"))
+    assert lawful(plan)
+    accepted = [each for each in wrong(plan) if lawful(with_launch(plan, each))]
+    assert all(each.kind == MOVED for each in accepted)
+    moved = [plan.program.ranks[each.rank].instructions[each.index] for each in accepted]
+    assert {type(each) for each in moved} == {PostCopy}
+
+
+@cache
+def offloading() -> tuple[Plan, list[torch.Tensor]]:
+    plan = prepare(checked(OFFLOADING, "offloading.par"))
+    return plan, Trial.of(plan, VirtualCluster, 1).outcome()
+
+
+@given(data=st.data(), seed=SEEDS)
+@settings(max_examples=25, deadline=None, suppress_health_check=ALL)
+def test_what_the_laws_accept_does_not_race(data: st.DataObject, seed: int):
+    held_against_races(*offloading(), data, range(seed, seed + 4))
+
+
+@pytest.mark.soak
+@given(program=small(8), data=st.data(), seed=SEEDS)
+@settings(max_examples=500, deadline=None, suppress_health_check=ALL)
+def test_what_the_laws_accept_does_not_race_at_length(program: Program, data: st.DataObject, seed: int):
+    plan = prepare(checked(program.text, "random.par"))
+    expected = Trial.of(plan, VirtualCluster, 1).outcome()
+    held_against_races(plan, expected, data, range(seed, seed + 20))
+
+
+def held_against_races(plan: Plan, expected: Sequence[torch.Tensor], data: st.DataObject, seeds: Sequence[int]) -> None:
+    kind = data.draw(st.sampled_from([DROPPED, EARLY, LATE, MOVED]))
+    all_ = [each for each in wrong(plan) if each.kind == kind]
+    assume(all_)
+    change = data.draw(st.sampled_from(all_))
+    other = with_launch(plan, change)
+    raced = races(other, seeds, expected)
+    event(f"{change.kind}: {'lawful' if lawful(other) else 'refused'}, {'raced' if raced else 'ran'}")
+    assert not (raced and lawful(other)), change
+
+
+def sharing(plan: Plan, streams: Mapping[str, str]) -> Plan:
+    """A plan whose channels are on these streams, by the direction of the channel and whether a rank sends."""
+    ranks = []
+    for rank in plan.program.ranks:
+        launches = list(rank.launches)
+        for i, instruction in enumerate(rank.instructions):
+            if isinstance(instruction, (PostSend, PostReceive)):
+                end = f"{type(instruction).__name__} {instruction.transfer.channel.direction}"
+                launches[i] = evolve(launches[i], stream=streams[end])
+        ranks.append(evolve(rank, launches=tuple(launches)))
+    program = evolve(plan.program, ranks=tuple(ranks))
+    return evolve(plan, training=evolve(plan.training, program=program))
+
+
+ENDS = [f"{post} {direction}" for post in ("PostSend", "PostReceive") for direction in ("forward", "backward")]
+
+
+@given(program=programs(), streams=st.tuples(*[st.sampled_from("abcd")] * 4))
+@settings(max_examples=4, deadline=None, suppress_health_check=ALL)
+def test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle(
+    program: Program, streams: tuple[str, ...]
+):
+    """A deadlock, if there is one, is one in every order."""
+    note(program.text)
+    plan = sharing(prepare(checked(program.text, "random.par")), dict(zip(ENDS, streams, strict=True)))
+    trial = Trial.of(plan, StreamCluster, 1)
+    try:
+        trial.outcome()
+    except Deadlock:
+        assert not lawful(plan)
+    else:
+        assert lawful(plan)
+
+
+@pytest.mark.parametrize(("name", "stream"), [(along("data"), COMPUTE), (SUMS, along("data")), (SUMS, "0->1 forward")])
+def test_other_communicators_have_streams_of_their_own(name: str, stream: str):
+    plan = prepare(checked(OFFLOADING, "offloading.par"))
+    program = evolve(plan.program, streams={**plan.program.streams, name: stream})
+    assert not lawful(evolve(plan, training=evolve(plan.training, program=program)))
