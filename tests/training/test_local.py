@@ -16,7 +16,6 @@ from partita.compiler.report.summary import summarize
 from partita.compiler.text.partitioned import parse_update, update_text
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
-from partita.dsl.spec import Call
 from partita.runtime.checkpoint.parts import Kept
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.global_tensors import assemble
@@ -24,7 +23,7 @@ from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
-from tests.runtime.checkpoint.runs import ONE_RANK, TEXT, plan_of, trained
+from tests.runtime.checkpoint.runs import ONE_RANK, TEXT, plan_of, saved_every, trained
 
 # Four groups of four rows each; a run of eight steps averages them after the third, the sixth and the last.
 OUTER = {"sgd": "sgd(lr = 0.8)", "nesterov": "nesterov(lr = 0.7, momentum = 0.9)", "mean": "sgd()"}
@@ -158,8 +157,8 @@ def everything(run: VirtualRun) -> dict[str, torch.Tensor]:
 
 def kept_every(plan: Plan, steps: int = STEPS) -> Plan:
     """The plan with commits in the middle of a round, and so many steps, the last of which is no average."""
-    call = Call("every", {"interval": 2, "dir": None, "keep": 9})
-    return evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, checkpoint=call, steps=steps)))
+    plan = evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, steps=steps)))
+    return saved_every(plan, 2, keep=9)
 
 
 def forget(run: Path) -> None:
