@@ -81,19 +81,18 @@ class Outers:
             late = [value for value in node.inputs if value in stored]
             require(not late, "what was overwritten is read after it, or overwritten again", *late)
             numbers = tuple(values[value] for value in node.inputs)
-            if isinstance(node.op, SumOfGroups):
+            if node.op == SumOfGroups():
                 require(list(numbers) == copies, "the sum has not each copy of the rank's groups once", *node.inputs)
                 self._partial(node, check)
                 results: tuple[int, ...] = (total,)
-            elif isinstance(node.op, Store):
+            elif node.op == Store():
                 target, value = node.inputs
                 require(target in each.masters, f"`{target.name}` is overwritten", target)
                 require(new != UNKNOWN and values[value] == new, f"`{value.name}` is not the new anchor", value)
                 check.results(node, numbers, new=True)
                 stored.append(target)
                 results = ()
-            elif isinstance(node.op, Outer):
-                require(node.op == op, f"`{each.name}` is not averaged as is declared", *node.inputs)
+            elif node.op == op:
                 anchor, summed, *others = node.inputs
                 require((anchor, *others) == each.states, "the anchor is updated in a copy, or from others", anchor)
                 require(values[summed] == total, f"`{summed.name}` is not the sum over all groups", summed)
@@ -101,7 +100,7 @@ class Outers:
                 new = results[0]
                 stored += each.states
             else:
-                require(node.op.reshards, f"{quoted(node)} is not a resharding")
+                require(node.op.reshards, f"{quoted(node)} is no part of the average as it is declared")
                 results = check.results(node, numbers)
             values.update(zip(node.outputs, results, strict=True))
         left = [master for master in each.masters if master not in stored]

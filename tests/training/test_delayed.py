@@ -13,6 +13,7 @@ from partita.compiler.analysis.time import predict
 from partita.runtime.rank import Plan
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
+from tests.marks import soak
 from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, trained
 from tests.training.test_local import RATE, close, everything, forget, kept_every, on, same
 
@@ -66,7 +67,7 @@ def test_an_update_has_the_gradients_of_as_many_steps_before(by: int) -> None:
     close(run.parameters(), parameters)
 
 
-@pytest.mark.parametrize("layout", ["plain", "zero1", "zero3"])
+@pytest.mark.parametrize("layout", ["zero1", *soak("plain", "zero3")])
 def test_a_delay_is_the_same_under_every_layout(layout: str) -> None:
     expected, told = steps_of(delayed(*ONE_RANK))
     run, found = steps_of(delayed(layout=layout))
@@ -74,7 +75,7 @@ def test_a_delay_is_the_same_under_every_layout(layout: str) -> None:
     close(run.parameters(), expected.parameters(), 1e-4)
 
 
-@pytest.mark.parametrize("by", [1, 3])
+@pytest.mark.parametrize("by", [1, *soak(3)])
 def test_a_run_with_a_delay_resumes_with_the_same_bits(by: int, tmp_path: Path) -> None:
     plan = kept_every(delayed(by=by), 8)
     whole = trained(plan, tmp_path / "whole")

@@ -23,6 +23,7 @@ from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
+from tests.marks import soak
 from tests.runtime.checkpoint.runs import ONE_RANK, TEXT, plan_of, saved_every, trained
 
 # Four groups of four rows each; a run of eight steps averages them after the third, the sixth and the last.
@@ -104,13 +105,15 @@ def on(data: int = 1, pipe: int = 1, tensor: int = 1) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("layout", "mesh"),
     [
-        ("plain", on(data=2)),
-        ("plain", on(data=4, pipe=2)),
-        ("plain", on(data=4, tensor=2)),
         ("zero1", on(data=8)),
-        ("zero3", on(data=8)),
         ("zero1", on(data=2, pipe=2, tensor=2)),
-        ("plain", on(tensor=2)),
+        *soak(
+            ("plain", on(data=2)),
+            ("plain", on(data=4, pipe=2)),
+            ("plain", on(data=4, tensor=2)),
+            ("zero3", on(data=8)),
+            ("plain", on(tensor=2)),
+        ),
     ],
     ids=str,
 )
