@@ -42,7 +42,7 @@ MISTAKES = [
         "runtime/executor.py",
         "tuple(memory.masters[name] for memory in self._memories for name in names)",
         "tuple(memory.masters[name] for name in names for memory in self._memories)",
-        f"{VERIFY} cluster.data=2",
+        f"{BY_HAND}[mean]",
     ),
     Planted(
         "a-group-s-statistics-in-the-first-row",
