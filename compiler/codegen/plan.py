@@ -13,10 +13,11 @@ from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import tensor_type
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
-from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
+from partita.compiler.passes.update import OuterUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.program import (
     AccumulatorRecord,
     InputPart,
@@ -27,6 +28,7 @@ from partita.compiler.program import (
     StateRecord,
     StepPlan,
     TiedTransfer,
+    late_name,
 )
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
@@ -56,13 +58,17 @@ def plan_step(
     mapped: Collection[str] = (),
     adds: bool = True,
     late: bool = False,
+    members: int = 1,
+    delay: int = 0,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
     parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
-    `late`: updates may be made before their step is validated. Raises Refused if the schedule
-    violates an invariant (E0501 to E0504).
+    `late`: updates may be made before their step is validated. With `members`, each rank trains so many groups apart,
+    and `whole` has the rows of one. Updates have gradients of `delay` steps before.
+
+    Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
     _check_ends(partitioned)
     check_schedule(schedule)
@@ -86,10 +92,13 @@ def plan_step(
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
     stage_sets = partitioned.stage_sets()
     updates = {each.name: each for each in update.parameters}
+    outer = {each.name: each for each in update.outer}
+    groups = members * mesh.groups
     return StepPlan(
         name=whole.name,
         inputs=tuple(
-            InputRecord(each.name, each.value.type, each.limit, each.span, each.ignored) for each in whole.inputs
+            InputRecord(each.name, _of_groups(each.value.type, batch, groups), each.limit, each.span, each.ignored)
+            for each in whole.inputs
         ),
         batch=batch,
         microbatches=schedule.microbatches,
@@ -102,6 +111,8 @@ def plan_step(
                 layouts[parameter.name],
                 stage_sets[parameter.name],
                 updates.get(parameter.name),
+                outer.get(parameter.name),
+                delay,
                 mesh.sizes,
                 parameter.name in on_host,
                 parameter.name in mapped,
@@ -115,8 +126,15 @@ def plan_step(
         statistics=tuple(name for name, _, _ in update.statistics),
         guards=partitioned.graph.guards,
         schedule=schedule,
+        members=members,
+        delay=delay,
         streams=streams,
     )
+
+
+def _of_groups(type: Type, batch: str, groups: int) -> Type:
+    """The type of an input of all groups, from that of one."""
+    return type.resized(batch, type.axis(batch).size * groups) if type.has(batch) else type
 
 
 def _traffic(transfers: Iterable[Transfer]) -> dict[Channel, Traffic]:
@@ -141,10 +159,13 @@ def _parameter_record(
     layouts: ParameterLayouts,
     stages: tuple[int, ...],
     update: ParameterUpdate | None,
+    outer: OuterUpdate | None,
+    delay: int,
     sizes: dict[str, int],
     host: bool,
     mapped: bool,
 ) -> ParameterRecord:
+    besides = zip(outer.state_names, outer.states, strict=True) if outer else ()
     named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
         parameter.name,
@@ -160,6 +181,13 @@ def _parameter_record(
         ),
         host,
         mapped,
+        (
+            *(
+                StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR)
+                for name, state in besides
+            ),
+            *(StateRecord(late_name(age), parameter.master) for age in range(1, delay + 1) if update is not None),
+        ),
     )
 
 
