@@ -16,6 +16,7 @@ from partita.compiler.graph import Graph
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.offload import parameters_on_host
 from partita.compiler.passes.place import Pipeline
 from partita.compiler.passes.shard.shard import ShardedGraph
 from partita.compiler.passes.sparse import Tables
@@ -26,13 +27,14 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.layouts import STATE
+from partita.dsl.groups import Groups
+from partita.dsl.layouts import PARAM, STATE
 from partita.dsl.reprs import Pictured, count, outline
 
 
 @frozen(eq=False, kw_only=True)
 class Configured:
-    """The inputs of a compilation.
+    """The inputs of a compilation. `groups` are those that train apart, if any do.
 
     `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
     processes `batches` as if they were one, the last of which may lack rows; or it computes `outputs` instead of the
@@ -48,6 +50,7 @@ class Configured:
     pipeline: Pipeline
     mesh: Mesh
     device: Device
+    groups: Groups | None = None
     training: bool = True
     placement: Placement | None = None
     batches: Fraction = Fraction(1)
@@ -65,11 +68,12 @@ class Configured:
 
     @property
     def reads_means(self) -> bool:
-        """Whether it is the program of an evaluation that reads the means of trained parameters (`weights = ema`), or
-        runs along with that.
+        """Whether it is the program of an evaluation that reads means in place of trained parameters, those over time
+        (`weights = ema`) or over groups that train apart; or runs along with that.
         """
         evaluation = self.train.eval
         reads = evaluation is not None and evaluation.arguments["weights"] == "ema"
+        reads = reads or self.groups is not None
         return reads and not self.training and (not self.outputs or self.beside is not None)
 
     @property
@@ -80,8 +84,10 @@ class Configured:
 
     @property
     def offload_rule(self) -> language.OffloadRule | None:
-        """The rule that keeps the optimizer's tensors in the host's memory, if there is one."""
-        return next((rule for rule in self.offload_rules if (STATE,) in rule.paths), None)
+        """The rule that keeps the optimizer's tensors in the host's memory, if there is one: all of them. That of
+        parameters implies it.
+        """
+        return next((rule for rule in self.offload_rules if (STATE,) in rule.paths or (PARAM,) in rule.paths), None)
 
     @property
     def offloads_state(self) -> bool:
@@ -98,6 +104,16 @@ class Configured:
     def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return size_of(self.schedule_call.call)[1]
+
+    @property
+    def members(self) -> int:
+        """The number of groups that each rank trains apart, one after the other; 1 if none do."""
+        return self.groups.members if self.training and self.groups is not None else 1
+
+    @property
+    def every(self) -> int:
+        """In how many steps groups that train apart are averaged once."""
+        return int(self.train.local.arguments["every"]) if self.train.local is not None else 1
 
     @property
     def microbatches(self) -> int:
@@ -127,12 +143,6 @@ class Built(Configured):
     parts: frozenset[str] = frozenset()
     rules: Mapping[str, language.OptimizerRule] = field(factory=dict)
     updates: Mapping[str, Update] = field(factory=dict)
-
-    @property
-    def on_host(self) -> frozenset[str]:
-        """The parameters whose masters, as the program reads them, lie in the host's memory."""
-        kept = self.offloads_state and (self.train.mixed or self.reads_means)
-        return frozenset(self.updates) if kept else frozenset()
 
     @property
     def updated(self) -> Mapping[str, Update]:
@@ -172,6 +182,27 @@ class Microbatched(Differentiated):
 
     step: Graph
     tables: Tables
+
+    @property
+    def prefetched(self) -> frozenset[str]:
+        """The parameters that lie in the host's memory, and are copied to the device before each use."""
+        return parameters_on_host(self.step, self.offload_rules)
+
+    @property
+    def mapped(self) -> frozenset[str]:
+        """Those of them that are files, mapped into memory."""
+        return parameters_on_host(self.step, [rule for rule in self.offload_rules if rule.mapped])
+
+    @property
+    def on_host(self) -> frozenset[str]:
+        """The parameters whose masters, as the program reads them, lie in the host's memory."""
+        kept = self.offloads_state and (self.train.mixed or self.reads_means)
+        return self.prefetched | (frozenset(self.updates) if kept else frozenset())
+
+    @property
+    def states_on_host(self) -> frozenset[str]:
+        """The parameters of which the host's memory has what the optimizer keeps."""
+        return frozenset(self.updates) & (frozenset(self.updates) if self.offloads_state else self.prefetched)
 
 
 @frozen(eq=False, kw_only=True)

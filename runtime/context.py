@@ -31,19 +31,22 @@ class Context:
     """The state of a step. `seed` and `step` determine random numbers; `rates` are the learning rates of the optimizer
     rule by rule; `update` counts parameter updates, from 1.
 
+    `group` is which of the groups that train apart computes; its `seed` is its own.
     `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch. `slice` is
     which part of its sequence is run, and `shared` the tensors that the slices of the microbatch share on a stage.
     `position` is where the part of a sequence begins that a step goes through (`partita.compiler.passes.decode`).
     `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
     are those of the operations that the file defines. `record` is
     called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
-    `waited` is the time functions have waited for collectives, in nanoseconds.
+    `waited` is the time functions have waited for collectives, in nanoseconds. `arriving` are the events at the end of
+    copies to the device that are under way, by the address of the copy, and `inward` the stream in which they run.
     """
 
     seed: int
     device: torch.device
     step: int = 0
     update: int = 0
+    group: int = 0
     microbatch: int = 0
     first: int = 0
     slice: int = 0
@@ -57,6 +60,14 @@ class Context:
     lap: Callable[[int], None] | None = None
     flight: Flight | None = None
     waited: int = 0
+    arriving: dict[int, torch.cuda.Event] = field(factory=dict)
+    inward: torch.cuda.Stream | None = None
+
+    def inward_stream(self) -> torch.cuda.Stream:
+        """The stream of copies to the device."""
+        if self.inward is None:
+            self.inward = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return self.inward
 
     def of_slices(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor that the slices of the microbatch share, zero before the first of them."""

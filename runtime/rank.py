@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from attrs import evolve, field, frozen
@@ -12,13 +13,16 @@ from attrs import evolve, field, frozen
 from partita.compiler.analysis.time import end_seconds, stage_seconds
 from partita.compiler.instructions import Channel, Compute, Traffic
 from partita.compiler.layout import Layout, local_type
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
+from partita.dsl.types import Type
 from partita.runtime.bad_steps import BadStepPolicy
+from partita.runtime.checkpoint.parts import Kept, kept_tensors
 from partita.runtime.declared import waits
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
@@ -29,10 +33,10 @@ from partita.runtime.inference.scoring import Scorer
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch, tensors_of
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.kernels.host import to_host
+from partita.runtime.mapped import mapped_tensor
 from partita.runtime.pace import Sums
 from partita.runtime.python_functions import Functions, functions_of
-from partita.runtime.regions import pieces_of
+from partita.runtime.regions import in_slabs, pieces_of
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport
@@ -102,7 +106,7 @@ class Plan:
         """The predicted working time per step of each pipeline rank, in seconds."""
         seconds = stage_seconds(self.training)
         return tuple(
-            end_seconds(self.training, rank)
+            end_seconds(self.training, rank, seconds[rank.stages[0], "F"])
             + sum(seconds[each.stage, each.action.kind] for each in rank.instructions if isinstance(each, Compute))
             for rank in self.program.ranks
         )
@@ -147,8 +151,9 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation, which share its shards of the parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
-    there. If `paced`, the ranks find out which of them are slow. If it is `alone` in its process, a step also finds how
-    much memory each rank uses, and how much of the devices' peak.
+    there. If `paced`, the ranks find out which of them are slow. Neither is done of ranks that train several groups. If
+    it is `alone` in its process, a step also finds how much memory each rank uses, and how much of the devices' peak.
+    Tensors that are mapped into memory are files in a `folder`, or in one that is removed with the rank.
     """
 
     def __init__(
@@ -162,12 +167,16 @@ class Rank:
         flight: Flight | None = None,
         paced: bool = False,
         alone: bool = False,
+        folder: Path | None = None,
     ) -> None:
         self.plan = plan
+        self.folder = folder
         self.rank = rank
         self.device = device
         self.transport = transport
         self.memory = Memory()
+        # Of the other groups that this rank trains apart.
+        self.others = tuple(Memory() for _ in range(plan.program.members - 1))
         self.failed = False  # whether a bad step has ended the run
         self.unsound = False  # whether the loss of an evaluation was not finite
         self.unsound_from: int | None = None
@@ -187,11 +196,13 @@ class Rank:
             seed,
             device,
             keep_totals,
-            times,
+            None if self.others else times,
             self.flight,
-            paced,
+            paced and not self.others,
             plan.functions,
             peaks=alone,
+            others=self.others,
+            averages=plan.train.averages,
         )
         record = plan.program.ranks[plan.program.mesh.pipe_rank(rank)]
         copies = Copies(record, self.memory)
@@ -220,42 +231,79 @@ class Rank:
         mesh = program.mesh
         for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
-            self.memory.masters[name] = self._kept(self._initial(name, record.layout).contiguous(), record.host)
-            for state in record.states:
+            type = local_type(record.type, record.layout, mesh.sizes)
+            self.memory.masters[name] = self._kept(name, type, record.host, record.mapped)
+            self._begin(name, record.layout, self.memory.masters[name])
+            for state in (*record.states, *record.besides):
+                type = local_type(state.type, record.stored(state), mesh.sizes)
+                found = self._kept(f"{name}.{state.name}", type, state.host, record.mapped and state.host)
+                self.memory.states[state.name, name] = found
                 if state.copy:
-                    found = self._initial(name, record.stored(state)).contiguous()
-                else:
-                    shape = local_type(state.type, record.stored(state), mesh.sizes).shape
-                    there = "cpu" if state.host else self.device
-                    found = torch.zeros(shape, dtype=DTYPES[state.type.dtype], device=there)
-                self.memory.states[state.name, name] = self._kept(found, state.host)
+                    self._begin(name, record.stored(state), found)
+            for other in self.others:
+                # Groups begin alike, and share what is not trained.
+                own, master = bool(record.besides), self.memory.masters[name]
+                other.masters[name] = master.clone() if own else master
+                for state in record.states:
+                    other.states[state.name, name] = self.memory.states[state.name, name].clone()
 
-    @staticmethod
-    def _kept(tensor: torch.Tensor, host: bool) -> torch.Tensor:
-        """A tensor where it lies between steps."""
-        return to_host(tensor) if host else tensor
+    def _kept(self, name: str, type: Type, host: bool, mapped: bool) -> torch.Tensor:
+        """Zeros where a tensor lies between steps."""
+        dtype, pinned = DTYPES[type.dtype], self.device.type == "cuda"
+        if not mapped:
+            there, pinned = ("cpu", pinned) if host else (self.device, False)
+            return torch.zeros(type.shape, dtype=dtype, device=there, pin_memory=pinned)
+        if self.folder is None:
+            self._temporary = TemporaryDirectory(prefix="partita-")
+            self.folder = Path(self._temporary.name)
+        path = self.folder / f"rank-{self.rank}" / name
+        found = mapped_tensor(path, type.shape, dtype)
+        self.memory.files[found.data_ptr()] = path
+        return found
 
-    def _initial(self, name: str, layout: Layout) -> torch.Tensor:
-        """The initial value of the rank's shard of a parameter, or of a copy, in a layout."""
+    def _begin(self, name: str, layout: Layout, part: torch.Tensor) -> None:
+        """Set the rank's shard of a parameter, or of a copy, in a layout, to its initial value. Of a large one, so many
+        rows at a time are made besides.
+        """
         program = self.plan.program
         record, mesh = program.parameter(name), program.mesh
-        pieces = pieces_of(record.type, layout, mesh.sizes, mesh.coordinates(self.rank))
         begin = partial(initial, record.initial, record.type, self.plan.train.seed, name, record.fans)
-        dtype = DTYPES[record.type.dtype]
-        if layout.flat is None:
-            return torch.from_numpy(begin(pieces[0].region)).to(device=self.device, dtype=dtype)
-        part = torch.zeros(local_type(record.type, layout, mesh.sizes).shape, device=self.device, dtype=dtype)
-        for piece in pieces:
-            seen(part, layout, piece).copy_(torch.from_numpy(begin(piece.region)))
-        return part
+        for piece in pieces_of(record.type, layout, mesh.sizes, mesh.coordinates(self.rank)):
+            own = seen(part, layout, piece)
+            for rows, region in in_slabs(piece.region):
+                own[rows].copy_(torch.from_numpy(begin(region)))
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The rank's tensors for training; of groups that train apart, those of each."""
+        return (self.memory, *self.others)
+
+    def kept(self) -> Iterator[tuple[Kept, torch.Tensor]]:
+        """Yields what the rank keeps between steps, and under which names it is saved."""
+        program = self.plan.program
+        place = program.mesh.coordinates(self.rank)[program.mesh.apart] if program.mesh.apart is not None else 0
+        for each in kept_tensors(program):
+            coordinate, member = divmod(each.group or 0, program.members)
+            memory = self.memories[member]
+            if each.parameter in memory.masters and (each.group is None or coordinate == place):
+                yield (
+                    each,
+                    (
+                        memory.masters[each.parameter]
+                        if each.state is None
+                        else memory.states[each.state, each.parameter]
+                    ),
+                )
 
     def read_by(self, state: Compilation) -> Memory:
-        """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters."""
+        """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters,
+        over time or of groups that train apart.
+        """
         if not state.reads_means:
             return self.memory
-        masters = dict(self.memory.masters)
+        masters, which = dict(self.memory.masters), EMA if state.groups is None else ANCHOR
         for record in state.program.parameters:  # those that it reads
-            mean = self.memory.states.get((EMA, record.name))
+            mean = self.memory.states.get((which, record.name))
             if mean is not None and record.name in masters:
                 stored = self.plan.program.parameter(record.name).state_layout
                 assert record.layout == stored, record.name
@@ -277,10 +325,10 @@ class Rank:
         program = self.plan.program
         for name, master in self.memory.masters.items():
             record = program.parameter(name)
-            master.copy_(self._initial(name, record.layout))
+            self._begin(name, record.layout, master)
             for state in record.states:
                 tensor = self.memory.states[state.name, name]
-                tensor.copy_(self._initial(name, record.stored(state))) if state.copy else tensor.zero_()
+                self._begin(name, record.stored(state), tensor) if state.copy else tensor.zero_()
 
     def tensors(self, batch: Mapping[str, object]) -> Batch:
         """A full batch of the dataset as tensors on the host, floats in the dtype of the computation."""

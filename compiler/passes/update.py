@@ -104,6 +104,24 @@ class BufferUpdate:
 
 
 @frozen(eq=False)
+class OuterUpdate:
+    """The average of one parameter or buffer over groups that train apart (`partita.compiler.passes.outer`).
+
+    `masters` are the copies of this rank's groups, which are overwritten. `states` are kept besides, by `state_names`:
+    the anchor first, from which all groups go on. `stages` are those that keep it.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    masters: tuple[Value, ...]
+    states: tuple[Value, ...]
+    state_names: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+    __repr__ = shortened
+
+
+@frozen(eq=False)
 class UpdateGraph:
     """The end of a step. `statistics` are the entries of the vector, each with the stage that makes it.
 
@@ -112,7 +130,8 @@ class UpdateGraph:
     nodes that compute statistics from them. `finish` has the nodes that compute a stage's share of the squared norm, by
     stage. `norms` are these shares summed over all ranks, the last entries of the vector, and `clip` the nodes that
     compute the coefficient from them (empty without clipping). `buffers` are updated before the parameters, by
-    `buffer_nodes`, which read `masters` of both. `stacked` are nodes that several parameters' updates share.
+    `buffer_nodes`, which read `masters` of both. `stacked` are nodes that several parameters' updates share. `outer`
+    are the averages over groups that follow some steps, if groups train apart.
     """
 
     parameters: tuple[ParameterUpdate, ...]
@@ -128,6 +147,7 @@ class UpdateGraph:
     masters: tuple[Master, ...] = ()
     buffer_nodes: tuple[Node, ...] = ()
     stacked: tuple[Stacked, ...] = ()
+    outer: tuple[OuterUpdate, ...] = ()
 
     def __repr__(self) -> str:
         return f"<UpdateGraph: {count(len(self.parameters), 'parameter')}>"
@@ -158,6 +178,11 @@ class UpdateGraph:
         nodes += [node for each in own for node in each.update]
         return bucketed(by_depth(nodes), BUCKET_BYTES)
 
+    def outer_updates(self, names: Collection[str]) -> list[Node]:
+        """What averages the parameters and buffers among `names` over groups."""
+        nodes = [node for each in self.outer if each.name in names for node in each.nodes]
+        return bucketed(by_depth(nodes), BUCKET_BYTES)
+
     def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
         """The nodes that compute the statistics of these stages, in order."""
         nodes = [node for node in self.metrics if node.stage in stages]
@@ -179,13 +204,13 @@ def update_graph(
     seconds: Callable[[Node], float],
     ema: float | None = None,
     spans: Mapping[str, Span | None] = MappingProxyType({}),
-    offloaded: bool = False,
+    offloaded: Collection[str] = (),
     masters_on_host: Collection[str] = (),
 ) -> UpdateGraph:
     """The end of a step for a partitioned graph; `updates` are those of the trained parameters, and `spans` the places
     of the rules that say so. Without any, only loss and metrics. With `ema`, it keeps means of the parameters that
-    decay so. `seconds` is the time of a node on the device. With `offloaded`, states lie in the host's memory, and so
-    do the masters of some parameters.
+    decay so. `seconds` is the time of a node on the device. The states of the parameters `offloaded` lie in the host's
+    memory, and so do some masters.
     """
     given = clip, seconds, ema, spans, offloaded, masters_on_host
     return _UpdateBuilder(partitioned, layouts, resharding, updates, *given).graph()
@@ -201,7 +226,7 @@ class _UpdateBuilder:
     seconds: Callable[[Node], float]
     ema: float | None
     spans: Mapping[str, Span | None]
-    offloaded: bool
+    offloaded: Collection[str]
     masters_on_host: Collection[str]
     build: StackingBuilder = field(init=False)
 
@@ -481,10 +506,10 @@ class _UpdateBuilder:
         type, layout, own = each.gradient.type, each.layouts.state, each.gradient.layout
         sizes = self.resharding.mesh.sizes
         whole = tensor_type(each.master.type, each.layouts.param, sizes)
-        states = []
+        states, there = [], each.name in self.offloaded
         for name, stored in zip(op.states, op.state_types(whole), strict=True):
             at = within_axes(layout, stored)
-            states.append(Value(f"{name}({each.name})", local_type(stored, at, sizes), at, host=self.offloaded))
+            states.append(Value(f"{name}({each.name})", local_type(stored, at, sizes), at, host=there))
         names = op.states
         self._stand(each.name, Phase.UPDATE, None)
         gradient = each.gradient
@@ -508,11 +533,11 @@ class _UpdateBuilder:
         others = tuple(self._moved(other, within_axes(own, other.type)) for other in others)
         if each.touched is not None:
             others = (each.touched, *others)
-        written, *given = (self._copied(value, self.offloaded) for value in (part, gradient, *others))
+        written, *given = (self._copied(value, there) for value in (part, gradient, *others))
         layouts = (layout, *(state.layout for state in states))
         new = self.build.laid_out(op, (written, given[0], *states, *given[1:]), layouts, f"new({each.name})")[0]
         if self.ema is not None:
-            mean = Value(f"{EMA}({each.name})", new.type, layout, host=self.offloaded)
+            mean = Value(f"{EMA}({each.name})", new.type, layout, host=there)
             self._apply(Ema(self.ema), mean, new, layout=layout, name=f"new({mean.name})")
             states, names = [*states, mean], (*names, EMA)
         if written is not each.master:

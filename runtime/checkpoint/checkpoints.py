@@ -11,6 +11,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +29,6 @@ from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
-from partita.runtime.checkpoint.parts import state_name
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
@@ -85,7 +86,7 @@ class Checkpoints:
         self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._keep = self.settings.keep
         self._store = store_at(self.settings.path)
-        self._shard = shard_of(self._manifest, self.rank)
+        self._shard = shard_of(self._manifest, self.rank, self.rank.memory.files)
         if self.settings.copies is not None and self.kept is not None:
             shard = shard_of(self._manifest, self.rank)
             self.copying = Copies(self.rank.rank, plan.ranks, self._manifest, shard, self.kept, self.rank.flight.mark)
@@ -430,28 +431,22 @@ class Checkpoints:
         self.report(Diagnostic("W0801", f"{place} is damaged and was skipped: {problem}"))
 
 
-def shard_of(manifest: Manifest, rank: Rank) -> Shard:
-    """What a rank saves: of a flat part, without the zeros at its end."""
-    memory = rank.memory
-    tensors = {**memory.masters, **{state_name(*key): tensor for key, tensor in memory.states.items()}}
+def shard_of(manifest: Manifest, rank: Rank, files: Mapping[int, Path] = MappingProxyType({})) -> Shard:
+    """What a rank saves: of a flat part, without the zeros at its end. Of what is mapped from `files`, it takes no
+    copies in memory.
+    """
+    tensors = {kept.name: tensor for kept, tensor in rank.kept()}
     entries = entries_of(manifest, rank.rank)
-    return Shard(entries, tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries))
+    own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
+    return Shard(entries, own, files)
 
 
 def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
     """Yields what a rank reads, its parts of all its tensors: name, region, and the memory for it."""
-    program, memory = rank.plan.program, rank.memory
-    sizes, coordinates = program.mesh.sizes, program.mesh.coordinates(rank.rank)
-    for record in program.parameters:
-        if record.name not in memory.masters:
-            continue
-        held = [(record.name, record.type, record.layout, memory.masters[record.name])]
-        for state in record.states:
-            tensor = memory.states[state.name, record.name]
-            held.append((state_name(state.name, record.name), state.type, record.stored(state), tensor))
-        for name, type, layout, tensor in held:
-            for piece in pieces_of(type, layout, sizes, coordinates):
-                yield name, piece.region, seen(tensor, layout, piece)
+    mesh = rank.plan.program.mesh
+    for kept, tensor in rank.kept():
+        for piece in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(rank.rank)):
+            yield kept.name, piece.region, seen(tensor, kept.layout, piece)
 
 
 def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:

@@ -23,8 +23,9 @@ from partita.runtime.checkpoint.manifest import Manifest, Tensor
 from partita.runtime.checkpoint.parts import saved_shape, saves, sources
 from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read_region
 from partita.runtime.checkpoint.store import commit_name
+from partita.runtime.declared import waits
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.regions import Region, region_of, shape_of
+from partita.runtime.regions import Region, in_slabs, region_of, shape_of
 
 MOST_OPEN = 64  # files open at a time
 
@@ -51,9 +52,14 @@ def read_parts(
 ) -> None:
     """Copy a region of a tensor, saved on a mesh, into another from the open files of ranks. Raises Damaged."""
     for source in sources(tensor, mesh, wanted):
-        found = read_region(file_of(source.rank), tensor.name, source.inner)
-        into[source.outer].copy_(found if source.shape is None else found.view(source.shape)[source.within])
-        moved()
+        if source.shape is not None:
+            found = read_region(file_of(source.rank), tensor.name, source.inner)
+            into[source.outer].copy_(found.view(source.shape)[source.within])
+            moved()
+            continue
+        for rows, part in in_slabs(source.inner):
+            into[source.outer][rows].copy_(read_region(file_of(source.rank), tensor.name, part))
+            moved()
 
 
 def files_of(manifest: Manifest, wanted: Iterable[tuple[str, Region]]) -> list[int]:
@@ -121,6 +127,7 @@ class Commit:
         """The ranks in whose files regions of tensors are."""
         return files_of(self.manifest, wanted)
 
+    @waits("files are mapped into memory that is not pinned")
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Damaged."""
         tensor = self._tensors[name]

@@ -46,7 +46,7 @@ def test_an_operand(function: str, others: list[torch.Tensor], made: bool, expec
     half = build.apply(Expand((A, B)), build.apply(Constant(0.5, "f32")))
     values = [Value(f"x{i}", Type("f32", (A, B)[: other.dim()])) for i, other in enumerate(others)]
     result = build.apply(Pointwise(function), half, *values)
-    assert ("torch.tensor" in _source(build, values, result)) == made
+    assert ("torch.full" in _source(build, values, result)) == made
     (found,) = interpret(build.nodes, dict(zip(values, others, strict=True)), [result])
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)

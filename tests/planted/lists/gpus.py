@@ -138,15 +138,22 @@ MISTAKES = [
     Planted(
         "collectives-read-before-they-are-done",
         "runtime/transports/groups.py",
-        "            for work in self.works:\n                wait(work, self.description)\n",
+        "            for work in self.works:\n                work.done()\n",
         "",
         RANKS,
     ),
     Planted(
-        "copies-back-that-nobody-waits-for",
-        "runtime/host_copies.py",
-        '        """Wait for these copies; the host\'s memory may be used again."""\n        self._wait(kept)\n',
-        '        """Wait for these copies; the host\'s memory may be used again."""\n',
+        "copies-that-nothing-waits-for",
+        "runtime/streams.py",
+        "            for each in behind:\n                self._current.wait_event(each)\n            waits = own()\n",
+        "            waits = own()\n",
+        RANKS,
+    ),
+    Planted(
+        "copies-of-what-is-not-computed-yet",
+        "runtime/streams.py",
+        "            for each in behind:\n                own.wait_event(each)\n            with torch",
+        "            with torch",
         RANKS,
     ),
     Planted(

@@ -32,7 +32,7 @@ MISTAKES = [
     ),
     Planted(
         "updates-run-in-either-memory",
-        "compiler/verify/updates.py",
+        "compiler/verify/copies.py",
         "require(len(there | made) <= 1,",
         "require(len(there | made) <= 2,",
         "tests/training/test_offload.py",
@@ -43,6 +43,13 @@ MISTAKES = [
         "records if each.host == host}",
         "records}",
         "tests/training/test_offload.py",
+    ),
+    Planted(
+        "copies-to-the-host-start-in-no-time",
+        "compiler/costs/nodes.py",
+        "return device.launch + node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0",
+        "return node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0",
+        "tests/training/test_offload.py::test_small_states_in_the_host_s_memory_save_no_time",
     ),
     Planted(
         "nesterov-with-the-buffer-twice",

@@ -256,6 +256,7 @@ def test_the_command_as_json(capsys: pytest.CaptureFixture, monkeypatch: pytest.
         "peak_memory",
         "certificate",
         "execution",
+        "gpu",
         "seconds",
     } <= found.keys()
     tampered(monkeypatch, "torch.relu(", "torch.tanh(")
@@ -343,3 +344,13 @@ def test_the_command_writes_to_a_file(capsys: pytest.CaptureFixture, tmp_path: P
     assert capsys.readouterr().out == ""
     assert json.loads(out.read_text(encoding="utf-8"))["passed"]
     assert main(["verify", str(SPECS / "mlp.par"), "-o", str(tmp_path / "no" / "where")]) == 2
+
+
+def test_with_gpu_a_rank_of_each_stage_runs_on_one_that_is_not_there(capsys: pytest.CaptureFixture[str]):
+    file = SPECS / "mlp.par"
+    assert main(["verify", str(file), "--gpu", "--json"]) == 0
+    (rank,) = json.loads(capsys.readouterr().out)["gpu"]
+    assert rank["passed"]
+    assert rank["kernels"] > 0
+    assert 0 < rank["peak_memory"] <= rank["bound"]
+    assert sum(rank["waits"].values()) == 1
