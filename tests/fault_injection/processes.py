@@ -114,14 +114,14 @@ class Held:
 
     def look(self, processes: Iterable[int]) -> None:
         """Add what processes have now."""
-        opened = set[str]()
+        names = set[str]()
         for process in processes:
-            opened |= (own := set(opened(process)))
+            names |= (own := set(opened(process)))
             inodes = {match[1] for name in own if (match := re.fullmatch(r"socket:\[(\d+)\]", name))}
             with suppress(OSError):  # it has ended
                 self.sockets |= inodes & listening(process).keys()
             self.reachable |= inodes & listening().keys()
-        self.files |= {Path(name) for name in opened if name.startswith(f"{SHARED_MEMORY}/")}
+        self.files |= {Path(name) for name in names if name.startswith(f"{SHARED_MEMORY}/")}
 
     def remaining(self) -> list[str]:
         """What of it is still there."""
