@@ -154,7 +154,7 @@ class Live(TorchDispatchMode):
         super().__init__()
         self.peak = 0
         self.aside: list[range] = []
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -166,14 +166,19 @@ class Live(TorchDispatchMode):
                 storage = each.untyped_storage()
                 if any(storage.data_ptr() in part for part in self.aside):
                     continue
-                known = self._alive.get(storage._cdata)
+                known = self.alive.get(storage._cdata)
                 if known is None or known[0].expired():
-                    self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                    self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                     new = True
         if new:
-            self._alive = {key: each for key, each in self._alive.items() if not each[0].expired()}
-            self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+            self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
+            self.peak = max(self.peak, self.now)
         return made
+
+    @property
+    def now(self) -> int:
+        """The bytes that are alive, as of the last operation that made a tensor."""
+        return sum(size for _, size in self.alive.values())
 
 
 def _gathered(number: int) -> list[int]:
@@ -200,7 +205,7 @@ def ours(case: Case) -> None:
     transport = ProcessTransport(torch.device("cpu"))
     with Live() as live:
         rank = Rank(plan, dist.get_rank(), transport, torch.device("cpu"))
-        live.aside = list(_shared(transport))
+        live.aside = list(shared(transport))
         for _ in train(rank, dataset):
             pass
     peaks = _gathered(live.peak)
@@ -210,7 +215,7 @@ def ours(case: Case) -> None:
     transport.close()
 
 
-def _shared(transport: ProcessTransport) -> Iterator[range]:
+def shared(transport: ProcessTransport) -> Iterator[range]:
     """The addresses of the memory that a transport shares with other ranks."""
     for end in transport._channels.values():
         if isinstance(end, (Outgoing, Incoming)):

@@ -26,30 +26,31 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
+from partita.runtime.tracing.flight import read
+
 TINY = Path(__file__).parents[1] / "specs" / "tiny.par"
 FOR_EVER, INTERVAL = 1_000_000, 5
 MOST_SECONDS = 2.0  # from a commit to the kill
 PHASES = {
-    "noticed": re.compile(r"partita: starting all ranks again"),
+    "noticed": re.compile(r"partita: restarting all ranks"),
     "resumed": re.compile(r"step \d+/\d+  resumed"),
     "first step": re.compile(r"step \d+/\d+  loss"),
 }
 
 
 def ranks_of(supervisor: int) -> list[int]:
-    """The processes of a run's ranks: the children of the supervisor that have a flight recorder.
-
-    Those that stand ready for the next attempt have none yet.
-    """
+    """The processes of a run's ranks: the children of the supervisor whose flight recorders say that they train."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             status = Path("/proc", name, "status").read_text()
-            mapped = Path("/proc", name, "maps").read_text()
+            mapped = re.search(r"(/\S+)/flight-(\d+)", Path("/proc", name, "maps").read_text())
         except OSError:
             continue
-        if f"PPid:\t{supervisor}\n" in status and "/flight-" in mapped:
-            found.append(int(name))
+        if f"PPid:\t{supervisor}\n" in status and mapped is not None:
+            position = read(Path(mapped[1]), int(mapped[2]))
+            if position is not None and position.step > 0:
+                found.append(int(name))
     return sorted(found)
 
 

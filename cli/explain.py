@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MOST = 8
 NOTHING = 1e-8  # seconds per step; less is no communication
 INDENT = "  "
+READ = {True: "the rows of a step are copied to the device", False: "copied to the device before each use"}
 STORED = {"param": "parameter", "grad": "gradient", "state": "optimizer state"}
 
 
@@ -176,6 +177,9 @@ def show_tensor(found: Explanation, console: Console) -> None:
     table("over, split, because", [*reasons, *late])
     stages = f"stage{'s' * (len(found.stages) > 1)} {_listed(found.stages)}"
     print_text(console, f"a rank computes with {found.local}, {bytes_text(found.local.bytes)}; on {stages}")
+    if found.on_host:
+        there = "in a file that is mapped into the host's memory" if found.mapped else "in the host's memory"
+        print_text(console, f"{there}: {READ[found.rows is not None]}")
     if found.offloaded:
         own = f"stage{'s' * (len(found.offloaded) > 1)} {_listed(found.offloaded)}"
         print_text(console, f"in the host's memory between F and the backward pass of a microbatch, on {own}")

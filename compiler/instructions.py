@@ -62,7 +62,7 @@ class Message:
     bytes: int = field(default=0, eq=False)
 
 
-@frozen
+@frozen(cache_hash=True)
 class Transfer:
     """One message of one microbatch on its channel. `index` is its position in the channel's order."""
 

@@ -38,10 +38,11 @@ from partita.compiler.passes.guard import guarded
 from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
-from partita.compiler.passes.offload import offloaded, without_effect
+from partita.compiler.passes.offload import offloaded, parameters_on_host, without_effect
 from partita.compiler.passes.overlap import overlapped
 from partita.compiler.passes.pieces import in_pieces
 from partita.compiler.passes.place import pipeline_of, place
+from partita.compiler.passes.prefetch import prefetched
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
 from partita.compiler.passes.shard.defaults import default_layouts
@@ -74,6 +75,7 @@ from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
 from partita.dsl.language_model import no_output
+from partita.dsl.layouts import PARAM
 from partita.dsl.report import listed
 
 # Errors of models whose batch cannot be split, or have more rows.
@@ -289,6 +291,7 @@ def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator
     rule = state.offload_rule
     if (
         rule is not None
+        and (PARAM,) not in rule.paths
         and not state.train.mixed
         and state.train.ema is None
         and not any(u.states for u in updates.values())
@@ -371,7 +374,7 @@ def _recompute(state: Differentiated) -> Differentiated:
         for rule in (layout.rules if layout else ())
         if isinstance(rule, language.ShardRule)
         for target in rule.targets
-    )
+    ) or bool(parameters_on_host(state.joint, state.offload_rules))
     again = remat_scopes(state.joint, _recompute_rules(state.spec), state.again)
     return evolve(state, joint=remat_cheap(again, gathered))
 
@@ -406,6 +409,7 @@ def _shard(state: Microbatched) -> Sharded:
         means=state.reads_means,
         parts=state.parts,
         most=state.device.memory / 4,
+        prefetched=state.prefetched,
     )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
@@ -425,7 +429,7 @@ def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
     ordered = overlapped(grouped(partitioned), full_at(state.mesh))
     most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
-    cut_up, found = in_pieces(ordered, most)
+    cut_up, found = in_pieces(prefetched(ordered, state.prefetched), most)
     if not state.training:
         return extended(Cut, state, partitioned=cut_up)
     copied = offloaded(cut_up, state.offload_rules)
@@ -448,7 +452,7 @@ def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)
-    given = resharding, updates, train.clip, timed, train.ema, spans, state.offloads_state, state.on_host
+    given = resharding, updates, train.clip, timed, train.ema, spans, state.states_on_host, state.on_host
     update = update_graph(state.partitioned, layouts, *given)
     return extended(Partitioned, state, update=update)
 

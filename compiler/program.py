@@ -95,7 +95,7 @@ class ParameterRecord:
 
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
     by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`). `host`: whether the
-    master lies in the host's memory.
+    master lies in the host's memory; if it is `mapped`, it is there as a file, and so are the states.
     """
 
     name: str
@@ -107,6 +107,7 @@ class ParameterRecord:
     stages: tuple[int, ...]
     states: tuple[StateRecord, ...]
     host: bool = False
+    mapped: bool = False
 
     __repr__ = shortened
 

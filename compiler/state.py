@@ -16,6 +16,7 @@ from partita.compiler.graph import Graph
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.offload import parameters_on_host
 from partita.compiler.passes.place import Pipeline
 from partita.compiler.passes.shard.shard import ShardedGraph
 from partita.compiler.passes.sparse import Tables
@@ -26,7 +27,7 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.layouts import STATE
+from partita.dsl.layouts import PARAM, STATE
 from partita.dsl.reprs import Pictured, count, outline
 
 
@@ -80,8 +81,10 @@ class Configured:
 
     @property
     def offload_rule(self) -> language.OffloadRule | None:
-        """The rule that keeps the optimizer's tensors in the host's memory, if there is one."""
-        return next((rule for rule in self.offload_rules if (STATE,) in rule.paths), None)
+        """The rule that keeps the optimizer's tensors in the host's memory, if there is one: all of them. That of
+        parameters implies it.
+        """
+        return next((rule for rule in self.offload_rules if (STATE,) in rule.paths or (PARAM,) in rule.paths), None)
 
     @property
     def offloads_state(self) -> bool:
@@ -129,12 +132,6 @@ class Built(Configured):
     updates: Mapping[str, Update] = field(factory=dict)
 
     @property
-    def on_host(self) -> frozenset[str]:
-        """The parameters whose masters, as the program reads them, lie in the host's memory."""
-        kept = self.offloads_state and (self.train.mixed or self.reads_means)
-        return frozenset(self.updates) if kept else frozenset()
-
-    @property
     def updated(self) -> Mapping[str, Update]:
         """The updates that a step makes."""
         return self.updates if self.training else {}
@@ -172,6 +169,27 @@ class Microbatched(Differentiated):
 
     step: Graph
     tables: Tables
+
+    @property
+    def prefetched(self) -> frozenset[str]:
+        """The parameters that lie in the host's memory, and are copied to the device before each use."""
+        return parameters_on_host(self.step, self.offload_rules)
+
+    @property
+    def mapped(self) -> frozenset[str]:
+        """Those of them that are files, mapped into memory."""
+        return parameters_on_host(self.step, [rule for rule in self.offload_rules if rule.mapped])
+
+    @property
+    def on_host(self) -> frozenset[str]:
+        """The parameters whose masters, as the program reads them, lie in the host's memory."""
+        kept = self.offloads_state and (self.train.mixed or self.reads_means)
+        return self.prefetched | (frozenset(self.updates) if kept else frozenset())
+
+    @property
+    def states_on_host(self) -> frozenset[str]:
+        """The parameters of which the host's memory has what the optimizer keeps."""
+        return frozenset(self.updates) & (frozenset(self.updates) if self.offloads_state else self.prefetched)
 
 
 @frozen(eq=False, kw_only=True)

@@ -114,7 +114,7 @@ CODES: dict[str, Code] = {
     "E0415": Code("nothing is trained", "The optimizer freezes every parameter of the model.", "`update … -> adamw(…)` before `freeze all`."),
     "E0416": Code("optimizer does not fit", "The optimizer of a rule cannot update a parameter that the rule matches: `muon` updates matrices, which a `dot` reads.", "`update matrices -> muon(…)`, then a rule for the others."),
     "E0417": Code("axis cannot be shared by the pipeline", "All ranks of a pipeline can share an axis that is looked up in before the first stage, or reduced by the loss after the last one, in one exchange.", "Split it over another mesh axis."),
-    "E0418": Code("cannot be offloaded", "What the optimizer keeps can lie in the host's memory, and what blocks and repeats keep for the backward pass; parameters and gradients cannot.", "`offload state`, `offload layer`"),
+    "E0418": Code("cannot be offloaded", "Parameters can lie in the host's memory, what the optimizer keeps, and what blocks and repeats keep for the backward pass; gradients cannot.", "`offload state`, `offload param`, `offload layer`"),
     "E0419": Code("axis cannot be split so", "A rule for one axis may say after `by` that its positions are in zigzag order, and how attention gets at keys and values of other ranks. All rules for the axis must agree, and nothing but attention and functions of a position may depend on the order of positions.", "`shard seq -> context by zigzag`, and no convolution, shift or scan over `seq`."),
     "E0420": Code("overlapped twice", "A layout says once, for each of its mesh axes, into how many pieces what is sent along it is cut.", "`overlap tensor in 4`"),
     # ------------------------------------------------------------ schedules

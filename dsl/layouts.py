@@ -13,8 +13,9 @@ from partita.dsl.report import Report, suggestion
 from partita.dsl.units import PLAIN
 from partita.dsl.unparse import expression_text
 
-STATE = "state"
-CLASSES = ("param", "grad", STATE)
+PARAM, STATE = "param", "state"
+MMAP = "mmap"  # may follow `by` in an `offload` rule
+CLASSES = (PARAM, "grad", STATE)
 # What may follow `by` in a rule for an axis: the order of its positions, and how attention exchanges along it.
 ZIGZAG, GATHER, HEADS, RING = "zigzag", "gather", "heads", "ring"
 EXCHANGES = (GATHER, HEADS, RING)
@@ -69,13 +70,13 @@ class Layouts:
                     return spec.RecomputeRule(_parts(rule.paths), rule.span, spans)
                 case tree.Offload():
                     for path in rule.paths:
-                        if str(path) in CLASSES and str(path) != STATE:
+                        if str(path) in CLASSES and str(path) not in (PARAM, STATE):
                             message = f"`{path}` cannot be kept in the host's memory"
-                            help = "`offload state`; or a block or repeat, for what it keeps for the backward pass"
+                            help = "`offload param`, `offload state`; or what a block or repeat keeps: `offload layer`"
                             raise refuse("E0418", message, path.span, help=help)
-                    self.paths([p for p in rule.paths if str(p) not in ("all", STATE)], known)
+                    self.paths([p for p in rule.paths if str(p) not in ("all", PARAM, STATE)], known)
                     spans = tuple(path.span for path in rule.paths)
-                    return spec.OffloadRule(_parts(rule.paths), rule.span, spans)
+                    return spec.OffloadRule(_parts(rule.paths), rule.span, spans, self.mapped(rule))
                 case tree.Overlap():
                     axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
                     value = constants.evaluate(rule.pieces, self.axes.number)
@@ -84,6 +85,19 @@ class Layouts:
         except Refused as refused:
             self.report.refused(refused)
             return None
+
+    def mapped(self, rule: tree.Offload) -> bool:
+        """Whether parameters are mapped into memory from files. Raises Refused (E0418)."""
+        if rule.by is None:
+            return False
+        if rule.by.text != MMAP:
+            message = f"nothing is offloaded by `{rule.by.text}`"
+            raise refuse("E0418", message, rule.by.span, help=f"`by {MMAP}`, or nothing")
+        for path in rule.paths:
+            if str(path) in ("all", STATE):
+                message = f"`{path}` cannot be mapped into memory from files: parameters can, with what is kept of them"
+                raise refuse("E0418", message, path.span, help="name a table, or `param`")
+        return True
 
     def words(self, rule: tree.Shard) -> tuple[bool, str | None]:
         """Whether a rule's axis is in zigzag order, and how attention exchanges along it. Raises Refused (E0419)."""

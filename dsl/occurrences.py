@@ -196,7 +196,7 @@ class _Names:
                     self._paths(each for each in paths if str(each) not in ("all", "auto"))
                 case tree.Offload(paths=paths):
                     own = ()
-                    self._paths(each for each in paths if str(each) not in ("all", "state"))
+                    self._paths(each for each in paths if str(each) not in ("all", "param", "state"))
                 case tree.Overlap(mesh_axes=own):
                     self._expressions((rule.pieces,), {})
             for name in own:

@@ -391,11 +391,14 @@ class RecomputeRule:
 
 @frozen
 class OffloadRule:
-    """`offload paths`; the paths `("all",)` and `("state",)` are keywords."""
+    """`offload paths`; the paths `("all",)`, `("param",)` and `("state",)` are keywords. `mapped`: parameters are files
+    that are mapped into memory (`by mmap`).
+    """
 
     paths: tuple[tuple[str, ...], ...]
     span: Span = field(eq=False)
     path_spans: tuple[Span, ...] = field(eq=False)
+    mapped: bool = False
 
     __repr__ = shortened
 

@@ -424,9 +424,10 @@ class Recompute:
 
 @frozen
 class Offload:
-    """`offload paths`."""
+    """`offload paths by word`."""
 
     paths: tuple[Path, ...]
+    by: Name | None
     span: Span = field(eq=False, repr=False)
 
 

@@ -37,7 +37,8 @@ class Context:
     `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
     are those of the operations that the file defines. `record` is
     called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
-    `waited` is the time functions have waited for collectives, in nanoseconds.
+    `waited` is the time functions have waited for collectives, in nanoseconds. `arriving` are the events at the end of
+    copies to the device that are under way, by the address of the copy, and `inward` the stream in which they run.
     """
 
     seed: int
@@ -57,6 +58,14 @@ class Context:
     lap: Callable[[int], None] | None = None
     flight: Flight | None = None
     waited: int = 0
+    arriving: dict[int, torch.cuda.Event] = field(factory=dict)
+    inward: torch.cuda.Stream | None = None
+
+    def inward_stream(self) -> torch.cuda.Stream:
+        """The stream of copies to the device."""
+        if self.inward is None:
+            self.inward = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return self.inward
 
     def of_slices(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor that the slices of the microbatch share, zero before the first of them."""

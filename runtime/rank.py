@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from attrs import evolve, field, frozen
@@ -18,6 +19,7 @@ from partita.compiler.program import Program
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
+from partita.dsl.types import Type
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.declared import waits
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
@@ -29,10 +31,10 @@ from partita.runtime.inference.scoring import Scorer
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch, tensors_of
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.kernels.host import to_host
+from partita.runtime.mapped import mapped_tensor
 from partita.runtime.pace import Sums
 from partita.runtime.python_functions import Functions, functions_of
-from partita.runtime.regions import pieces_of
+from partita.runtime.regions import in_slabs, pieces_of
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport
@@ -148,7 +150,8 @@ class Rank:
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
     there. If `paced`, the ranks find out which of them are slow. If it is `alone` in its process, a step also finds how
-    much memory each rank uses, and how much of the devices' peak.
+    much memory each rank uses, and how much of the devices' peak. Tensors that are mapped into memory are files in a
+    `folder`, or in one that is removed with the rank.
     """
 
     def __init__(
@@ -162,8 +165,10 @@ class Rank:
         flight: Flight | None = None,
         paced: bool = False,
         alone: bool = False,
+        folder: Path | None = None,
     ) -> None:
         self.plan = plan
+        self.folder = folder
         self.rank = rank
         self.device = device
         self.transport = transport
@@ -220,34 +225,41 @@ class Rank:
         mesh = program.mesh
         for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
-            self.memory.masters[name] = self._kept(self._initial(name, record.layout).contiguous(), record.host)
+            type = local_type(record.type, record.layout, mesh.sizes)
+            self.memory.masters[name] = self._kept(name, type, record.host, record.mapped)
+            self._begin(name, record.layout, self.memory.masters[name])
             for state in record.states:
+                type = local_type(state.type, record.stored(state), mesh.sizes)
+                found = self._kept(f"{name}.{state.name}", type, state.host, record.mapped and state.host)
+                self.memory.states[state.name, name] = found
                 if state.copy:
-                    found = self._initial(name, record.stored(state)).contiguous()
-                else:
-                    shape = local_type(state.type, record.stored(state), mesh.sizes).shape
-                    there = "cpu" if state.host else self.device
-                    found = torch.zeros(shape, dtype=DTYPES[state.type.dtype], device=there)
-                self.memory.states[state.name, name] = self._kept(found, state.host)
+                    self._begin(name, record.stored(state), found)
 
-    @staticmethod
-    def _kept(tensor: torch.Tensor, host: bool) -> torch.Tensor:
-        """A tensor where it lies between steps."""
-        return to_host(tensor) if host else tensor
+    def _kept(self, name: str, type: Type, host: bool, mapped: bool) -> torch.Tensor:
+        """Zeros where a tensor lies between steps."""
+        dtype, pinned = DTYPES[type.dtype], self.device.type == "cuda"
+        if not mapped:
+            there, pinned = ("cpu", pinned) if host else (self.device, False)
+            return torch.zeros(type.shape, dtype=dtype, device=there, pin_memory=pinned)
+        if self.folder is None:
+            self._temporary = TemporaryDirectory(prefix="partita-")
+            self.folder = Path(self._temporary.name)
+        path = self.folder / f"rank-{self.rank}" / name
+        found = mapped_tensor(path, type.shape, dtype)
+        self.memory.files[found.data_ptr()] = path
+        return found
 
-    def _initial(self, name: str, layout: Layout) -> torch.Tensor:
-        """The initial value of the rank's shard of a parameter, or of a copy, in a layout."""
+    def _begin(self, name: str, layout: Layout, part: torch.Tensor) -> None:
+        """Set the rank's shard of a parameter, or of a copy, in a layout, to its initial value. Of a large one, so many
+        rows at a time are made besides.
+        """
         program = self.plan.program
         record, mesh = program.parameter(name), program.mesh
-        pieces = pieces_of(record.type, layout, mesh.sizes, mesh.coordinates(self.rank))
         begin = partial(initial, record.initial, record.type, self.plan.train.seed, name, record.fans)
-        dtype = DTYPES[record.type.dtype]
-        if layout.flat is None:
-            return torch.from_numpy(begin(pieces[0].region)).to(device=self.device, dtype=dtype)
-        part = torch.zeros(local_type(record.type, layout, mesh.sizes).shape, device=self.device, dtype=dtype)
-        for piece in pieces:
-            seen(part, layout, piece).copy_(torch.from_numpy(begin(piece.region)))
-        return part
+        for piece in pieces_of(record.type, layout, mesh.sizes, mesh.coordinates(self.rank)):
+            own = seen(part, layout, piece)
+            for rows, region in in_slabs(piece.region):
+                own[rows].copy_(torch.from_numpy(begin(region)))
 
     def read_by(self, state: Compilation) -> Memory:
         """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters."""
@@ -277,10 +289,10 @@ class Rank:
         program = self.plan.program
         for name, master in self.memory.masters.items():
             record = program.parameter(name)
-            master.copy_(self._initial(name, record.layout))
+            self._begin(name, record.layout, master)
             for state in record.states:
                 tensor = self.memory.states[state.name, name]
-                tensor.copy_(self._initial(name, record.stored(state))) if state.copy else tensor.zero_()
+                self._begin(name, record.stored(state), tensor) if state.copy else tensor.zero_()
 
     def tensors(self, batch: Mapping[str, object]) -> Batch:
         """A full batch of the dataset as tensors on the host, floats in the dtype of the computation."""

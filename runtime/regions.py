@@ -12,6 +12,8 @@ from partita.dsl.types import Type
 
 Region = tuple[slice, ...]
 
+SLAB = 1 << 24  # elements of a large tensor that are made or read at a time
+
 
 def region_of(type: Type, layout: Layout, sizes: Mapping[str, int], coordinates: Mapping[str, int]) -> Region:
     """The part of a global tensor of `type` at `coordinates` of a mesh of `sizes`: a slice for each axis.
@@ -33,6 +35,20 @@ def region_of(type: Type, layout: Layout, sizes: Mapping[str, int], coordinates:
 def shape_of(region: Region) -> tuple[int, ...]:
     """The sizes of a region."""
     return tuple(each.stop - each.start for each in region)
+
+
+def in_slabs(region: Region, elements: int = SLAB) -> Iterator[tuple[Region, Region]]:
+    """Yields parts of a region along its first axis, of about so many elements, or one position of it: the part within
+    the region, and that of the tensor.
+    """
+    if not region:
+        yield (), ()
+        return
+    first, *rest = region
+    rows = max(1, elements // max(1, prod(shape_of(tuple(rest)))))
+    for start in range(first.start, first.stop, rows):
+        stop = min(start + rows, first.stop)
+        yield (slice(start - first.start, stop - first.start),), (slice(start, stop), *rest)
 
 
 # ---------------------------------------------------------------- flat tensors

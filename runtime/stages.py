@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -23,10 +24,13 @@ Frame = list[torch.Tensor | None]
 
 @define(eq=False)
 class Memory:
-    """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter)."""
+    """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter). Those
+    that are mapped into memory are `files`, by their address.
+    """
 
     masters: dict[str, torch.Tensor] = field(factory=dict)
     states: dict[tuple[str, str], torch.Tensor] = field(factory=dict)
+    files: dict[int, Path] = field(factory=dict)
 
 
 def load(program: Program) -> Mapping[str, Callable[..., Any]]:

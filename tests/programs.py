@@ -178,7 +178,8 @@ def models(draw: st.DrawFn, stages: int, most: int = 3):
 def recomputations(draw: st.DrawFn, model: str):
     """A `recompute` rule for a model's text, an `offload` rule, both, or none."""
     rule = draw(st.sampled_from(["", "", "recompute mlp", "recompute layer", "recompute all"]))
-    copied = draw(st.sampled_from(["", "", "offload mlp", "offload layer", "offload all", "offload layer, state"]))
+    of_blocks = ["offload mlp", "offload layer", "offload all", "offload layer, state", "offload layer, param"]
+    copied = draw(st.sampled_from(["", "", *of_blocks, "offload param"]))
     without = "= mlp(" not in model
     return " ".join(each for each in (rule, copied) if not (without and "mlp" in each))
 

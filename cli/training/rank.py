@@ -155,7 +155,10 @@ class _Rank:
         stack.callback(transport.close)
         paced = plan.ranks > 1
         number = identity.rank
-        rank = Rank(plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True)
+        files = directory.path / "mapped"
+        rank = Rank(
+            plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True, folder=files
+        )
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = None
         if settings is not None:

@@ -41,7 +41,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, roots, tables, working_set
 from partita.compiler.analysis.traffic import update_nodes
-from partita.compiler.graph import Node, Phase, Value, without_iterations
+from partita.compiler.graph import Node, Parameter, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.passes.cut import StageGraph, message_of
@@ -109,10 +109,13 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
 
 
 def _on_host(state: Scheduled, rank: RankPlan) -> int:
-    """Bytes in the host's memory: masters and states, on a GPU copies of what their updates read and make, and what
-    microbatches in flight keep there.
+    """Bytes in the host's memory: masters and states that are no files, masters in the dtype that computes, on a GPU
+    copies of what their updates read and make, and what microbatches in flight keep there.
     """
-    total = sum(size for part in stored(state, rank, host=True) for size in part.values())
+    mapped = {record.name for record in state.plan.parameters if record.mapped}
+    total = sum(size for part in stored(state, rank, host=True) for name, size in part.items() if name not in mapped)
+    casts = {each.name: each.value for stage in _stages(state, rank) for each in stage.parameters if _cast(each)}
+    total += sum(host_bytes(value) for value in casts.values())
     total += sum(copies(state, rank, host=True)) + microbatches_on_host(state, rank)
     moved = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
     return total + (working_set(line_by_line(moved), (), size=host_bytes) if state.device.gpu else 0)
@@ -246,10 +249,15 @@ def _constants(stage: StageGraph, made: bool = False) -> int:
     """What a stage computes with for a whole step, beyond its masters; or (`made`) the peak of making it."""
     prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
     read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
-    casts = [p.value for p in stage.parameters if p.value.type.dtype != p.master.dtype]
+    casts = [each.value for each in stage.parameters if _cast(each) and not each.value.host]
     kept = {value for node in prologue for value in node.outputs if value in read}
     total = sum(value.type.bytes for value in casts if made or value in read)
     return total + (working_set(line_by_line(prologue), kept) if made else held(kept, prologue))
+
+
+def _cast(parameter: Parameter) -> bool:
+    """Whether what computes is a copy of the master in another dtype."""
+    return parameter.value.type.dtype != parameter.master.dtype
 
 
 def _inputs(state: Scheduled, rank: RankPlan) -> int:

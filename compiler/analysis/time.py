@@ -38,6 +38,7 @@ from partita.dsl.reprs import shortened
 PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
 # A link on which messages take no time.
 _NOTHING = Link("nothing", float("inf"), 0.0)
+HOST = "~host"  # the link to the host, among those of a mesh
 
 
 @frozen(eq=False)
@@ -277,8 +278,9 @@ class Ends:
         cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
         self.alone = prologue + update.arrived + cleared / (state.device.bandwidth * state.device.streaming)
         if state.device.gpu:
-            parameters = {each.name: each for stage in stages for each in stage.parameters}
-            copied = sum(each.value.type.bytes for name, each in parameters.items() if name in state.on_host)
+            on_host = state.on_host
+            once = {each.name: each for stage in stages for each in stage.parameters if each.name in on_host}
+            copied = sum(each.value.type.bytes for each in once.values() if not each.value.host)
             self.alone += copied / state.device.host_link
         there, host = (2 * sum(copies(state, self.rank, host)) for host in (False, True))
         self.copying = there / (state.device.bandwidth * state.device.streaming) + host / state.device.host_bandwidth
@@ -326,7 +328,8 @@ class Ends:
 class Walk:
     """Runs nodes in order, `now` on. A collective runs from its node to the first reader of its result, unless the
     `execution` waits for it; collectives that share a link are serialized: it is `free` afterwards. Until then they
-    take `blocks` of the device's multiprocessors from what runs beside them.
+    take `blocks` of the device's multiprocessors from what runs beside them. Copies from the host that start ahead run
+    likewise, on the link to it, and take none.
     """
 
     state: Cut
@@ -356,6 +359,10 @@ class Walk:
                 self.blocks[link.name] = link.blocks
                 self.arrival.update(dict.fromkeys(node.outputs, end))
                 self.now = end if node.phase in self.execution.waits else self.now
+            elif node.op.ahead:
+                end = max(self.now, self.free.get(HOST, -inf)) + own
+                self.free[HOST] = end
+                self.arrival.update(dict.fromkeys(node.outputs, end))
             elif node.op.sends or node.op.receives:
                 if self.execution.exchanges > node.op.receives:
                     message = node.inputs if node.op.sends else node.outputs

@@ -62,12 +62,15 @@ def assemble(
 
 def _casts(parameters: Sequence[Parameter], on_host: Collection[str]) -> Mapping[str, str]:
     """By parameter, how its value is made of its master `{}`, unless it is that: in the dtype in which the stage
-    computes, and on the device.
+    computes, and on the device, unless it is copied there before each use.
     """
     found = {}
     for p in parameters:
-        cast = f".to({TORCH_DTYPES[p.value.type.dtype]})" if p.value.type.dtype != p.master.dtype else ""
-        found[p.name] = _on_device(f"{{}}{cast}", p.name in on_host)
+        dtype = TORCH_DTYPES[p.value.type.dtype] if p.value.type.dtype != p.master.dtype else ""
+        if p.value.host:
+            found[p.name] = f"kernels.cast_on_host({{}}, {dtype}, c)" if dtype else "{}"
+        else:
+            found[p.name] = _on_device(f"{{}}.to({dtype})" if dtype else "{}", p.name in on_host)
     return found
 
 

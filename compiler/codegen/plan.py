@@ -53,13 +53,14 @@ def plan_step(
     batches: Fraction = Fraction(1),
     compiled: bool = False,
     on_host: Collection[str] = (),
+    mapped: Collection[str] = (),
     adds: bool = True,
     late: bool = False,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
-    parameters `on_host` lie in the host's memory; `adds`: ranks add what they exchange;
+    parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
     `late`: updates may be made before their step is validated. Raises Refused if the schedule
     violates an invariant (E0501 to E0504).
     """
@@ -103,6 +104,7 @@ def plan_step(
                 updates.get(parameter.name),
                 mesh.sizes,
                 parameter.name in on_host,
+                parameter.name in mapped,
             )
             for parameter in partitioned.graph.parameters
             if parameter.name in stage_sets  # evaluation may not use one
@@ -141,6 +143,7 @@ def _parameter_record(
     update: ParameterUpdate | None,
     sizes: dict[str, int],
     host: bool,
+    mapped: bool,
 ) -> ParameterRecord:
     named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
@@ -156,6 +159,7 @@ def _parameter_record(
             for name, state in named
         ),
         host,
+        mapped,
     )
 
 

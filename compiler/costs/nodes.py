@@ -57,7 +57,9 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
         return measured
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
-    flops = device.flops.get(node.op.rate or dtype, device.flops[dtype])
+    if node.op.eight_bits and "f8" in device.flops:
+        device = device.narrowed()
+    flops = device.flops[dtype]
     matrices = node.op.matrices(operands, results)
     if matrices is None:
         flops = device.vector or flops
@@ -115,7 +117,7 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
     for node in nodes:
         if node.op.communicates:
             sent.update(node.outputs)
-        if takes_no_time(node.op):
+        if takes_no_time(node.op) or node.op.ahead:
             continue
         if not node.op.fusible:
             end()

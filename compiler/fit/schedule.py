@@ -16,6 +16,7 @@ from attrs import evolve
 from partita.compiler.analysis.memory import peak_memory, room
 from partita.compiler.analysis.time import copy_seconds, costs_of
 from partita.compiler.codegen.plan import plan_step
+from partita.compiler.passes.offload import of_values
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.forward_only import FORWARD_ONLY
@@ -29,7 +30,6 @@ from partita.compiler.schedules.simulator import simulate
 from partita.compiler.state import Partitioned, Scheduled, extended
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.layouts import STATE
 from partita.dsl.source import Span
 
 # How often a search is repeated because its program needs more memory than estimated.
@@ -52,6 +52,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         state.batches,
         state.compiled,
         state.on_host,
+        state.mapped,
         adds=not state.device.gpu,
         late=state.training and state.train.late,
     )
@@ -76,7 +77,7 @@ def _with_copies(state: Partitioned, schedule: Schedule) -> tuple[Schedule, tupl
     schedule = with_copies(schedule, copies, timeline)
     if schedule.copies:
         return schedule, ()
-    rules = [rule for rule in state.offload_rules if set(rule.paths) != {(STATE,)}]
+    rules = [rule for rule in state.offload_rules if of_values(state.partitioned.graph, rule)]
     message = "nothing is offloaded: backward passes follow their forwards too soon for copies to the host and back"
     help = "remove the rule; it takes a schedule with several microbatches in flight"
     return schedule, tuple(Diagnostic("W0301", message, rule.span, help=help) for rule in rules[:1])

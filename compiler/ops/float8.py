@@ -29,8 +29,6 @@ from partita.compiler.ops.op import (
 from partita.dsl.types import Type
 
 BITS = "u8"
-# As devices and profiles name the rate of such products.
-RATE = "fp8"
 
 
 @op("to_float8")
@@ -71,6 +69,7 @@ class Float8Dot(Op):
     over: tuple[str, ...]
     orderless = True
     fusible = False
+    eight_bits = True
 
     @property
     def label(self) -> str:
@@ -106,11 +105,6 @@ class Float8Dot(Op):
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
         """Those of the product."""
         return Dot(self.over).matrices(operands[:2], results)
-
-    @property
-    def rate(self) -> str | None:
-        """Eight bits."""
-        return RATE
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """By rows, depth and columns."""

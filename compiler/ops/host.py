@@ -2,6 +2,9 @@
 
 A value lies in the device's memory unless `Value.host` says so. Other operations run where their operands lie. On a CPU
 the host's memory is the device's, and copies are none; the account is that of a device with its own.
+
+A copy to the device is made in order with what the device computes (`to_device`); or beside that: one operation starts
+it (`prefetch`), and another waits for it (`arrive`).
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from partita.dsl.types import Type
 
 
 class HostCopy(Op):
-    """Base of both."""
+    """Base of all."""
 
+    copies = True
     rearranges = True
     fusible = False
 
@@ -65,3 +69,30 @@ class ToDevice(HostCopy):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
         return f"kernels.to_device({arguments[0].text}, c)"
+
+
+@op("prefetch")
+class Prefetch(ToDevice):
+    """The operand in the device's memory, once it has arrived; it is copied beside what the device computes."""
+
+    ahead = True
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.prefetch({arguments[0].text}, c)"
+
+
+@op("arrive")
+class Arrive(HostCopy):
+    """The result of a `prefetch`, which has arrived."""
+
+    is_view = True
+
+    @property
+    def reads_context(self) -> bool:
+        """For what is under way."""
+        return True
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.arrive({arguments[0].text}, c)"

@@ -124,8 +124,13 @@ class Op:
     through_slices: ClassVar[Literal["forward", "backward"] | None] = None
     # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
     host: ClassVar[bool | None] = None
+    # Its result is its operand, in the other memory or once it has arrived there; and that is copied beside other work.
+    copies: ClassVar[bool] = False
+    ahead: ClassVar[bool] = False
     # Its results are the distinct ids of its operands, and what belongs to one id added up.
     combines_rows: ClassVar[bool] = False
+    # Its products are of operands in eight bits, for which devices may have a rate of their own.
+    eight_bits: ClassVar[bool] = False
     # It compares the elements of its operands, chooses among them or adds them up: their digits matter.
     decides: ClassVar[bool] = False
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
@@ -421,11 +426,6 @@ class Op:
         """Rows, depth and columns of its matrix product, and the number of products if it is batched; empty if its
         products have other shapes; None if it does not use matrix units.
         """
-        return None
-
-    @property
-    def rate(self) -> str | None:
-        """The rate of devices at which its products run, if it is another than that of their dtype."""
         return None
 
     def seen_keys(self, operands: Sequence[Type]) -> int:

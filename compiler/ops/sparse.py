@@ -238,6 +238,11 @@ class LookUpEntries(Op):
         ids, table = operands
         return tuple(name for name in table.names if name == self.over or ids.has(name)) if position == 1 else ()
 
+    @property
+    def looks_up(self) -> str | None:
+        """The table's rows."""
+        return self.over
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The ids' axes, then the table's others."""
         ids, table = types

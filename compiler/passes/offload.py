@@ -1,10 +1,12 @@
-"""Says which values of a stage may lie in the host's memory between F and the backward pass, as `offload NAME` asks.
+"""Says what lies in the host's memory, as `offload` asks: parameters, with what the optimizer keeps of them; and values
+of a stage, between F and the backward pass.
 
-Takes the stages of a partitioned graph. These are values that F makes, or receives, and that the backward pass reads,
-if one of the two is inside of a named block or repeat. A view goes with the tensor whose memory it shares. What a stage
-has anyway stays: inputs, parameters and what the prologue makes, constants, and what slices of a sequence share. Nodes
-stay as they are, since a copy changes nothing that they read; which microbatches are copied, and when, is up to the
-schedule.
+Values are those that F makes, or receives, and that the backward pass reads, if one of the two is inside of a named
+block or repeat. A view goes with the tensor whose memory it shares. What a stage has anyway stays: inputs, parameters
+and what the prologue makes, constants, and what slices of a sequence share. Nodes stay as they are, since a copy
+changes nothing that they read; which microbatches are copied, and when, is up to the schedule.
+
+What reads copies of parameters is in `partita.compiler.passes.prefetch`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from attrs import evolve
 
 from partita.compiler.analysis.liveness import roots
-from partita.compiler.graph import Graph, Node, Phase, Value, within, without_iterations
+from partita.compiler.graph import Graph, Node, Parameter, Phase, Value, within, without_iterations
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import named_scopes
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.layouts import STATE
+from partita.dsl.layouts import CLASSES, PARAM
 from partita.dsl.source import Span
 from partita.dsl.spec import OffloadRule
 
@@ -48,17 +50,43 @@ def without_effect(partitioned: PartitionedGraph, rules: Sequence[OffloadRule]) 
             )
 
 
+def parameters_on_host(graph: Graph, rules: Sequence[OffloadRule]) -> frozenset[str]:
+    """The parameters that rules keep in the host's memory: all (`param`), or those that they name. Of a parameter in
+    parts, each is one.
+    """
+    paths = {path for rule in rules for path in rule.paths}
+    return frozenset(
+        each.name
+        for each in graph.parameters
+        if not each.buffer and ((PARAM,) in paths or any(_is(each, path) for path in paths))
+    )
+
+
+def of_values(graph: Graph, rule: OffloadRule) -> list[int]:
+    """The positions of those paths of a rule that do not name parameters, or a class of tensors."""
+    return [
+        i
+        for i, path in enumerate(rule.paths)
+        if path[0] not in CLASSES and not any(_is(each, path) for each in graph.parameters)
+    ]
+
+
+def _is(parameter: Parameter, path: Sequence[str]) -> bool:
+    """Whether a path, without iteration numbers, is the end of a parameter's name."""
+    name = parameter.name if parameter.part is None else parameter.part.name
+    return without_iterations(f".{name}").endswith("." + ".".join(path))
+
+
 def _named(graph: Graph, rules: Sequence[OffloadRule]) -> Iterator[tuple[str, Span, Scopes]]:
     """Each path of the rules, where it stands, and its scopes."""
     for rule in rules:
-        for path, span in zip(rule.paths, rule.path_spans, strict=True):
-            if path == (STATE,):
-                continue
+        for i in of_values(graph, rule):
+            path, span = rule.paths[i], rule.path_spans[i]
             scopes = None if path == (ALL,) else named_scopes(graph, path)
             if scopes == []:
                 raise refuse(
                     "E0409",
-                    f"`{'.'.join(path)}` is not a block or repeat of the model",
+                    f"`{'.'.join(path)}` is not a block, repeat or parameter of the model",
                     span,
                     help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
                 )

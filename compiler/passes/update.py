@@ -179,13 +179,13 @@ def update_graph(
     seconds: Callable[[Node], float],
     ema: float | None = None,
     spans: Mapping[str, Span | None] = MappingProxyType({}),
-    offloaded: bool = False,
+    offloaded: Collection[str] = (),
     masters_on_host: Collection[str] = (),
 ) -> UpdateGraph:
     """The end of a step for a partitioned graph; `updates` are those of the trained parameters, and `spans` the places
     of the rules that say so. Without any, only loss and metrics. With `ema`, it keeps means of the parameters that
-    decay so. `seconds` is the time of a node on the device. With `offloaded`, states lie in the host's memory, and so
-    do the masters of some parameters.
+    decay so. `seconds` is the time of a node on the device. The states of the parameters `offloaded` lie in the host's
+    memory, and so do some masters.
     """
     given = clip, seconds, ema, spans, offloaded, masters_on_host
     return _UpdateBuilder(partitioned, layouts, resharding, updates, *given).graph()
@@ -201,7 +201,7 @@ class _UpdateBuilder:
     seconds: Callable[[Node], float]
     ema: float | None
     spans: Mapping[str, Span | None]
-    offloaded: bool
+    offloaded: Collection[str]
     masters_on_host: Collection[str]
     build: StackingBuilder = field(init=False)
 
@@ -481,10 +481,10 @@ class _UpdateBuilder:
         type, layout, own = each.gradient.type, each.layouts.state, each.gradient.layout
         sizes = self.resharding.mesh.sizes
         whole = tensor_type(each.master.type, each.layouts.param, sizes)
-        states = []
+        states, there = [], each.name in self.offloaded
         for name, stored in zip(op.states, op.state_types(whole), strict=True):
             at = within_axes(layout, stored)
-            states.append(Value(f"{name}({each.name})", local_type(stored, at, sizes), at, host=self.offloaded))
+            states.append(Value(f"{name}({each.name})", local_type(stored, at, sizes), at, host=there))
         names = op.states
         self._stand(each.name, Phase.UPDATE, None)
         gradient = each.gradient
@@ -508,11 +508,11 @@ class _UpdateBuilder:
         others = tuple(self._moved(other, within_axes(own, other.type)) for other in others)
         if each.touched is not None:
             others = (each.touched, *others)
-        written, *given = (self._copied(value, self.offloaded) for value in (part, gradient, *others))
+        written, *given = (self._copied(value, there) for value in (part, gradient, *others))
         layouts = (layout, *(state.layout for state in states))
         new = self.build.laid_out(op, (written, given[0], *states, *given[1:]), layouts, f"new({each.name})")[0]
         if self.ema is not None:
-            mean = Value(f"{EMA}({each.name})", new.type, layout, host=self.offloaded)
+            mean = Value(f"{EMA}({each.name})", new.type, layout, host=there)
             self._apply(Ema(self.ema), mean, new, layout=layout, name=f"new({mean.name})")
             states, names = [*states, mean], (*names, EMA)
         if written is not each.master:

@@ -197,8 +197,8 @@ def _rule(rule: spec.Rule) -> str:
             return f"stage {', '.join(repeats)} -> {mesh_axis}{listed}"
         case spec.RecomputeRule(paths=paths):
             return f"recompute {', '.join('.'.join(path) for path in paths)}"
-        case spec.OffloadRule(paths=paths):
-            return f"offload {', '.join('.'.join(path) for path in paths)}"
+        case spec.OffloadRule(paths=paths, mapped=mapped):
+            return f"offload {', '.join('.'.join(path) for path in paths)}{' by mmap' if mapped else ''}"
         case spec.OverlapRule(mesh_axes=mesh_axes, pieces=pieces):
             return f"overlap {', '.join(mesh_axes)} in {pieces}"
         case spec.PlaceRule(paths=paths, mesh_axis=mesh_axis, first=first, last=last):

@@ -76,7 +76,8 @@ class Explanation:
     that of an optimizer with several, for a parameter, and `shares` is who works on it as a whole matrix. Of a sparse
     parameter, a step touches the `rows` along this axis that it looks up; `dense` says why a table that could be is not
     so. `moved` is the communication of it, or of a parameter's gradient and updates, in all iterations. `offloaded` are
-    the stages that keep it in the host's memory between F and the backward pass.
+    the stages that keep it in the host's memory between F and the backward pass. A parameter may be `on_host`, in the
+    host's memory, as a file if it is `mapped`.
     """
 
     names: tuple[str, ...]
@@ -100,6 +101,8 @@ class Explanation:
     copies: tuple[Copy, ...] = ()
     moved: tuple[TensorTraffic, ...] = ()
     offloaded: tuple[int, ...] = ()
+    on_host: bool = False
+    mapped: bool = False
 
     @property
     def name(self) -> str:
@@ -243,6 +246,8 @@ class _Tensors:
             local=found.local.with_dtype(parameter.value.type.dtype),
             stored=tuple(self._stored(parameter, layouts, kind) for kind in kinds),
             copies=self._copies(parameter.name),
+            on_host=parameter.name in self.state.prefetched,
+            mapped=parameter.name in self.state.mapped,
         )
 
     def _stored(self, parameter: Parameter, layouts: ParameterLayouts, kind: str) -> Stored:

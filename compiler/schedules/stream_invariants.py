@@ -16,7 +16,7 @@ that they are in nobody's way; that all ranks of a group start them in the same 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import define, field
 
@@ -115,12 +115,6 @@ class _Device:
         for i, launch in enumerate(self.launches):
             self.queues.setdefault(launch.stream, deque()).append(i)
 
-    def heads(self) -> Iterator[int]:
-        """What could run now."""
-        for queue in self.queues.values():
-            if queue and self.ended.issuperset(self.launches[queue[0]].after):
-                yield queue[0]
-
     def end(self, i: int) -> None:
         """End what is first on its stream."""
         first = self.queues[self.launches[i].stream].popleft()
@@ -135,24 +129,32 @@ class _Device:
         ready = list(range(len(devices)))
         while ready:
             rank = ready.pop()
-            device, moved = devices[rank], True
+            moved = True
             while moved:
                 moved = False
-                for i in tuple(device.heads()):
-                    instruction = device.program[i]
-                    if not isinstance(instruction, (PostSend, PostReceive)):
-                        device.end(i)
-                        moved = True
-                        continue
-                    key = instruction.transfer.channel, instruction.transfer.index
-                    other = arrived.setdefault(key, (rank, i))
-                    if other[0] != rank:
-                        device.end(i)
-                        devices[other[0]].end(other[1])
-                        ready.append(other[0])
+                for queue in devices[rank].queues.values():
+                    while queue and (others := devices[rank].step(queue[0], rank, devices, arrived)) is not None:
+                        ready += others
                         moved = True
         if any(queue for device in devices for queue in device.queues.values()):
             raise _stuck(devices)
+
+    def step(
+        self, i: int, rank: int, devices: Sequence[_Device], arrived: dict[tuple[Channel, int], tuple[int, int]]
+    ) -> Sequence[int] | None:
+        """End what is first on its stream, if it can, and its peer's; returns the peer's rank, if it has one."""
+        if not self.ended.issuperset(self.launches[i].after):
+            return None
+        instruction = self.program[i]
+        if not isinstance(instruction, (PostSend, PostReceive)):
+            self.end(i)
+            return ()
+        other, j = arrived.setdefault((instruction.transfer.channel, instruction.transfer.index), (rank, i))
+        if other == rank:
+            return None  # its peer has not come
+        self.end(i)
+        devices[other].end(j)
+        return (other,)
 
 
 def _stuck(devices: Sequence[_Device]) -> Refused:

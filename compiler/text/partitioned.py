@@ -108,7 +108,7 @@ class _StageReader(GraphReader):
 
     def defined(self, name: str, value: Value) -> Value:
         known = self.known.get(value.name)
-        same = known is not None and (known.type, known.layout) == (value.type, value.layout)
+        same = known is not None and (known.type, known.layout, known.host) == (value.type, value.layout, value.host)
         return super().defined(name, known if known is not None and same else value)
 
 

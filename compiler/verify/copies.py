@@ -1,36 +1,53 @@
-"""Validates copies to the host's memory and back: they are of what F makes and the backward pass reads, and no other.
+"""Validates what lies in the host's memory, and copies to there and back.
 
-A copy is an identity of the tensors in some slots of a frame, so it changes no value. What may go wrong is that it is
-of something that is not there yet, or that something else reads or writes meanwhile: what a stage has for a whole step,
-or shares with other microbatches or slices. That every copy back is complete before it is read is invariant 7 of the
+Of parameters: those are there that the layout says. An operation has all its operands and results in one memory; only
+copies lead from one to the other, and each runs in the phase that reads it, which waits for it first. A copy is freed
+behind its last reader, as is any tensor; so none may outlive its phase.
+
+Of what microbatches keep: copied is what F makes and the backward pass reads, and nothing else. Such a copy is an
+identity of the tensors in some slots of a frame, so it changes no value. What may go wrong is that it is of something
+that is not there yet, or that something else reads or writes meanwhile: what a stage has for a whole step, or shares
+with other microbatches or slices. That every copy back is complete before it is read is invariant 7 of the
 schedule (`partita.compiler.schedules.invariants`), here only that the instructions copy what the schedule says.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from attrs import define
 
-from partita.compiler.graph import Phase, Value
+from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import PostCopy, WaitCopy
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.program import Program, RankProgram, StageProgram
 from partita.compiler.schedules.schedule import COPIES
-from partita.compiler.verify.checker import Checker
+from partita.compiler.verify.checker import Checker, quoted
 from partita.compiler.verify.rules import require
 
 
 @define(eq=False)
 class Copies:
-    """Checks the copies of a program against the graphs of its stages and its schedule."""
+    """Checks the copies of a program against the graphs of its stages and its schedule. The parameters `on_host` lie in
+    the host's memory.
+    """
 
     partitioned: PartitionedGraph
-    program: Program
+    program: Program | None
     check: Checker
+    on_host: Collection[str] = ()
 
     def run(self) -> None:
-        """Check all stages and ranks."""
+        """Check all stages and ranks; without a program, the graphs alone."""
+        for graph in self.partitioned.stages:
+            for parameter in graph.parameters:
+                with self.check.at(parameter.span, f"on stage {graph.index}"):
+                    there = parameter.value.host == (parameter.name in self.on_host)
+                    require(there, f"`{parameter.name}` is read from the wrong memory", parameter.value)
+            self._memories(graph)
+        if self.program is None:
+            return
         for stage, graph in zip(self.program.stages, self.partitioned.stages, strict=True):
             with self.check.at(where=f"on stage {graph.index}"):
                 self._values(graph)
@@ -38,6 +55,25 @@ class Copies:
         for rank in self.program.ranks:
             with self.check.at():
                 self._instructions(rank)
+
+    def _memories(self, graph: StageGraph) -> None:
+        """Every node of a stage runs in one memory, and reads what has arrived there."""
+        coming: dict[Value, Node] = {}  # what is copied beside other work
+        made: dict[Value, Node] = {}  # copies of what lies in the host's memory
+        for node in graph.nodes:
+            with self.check.at(node.span, f"on stage {graph.index}"):
+                memories(node)
+                arrives = node.op.copies and node.op.is_view
+                for value in node.inputs:
+                    there = f"`{value.name}` is read before it has arrived"
+                    require(arrives == (value in coming), there if value in coming else "nothing is under way", value)
+                    copied = coming.get(value) or made.get(value)
+                    same = copied is None or copied.phase is node.phase
+                    require(same, f"a copy of a parameter is kept from one phase to another: `{value.name}`", value)
+                if node.op.ahead:
+                    coming.update(dict.fromkeys(node.outputs, node))
+                elif arrives:
+                    made.update(dict.fromkeys(node.outputs, node))
 
     def _values(self, graph: StageGraph) -> None:
         """What is copied is in memory that F makes for one microbatch alone, and all of it is copied that is kept."""
@@ -73,6 +109,7 @@ class Copies:
         require(not slots & set(stage.input_slots), "inputs are copied to the host's memory")
 
     def _instructions(self, rank: RankProgram) -> None:
+        assert self.program is not None
         schedule = self.program.schedule
         stages = schedule.placement[rank.rank]
         wanted = Counter(
@@ -81,3 +118,14 @@ class Copies:
         for kind in (PostCopy, WaitCopy):
             found = Counter((each.stage, each.action) for each in rank.instructions if isinstance(each, kind))
             require(found == wanted, f"rank {rank.rank} copies other microbatches than its schedule says")
+
+
+def memories(node: Node) -> None:
+    """A node runs in the memory in which its operands lie; only copies lead to the other one. Raises Violation."""
+    there = {value.host for value in node.inputs}
+    made = {value.host for value in node.outputs}
+    if node.op.host is not None:
+        right = there == {not node.op.host} and made == {node.op.host}
+        require(right, f"{quoted(node)} is not copied from one memory to the other", *node.inputs)
+    elif node.outputs:
+        require(len(there | made) <= 1, f"{quoted(node)} is made of tensors in two memories", *node.inputs)

@@ -15,13 +15,14 @@ consulted: a program written by hand would be validated the same way. The checks
    is updated by the declared optimizer and stored back, its mean follows if `ema` keeps one, and every buffer is
    updated by its update; and each entry of the statistics counts once over all ranks: the loss, the metrics, and the
    squared gradients from which the clipping coefficient is computed (`ending`, `buffers`, `updates`).
-5. The assembled program agrees with these graphs in its records, its transfers, and its copies to the host's memory
-   (`records`, `transfers`, `copies`).
+5. Parameters lie in the memory that the layout says, and are read once they have arrived on the device (`copies`).
+6. The assembled program agrees with these graphs in its records, its transfers, and its copies of what microbatches
+   keep (`records`, `transfers`, `copies`).
 
 The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). An axis that all
 ranks of the pipeline share is in parts there already:
 
-6. These parts amount to the whole (`division`).
+7. These parts amount to the whole (`division`).
 
 A sequence that is cut into slices is so there, too; that these amount to the whole is what running a proxy shows. The
 types, sharding rules and decompositions (`Op.split`) of operations are trusted; they have their own tests.
@@ -73,14 +74,14 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         ending.run()
         train = compilation.train
         Buffers(ending, compilation.training).run()
-        memories = compilation.offloads_state, compilation.on_host
+        memories = compilation.states_on_host, compilation.on_host
         Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
+        Copies(compilation.partitioned, compilation.program if program else None, check, compilation.prefetched).run()
         if program:
             late = compilation.training and train.late
             given = compilation.update, whole, compilation.program, check, compilation.on_host, late
             Records(partitioned, layouts, *given).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
-            Copies(compilation.partitioned, compilation.program, check).run()
     return Validation(
         check.nodes,
         check.reshardings,

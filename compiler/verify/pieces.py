@@ -17,7 +17,7 @@ from functools import singledispatchmethod
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.graph import Node, Phase, Value, substitute
 from partita.compiler.ops.collective import Reshard
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pieces import Join, Piece, whole_size
@@ -65,6 +65,7 @@ class _Stage:
     # What a whole is made by: the operation, its operands, its phase, and how its pieces are cut.
     made: dict[tuple[object, ...], Node] = field(factory=dict)
     phases: dict[Value, int] = field(factory=dict)
+    joined: dict[Value, Value] = field(factory=dict)  # what first joins the pieces of a whole
 
     def whole(self) -> StageGraph:
         """The stage, as it is if nothing is in pieces."""
@@ -78,7 +79,14 @@ class _Stage:
                     require(early, f"`{value.name}` is made after the phase in which it is read", value)
                 nodes += self._whole(node.op, node)
             self.phases.update(dict.fromkeys(node.outputs, PHASES.index(node.phase)))
-        return evolve(self.stage, nodes=tuple(nodes))
+        # What is joined is what was made as a whole, and has its own name, by which it may be sent.
+        wholes = {value for node in self.made.values() for value in node.outputs}
+        names = {whole: value for whole, value in self.joined.items() if whole in wholes}
+        named = (
+            evolve(substitute(node, names), outputs=tuple(names.get(value, value) for value in node.outputs))
+            for node in nodes
+        )
+        return evolve(self.stage, nodes=tuple(named))
 
     @singledispatchmethod
     def _whole(self, op: Op, node: Node) -> list[Node]:
@@ -119,6 +127,7 @@ class _Stage:
         alike = (node.output.type, node.output.layout) == (whole.type, whole.layout)
         require(alike, f"{quoted(node)} is not what was in pieces", node.output, whole)
         self.instead[node.output] = whole
+        self.joined.setdefault(whole, node.output)
         self.check.nodes += 1
         return []
 

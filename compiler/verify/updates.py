@@ -9,7 +9,7 @@ one memory, except for copies and what stores a new value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from attrs import define
 
@@ -20,7 +20,7 @@ from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.passes.stacked import Stacked
 from partita.compiler.passes.update import CLIP_EPSILON, STATISTIC, ParameterUpdate
-from partita.compiler.verify.checker import quoted
+from partita.compiler.verify.copies import memories
 from partita.compiler.verify.ending import Ending, Values, sums_up
 from partita.compiler.verify.rules import require
 from partita.compiler.verify.value_numbering import UNKNOWN
@@ -30,15 +30,15 @@ from partita.dsl.types import Type
 @define(eq=False)
 class Updates:
     """Checks the updates: `declared` are the optimizer's operations by parameter. An evaluation has none. `ema` is the
-    decay of means of parameters, if they are kept. With `offloaded`, states lie in the host's memory, and so do the
-    masters of the parameters `on_host`.
+    decay of means of parameters, if they are kept. The states of the parameters `offloaded` lie in the host's memory,
+    and so do the masters of those `on_host`.
     """
 
     ending: Ending
     declared: Mapping[str, Update]
     clip: float | None
     ema: float | None
-    offloaded: bool = False
+    offloaded: Collection[str] = ()
     on_host: Collection[str] = ()
 
     def run(self) -> None:
@@ -63,17 +63,6 @@ class Updates:
         for each in ending.update.parameters:
             with check.at(ending.declared(each.name).span, f"the update of `{each.name}`"):
                 self._update(each, self.declared[each.name], own[each.name])
-
-    def _memories(self, nodes: Iterable[Node]) -> None:
-        """Every node runs in the memory in which its operands lie; only copies lead to the other one."""
-        for node in nodes:
-            there = {value.host for value in node.inputs}
-            made = {value.host for value in node.outputs}
-            if node.op.host is None and node.outputs:
-                require(len(there | made) <= 1, f"{quoted(node)} is made of tensors in two memories", *node.inputs)
-            elif node.op.host is not None:
-                right = there == {not node.op.host} and made == {node.op.host}
-                require(right, f"{quoted(node)} is not copied from one memory to the other", *node.inputs)
 
     def _of(self, op: Op, *operands: int) -> int:
         """The value number of an operation's result; UNKNOWN if an operand is."""
@@ -137,11 +126,12 @@ class Updates:
         for name, state, type in zip(names, each.states, types, strict=True):
             require(state.name == f"{name}({each.name})", f"`{state.name}` is no `{name}` of `{each.name}`", state)
             values[state] = self._given(name, each.name, state, type, within_axes(each.layouts.state, type))
-            require(state.host == self.offloaded, f"`{state.name}` lies in the wrong memory", state)
+            require(state.host == (each.name in self.offloaded), f"`{state.name}` lies in the wrong memory", state)
         there = each.name in self.on_host
         require(each.master.host == there, f"`{each.master.name}` lies in the wrong memory", each.master)
         require(not each.gradient.host, "a gradient lies in the device's memory", each.gradient)
-        self._memories((*each.prepare, *each.update))
+        for node in (*each.prepare, *each.update):
+            memories(node)
         self._pure(each.prepare, values, f"the update of `{each.name}`")
         return values
 
@@ -155,7 +145,8 @@ class Updates:
             require(alike, f"`{each.name}` is not updated on the same stages as what it shares nodes with")
         values = {value: own[each.name][value] for each in sharing for node in each.prepare for value in node.outputs}
         self._pure(stacked.nodes, values, "shared nodes")
-        self._memories(stacked.nodes)
+        for node in stacked.nodes:
+            memories(node)
         for name in names:
             own[name].update(values)
 

@@ -11,6 +11,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,8 +63,8 @@ class Checkpoints:
     """The checkpoints of a run, as one rank sees them. Generators yield while they wait for other ranks.
 
     `report` receives diagnostics for the user; `data` are the files that the run is trained on. `kept` is what makes
-    copies in memory possible, if anything does. `unsaved`: the last save failed, and this rank is one of those on which
-    it failed.
+    copies in memory possible, if anything does; `copying` makes them. `unsaved`: the last save failed, and this rank is
+    one of those on which it failed.
     """
 
     rank: Rank
@@ -77,7 +79,7 @@ class Checkpoints:
     _shard: Shard = field(init=False)
     _save: Save | None = field(default=None, init=False)
     _has_waited: bool = field(default=False, init=False)
-    _copies: Copies | None = field(default=None, init=False)
+    copying: Copies | None = field(default=None, init=False)
     _has_skipped: bool = field(default=False, init=False)  # a copy, because the one before was not complete
 
     def __attrs_post_init__(self) -> None:
@@ -85,10 +87,10 @@ class Checkpoints:
         self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._keep = self.settings.keep
         self._store = store_at(self.settings.path)
-        self._shard = shard_of(self._manifest, self.rank)
+        self._shard = shard_of(self._manifest, self.rank, self.rank.memory.files)
         if self.settings.copies is not None and self.kept is not None:
             shard = shard_of(self._manifest, self.rank)
-            self._copies = Copies(self.rank.rank, plan.ranks, self._manifest, shard, self.kept, self.rank.flight.mark)
+            self.copying = Copies(self.rank.rank, plan.ranks, self._manifest, shard, self.kept, self.rank.flight.mark)
 
     # ------------------------------------------------------------ saving
 
@@ -115,8 +117,8 @@ class Checkpoints:
     def finish(self) -> Iterator[None]:
         """Wait for the save in progress."""
         yield from self._settle()
-        if self._copies is not None:
-            self._copies.wait()
+        if self.copying is not None:
+            self.copying.wait()
 
     def break_off(self) -> None:
         """End the save in progress without the other ranks, in a process that outlives the run."""
@@ -198,21 +200,21 @@ class Checkpoints:
     def copies(self, step: int) -> bool:
         """Whether a step is followed by a copy in memory: every so many steps, but for the last."""
         copies, last = self.settings.copies, self.rank.plan.train.steps
-        return self._copies is not None and copies is not None and step % copies == 0 and step < last
+        return self.copying is not None and copies is not None and step % copies == 0 and step < last
 
     def copy(self, step: int) -> Iterator[None]:
         """Copy the state to memory that outlives this rank, in the background; or skip that if the copy before is not
         complete on all ranks: a slow neighbour slows nobody.
         """
-        assert self._copies is not None
-        votes = torch.tensor(self._copies.votes, dtype=torch.float64)
+        assert self.copying is not None
+        votes = torch.tensor(self.copying.votes, dtype=torch.float64)
         busy, failed = (yield from self._summed(votes)).tolist()
         if busy:
             if not self._has_skipped:
                 self._has_skipped = True  # reported once
                 self._say("W0808", f"the copy of step {step} is skipped: the one before it is not complete")
             return
-        error = self._copies.take(step, self.rank.judge.history, bool(failed))
+        error = self.copying.take(step, self.rank.judge.history, bool(failed))
         if error is not None:
             self.report(Diagnostic("W0808", f"rank {self.rank.rank} has no copy in memory: {error}"))
 
@@ -220,20 +222,20 @@ class Checkpoints:
         """Load the newest step that memory has, unless there is a commit of a later one; None if there is none."""
         if self.settings.copies is None:
             return None
-        if (yield from self._any(self._copies is None)):
-            self._copies = None
+        if (yield from self._any(self.copying is None)):
+            self.copying = None
             self._say("W0808", "no copies are made in memory: nothing keeps it when these ranks end")
             return None
-        assert self._copies is not None
-        self._copies.attempt = self._store.attempt
-        found = self._copies.meet()
-        self._say_incomplete(self._copies.incomplete, newest)
+        assert self.copying is not None
+        self.copying.attempt = self._store.attempt
+        found = self.copying.meet()
+        self._say_incomplete(self.copying.incomplete, newest)
         if found is None or found.label.step < newest or newest == REFUSED:
             return None
         saved = None
         try:
-            saved = self._copies.manifest_of(found)
-            self._copies.load(found, saved, list(wanted_by(self.rank)))
+            saved = self.copying.manifest_of(found)
+            self.copying.load(found, saved, list(wanted_by(self.rank)))
         except (Damaged, OSError) as error:
             self.report(Diagnostic("W0808", f"the copies of step {found.label.step} cannot be read: {error}"))
             saved = None
@@ -241,7 +243,7 @@ class Checkpoints:
             return None
         assert saved is not None
         self.rank.judge.history = saved.history
-        if self._copies.several:  # what was lost is soon in two places again
+        if self.copying.several:  # what was lost is soon in two places again
             yield from self.copy(saved.step)
         return self._resumed(saved, (), "copies in memory")
 
@@ -430,12 +432,15 @@ class Checkpoints:
         self.report(Diagnostic("W0801", f"{place} is damaged and was skipped: {problem}"))
 
 
-def shard_of(manifest: Manifest, rank: Rank) -> Shard:
-    """What a rank saves: of a flat part, without the zeros at its end."""
+def shard_of(manifest: Manifest, rank: Rank, files: Mapping[int, Path] = MappingProxyType({})) -> Shard:
+    """What a rank saves: of a flat part, without the zeros at its end. Of what is mapped from `files`, it takes no
+    copies in memory.
+    """
     memory = rank.memory
     tensors = {**memory.masters, **{state_name(*key): tensor for key, tensor in memory.states.items()}}
     entries = entries_of(manifest, rank.rank)
-    return Shard(entries, tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries))
+    own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
+    return Shard(entries, own, files)
 
 
 def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:

@@ -137,8 +137,8 @@ class Copies:
     attempt: int = 0
     hosts: list[str] = field(factory=list, init=False)
     incomplete: Found | None = field(default=None, init=False)  # the newest step, if there are all shards of none
-    _own: _Pair = field(init=False)
-    _received: _Pair | None = field(default=None, init=False)
+    _own: Pair = field(init=False)
+    _received: Pair | None = field(default=None, init=False)
     _links: Links | None = field(default=None, init=False)
     _thread: Thread | None = field(default=None, init=False)
     _error: Exception | None = field(default=None, init=False)
@@ -167,9 +167,9 @@ class Copies:
             if whole is None or label.step > whole.label.step:  # these steps will be done again
                 Slot(slots[number]).clear()
         kept = whole.label.generation if whole is not None else None
-        self._own = _Pair.of([Slot(each) for each in self.kept.memory.own], kept)
+        self._own = Pair.of([Slot(each) for each in self.kept.memory.own], kept)
         if self.several:
-            self._received = _Pair.of([Slot(each) for each in self.kept.memory.received], kept)
+            self._received = Pair.of([Slot(each) for each in self.kept.memory.received], kept)
             self._links = self.kept.links()
         return whole
 
@@ -304,14 +304,14 @@ class Copies:
 
 
 @define(eq=False)
-class _Pair:
+class Pair:
     """Two slots that are filled in turn."""
 
     slots: Sequence[Slot]
     place: int
 
     @classmethod
-    def of(cls, slots: Sequence[Slot], kept: tuple[int, int, int] | None) -> _Pair:
+    def of(cls, slots: Sequence[Slot], kept: tuple[int, int, int] | None) -> Pair:
         """A pair whose slot with a shard of the step that is `kept` is filled last."""
         labels = [slot.label() for slot in slots]
         return cls(slots, int(labels[0] is not None and labels[0].generation == kept))

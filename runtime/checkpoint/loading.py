@@ -25,7 +25,7 @@ from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.declared import waits
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.regions import Region, region_of, shape_of
+from partita.runtime.regions import Region, in_slabs, region_of, shape_of
 
 MOST_OPEN = 64  # files open at a time
 
@@ -52,9 +52,14 @@ def read_parts(
 ) -> None:
     """Copy a region of a tensor, saved on a mesh, into another from the open files of ranks. Raises Damaged."""
     for source in sources(tensor, mesh, wanted):
-        found = read_region(file_of(source.rank), tensor.name, source.inner)
-        into[source.outer].copy_(found if source.shape is None else found.view(source.shape)[source.within])
-        moved()
+        if source.shape is not None:
+            found = read_region(file_of(source.rank), tensor.name, source.inner)
+            into[source.outer].copy_(found.view(source.shape)[source.within])
+            moved()
+            continue
+        for rows, part in in_slabs(source.inner):
+            into[source.outer][rows].copy_(read_region(file_of(source.rank), tensor.name, part))
+            moved()
 
 
 def files_of(manifest: Manifest, wanted: Iterable[tuple[str, Region]]) -> list[int]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from partita.runtime.checkpoint.folders import Folder
 from partita.runtime.checkpoint.manifest import File
 from partita.runtime.checkpoint.remote_tensors import RemoteTensors
 from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.mapped import copy_file
 from partita.runtime.regions import Region
 
 # The format's names of dtypes, and their sizes. Files for other programs may have f16 as well.
@@ -88,13 +90,15 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 @define(eq=False)
 class Shard:
-    """The tensors that a rank saves, and a snapshot of them in host memory, which is allocated at the first save.
+    """The tensors that a rank saves, and a snapshot of them in host memory, which is allocated at the first save. Of a
+    tensor that is mapped into memory (`files`, by address), the snapshot is a copy of its file, beside it.
 
     `take` takes a snapshot; `blocks` are the bytes of the file with the latest one.
     """
 
     entries: tuple[Entry, ...]
     tensors: tuple[torch.Tensor, ...]
+    files: Mapping[int, Path] = field(factory=dict)
     _copy: torch.Tensor | None = None
     _taken: torch.cuda.Event | None = field(default=None, init=False)
 
@@ -102,9 +106,13 @@ class Shard:
         """Copy all tensors. On a GPU the copies are only enqueued, before anything that is launched later."""
         cuda = any(tensor.is_cuda for tensor in self.tensors)
         if self._copy is None:
-            self._copy = torch.empty(sum(each.bytes for each in self.entries), dtype=torch.uint8, pin_memory=cuda)
+            size = sum(each.bytes for each, file in self._places() if file is None)
+            self._copy = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
         start = 0
-        for entry, tensor in zip(self.entries, self.tensors, strict=True):
+        for (entry, file), tensor in zip(self._places(), self.tensors, strict=True):
+            if file is not None:
+                copy_file(file, _snapshot(file))
+                continue
             part = self._copy[start : start + entry.bytes]
             part.view(DTYPES[entry.dtype]).view(entry.shape).copy_(tensor, non_blocking=True)
             start += entry.bytes
@@ -124,8 +132,30 @@ class Shard:
         """Yields the bytes of the file."""
         data = self.copy.numpy().data
         yield header(self.entries)
-        for start in range(0, len(data), BLOCK):
-            yield data[start : start + BLOCK]
+        done = 0
+        for entry, file in self._places():
+            end = done + (entry.bytes if file is None else 0)
+            for start in range(done, end, BLOCK):
+                yield data[start : min(start + BLOCK, end)]
+            done = end
+            if file is not None:
+                yield from _blocks(_snapshot(file), entry.bytes)
+
+    def _places(self) -> Iterator[tuple[Entry, Path | None]]:
+        """Each entry, with its file if it is mapped into memory."""
+        for entry, tensor in zip(self.entries, self.tensors, strict=True):
+            yield entry, self.files.get(tensor.data_ptr())
+
+
+def _snapshot(file: Path) -> Path:
+    return file.with_name(f"{file.name}.copy")
+
+
+def _blocks(file: Path, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file."""
+    with file.open("rb") as opened:
+        for start in range(0, size, BLOCK):
+            yield opened.read(min(BLOCK, size - start))
 
 
 # ---------------------------------------------------------------- reading

@@ -6,9 +6,12 @@ a CPU computes what a GPU's tensor cores do, up to the order of sums.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
+from partita.runtime.kernels.compiling import is_tracing
 from partita.runtime.kernels.products import matmul
 from partita.runtime.kernels.registry import kernel
 
@@ -16,14 +19,14 @@ E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # 1.75 * 2^8
 UNIT = 16  # `_scaled_mm` takes matrices whose sizes are multiples
 CAPABILITY = (9, 0)  # the first whose products have scales by row
-LEAST_EXPONENT = -100  # of a scale: its inverse is finite, and so is the product of two
+LEAST_EXPONENT = -100  # of a scale: its inverse is finite
 
 
 def scale_of(largest: Tensor) -> Tensor:
     """The least power of two by which a row, of this largest magnitude, must be divided to fit into e4m3; 1 for a row
     of zeros; NaN for a row that has an infinity or NaN, which its products then have as well.
     """
-    wide = largest.double() if largest.dtype == torch.float64 else largest.float()
+    wide = largest if largest.dtype == torch.float64 else largest.float()
     fraction, exponent = torch.frexp(wide)  # wide = fraction * 2^exponent, 0.5 <= fraction < 1
     exponent = exponent - 9 + (fraction > LARGEST / 512)
     scale = torch.ldexp(torch.ones_like(wide), exponent.clamp(min=LEAST_EXPONENT))
@@ -34,8 +37,8 @@ def scale_of(largest: Tensor) -> Tensor:
 @kernel
 def to_float8(x: Tensor, largest: Tensor) -> Tensor:
     """The bits of x in e4m3, divided by the scale of its row; `largest` broadcasts against x."""
-    scale = scale_of(largest)
-    return (x.to(scale.dtype) / scale).to(E4M3).view(torch.uint8)
+    inverse = scale_of(largest).reciprocal().to(x.dtype)  # a power of two as well, which any dtype has
+    return (x * inverse).to(E4M3).view(torch.uint8)
 
 
 @kernel
@@ -45,8 +48,22 @@ def float8_matmul(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, dtype: to
     if dtype == torch.bfloat16 and _in_hardware(a, b):
         first, second = a.contiguous().view(E4M3), b.t().contiguous().view(E4M3).t()
         return torch._scaled_mm(first, second, scale_a=left, scale_b=right, out_dtype=dtype)
-    product = matmul(a.view(E4M3).to(left.dtype), b.view(E4M3).to(left.dtype))
-    return product.mul_(left).mul_(right).to(dtype)
+    # Every e4m3 is a bf16, so these are the same products, summed in f32 and rounded once.
+    return matmul(_numbers(a, dtype), _numbers(b, dtype)).mul_(left.to(dtype)).mul_(right.to(dtype))
+
+
+def _numbers(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """What bits stand for."""
+    if bits.device.type != "cpu" or is_tracing():
+        return bits.view(E4M3).to(dtype)
+    # Several times as fast as torch's conversion on CPUs.
+    return torch.index_select(_table(dtype), 0, bits.reshape(-1).int()).view(bits.shape)
+
+
+@cache
+def _table(dtype: torch.dtype) -> Tensor:
+    """The number of each byte."""
+    return torch.arange(256, dtype=torch.uint8).view(E4M3).to(dtype)
 
 
 def _in_hardware(a: Tensor, b: Tensor) -> bool:

@@ -29,6 +29,38 @@ def to_device(x: Tensor, context: Context) -> Tensor:
 
 
 @kernel
+def prefetch(x: Tensor, context: Context) -> Tensor:
+    """Starts to copy a tensor of the host to the device, beside what that computes; `arrive` says when it is there."""
+    if context.device.type == "cpu":
+        return x
+    found = torch.empty_like(x, device=context.device)
+    stream = context.inward_stream()
+    # The memory is that of the stream that computes: what ran there before may still read it.
+    stream.wait_stream(torch.cuda.current_stream(context.device))
+    with torch.cuda.stream(stream):
+        found.copy_(x, non_blocking=True)
+        context.arriving[found.data_ptr()] = stream.record_event()
+    return found
+
+
+@kernel
+def arrive(x: Tensor, context: Context) -> Tensor:
+    """The result of `prefetch`: what computes waits until it has arrived, the host goes on."""
+    arrived = context.arriving.pop(x.data_ptr(), None)
+    if arrived is not None:
+        torch.cuda.current_stream(context.device).wait_event(arrived)
+    return x
+
+
+@kernel
+def cast_on_host(x: Tensor, dtype: torch.dtype, context: Context) -> Tensor:
+    """A tensor of the host in another dtype, there: pinned if a device copies it from there."""
+    if context.device.type == "cpu":
+        return x.to(dtype)
+    return torch.empty(x.shape, dtype=dtype, pin_memory=True).copy_(x)
+
+
+@kernel
 def store(parameter: Tensor, value: Tensor) -> Tensor:
     """Write a value over a parameter. A device copies it from the host's memory by itself."""
     return parameter.copy_(value, non_blocking=not parameter.is_cpu)

@@ -64,8 +64,8 @@ class Process(Protocol):
         """Its process id."""
 
     @property
-    def returncode(self) -> int | None:
-        """Its exit status, once it is known."""
+    def returncode(self) -> Any:
+        """Its exit status; None before it is known."""
 
     @property
     def stdin(self) -> Any:
@@ -272,11 +272,12 @@ def serve(connection: socket.socket, supervisor: int) -> int:
                 os._exit(0)
             while os.getppid() == own:  # until the supervisor has it
                 time.sleep(POLL_SECONDS)
+            connection.detach()  # `_run` closes it
             return _run(asked, files, threads)
         os.waitpid(middle, 0)
         connection.sendall(os.read(heard, PROCESS.size))
-        for each in (heard, said, *files):
-            os.close(each)
+        for file in (heard, said, *files):
+            os.close(file)
 
 
 def _read(connection: socket.socket, count: int) -> bytes:
@@ -299,7 +300,7 @@ def _run(asked: Mapping[str, Any], files: Sequence[int], threads: str | None) ->
             os.sched_setaffinity(0, asked["cores"])
     _take(dict(zip(asked["files"], files, strict=True)))
     sys.stdin = os.fdopen(0, closefd=False)
-    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(asked["variables"])
     _control(PR_SET_NAME, f"{NAME}{os.environ[RANK]}".encode())

@@ -38,12 +38,11 @@ def main() -> None:
         watched = os.pidfd_open(agent)
         files = [os.memfd_create("partita-copies") for _ in range(count)]
         door.listen(1024)
-        while watched not in (ready := select.select([door, watched], [], [])[0]):
-            for each in ready:
-                connection, _ = each.accept()
-                with connection:
-                    if user_of(connection) == os.getuid():
-                        hand_over(connection, files)
+        while watched not in select.select([door.fileno(), watched], [], [])[0]:
+            connection, _ = door.accept()
+            with connection:
+                if user_of(connection) == os.getuid():
+                    hand_over(connection, files)
 
 
 def hand_over(connection: socket.socket, files: list[int]) -> None:

@@ -55,7 +55,7 @@ class Operation:
     after: tuple[Operation, ...]
     begin: Callable[[Operation], object]  # ends it, or returns what it then waits for
     steps: Iterator[None] | None = None
-    post: Post | None = None
+    post: Any = None
     started: bool = False
     complete: bool = False
     operands: tuple[_Operand, ...] | None = None
@@ -91,8 +91,8 @@ class _Launched:
         return True
 
     def result(self) -> Tensors:
-        assert self.operation.post is not None, f"{self.operation.name} has no result"
-        return self.operation.post.result()
+        found: Tensors = self.operation.post.result()
+        return found
 
 
 @define(eq=False, slots=True)

@@ -31,11 +31,15 @@ def posted(description: str, tensors: Any, operation: Any, *arguments: Any, **op
 
 
 def enqueued(description: str, tensors: Any, operation: Any, *arguments: Any, **options: Any) -> Posted:
-    """Enqueue an operation on tensors of a GPU in the current stream. NCCL has a stream of its own for each
-    communicator, which waits for the current one; that then waits for the operation, as if it ran there.
+    """Enqueue an operation on tensors of a GPU in the current stream.
+
+    torch runs a collective there that is not `async_op`. A send or a receive, and before torch 2.8 all operations, it
+    runs on a stream of its own, which waits for the current one; that then waits for the operation, as if it ran there.
     """
+    options.pop("async_op", None)
     work = post(description, operation, *arguments, **options)
-    wait(work, description)
+    if work is not None:
+        wait(work, description)
     return Posted(None, tensors, description)
 
 

@@ -42,7 +42,7 @@ train {
   steps = 1_000
   precision = bf16
   eval = every(50)
-  checkpoint = every(10, dir = "runs/a b", keep = 2)
+  checkpoint = every(10, dir = "runs/a b", keep = 2, copies = 5)
 }
 expect {
   peak_memory <= 72GiB
@@ -79,7 +79,7 @@ def test_everything_is_complete_and_plain():
     assert (train.steps, train.precision, train.clip, train.seed) == (1000, "bf16", None, 0)
     evaluated = {"interval": 50, "batches": 10, "weights": "trained", "data": None, "sample": None}
     assert train.eval == spec.Call("every", evaluated)
-    assert train.checkpoint == spec.Call("every", {"interval": 10, "dir": "runs/a b", "keep": 2})
+    assert train.checkpoint == spec.Call("every", {"interval": 10, "dir": "runs/a b", "keep": 2, "copies": 5})
     assert train.spans["steps"].line == 27
     claims = [(c.measure, c.argument, c.comparison, c.limit) for c in found.expect]
     assert claims == [

@@ -70,6 +70,14 @@ def variable(process: int, name: str) -> str | None:
     return None
 
 
+def parent_of(process: int) -> int:
+    """The parent of a process; 0 if it has ended."""
+    with suppress(OSError):
+        found = re.search(r"^PPid:\s+(\d+)", (PROC / str(process) / "status").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
+
+
 def rank_of(process: int) -> int | None:
     """The rank that a process of a supervisor is, whether it was forked or started; None if it is none."""
     found = None
@@ -108,7 +116,7 @@ class Held:
         """Add what processes have now."""
         opened = set[str]()
         for process in processes:
-            opened |= (own := set(_opened(process)))
+            opened |= (own := set(opened(process)))
             inodes = {match[1] for name in own if (match := re.fullmatch(r"socket:\[(\d+)\]", name))}
             with suppress(OSError):  # it has ended
                 self.sockets |= inodes & listening(process).keys()
@@ -122,7 +130,7 @@ class Held:
         return found + [f"{path} remains" for path in self.files if path.exists()]
 
 
-def _opened(process: int) -> list[str]:
+def opened(process: int) -> list[str]:
     """What a process has open or mapped."""
     found = []
     with suppress(OSError):  # it has ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 from partita.runtime.tracing.flight import BOOT, read
 from tests.commands import computed
-from tests.fault_injection.processes import PROC, launched, marked, wait_until
+from tests.fault_injection.processes import PROC, launched, listening, marked, opened, parent_of, wait_until
 from tests.fault_injection.runs import RANKS, STEPS, Run
 from tests.marks import soak
 
@@ -36,8 +37,9 @@ class Agents:
         count = 2 if kind.startswith("two") else 1
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.processes = []
+            port = self.port = probe.getsockname()[1]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.commands: list[list[str]] = []
         for agent in range(count):
             where = {
                 "standalone": ["--standalone"],
@@ -51,12 +53,32 @@ class Agents:
                 (folder / f"boot{agent}").write_text(f"machine {agent}\n")
                 pretend = f'mount --bind boot{agent} {BOOT}; exec "$@"'
                 command = ["unshare", "--mount", "sh", "-c", pretend, "", *command]
-            name, _, value = self.mark.partition("=")
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", name: value}
-            with (folder / f"said{agent}").open("wb") as said:
-                self.processes.append(
-                    subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
-                )
+            self.commands.append(command)
+            self.processes.append(self.start(agent))
+
+    def start(self, agent: int) -> subprocess.Popen[bytes]:
+        """Start an agent, in the place of one that has ended if there was one."""
+        name, _, value = self.mark.partition("=")
+        # What new agents need to find the others.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", name: value}
+        with (self.folder / f"said{agent}").open("ab") as said:
+            return subprocess.Popen(
+                self.commands[agent], cwd=self.folder, env=environment, stdout=said, stderr=subprocess.STDOUT
+            )
+
+    def lose(self, agent: int) -> None:
+        """Kill an agent and its ranks, as a machine that fails, and what keeps its copies."""
+        gone = self.processes[agent]
+        ranks = [process for process in self.ranks().values() if parent_of(process) == gone.pid]
+        gone.kill()
+        for each in ranks:
+            os.kill(each, signal.SIGKILL)
+        gone.wait()
+
+    def host(self) -> int:
+        """The agent that has the store of the rendezvous."""
+        inodes = {f"socket:[{inode}]" for inode, where in listening().items() if where.endswith(f":{self.port:04X}")}
+        return next(n for n, each in enumerate(self.processes) if inodes & set(opened(each.pid)))
 
     @property
     def said(self) -> str:
@@ -121,6 +143,26 @@ def test_a_restart_recovers(seed: int, tmp_path: Path, agents: list[Agents], exp
 @pytest.mark.parametrize("seed", range(40))
 def test_restarts_recover(seed: int, tmp_path: Path, agents: list[Agents], expected: list[dict]) -> None:
     recovers(agents, tmp_path, seed, expected)
+
+
+@pytest.mark.parametrize("lost", soak("rank", "machine"))
+def test_what_is_lost_is_read_from_copies_in_memory(
+    lost: str, tmp_path: Path, agents: list[Agents], expected: list[dict]
+) -> None:
+    """Of a rank from its own machine, of a machine from the other; no step is ever saved to disk."""
+    run = Agents(tmp_path, "two c10d", "train.checkpoint=every(1000, copies = 2)")
+    agents.append(run)
+    wait_until(lambda: run.lines() >= 7 and len(run.ranks()) == RANKS, "line 7", 300)
+    other = 1 - run.host()
+    if lost == "rank":
+        os.kill(run.ranks()[1], signal.SIGKILL)
+    else:
+        run.lose(other)
+        run.processes[other] = run.start(other)
+    assert run.wait() == [0] * 2, run.said
+    (step,) = set(re.findall(r"step (\d+)/16  resumed from copies in memory", run.said))
+    assert int(step) >= 4
+    assert computed(tmp_path / "run") == expected
 
 
 @pytest.mark.soak

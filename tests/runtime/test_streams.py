@@ -188,3 +188,7 @@ def test_nccl_is_joined_where_it_is_posted_and_gloo_where_it_is_waited_for():
     handle = enqueued("a send", tensor, lambda: work)
     assert (work.waited, handle.done(), work.waited) == (1, True, 1)
     assert handle.tensors is tensor
+    said = []
+    assert enqueued("a sum", tensor, lambda **options: said.append(options), group="data", async_op=True).done()
+    posted("a sum", tensor, lambda **options: said.append(options) or Work(), group="data", async_op=True)
+    assert said == [{"group": "data"}, {"group": "data", "async_op": True}]

@@ -12,6 +12,7 @@ from partita.compiler.analysis.memory import memory_report
 from partita.compiler.analysis.time import predict
 from partita.compiler.ops.host import ToHost
 from partita.compiler.pipeline import compile_spec, schedule_spec
+from partita.compiler.report.summary import summarize
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.load import load_text
@@ -118,6 +119,21 @@ def test_the_device_holds_what_computes_and_the_host_the_rest(precision: str, ma
         assert found.gradients == whole.gradients
     assert {each.host for record in ours.program.parameters for each in record.states} == {True}
     assert {record.host for record in ours.program.parameters} == {masters}
+
+
+def test_states_in_eight_bits_are_flat_nowhere():
+    """What no axis divides stays replicated, in the host's memory like the rest, and is named."""
+    mesh = {"(pipe = 2, data = 2)": "(pipe = 1, data = 3)", "batch = 8": "batch = 6"}
+    text = text_of("shard state -> data offload state", "adamw_8bit(lr = 0.01, min_size = 16)")
+    for old, new in mesh.items():
+        text = text.replace(old, new)
+    state = compile_spec(checked(text, "lm.par"))
+    assert summarize(state).undivided == (("data", ("lm.layer.up", "lm.layer.down")),)
+    assert validate(state).passed
+    assert all(each.host for record in state.program.parameters for each in record.states)
+    wrong, diagnostics = load_text(text.replace("offload state", "offload state by mmap"), "lm.par")
+    assert wrong is None
+    assert diagnostics[0].code == "E0418"
 
 
 def test_what_computes_is_copied_once_a_step():

@@ -15,7 +15,7 @@ An op that cannot split an axis that is split is replaced by primitives that can
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
@@ -69,14 +69,17 @@ def shard(
     means: bool = False,
     parts: frozenset[str] = frozenset(),
     most: float = float("inf"),
+    prefetched: Collection[str] = (),
 ) -> ShardedGraph:
     """Shard a placed graph. `portable` values are computed on every stage that reads them; `updates` are those of the
     trained parameters, which say along which axes their states can be split. So are masters, where no rule says more of
     parameters; with `means`, what is read of these parameters are states. Axes of which the graph has `parts` are split
     in parameters alone. An operation that gathers more than `most` bytes, their gradients included, is divided into
-    blocks if it can be. Raises Refused (E0411).
+    blocks if it can be. With `hoist`, parameters are gathered once a step, except for those that are `prefetched`
+    before each use. Raises Refused (E0411).
     """
-    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means, parts, most).sharded()
+    given = hoist, updates, means, parts, most, prefetched
+    return _Sharder(graph, defaults, resharding, portable, *given).sharded()
 
 
 def gathered_bytes(
@@ -116,8 +119,10 @@ class _Sharder:
         means: bool,
         parts: frozenset[str],
         most: float,
+        prefetched: Collection[str],
     ) -> None:
         self.source = graph
+        self.prefetched = prefetched
         self.most = most
         self.hoist = hoist
         self.updates = updates
@@ -196,13 +201,14 @@ class _Sharder:
             flat = update is None or update.elementwise
             for kind in stored:
                 stored[kind] = defaults.stored(kind, parameter.name, parameter.master, compute, flat)
-        hoisted = self.hoist
+        prefetched = parameter.name in self.prefetched
+        hoisted = self.hoist and not prefetched
         if parameter.name in self.updates:
             stored["state"] = self._splittable(parameter, stored["state"])
             if self.means:
                 stored = dict.fromkeys(stored, stored["state"])
             elif stored["param"] == compute:
-                stored["param"], hoisted = stored["state"], True
+                stored["param"], hoisted = stored["state"], not prefetched
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
         value = evolve(parameter.value, type=type, layout=stored["param"])

@@ -32,8 +32,8 @@ MISTAKES = [
     Planted(
         "columns-not-scaled-back",
         "runtime/kernels/float8.py",
-        "product.mul_(left).mul_(right).to(dtype)",
-        "product.mul_(left).to(dtype)",
+        ".mul_(left.to(dtype)).mul_(right.to(dtype))",
+        ".mul_(left.to(dtype))",
         TRAINING,
     ),
     Planted(

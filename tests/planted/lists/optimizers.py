@@ -32,7 +32,7 @@ MISTAKES = [
     ),
     Planted(
         "updates-run-in-either-memory",
-        "compiler/verify/updates.py",
+        "compiler/verify/copies.py",
         "require(len(there | made) <= 1,",
         "require(len(there | made) <= 2,",
         "tests/training/test_offload.py",

@@ -112,8 +112,8 @@ MISTAKES = [
     Planted(
         "a-send-that-waits-for-nobody",
         "compiler/schedules/stream_invariants.py",
-        "if not isinstance(instruction, (PostSend, PostReceive)):\n                        device.end(i)",
-        "if not isinstance(instruction, PostReceive):\n                        device.end(i)",
+        "if other == rank:",
+        "if other == rank and isinstance(instruction, PostReceive):",
         f"{ORDERS}::test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle",
     ),
     Planted(
@@ -238,8 +238,8 @@ MISTAKES = [
     Planted(
         "nccl-runs-beside-the-stream-that-it-is-posted-on",
         "runtime/transports/posted.py",
-        "    work = post(description, operation, *arguments, **options)\n    wait(work, description)\n",
-        "    work = post(description, operation, *arguments, **options)\n",
+        "    if work is not None:\n        wait(work, description)\n",
+        "",
         GPU,
     ),
     Planted(

@@ -88,7 +88,7 @@ def without_checkpoints(plan: Plan) -> Plan:
 
 
 def saved_every(plan: Plan, interval: int, keep: int = 3) -> Plan:
-    call = Call("every", {"interval": interval, "dir": None, "keep": keep})
+    call = Call("every", {"interval": interval, "dir": None, "keep": keep, "copies": None})
     return evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, checkpoint=call)))
 
 

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from queue import Queue
 from threading import Condition, Thread
 from typing import TypeVar
 
 import pytest
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.runtime.bad_steps import History
-from partita.runtime.checkpoint.checkpoints import shard_of, wanted_by
-from partita.runtime.checkpoint.copies import Copies, Found, Kept, newest, partners, transfers
+from partita.runtime.checkpoint.checkpoints import Checkpoints, shard_of, wanted_by
+from partita.runtime.checkpoint.copies import Copies, Found, Kept, Pair, newest, partners, transfers
 from partita.runtime.checkpoint.identity import manifest_of
+from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.slots import HEAD, Label, Slot
+from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan
 from partita.runtime.supervision.memory import Memory, created
-from partita.runtime.training import VirtualRun
+from partita.runtime.training import StepResult, VirtualRun
 from partita.runtime.transports.transport import Links
-from tests.runtime.checkpoint.runs import plan_of, same, tensors
+from tests.runtime.checkpoint.runs import ONE_RANK, Outcome, plan_of, same, tensors
 
 T = TypeVar("T")
 LAYOUTS = {
@@ -34,6 +37,7 @@ LAYOUTS = {
     2: "train.layout=plain cluster.tensor=1 cluster.data=1",
 }
 PLANS: dict[int, Plan] = {}
+FULL = Pair([Slot(os.open("/dev/full", os.O_RDWR))] * 2, 0)
 HISTORY = History(1, 0, (0.1, 1 / 3), (2.0,))
 PATIENCE = 20.0  # seconds
 MANIFEST = b"the manifest of a run"
@@ -151,6 +155,14 @@ def test_the_newest_step_is_one_of_which_there_are_all_shards(held: dict[str, di
         assert incomplete.lost
 
 
+@given(few, few, few)
+def test_shards_of_two_attempts_are_no_step(step: int, one: int, other: int) -> None:
+    """The ranks of a later one may have computed them in another order."""
+    held = {"a": {0: Label(one, step, 0, 2), 1: Label(other, step, 1, 2)}}
+    whole, _ = newest(held)
+    assert (whole is not None) == (one == other)
+
+
 # ---------------------------------------------------------------- ranks that copy, and are lost
 
 
@@ -226,11 +238,17 @@ def attempt(run: VirtualRun, hosts: Sequence[str], memory: dict[str, tuple[int, 
     return [of(rank) for rank in range(len(hosts))]
 
 
-def taken(copies: Sequence[Copies], step: int) -> None:
-    """Copy a step on all ranks, and wait until all have."""
-    at_once(lambda rank: copies[rank].take(step, HISTORY, False), len(copies))
+def taken(copies: Sequence[Copies], step: int, failed: bool = False) -> None:
+    """Copy a step on all ranks, and wait until all have. `failed`: the copy before has, somewhere."""
+    at_once(lambda rank: copies[rank].take(step, HISTORY, failed), len(copies))
     at_once(lambda rank: copies[rank].wait(), len(copies))
     assert not any(each.votes[0] for each in copies)
+
+
+def fails(copies: Sequence[Copies], ranks: Collection[int]) -> None:
+    """Let some ranks have no memory for their own copies from now on."""
+    for rank in ranks:
+        copies[rank]._own = FULL
 
 
 def loaded(run: VirtualRun, copies: Sequence[Copies]) -> Found | None:
@@ -291,21 +309,117 @@ def test_what_is_left_is_read_on_any_mesh(
         scrambled(old, 3)
         taken(copies, 5)
         expected, step = tensors(old), 5
-        if data.draw(st.booleans()):  # the next copy is not made everywhere, since there is no memory
-            scrambled(old, 4)
+        if data.draw(st.booleans()):  # the next copies are not made everywhere, since there is no memory
             without = data.draw(st.sets(st.integers(0, before - 1), min_size=1))
-            with open("/dev/full", "r+b", buffering=0) as full:
-                for rank in without:
-                    copies[rank]._own.slots = [Slot(full.fileno())] * 2
-                taken(copies, 7)
+            fails(copies, without)
+            for number, failed in ((7, False), (9, True)):
+                scrambled(old, number)
+                taken(copies, number, failed)
                 assert {rank for rank in range(before) if copies[rank].votes[1]} == without
             if all(first[rank] == lost for rank in without):  # their partners have it
-                expected, step = tensors(old), 7
+                expected, step = tensors(old), 9
         memory = {**memory, **fresh}
         for each in new.ranks:
             for tensor in (*each.memory.masters.values(), *each.memory.states.values()):
                 tensor.fill_(-1.0)
-        found = loaded(new, attempt(new, second, memory, 8))
+        copies = attempt(new, second, memory, 8)
+        found = loaded(new, copies)
         assert found is not None
         assert found.label.step == step
         same(tensors(new), expected)
+        # What was read is still there if the first copy of this attempt is not made everywhere.
+        fails(copies, {0})
+        scrambled(new, 11)
+        taken(copies, 11)
+        again = loaded(new, attempt(new, second, memory, 9))
+        assert again is not None
+        if again.label.step == step:
+            same(tensors(new), expected)
+        else:
+            assert again.label.step == 11
+            assert len(set(second)) > 1  # its partner has it
+
+
+# ---------------------------------------------------------------- what a run resumes from
+
+
+class Stopped(Exception):
+    """The end of a run, in the middle."""
+
+
+@define
+class Watched(Outcome):
+    """A run that is stopped once it has done a step; each copy is complete before the next step."""
+
+    stop: int | None = None
+    checkpoints: Checkpoints | None = None
+
+    def step(self, result: StepResult) -> None:
+        super().step(result)
+        assert self.checkpoints is not None
+        if self.checkpoints.copying is not None:
+            self.checkpoints.copying.wait()
+        if result.step == self.stop:
+            raise Stopped
+
+
+def one_rank(directory: Path, memory: Memory | None, copies: str, stop: int | None = None) -> Watched:
+    """Run on one rank, from whatever is there on; a commit every third of seven steps."""
+    plan = plan_of(*ONE_RANK, "train.steps=7", f"train.checkpoint=every(3{copies})")
+    found = Watched(VirtualRun(plan), stop=stop)
+    where = settings_of(plan.spec, directory, directory)
+    assert where is not None
+    kept = Kept(memory, Said(), lambda: links_of(0, {})) if memory is not None else None  # type: ignore[arg-type]
+    found.checkpoints = Checkpoints(found.run.ranks[0], where, found.said.append, kept=kept)
+    try:
+        found.run.train(open_data(plan.program, plan.train, directory), [found], [found.checkpoints])
+    except Stopped:
+        found.checkpoints.break_off()
+    finally:
+        found.checkpoints.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """A run that is not stopped."""
+    return one_rank(tmp_path_factory.mktemp("whole"), None, "")
+
+
+@pytest.mark.parametrize(
+    ("stop", "copies", "lost", "from_step", "codes"),
+    [
+        (6, ", copies = 1", False, 5, []),  # step 6 is neither copied nor saved yet
+        (6, ", copies = 4", False, 4, []),
+        (7, ", copies = 5", False, 6, []),  # there is a later commit
+        (6, ", copies = 1", True, 3, ["W0808"]),
+        (6, "", False, 3, []),
+    ],
+)
+def test_a_run_resumes_from_the_newest_that_is_whole(
+    whole: Watched, tmp_path: Path, stop: int, copies: str, lost: bool, from_step: int, codes: list[str]
+) -> None:
+    with created(1) as slots:
+        memory = Memory("here", 0, 1, slots)
+        one_rank(tmp_path / "run", memory, copies, stop)
+        if lost:  # as if there had been another rank
+            for slot in map(Slot, memory.own):
+                label, manifest = slot.texts()
+                slot.write(evolve(Label.read(label), ranks=2), manifest, [])
+        saved = sorted((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
+        if not lost and from_step in (4, 5):
+            for each in saved:
+                each.write_text("{}")  # whoever reads it says so
+        again = one_rank(tmp_path / "run", memory, copies)
+    assert again.found is not None
+    assert again.found.step == from_step
+    assert ("copies in memory" in again.found.note) == (from_step in (4, 5))
+    assert again.codes == codes
+    assert again.steps == {step: values for step, values in whole.steps.items() if step > from_step}
+    same(tensors(again.run), tensors(whole.run))
+
+
+def test_where_nothing_keeps_memory_no_copies_are_made(tmp_path: Path) -> None:
+    found = one_rank(tmp_path, None, ", copies = 1")
+    assert found.codes == ["W0808"]
+    assert sorted(found.steps) == [1, 2, 3, 4, 5, 6, 7]

@@ -1,0 +1,151 @@
+"""What copies in memory cost the training loop: with a neighbour that keeps up, and with a slow one.
+
+    python bench/copies_cost.py [--blocks N] [--steps N] [--seconds N]
+
+Two ranks on two hosts (two agents of torchrun, one rank each) train a stack of 17 million parameters, ZeRO-3. Blocks of
+steps alternate, in the same processes: with a copy every ten steps, and without. Shown is the median of the ratios of
+neighbouring blocks' times; first as it is, then with a neighbour that takes `--seconds` to receive a block of a copy,
+longer than ten steps, so that copies are skipped. The ratio of blocks of which none copies shows the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+EVERY = 10
+TEXT = """
+axis batch = 64, embed = 512, ffn = 2048
+
+block mlp(x: [batch, embed]) {{
+  param up: [embed, ffn] ~ normal(0.02)
+  param down: [ffn, embed] ~ normal(0.02)
+  return x + dot(gelu(dot(rms_norm(x, over = embed), up, over = embed)), down, over = ffn)
+}}
+
+model m(x: [batch, embed], y: [batch, embed]) {{
+  let h = x
+  repeat 8 as layer {{ let h = mlp(h) }}
+  loss mse(h, y)
+}}
+
+mesh cluster(data = 2)
+
+layout zero3 on cluster {{
+  shard batch -> data
+  shard param -> data
+}}
+
+train {{
+  data = random()
+  optimizer = adamw(lr = 1e-3)
+  steps = {steps}
+  checkpoint = every(1_000_000, copies = {every})
+}}
+"""
+
+
+def rank(block: int, seconds: float, arguments: list[str]) -> int:
+    """Run a rank, which copies in every other block of steps alone, and may be slow to receive."""
+    from partita.cli.main import main
+    from partita.runtime.checkpoint.checkpoints import Checkpoints
+    from partita.runtime.transports.process import ProcessTransport
+    from partita.runtime.transports.transport import Links
+
+    due, links = Checkpoints.copies, ProcessTransport.links
+
+    def copies(self: Checkpoints, step: int) -> bool:
+        return due(self, step) and (step - 1) // block % 2 == 1
+
+    def slow(self: ProcessTransport) -> Links:
+        found = links(self)
+
+        def receive(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
+            wait = found.receive(tensor, peer)
+
+            def waited() -> None:
+                time.sleep(seconds)
+                wait()
+
+            return waited
+
+        return Links(found.send, receive)
+
+    Checkpoints.copies = copies  # type: ignore[method-assign]
+    if seconds:
+        ProcessTransport.links = slow  # type: ignore[method-assign]
+    return main(arguments)
+
+
+def trained(blocks: int, block: int, seconds: float) -> tuple[list[float], str]:
+    """The seconds of each block of a run, and what its ranks said."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "m.par").write_text(TEXT.format(steps=blocks * block, every=EVERY))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        agents = []
+        for node in range(2):
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+            command += ["--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", port]
+            command += [__file__, "--rank", str(block), str(seconds), "run", "m.par", "--run-dir", "run"]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            agents.append(
+                subprocess.Popen(
+                    command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
+            )
+        said = [each.communicate()[0] for each in agents]
+        assert all(each.returncode == 0 for each in agents), said
+        records: list[dict[str, Any]] = [
+            json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+        ]
+        times = [each["unix_time"] for each in records if "loss" in each]
+    return [times[first + block - 1] - times[first] for first in range(0, len(times), block)], "".join(said)
+
+
+def shown(what: str, seconds: list[float]) -> None:
+    """Print the median ratio of blocks with copies and the mean of those around them, and of blocks without."""
+    pairs = range(1, len(seconds) - 1, 2)
+    ratios = [2 * seconds[i] / (seconds[i - 1] + seconds[i + 1]) for i in pairs]
+    noise = [seconds[i + 1] / seconds[i - 1] for i in pairs]
+    print(
+        f"{what}: {statistics.median(ratios):.3f} times as long ({len(ratios)} blocks; without copies "
+        f"{statistics.median(noise):.3f}, half of them from {statistics.quantiles(noise)[0]:.3f} to "
+        f"{statistics.quantiles(noise)[2]:.3f})"
+    )
+
+
+def main() -> int:
+    """Measure."""
+    if "--rank" in sys.argv:
+        block, seconds, *arguments = sys.argv[sys.argv.index("--rank") + 1 :]
+        return rank(int(block), float(seconds), arguments)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--blocks", type=int, default=21)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    given = parser.parse_args()
+    for what, seconds in (("a neighbour that keeps up", 0.0), ("a slow one", given.seconds)):
+        found, said = trained(given.blocks, given.steps, seconds)
+        shown(what, found)
+        if "is skipped" in said:
+            print("  copies were skipped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
