@@ -109,8 +109,8 @@ MISTAKES = [
     Planted(
         "rotated-in-f32",
         "runtime/kernels/positions.py",
-        "        return torch.cat(halves, -1).to(x.dtype).permute(*order)\n",
-        "        return torch.cat(halves, -1).permute(*order)\n",
+        "    result = x.new_empty([x.shape[i] for i in order] if inverse else x.shape)\n",
+        "    result = pairs.new_empty([x.shape[i] for i in order] if inverse else x.shape)\n",
         RANKS,
     ),
     Planted(
