@@ -245,7 +245,7 @@ def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype]]:
     )
     wide = {DTYPES[each.dtype] for operands in products for each in operands[:2] if each.is_float}
     offloads = any(each.host or any(state.host for state in each.states) for each in plan.program.parameters)
-    return DTYPES[plan.train.precision], offloads, wide
+    return DTYPES[plan.train.dtype], offloads, wide
 
 
 def _run(steps: Iterator[None]) -> None:
