@@ -94,7 +94,7 @@ def try_rank(plan: Plan, number: int) -> Tried:
     size = program.mesh.ranks
     # Each rank's statistics, which come together in every rank, are too small for the bound to count.
     statistics = 2 * size * (len(program.statistics) + 1 + size) * torch.float64.itemsize
-    bound = peak_memory(plan.training, program.ranks[program.mesh.pipe_rank(number)]) + statistics
+    bound = peak_memory(plan.training, plan.training.plan.ranks[program.mesh.pipe_rank(number)]) + statistics
     steps = None
     with (
         fake_gpu(watch) as device,
