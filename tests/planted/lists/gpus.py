@@ -129,13 +129,6 @@ MISTAKES = [
     ),
     # ------------------------------------------------------------ lifetime and memory
     Planted(
-        "messages-read-before-they-arrive",
-        "runtime/instructions.py",
-        "        handle = self.handles.pop()\n        return None if handle.done() else _rest(handle)\n",
-        "        self.handles.pop()\n        return None\n",
-        RANKS,
-    ),
-    Planted(
         "collectives-read-before-they-are-done",
         "runtime/transports/groups.py",
         "            for work in self.works:\n                work.done()\n",
@@ -161,13 +154,6 @@ MISTAKES = [
         "runtime/executor.py",
         "        for handle in handles:\n            while not handle.done():\n                yield\n",
         "        if False:\n            yield\n",
-        RANKS,
-    ),
-    Planted(
-        "frames-that-stay",
-        "runtime/instructions.py",
-        "            if final:\n                frame[:] = empty\n            if ends:",
-        "            if ends:",
         RANKS,
     ),
     Planted(
