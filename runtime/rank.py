@@ -108,7 +108,7 @@ class Plan:
         return tuple(
             end_seconds(self.training, rank, seconds[rank.stages[0], "F"])
             + sum(seconds[each.stage, each.action.kind] for each in rank.instructions if isinstance(each, Compute))
-            for rank in self.program.ranks
+            for rank in self.training.plan.ranks
         )
 
     def peak_flops(self, device: torch.device) -> float | None:

@@ -93,8 +93,8 @@ def try_rank(plan: Plan, number: int) -> Tried:
     watch = Watch(*_dtypes(plan))
     size = program.mesh.ranks
     # Each rank's statistics, which come together in every rank, are too small for the bound to count.
-    statistics = size * (len(program.statistics) + 1 + size) * torch.float64.itemsize
-    bound = peak_memory(plan.training, program.ranks[program.mesh.pipe_rank(number)]) + statistics
+    statistics = 2 * size * (len(program.statistics) + 1 + size) * torch.float64.itemsize
+    bound = peak_memory(plan.training, plan.training.plan.ranks[program.mesh.pipe_rank(number)]) + statistics
     steps = None
     with (
         fake_gpu(watch) as device,
@@ -149,6 +149,8 @@ class _Steps:
             watch.fault(Kind.MEMORY, f"a step leaves {watch.live - self._left} bytes that were not there before it")
         self._left = watch.live
         self._begin()
+        if result.step == STEPS:
+            watch.limit = sys.maxsize  # the bound is that of steps
 
     def resumed(self, found: Resumed) -> None:
         """Not told."""

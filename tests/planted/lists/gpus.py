@@ -109,8 +109,8 @@ MISTAKES = [
     Planted(
         "rotated-in-f32",
         "runtime/kernels/positions.py",
-        "        return torch.cat(halves, -1).to(x.dtype).permute(*order)\n",
-        "        return torch.cat(halves, -1).permute(*order)\n",
+        "    result = x.new_empty([x.shape[i] for i in order] if inverse else x.shape)\n",
+        "    result = pairs.new_empty([x.shape[i] for i in order] if inverse else x.shape)\n",
         RANKS,
     ),
     Planted(
@@ -128,13 +128,6 @@ MISTAKES = [
         RANKS,
     ),
     # ------------------------------------------------------------ lifetime and memory
-    Planted(
-        "messages-read-before-they-arrive",
-        "runtime/instructions.py",
-        "        handle = self.handles.pop()\n        return None if handle.done() else _rest(handle)\n",
-        "        self.handles.pop()\n        return None\n",
-        RANKS,
-    ),
     Planted(
         "collectives-read-before-they-are-done",
         "runtime/transports/groups.py",
@@ -161,13 +154,6 @@ MISTAKES = [
         "runtime/executor.py",
         "        for handle in handles:\n            while not handle.done():\n                yield\n",
         "        if False:\n            yield\n",
-        RANKS,
-    ),
-    Planted(
-        "frames-that-stay",
-        "runtime/instructions.py",
-        "            if final:\n                frame[:] = empty\n            if ends:",
-        "            if ends:",
         RANKS,
     ),
     Planted(

@@ -1,0 +1,110 @@
+"""What is watched on a GPU that is not there: waiting, and the order of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from partita.runtime.fake_gpu.device import DEVICE, fake_gpu
+from partita.runtime.fake_gpu.nccl import FakeNccl
+from partita.runtime.fake_gpu.watch import Kind, Stopped, Watch
+
+
+def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=DEVICE)
+
+
+def kinds(wrong: Callable[[Watch], object]) -> set[Kind]:
+    watch = Watch(torch.float32)
+    with fake_gpu(watch):
+        try:
+            wrong(watch)
+        except Stopped:
+            assert watch.faults
+    return {each.kind for each in watch.faults}
+
+
+WAITING = {
+    "item": lambda watch: new().item(),
+    "list": lambda watch: new(3).tolist(),
+    "truth": lambda watch: bool(new()),
+    "nonzero": lambda watch: new(3).nonzero(),
+    "mask": lambda watch: new(3)[new(3) > 0],
+    "to_host": lambda watch: new(3).cpu(),
+    "to_device": lambda watch: torch.zeros(3).to(DEVICE),
+    "not_pinned": lambda watch: torch.zeros(3).to(DEVICE, non_blocking=True),
+    "number": lambda watch: torch.tensor(1.0, device=DEVICE),
+    "synchronize": lambda watch: torch.cuda.synchronize(),
+    "event": lambda watch: torch.cuda.Event().synchronize(),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_the_host_is_seen_to_wait(what: str):
+    assert kinds(WAITING[what]) == {Kind.SYNCHRONISATION}
+
+
+def test_what_is_launched_ahead_waits_for_nothing():
+    def ahead(watch: Watch) -> None:
+        x = torch.zeros(3, pin_memory=True).to(DEVICE, non_blocking=True)
+        x[1:] += torch.full((), 2.0, device=DEVICE)
+        torch.empty(3, pin_memory=True).copy_(x[None, :, None].view(-1), non_blocking=True)
+
+    assert not kinds(ahead)
+
+
+def sent(watch: Watch, after: Callable[[FakeNccl, torch.Tensor], object]) -> None:
+    after(FakeNccl(watch, 0, 2), new(4))
+
+
+def test_messages_are_read_after_they_have_arrived():
+    def early(group: FakeNccl, x: torch.Tensor) -> None:
+        work = group.recv([x], 1, 0)
+        x + 1
+        work.wait()
+
+    def in_time(group: FakeNccl, x: torch.Tensor) -> None:
+        group.recv([x], 1, 0).wait()
+        x + 1
+
+    assert kinds(lambda watch: sent(watch, early)) == {Kind.LIFETIME}
+    assert not kinds(lambda watch: sent(watch, in_time))
+
+
+def test_what_is_sent_stays_as_it_is():
+    def changed(group: FakeNccl, x: torch.Tensor) -> None:
+        work = group.send([x], 1, 0)
+        x.add_(1)
+        work.wait()
+
+    assert kinds(lambda watch: sent(watch, changed)) == {Kind.LIFETIME}
+
+
+def test_memory_is_freed_after_other_streams():
+    def freed(watch: Watch, waits: bool) -> None:
+        stream, x = torch.cuda.Stream(DEVICE), new(4)
+        stream.wait_stream(torch.cuda.current_stream(DEVICE))
+        with torch.cuda.stream(stream):
+            x + 1
+        if waits:
+            torch.cuda.current_stream(DEVICE).wait_stream(stream)
+        del x
+
+    assert kinds(lambda watch: freed(watch, False)) == {Kind.LIFETIME}
+    assert not kinds(lambda watch: freed(watch, True))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [
+        (lambda group: group.allreduce([torch.zeros(4)]), Kind.DEVICE),
+        (lambda group: group.allreduce([new(4, 2).t()]), Kind.DEVICE),
+        (lambda group: group.allreduce([new(4, dtype=torch.bool)]), Kind.DTYPE),
+        (lambda group: group.all_gather_single(new(4), new(4)), Kind.LIFETIME),
+    ],
+    ids=["host", "strided", "boolean", "size"],
+)
+def test_nccl_is_given_what_it_takes(what: Callable[[FakeNccl], object], kind: Kind):
+    assert kind in kinds(lambda watch: what(FakeNccl(watch, 0, 2)))
