@@ -22,7 +22,7 @@ from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import PostCopy, WaitCopy
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.program import Program, RankProgram, StageProgram
-from partita.compiler.schedules.schedule import COPIES
+from partita.compiler.schedules.schedule import COPIES, Schedule
 from partita.compiler.verify.checker import Checker, quoted
 from partita.compiler.verify.rules import require
 
@@ -54,7 +54,7 @@ class Copies:
                 self._slots(stage, graph)
         for rank in self.program.ranks:
             with self.check.at():
-                self._instructions(rank)
+                self._instructions(rank, self.program.schedule)
 
     def _memories(self, graph: StageGraph) -> None:
         """Every node of a stage runs in one memory, and reads what has arrived there."""
@@ -108,9 +108,7 @@ class Copies:
         require(whole, "other slots are copied to the host's memory than hold its values")
         require(not slots & set(stage.input_slots), "inputs are copied to the host's memory")
 
-    def _instructions(self, rank: RankProgram) -> None:
-        assert self.program is not None
-        schedule = self.program.schedule
+    def _instructions(self, rank: RankProgram, schedule: Schedule) -> None:
         stages = schedule.placement[rank.rank]
         wanted = Counter(
             (stages[action.chunk], action) for action in schedule.actions[rank.rank] if action.kind in COPIES

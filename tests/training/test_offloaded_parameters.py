@@ -101,11 +101,12 @@ def _check_order(nodes: list[Node], repeats: dict[str, str]) -> None:
     assert begun.keys() == arrived.keys()
     iterations = [iteration_of(node.scope, repeats) for node in nodes]
     for value, place in arrived.items():
-        work = {each for each in iterations[begun[value] : place] if each is not None}
-        before = {each for each in iterations[:place] if each is not None}
+        between = [i for i in range(begun[value], place) if not nodes[i].op.copies]
+        before = [node for node in nodes[:place] if not node.op.copies]
+        layers = {iterations[i] for i in between} - {None}
         assert begun[value] < place
-        assert len(work) <= 1, "copied more than a layer ahead"
-        assert work or not before or iterations[place - 1] is None, "copied when it is needed"
+        assert len(layers) <= 1, "copied more than a layer ahead"
+        assert between or not before, "copied when it is needed"
 
 
 @pytest.mark.parametrize("rules", ["", *soak("recompute layer")])

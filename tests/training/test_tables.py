@@ -79,6 +79,8 @@ RULES = (
     "shard batch, others -> y shard state -> x",
     "shard batch, rows, others -> x stage layer -> y",
     "shard rows -> x stage layer -> y offload state",
+    "shard batch, rows -> x shard embed -> y offload param",
+    "shard tables, words -> x shard batch, rows -> y offload m.table by mmap",
 )
 
 

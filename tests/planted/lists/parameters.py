@@ -8,13 +8,6 @@ TABLES = "tests/training/test_tables_on_host.py"
 
 MISTAKES = [
     Planted(
-        "copies-that-arrive-with-the-last-layer",
-        "compiler/passes/prefetch.py",
-        "units[i - 1][0] if i else unit[0], unit[0])",
-        "units[i - 1][0] if i else unit[0], units[-1][0])",
-        VERIFY,
-    ),
-    Planted(
         "layers-that-do-not-wait-for-their-copies",
         "compiler/passes/prefetch.py",
         "            begun = [self._node(Arrive(), coming, copy, reader, self.root)]\n",
