@@ -55,13 +55,14 @@ def numbers(plan: Plan, run: VirtualRun) -> list[float]:
     [
         ("tiny.par", SMALL, 2e-4),
         ("tiny.par", (*SMALL, "train.precision=bf16"), 2e-2),
+        ("tiny.par", (*SMALL, "train.precision=fp8"), 3e-2),
         (
             "llama.par",
             ("batch=8", "seq=16", "embed=64", "ffn=96", "vocab=64", "train.data=random()", "train.precision=f32"),
             5e-4,
         ),
     ],
-    ids=["tiny", "tiny in bf16", "llama"],
+    ids=["tiny", "tiny in bf16", "tiny in fp8", "llama"],
 )
 def test_training_on_a_device_is_training_on_the_cpu(
     file: str, overrides: tuple[str, ...], tolerance: float, device: str
@@ -73,11 +74,13 @@ def test_training_on_a_device_is_training_on_the_cpu(
 
 
 @pytest.mark.parametrize("device", DEVICES_OF_RUNS)
-def test_a_compiled_program_trains_the_same(device: str) -> None:
+@pytest.mark.parametrize(("precision", "tolerance"), [("f32", 2e-4), ("fp8", 3e-2)])
+def test_a_compiled_program_trains_the_same(precision: str, tolerance: float, device: str) -> None:
     gpu, there = device == "cuda", torch.device(device)
-    plain, compiled = (planned("tiny.par", *SMALL, f"train.compile={each}", gpu=gpu) for each in ("false", "true"))
+    settings = (*SMALL, f"train.precision={precision}")
+    plain, compiled = (planned("tiny.par", *settings, f"train.compile={each}", gpu=gpu) for each in ("false", "true"))
     first, second = (numbers(plan, VirtualRun(plan, device=there)) for plan in (plain, compiled))
-    assert second == pytest.approx(first, rel=2e-4, abs=2e-4)
+    assert second == pytest.approx(first, rel=tolerance, abs=tolerance)
 
 
 @pytest.mark.parametrize("device", DEVICES)
