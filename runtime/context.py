@@ -14,6 +14,7 @@ import torch
 from attrs import define, field
 
 from partita.runtime.python_functions import Functions, Wanted
+from partita.runtime.streams import Handle, HostStreams, Streams
 from partita.runtime.tracing.flight import Flight
 from partita.runtime.transports.collectives import (
     ALL_GATHER,
@@ -38,8 +39,8 @@ class Context:
     `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
     are those of the operations that the file defines. `record` is
     called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
-    `waited` is the time functions have waited for collectives, in nanoseconds. `arriving` are the events at the end of
-    copies to the device that are under way, by the address of the copy, and `inward` the stream in which they run.
+    `waited` is the time functions have waited for collectives, in nanoseconds. Copies to the device run on
+    one of `streams`; `arriving` are those that are under way, by the address of the copy.
     """
 
     seed: int
@@ -60,14 +61,8 @@ class Context:
     lap: Callable[[int], None] | None = None
     flight: Flight | None = None
     waited: int = 0
-    arriving: dict[int, torch.cuda.Event] = field(factory=dict)
-    inward: torch.cuda.Stream | None = None
-
-    def inward_stream(self) -> torch.cuda.Stream:
-        """The stream of copies to the device."""
-        if self.inward is None:
-            self.inward = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        return self.inward
+    streams: Streams = field(factory=HostStreams)
+    arriving: dict[int, Handle] = field(factory=dict)
 
     def of_slices(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor that the slices of the microbatch share, zero before the first of them."""

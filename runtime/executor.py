@@ -107,7 +107,7 @@ class Executor:
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
         self._late = Late(program, self.record, self.stages)
-        self._streams = transport.streams(device)
+        self._streams = self.context.streams = transport.streams(device)
         binder = Binder(program, self.record, self.stages, transport, self._streams, self.context, self._reducing)
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)

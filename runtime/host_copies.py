@@ -15,7 +15,7 @@ import torch
 from attrs import define, field, frozen
 
 from partita.runtime.stages import Frame
-from partita.runtime.streams import ENDED, Handle, Streams
+from partita.runtime.streams import Streams
 
 Storage = torch.UntypedStorage
 HOST = torch.device("cpu")
@@ -99,13 +99,6 @@ class HostCopies:
         if self.free:
             return self.free.pop()
         return [self.streams.memory(memory.nbytes(), HOST) for memory in device]
-
-
-def copied(*memory: torch.Tensor) -> Handle:
-    """Start to copy memory in the current stream: of each pair, the first into the second."""
-    for source, copy in zip(memory[::2], memory[1::2], strict=True):
-        copy.copy_(source, non_blocking=True)
-    return ENDED
 
 
 def to_host(memory: Storage) -> Storage:

@@ -18,10 +18,10 @@ from partita.compiler.instructions import Compute, Copy, PostCopy, PostReceive, 
 from partita.compiler.program import Program, RankProgram
 from partita.compiler.schedules.schedule import OFFLOAD
 from partita.runtime.context import Context, begun
-from partita.runtime.host_copies import HostCopies, Kept, copied
+from partita.runtime.host_copies import HostCopies, Kept
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.stages import Stage
-from partita.runtime.streams import Bound, Handle, Posting, Streams, Waits
+from partita.runtime.streams import Bound, Handle, Posting, Streams, Waits, copied
 from partita.runtime.transports.transport import Transport
 
 __all__ = ["Binder", "Bound", "Waits"]

@@ -83,6 +83,13 @@ class Ended:
 ENDED = Ended()
 
 
+def copied(*memory: torch.Tensor) -> Handle:
+    """Start to copy memory in the current stream: of each pair, the first into the second."""
+    for source, copy in zip(memory[::2], memory[1::2], strict=True):
+        copy.copy_(source, non_blocking=True)
+    return ENDED
+
+
 @frozen
 class HostStreams:
     """Those of a CPU; or all as one, in the order in which the host enqueues."""

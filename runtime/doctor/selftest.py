@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -160,7 +161,7 @@ def transfers(make: Callable[[], ProcessEnd], device: torch.device, begin: Calla
     own = make()
     ranks, rank = own.ranks, own.rank
     onward, arriving = (Channel(each % ranks, (each + 1) % ranks, "forward") for each in (rank, rank - 1 + ranks))
-    largest = max(SIZES[device.type])
+    largest, streams = max(SIZES[device.type]), own.streams(device)
     begin("connecting each rank with the next")
     ring = {Channel(each, (each + 1) % ranks, "forward"): Traffic(1, largest) for each in range(ranks)}
     own.open(Mesh((("pipe", ranks),), "pipe"), ring)
@@ -169,7 +170,11 @@ def transfers(make: Callable[[], ProcessEnd], device: torch.device, begin: Calla
         sent, buffer = data(size // FLOAT, rank, device), torch.empty(size // FLOAT, device=device)
 
         def once(sent: torch.Tensor = sent, buffer: torch.Tensor = buffer) -> None:
-            waiting = (own.send(onward, sent), own.receive(arriving, buffer))
+            # On streams of their own: on one, each rank would receive when it has sent, and all would wait.
+            waiting = (
+                streams.launch(str(onward), partial(own.send, onward), sent),
+                streams.launch(str(arriving), partial(own.receive, arriving), buffer),
+            )
             for each in waiting:
                 each.done()
 

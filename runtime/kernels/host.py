@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from partita.compiler.instructions import COPIES
+from partita.compiler.schedules.schedule import LOAD
 from partita.runtime.context import Context
 from partita.runtime.declared import waits
 from partita.runtime.kernels.registry import kernel
+from partita.runtime.streams import copied
 
 
 @kernel
@@ -34,12 +37,8 @@ def prefetch(x: Tensor, context: Context) -> Tensor:
     if context.device.type == "cpu":
         return x
     found = torch.empty_like(x, device=context.device)
-    stream = context.inward_stream()
-    # The memory is that of the stream that computes: what ran there before may still read it.
-    stream.wait_stream(torch.cuda.current_stream(context.device))
-    with torch.cuda.stream(stream):
-        found.copy_(x, non_blocking=True)
-        context.arriving[found.data_ptr()] = stream.record_event()
+    # Behind what computes: the memory is that of its stream, where what ran before may still read it.
+    context.arriving[found.data_ptr()] = context.streams.launch(COPIES[LOAD], copied, x, found)
     return found
 
 
@@ -48,7 +47,7 @@ def arrive(x: Tensor, context: Context) -> Tensor:
     """The result of `prefetch`: what computes waits until it has arrived, the host goes on."""
     arrived = context.arriving.pop(x.data_ptr(), None)
     if arrived is not None:
-        torch.cuda.current_stream(context.device).wait_event(arrived)
+        arrived.done()
     return x
 
 

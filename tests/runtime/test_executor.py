@@ -139,6 +139,8 @@ def program() -> Program:
             "local_transfers": (),
             "released": frozenset(),
             "saved": 0,
+            "gathering": 0,
+            "opening": 0,
             "kept": 0,
             "offloaded": 0,
             "copied": (),

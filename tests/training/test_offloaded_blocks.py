@@ -33,7 +33,7 @@ from partita.dsl.load import load, load_text
 from partita.dsl.source import Source
 from partita.runtime import host_copies
 from partita.runtime.rank import Plan, prepare
-from partita.runtime.streams import HostStreams, Posting
+from partita.runtime.streams import HostStreams, Posting, copied
 from partita.runtime.training import VirtualRun
 from partita.runtime.transports.interleaved import StreamCluster
 from partita.runtime.verification.verify import verify
@@ -247,7 +247,7 @@ def test_streams_of_a_gpu_copy_in_time(steps: list[int], seed: int):
         launches.append(Launch(COMPUTE, after))
 
     def post(stream: str, prepare: Callable[[], list[torch.Tensor]]) -> int:
-        parts.append(Posting(prepare, host_copies.copied, lambda _: None))
+        parts.append(Posting(prepare, copied, lambda _: None))
         launches.append(Launch(stream, (last,)))
         return len(parts) - 1
 
@@ -509,9 +509,9 @@ def test_copies_of_wrong_values_are_found():
     ):
         assert not validate(changed(state, offloaded=values)).passed, values
     (stage, *others), ranks = state.program.stages, state.program.ranks
-    for copied in (stage.copied[1:], (*stage.copied[1:], stage.frame), (*stage.copied[1:], stage.input_slots[0])):
-        program = evolve(state.program, stages=(evolve(stage, copied=copied), *others))
-        assert not validate(evolve(state, program=program)).passed, copied
+    for slots in (stage.copied[1:], (*stage.copied[1:], stage.frame), (*stage.copied[1:], stage.input_slots[0])):
+        program = evolve(state.program, stages=(evolve(stage, copied=slots), *others))
+        assert not validate(evolve(state, program=program)).passed, slots
     instructions = tuple(each for each in ranks[0].instructions if "O0.0" not in str(each) and "L0.0" not in str(each))
     other = evolve(ranks[0], instructions=instructions, launches=launches_of(instructions))
     program = evolve(state.program, ranks=(other, *ranks[1:]))

@@ -176,16 +176,18 @@ class Stream:
 
 def test_streams_of_a_gpu_wait_for_each_other(monkeypatch: pytest.MonkeyPatch):
     from partita.runtime.context import Context
+    from partita.runtime.streams import DeviceStreams
 
     log: list[str] = []
     stream = Stream(log)
     context = Context(0, torch.device("cpu"))
-    context.inward = stream  # type: ignore[assignment]
+    context.streams = DeviceStreams(torch.device("cuda"))
 
     class Gpu:
         type = "cuda"
 
     context.device = Gpu()  # type: ignore[assignment]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda given: given)
     monkeypatch.setattr(torch, "empty_like", lambda x, device: x.new_empty(x.shape))

@@ -80,15 +80,8 @@ MISTAKES = [
     Planted(
         "work-that-does-not-wait-for-a-copy",
         "runtime/kernels/host.py",
-        "        torch.cuda.current_stream(context.device).wait_event(arrived)\n",
+        "        arrived.done()\n",
         "        pass\n",
-        f"{PARAMETERS}::test_streams_of_a_gpu_wait_for_each_other",
-    ),
-    Planted(
-        "copies-over-what-is-still-read",
-        "runtime/kernels/host.py",
-        "    stream.wait_stream(torch.cuda.current_stream(context.device))\n",
-        "",
         f"{PARAMETERS}::test_streams_of_a_gpu_wait_for_each_other",
     ),
     Planted(
