@@ -401,8 +401,8 @@ class Walk:
                 self.now = self.after(self._summing(node, own))
 
     def _summing(self, node: Node, seconds: float) -> float:
-        """The seconds of a node, or if it adds to a sum, of adding as the execution says: also where it takes no time in
-        our program, since the product that makes the gradient adds it.
+        """The seconds of a node, or if it adds to a sum, of adding as the execution says: also where it takes no time
+        in our program, since the product that makes the gradient adds it.
         """
         if node.op.accumulator is None or self.execution.sum_bytes is None:
             return seconds

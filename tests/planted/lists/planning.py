@@ -11,7 +11,7 @@ MISTAKES = [
         "compiler/planner/search.py",
         "            found += [near] if near is not None else []\n",
         "",
-        f"{PLAN}::test_a_file_is_improved_from_where_it_is_however_little_time_there_is",
+        f"{PLAN}::test_a_file_is_improved_from_where_it_is_without_bounds",
     ),
     Planted(
         "updates-that-do-not-wait-left-out-of-the-file",
