@@ -1,6 +1,6 @@
 """Groups that train apart, and updates with the gradients of the step before, beside synchronous training.
 
-    python bench/groups.py [--steps 200] [SYNC ...]
+    python bench/groups.py [--steps 200] [--set KEY=VALUE ...] -- [SYNC ...]
 
 Trains the model of `specs/tiny.par` on four processes over Gloo (`bench/models/groups.par`), each SYNC once: `none`, or
 the value of `train.sync`. The ranks of a run have a network of their own, whose loopback interface counts the bytes
@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -35,16 +36,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("syncs", nargs="*", default=SYNCS)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the file")
     arguments = parser.parse_args()
     print("| sync | eval loss | sent, all ranks | a step, median |\n|---|---|---|---|")
     for sync in arguments.syncs:
-        print(row(sync, arguments.steps), flush=True)
+        print(row(sync, arguments.steps, arguments.set), flush=True)
 
 
-def row(sync: str, steps: int) -> str:
+def row(sync: str, steps: int, more: Sequence[str]) -> str:
     """One run, as a row of the table."""
     with TemporaryDirectory() as directory:
-        overrides = [f"train.sync={sync}", f"train.steps={steps}", f"train.eval=every({steps}, batches = 10)"]
+        overrides = [f"train.sync={sync}", f"train.steps={steps}", f"train.eval=every({steps}, batches = 10)", *more]
         train = [str(Path(sys.executable).with_name("partita")), "run", str(FILE), "--root", str(ROOT), *overrides]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         running = subprocess.Popen([*train, "--run-dir", directory], stdout=sys.stderr, env=environment)

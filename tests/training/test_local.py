@@ -16,6 +16,7 @@ from partita.compiler.report.summary import summarize
 from partita.compiler.text.partitioned import parse_update, update_text
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
+from partita.dsl.spec import MEAN, Call
 from partita.runtime.checkpoint.parts import Kept
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.global_tensors import assemble
@@ -281,3 +282,15 @@ def test_buffers_are_averaged() -> None:
     close({"m.mean": run.besides("anchor")["m.mean"]}, {"m.mean": average}, 1e-6)
     for group in range(3):
         close({"m.mean": run.parameters(group)["m.mean"]}, {"m.mean": average / 2 + rows[group].mean(0) / 2}, 1e-6)
+
+
+def test_groups_take_their_mean_unless_the_file_says_otherwise() -> None:
+    text = SMALL.format(entries="sync = local(2, every = 3)", rule="", buffer="")
+    train = checked(text, "small.par").train
+    assert train is not None
+    assert train.sync == Call("local", {"groups": 2, "every": 3, "outer": MEAN})
+    assert [step for step in range(1, 8) if evolve(train, steps=7).averages(step)] == [3, 6, 7]
+    off = checked(text, "small.par", ["train.sync=none"]).train
+    assert off is not None
+    assert off.sync is None
+    assert off.groups == 1
