@@ -38,7 +38,7 @@ class Context:
     are those of the operations that the file defines. `record` is
     called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
     `waited` is the time functions have waited for collectives, in nanoseconds. `arriving` are the events at the end of
-    copies to the device that are under way, by the address of the copy, and `inward` the stream in which they run.
+    copies to the device that are under way, by the `id` of the copy, and `inward` the stream in which they run.
     """
 
     seed: int
