@@ -24,7 +24,11 @@ def to_host(x: Tensor) -> Tensor:
 
 @kernel
 def to_device(x: Tensor, context: Context) -> Tensor:
-    """A tensor of the host in the device's memory. From pinned memory it is copied while the host goes on."""
+    """A tensor of the host in the device's memory. From pinned memory it is copied while the host goes on; what is not
+    pinned is first copied there.
+    """
+    if context.device.type != "cpu" and x.is_cpu and not x.is_pinned():
+        x = x.pin_memory()
     return x.to(context.device, non_blocking=True)
 
 
