@@ -121,6 +121,8 @@ def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
         "shared_vocabulary": candidate.shared,
         "offload_state": candidate.offload,
         "slices": candidate.slices,
+        "pieces": candidate.pieces,
+        "validate_after": candidate.late,
         "step_time": prediction.step_time,
         "tokens_per_second": prediction.tokens_per_second,
         "mfu": prediction.mfu,

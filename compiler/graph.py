@@ -31,7 +31,8 @@ class Phase(StrEnum):
 
     PROLOGUE: once a step, before its first microbatch. FORWARD, BACKWARD (what gradients of activations need) and
     WEIGHT (the other gradients): once per microbatch. REDUCE: once a step for each stage, after its last microbatch.
-    FINISH: once a step, on the sums over all microbatches. UPDATE: once a step, after the sums over all ranks.
+    FINISH: once a step, on the sums over all microbatches. UPDATE: once a step, after the sums over all ranks. OUTER:
+    once in several steps, after the update, where groups train apart.
     """
 
     PROLOGUE = "P"
@@ -41,6 +42,7 @@ class Phase(StrEnum):
     REDUCE = "R"
     FINISH = "E"
     UPDATE = "U"
+    OUTER = "O"
 
 
 # The phases that follow the last microbatch: no stage runs them, but every rank for its stages.

@@ -14,16 +14,20 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.links import Link, link_of
 from partita.dsl import spec
+from partita.dsl.groups import Groups
 from partita.dsl.reprs import shortened
 
 
 @frozen
 class Mesh:
-    """`axes` in declared order, the last varying fastest over ranks; `pipe` is that of the pipeline, if any."""
+    """`axes` in declared order, the last varying fastest over ranks; `pipe` is that of the pipeline, if any. Ranks at
+    different coordinates of the axis `apart` train different groups: a step splits nothing over it.
+    """
 
     axes: tuple[tuple[str, int], ...] = ()
     pipe: str | None = None
     links: tuple[tuple[str, Link], ...] = ()
+    apart: str | None = None
 
     __repr__ = shortened
 
@@ -34,8 +38,18 @@ class Mesh:
 
     @property
     def sharding(self) -> tuple[str, ...]:
-        """The mesh axes that tensors are sharded over: all larger than 1, except the pipeline's."""
+        """The mesh axes that a step shards tensors over: all larger than 1, but for those of stages and of groups."""
+        return tuple(name for name, size in self.axes if size > 1 and name not in (self.pipe, self.apart))
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The mesh axes along which ranks have collectives: those of steps, and that of groups."""
         return tuple(name for name, size in self.axes if size > 1 and name != self.pipe)
+
+    @property
+    def groups(self) -> int:
+        """The number of ranks along the axis of groups."""
+        return self.sizes[self.apart] if self.apart is not None else 1
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -92,8 +106,28 @@ class Mesh:
 ONE_RANK = Mesh()
 
 
-def mesh_of(given: spec.Mesh | None, pipe: str | None) -> Mesh:
-    """The mesh of a layout; a single rank if it has none."""
+def mesh_of(given: spec.Mesh | None, pipe: str | None, groups: Groups | None = None) -> Mesh:
+    """The mesh of a layout; a single rank if it has none. With groups over several ranks, their mesh axis is divided
+    into one of groups, on the outside, and one within them. Ranks keep their numbers.
+    """
     if given is None:
         return ONE_RANK
-    return Mesh(given.axes, pipe, tuple((name, link_of(given, name, name == pipe)) for name, _ in given.axes))
+    links = {name: link_of(given, name, name == pipe) for name, _ in given.axes}
+    if groups is None or groups.along is None:
+        return Mesh(given.axes, pipe, tuple(links.items()))
+    axis = group_axis(given, groups.along)
+    parts = {
+        name: ((axis, groups.spread), (name, size // groups.spread)) if name == groups.along else ((name, size),)
+        for name, size in given.axes
+    }
+    axes = tuple(part for own in parts.values() for part in own)
+    of = {part: name for name, own in parts.items() for part, _ in own}
+    return Mesh(axes, pipe, tuple((name, links[of[name]]) for name, _ in axes), axis)
+
+
+def group_axis(given: spec.Mesh, along: str) -> str:
+    """The name of the mesh axis of the groups that share out another one: `data_groups`."""
+    name = f"{along}_groups"
+    while any(name == other for other, _ in given.axes):
+        name += "_"
+    return name

@@ -39,6 +39,7 @@ from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
 from partita.compiler.passes.offload import offloaded, parameters_on_host, without_effect
+from partita.compiler.passes.outer import with_outer_updates
 from partita.compiler.passes.overlap import overlapped
 from partita.compiler.passes.pieces import in_pieces
 from partita.compiler.passes.place import pipeline_of, place
@@ -74,6 +75,7 @@ from partita.dsl import spec as language
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
+from partita.dsl.groups import groups_of, joined
 from partita.dsl.language_model import no_output
 from partita.dsl.layouts import PARAM
 from partita.dsl.report import listed
@@ -241,14 +243,20 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
         )
     chunks, _ = size_of(schedule.call)
     pipeline = pipeline_of(given.layout, given.mesh, chunks)
+    groups = groups_of(given)
+    mesh = mesh_of(given.mesh, pipeline.axis, groups)
+    if not training and groups is not None and groups.along is not None and mesh.apart is not None:
+        # What reads the means of all groups is computed by all ranks together.
+        given, mesh = joined(given, groups.along, mesh.apart), evolve(mesh, apart=None)
     return Configured(
         spec=given,
         model=model,
         train=train,
         schedule_call=schedule,
         pipeline=evolve(pipeline, chunks=chunks),
-        mesh=mesh_of(given.mesh, pipeline.axis),
+        mesh=mesh,
         device=device_of(given.mesh),
+        groups=groups,
         training=training,
         placement=placement,
         compiled=gpu if train.compile is None else train.compile,
@@ -257,7 +265,9 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 
 
 def _build(state: Configured) -> Built:
-    model = with_larger_batch(state.model, state.batch, state.batches) if state.batches != 1 else state.model
+    model = _of_a_group(state, state.model) if state.training else state.model
+    if state.batches != 1:
+        model = with_larger_batch(state.model, state.batch, state.batches)
     forward = build(model, state.train.dtype, state.training, state.outputs)
     if state.train.float8:
         forward = in_float8(forward)
@@ -273,6 +283,13 @@ def _build(state: Configured) -> Built:
     whole = build(model, state.train.dtype, False) if state.outputs else forward
     updates = assign(whole, state.train.optimizer).updates
     return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
+
+
+def _of_a_group(state: Configured, model: language.Model) -> language.Model:
+    """The model with the rows of one of the groups that train apart; those of the batch, if none do."""
+    if state.groups is None or state.groups.count == 1:
+        return model
+    return with_larger_batch(model, state.batch, Fraction(1, state.groups.count))
 
 
 def _ordered(state: Built, graph: Graph) -> Graph:
@@ -312,10 +329,11 @@ def _meeting(state: Configured) -> Iterator[Diagnostic]:
 def _place(state: Built) -> Placed:
     # Evaluation must have the same stages as training, despite more rows and no dropout; and so must outputs.
     one = state.forward
-    if state.batches != 1:
-        one = build(state.model, state.train.dtype, state.training)
+    apart = state.groups is not None and not state.training
+    if state.batches != 1 or apart:
+        one = build(_of_a_group(state, state.model), state.train.dtype, state.training)
     if state.beside is not None:
-        one = build(state.beside.model, state.train.dtype, False)
+        one = build(_of_a_group(state, state.beside.model), state.train.dtype, False)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     shared = shared_axes(state.spec)
@@ -335,6 +353,8 @@ def _place(state: Built) -> Placed:
 def _differentiate(state: Placed) -> Differentiated:
     joint = expanded(fuse(differentiate(state.placed)) if state.training else state.placed)
     flops = product_flops(joint)
+    if state.training and state.groups is not None:
+        flops *= state.groups.count
     shared, pipeline = shared_axes(state.spec), state.pipeline
     if not shared or pipeline.axis is None or pipeline.ranks == 1:
         return extended(Differentiated, state, joint=joint, flops=flops)
@@ -454,6 +474,11 @@ def _update(state: Cut) -> Partitioned:
     timed = partial(seconds, device=state.device)
     given = resharding, updates, train.clip, timed, train.ema, spans, state.states_on_host, state.on_host
     update = update_graph(state.partitioned, layouts, *given)
+    if state.training and state.groups is not None and train.local is not None:
+        if state.on_host or state.states_on_host:
+            message = "parameters and states of groups that train apart cannot lie in the host's memory yet"
+            raise refuse("E0401", message, state.offload_rules[0].span, help="leave out the rule, or `sync`")
+        update = with_outer_updates(update, state.mesh, state.groups, train.local)
     return extended(Partitioned, state, update=update)
 
 

@@ -18,6 +18,7 @@ Functions of a stage, in the emitted module (all plain Python over torch):
     rank{r}_finish(t, c) -> scalars     once a step, after the last microbatch: this rank's statistics
     factor(s, c) -> k                   after their sum over ranks: by what clipping multiplies gradients
     rank{r}_update(m, t, v, k, c)       the optimizer, in place
+    rank{r}_outer(m, v, c)              where groups train apart, once in several steps: the average of the groups
 
 A function that communicates along the mesh is a generator: it starts a collective with `c.all_gather(…)` or the like,
 yields the returned handle where it needs the result, and is sent the result. Handles `h` pass from one function to a
@@ -27,8 +28,9 @@ last microbatch of all stages.
 `m` are master parameters, `x` unsplit inputs, `p` the result of the prologue, `f` the frame of this stage and
 microbatch (a list whose slots hold values passed between functions or stages), `a` the stage's accumulators, `t` the
 totals that the rank holds (the results of its stages' `reduce`, and received totals of tied parameters), `v` optimizer
-states, `s` the statistics vector, `k` the factor (None if the file does not clip), `c` the context: `seed`, `step`,
-`microbatch`, `rates`, `device`, `coordinates` by mesh axis, and the collectives.
+states (of `outer`: what is kept besides those), `s` the statistics vector, `k` the factor (None if the file does not
+clip), `c` the context: `seed`, `step`, `microbatch`, `rates`, `device`, `coordinates` by mesh axis, and the
+collectives.
 """
 
 from __future__ import annotations
@@ -89,13 +91,19 @@ class StateRecord:
     host: bool = False
 
 
+def late_name(age: int) -> str:
+    """What the gradient of so many steps before the next one is called, among what is kept of a parameter."""
+    return f"late{age}"
+
+
 @frozen
 class ParameterRecord:
     """A parameter: its master type, initializer, stages, and its optimizer states.
 
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
     by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`). `host`: whether the
-    master lies in the host's memory; if it is `mapped`, it is there as a file, and so are the states.
+    master lies in the host's memory; if it is `mapped`, it is there as a file, and so are the states. `besides` are
+    tensors that are kept besides these: what groups that train apart are averaged with, and gradients of earlier steps.
     """
 
     name: str
@@ -108,11 +116,12 @@ class ParameterRecord:
     states: tuple[StateRecord, ...]
     host: bool = False
     mapped: bool = False
+    besides: tuple[StateRecord, ...] = ()
 
     __repr__ = shortened
 
     def stored(self, state: StateRecord) -> Layout:
-        """The layout of one of its states."""
+        """The layout of one of its states, or of what is kept besides."""
         return within_axes(self.state_layout, state.type)
 
 
@@ -149,7 +158,8 @@ class StagePlan:
     including what B adds; `peaks` the most that each kind of function (F, B, W, BW, C) holds in addition to what its
     microbatch holds before or after it, whichever is more, with the buffers of reductions that have started. `shared`
     is what the slices of a part of the batch share: from the first F on, and from the first B on. `offloaded` is what
-    of `saved` lies in the host's memory between O and L.
+    of `saved` lies in the host's memory between O and L. `gathering` is what gathers that start ahead of a step send,
+    until the first F waits for them, and `opening` the most that this F holds, with them and with what it has saved.
     """
 
     index: int
@@ -164,6 +174,8 @@ class StagePlan:
     offloaded: int
     shared: Mapping[str, int]
     peaks: Mapping[str, int]
+    gathering: int
+    opening: int
 
     __repr__ = shortened
 
@@ -227,10 +239,11 @@ class RankPlan:
 
 @frozen(kw_only=True)
 class RankProgram(RankPlan):
-    """A rank plan with the names of its functions for the end of the step."""
+    """A rank plan with the names of its functions for the end of the step, and for the average of groups."""
 
     finish: str
     update: str | None
+    outer: str | None = None
 
     __repr__ = shortened
 
@@ -256,6 +269,8 @@ class StepPlan:
     guards: tuple[Guard, ...]  # statistics that must be zero
     schedule: Schedule
     streams: Mapping[str, str]
+    members: int = 1  # groups that train apart on each rank
+    delay: int = 0  # how many steps old the gradients of an update are
 
     def __repr__(self) -> str:
         facts = (count(self.mesh.ranks, "rank"), count(len(self.stages), "stage"), f"microbatches {self.microbatches}")
@@ -272,6 +287,11 @@ class StepPlan:
     def rounds(self) -> int:
         """How often a step runs the schedule: for each batch; with `padding`, first for the batch of copies."""
         return ceil(self.batches) + (self.padding > 0)
+
+    @property
+    def groups(self) -> int:
+        """The number of groups that train apart; `inputs` have the rows of all."""
+        return self.members * self.mesh.groups
 
     @property
     def tokens(self) -> int:

@@ -27,13 +27,14 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.groups import Groups
 from partita.dsl.layouts import PARAM, STATE
 from partita.dsl.reprs import Pictured, count, outline
 
 
 @frozen(eq=False, kw_only=True)
 class Configured:
-    """The inputs of a compilation.
+    """The inputs of a compilation. `groups` are those that train apart, if any do.
 
     `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
     processes `batches` as if they were one, the last of which may lack rows; or it computes `outputs` instead of the
@@ -49,6 +50,7 @@ class Configured:
     pipeline: Pipeline
     mesh: Mesh
     device: Device
+    groups: Groups | None = None
     training: bool = True
     placement: Placement | None = None
     batches: Fraction = Fraction(1)
@@ -66,11 +68,12 @@ class Configured:
 
     @property
     def reads_means(self) -> bool:
-        """Whether it is the program of an evaluation that reads the means of trained parameters (`weights = ema`), or
-        runs along with that.
+        """Whether it is the program of an evaluation that reads means in place of trained parameters, those over time
+        (`weights = ema`) or over groups that train apart; or runs along with that.
         """
         evaluation = self.train.eval
         reads = evaluation is not None and evaluation.arguments["weights"] == "ema"
+        reads = reads or self.groups is not None
         return reads and not self.training and (not self.outputs or self.beside is not None)
 
     @property
@@ -101,6 +104,16 @@ class Configured:
     def batch_parts(self) -> int:
         """Into how many parts a batch is cut: microbatches, or what has `slices` of them."""
         return size_of(self.schedule_call.call)[1]
+
+    @property
+    def members(self) -> int:
+        """The number of groups that each rank trains apart, one after the other; 1 if none do."""
+        return self.groups.members if self.training and self.groups is not None else 1
+
+    @property
+    def every(self) -> int:
+        """In how many steps groups that train apart are averaged once."""
+        return int(self.train.local.arguments["every"]) if self.train.local is not None else 1
 
     @property
     def microbatches(self) -> int:

@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from partita.dsl.arguments import REQUIRED
 from partita.dsl.registry import Registry
-from partita.dsl.spec import BEFORE, STOP
+from partita.dsl.spec import BEFORE, MEAN, STOP
 from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECONDS
 
 # ---------------------------------------------------------------- kinds of values
@@ -260,6 +260,18 @@ BAD_STEPS = _table(
 # An update waits for the loss and the norm of its step, or is made at once where `calm` steps in a row went as assumed.
 VALIDATION = _table(Signature("before"), Signature("after", (Setting("calm", Number(integer=True, minimum=0), 10),)))
 
+# Groups train apart, each on its share of the batch, and are averaged `every` so many steps: an outer optimizer takes
+# the difference of what they began with and their mean for a gradient. Or updates are made of gradients some steps old.
+_OUTER = _table(
+    Signature("sgd", (Setting("lr", POSITIVE, MEAN.arguments["lr"]),)),
+    Signature("nesterov", (Setting("lr", POSITIVE), Setting("momentum", BETA))),
+)
+_GROUPS, _LATE = (Number(integer=True, minimum=1, maximum=most) for most in (1024, 8))
+SYNC = _table(
+    Signature("local", (Setting("groups", _GROUPS), Setting("every", COUNT), Setting("outer", OneOf(_OUTER), MEAN))),
+    Signature("delayed", (Setting("steps", _LATE),)),
+)
+
 # The entries in CHOICES name declarations and are resolved separately.
 TRAIN = Signature(
     "train",
@@ -276,6 +288,7 @@ TRAIN = Signature(
         Setting("checkpoint", OneOf(CHECKPOINT), None),
         Setting("on_bad_step", OneOf(BAD_STEPS, bare=True), STOP),
         Setting("validate", OneOf(VALIDATION, bare=True), BEFORE),
+        Setting("sync", OneOf(SYNC), None),
     ),
 )
 CHOICES = ("model", "layout", "schedule")

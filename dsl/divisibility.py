@@ -10,17 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from partita.dsl import spec
-from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.groups import groups_of
 from partita.dsl.report import Report
 from partita.dsl.source import Span
 from partita.dsl.types import Axis, Type
 
 
 def report_misfits(given: spec.Spec, report: Report) -> None:
-    """Report what does not fit in the model, layout and schedule that `train` chooses: E0402, E0406, E0411, E0412."""
+    """Report what does not fit in the model, layout and schedule that `train` chooses: E0402, E0406, E0411, E0412,
+    E0421.
+    """
     if given.model is None or given.train is None:
         return
-    found = [*_unused(given), *_microbatches(given), *mesh_axis_conflicts(given)] or _splits(given)
+    found = [*_unused(given), *_groups(given), *_microbatches(given), *mesh_axis_conflicts(given)] or _splits(given)
     for diagnostic in found:
         report.add(diagnostic)
 
@@ -157,6 +160,20 @@ def _cuts(given: spec.Spec) -> dict[str, tuple[int, str]]:
         axis, count = given.schedule.sequence
         cuts[axis] = count, "slices"
     return cuts
+
+
+def _groups(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0406 and E0421: groups that train apart, but cannot share out the batch or the ranks evenly."""
+    model, _ = given.trained
+    try:
+        groups = groups_of(given)
+    except Refused as refused:
+        yield from refused.diagnostics
+        return
+    for name, type, place in _inputs(model) if groups is not None else ():
+        if groups is not None and type.has(given.batch) and type.axis(given.batch).size % groups.count:
+            yield unequal(type.axis(given.batch), groups.count, groups.span, f"{name}: {type}", place, "groups")
+            return
 
 
 def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:

@@ -313,11 +313,28 @@ class Plans:
                 help="add `ema = 0.999`, or leave out `weights`",
             )
             return None
+        if values["sync"] is not None and not self.fits_sync(values, written):
+            return None
         if values["eval"] is not None and values["eval"].arguments["sample"] is not None:
             written["sample"] = self.sample_span(written["eval"])
             if not self.writes(values["data"], model, schedule, written["sample"]):
                 return None
         return spec.Train(**values, spans=written, span=train.span)
+
+    def fits_sync(self, values: Mapping[str, Any], written: Mapping[str, Span]) -> bool:
+        """Whether the other entries go with `sync`; reports which one does not."""
+        name = values["sync"].name
+        wrong = (
+            ("validate", values["validate"].name == "after", "updates that are not validated before they are made"),
+            ("on_bad_step", values["on_bad_step"].name != "stop", "steps that are left out"),
+            ("ema", name == "local" and values["ema"] is not None, "a mean of the weights"),
+        )
+        for entry, given, what in wrong:
+            if given:
+                message = f"`sync = {name}` cannot be combined with {what} yet"
+                self.report.error("E0318", message, written.get(entry), help=f"leave out `{entry}`, or `sync`")
+                return False
+        return True
 
     def sample_span(self, otherwise: Span) -> Span:
         """The place of the prompt of `eval`."""

@@ -43,8 +43,11 @@ BATCH = "batch"
 SEQUENCE = "seq"
 # The default of `train.on_bad_step`.
 STOP = Call("stop", {"spike": None, "window": 100})
-# The default of `train.validate`.
+# The default of `train.validate`; and updates that do not wait, with the default of `calm`.
 BEFORE = Call("before", {})
+AFTER = Call("after", {"calm": 10})
+# The default of `outer` in `train.sync`: groups take their mean.
+MEAN = Call("sgd", {"lr": 1.0})
 
 
 # ---------------------------------------------------------------- models
@@ -528,6 +531,7 @@ class Train:
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …, copies = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
     validate: Call = BEFORE  # before the update, or after(calm = 10)
+    sync: Call | None = None  # every step; or local(groups, every, outer = …), or delayed(steps)
     mixed: bool = field(default=Factory(lambda self: self.precision in ("bf16", "fp8"), takes_self=True), eq=False)
     float8: bool = field(default=Factory(lambda self: self.precision == "fp8", takes_self=True), eq=False)
     dense: bool = field(default=False, eq=False)
@@ -545,6 +549,25 @@ class Train:
     def late(self) -> bool:
         """Whether updates may be made before their step is validated."""
         return self.validate.name == "after"
+
+    @property
+    def local(self) -> Call | None:
+        """How groups train apart and are averaged, if they do."""
+        return self.sync if self.sync is not None and self.sync.name == "local" else None
+
+    @property
+    def groups(self) -> int:
+        """The number of groups that train apart."""
+        return 1 if self.local is None else int(self.local.arguments["groups"])
+
+    @property
+    def delay(self) -> int:
+        """How many steps old the gradients of an update are."""
+        return int(self.sync.arguments["steps"]) if self.sync is not None and self.sync.name == "delayed" else 0
+
+    def averages(self, step: int) -> bool:
+        """Whether groups that train apart are averaged after a step: at each interval, and after the last step."""
+        return self.local is not None and (step % int(self.local.arguments["every"]) == 0 or step == self.steps)
 
 
 @frozen

@@ -31,6 +31,7 @@ class Context:
     """The state of a step. `seed` and `step` determine random numbers; `rates` are the learning rates of the optimizer
     rule by rule; `update` counts parameter updates, from 1.
 
+    `group` is which of the groups that train apart computes; its `seed` is its own.
     `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch. `slice` is
     which part of its sequence is run, and `shared` the tensors that the slices of the microbatch share on a stage.
     `position` is where the part of a sequence begins that a step goes through (`partita.compiler.passes.decode`).
@@ -45,6 +46,7 @@ class Context:
     device: torch.device
     step: int = 0
     update: int = 0
+    group: int = 0
     microbatch: int = 0
     first: int = 0
     slice: int = 0

@@ -7,7 +7,7 @@ with them it never yields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,12 +17,14 @@ import torch
 from attrs import frozen
 
 from partita.compiler.instructions import Channel
-from partita.compiler.program import Program
+from partita.compiler.program import Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
 from partita.runtime.declared import waits
+from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
+from partita.runtime.late import Late
 from partita.runtime.pace import Pace
 from partita.runtime.peak_memory import peak_memory
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
@@ -49,12 +51,16 @@ class Executor:
     A step is `run`, or in parts: it is `compute`d; its `sums` are begun, and `heard`; parameters are `update`d. Then
     something else may come between.
 
+    Where groups train apart, `memory` and the `others` are those of this rank's, which compute and update one after the
+    other, each with its own statistics; `statistics` are then the means over all groups. After some steps the groups
+    are averaged. Where updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up.
+
     Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 
     `custom` are the functions of operations that the file defines.
-    With `keep_totals`, `totals` keeps the last step's totals by (stage, accumulator). The `flight` recorder is marked
-    at the end of each instruction. With `times`, a file, `stopwatch` records the times of these marks; if `paced`,
-    `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank.
+    With `keep_totals`, `kept` has the last step's totals by (stage, accumulator), for each memory. The `flight`
+    recorder is marked at the end of each instruction. With `times`, a file, `stopwatch` records the times of these
+    marks; if `paced`, `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank.
     """
 
     @torch.inference_mode()
@@ -72,6 +78,8 @@ class Executor:
         paced: bool = False,
         custom: Functions = NO_FUNCTIONS,
         peaks: bool = False,
+        others: Sequence[Memory] = (),
+        averages: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self.program = program
         self.record = program.ranks[program.mesh.pipe_rank(rank)]
@@ -80,7 +88,7 @@ class Executor:
         self.context = Context(seed, device, coordinates=coordinates, transport=transport, functions=custom)
         functions = load(program)
         self.stages = {
-            i: Stage(program.stages[i], functions, memory, device, program.microbatches, program.slices)
+            i: Stage(program.stages[i], functions, memory, device, program.microbatches, program.slices, program.delay)
             for i in self.record.stages
         }
         self._finish = functions[self.record.finish]
@@ -92,11 +100,13 @@ class Executor:
         records = [stage.record for stage in self.stages.values()]
         self.asked: Callable[[], bool] = never  # whether this rank was asked to end
         self._rank = rank if peaks else None
-        self._width = len(program.statistics) + 1 + (program.mesh.ranks if peaks else 0)
+        own, others_too = len(program.statistics), 1 + (program.mesh.ranks if peaks else 0)
+        self._width = own * program.mesh.groups + others_too
         self._part = torch.zeros(self._width, dtype=torch.float64, device=device)
-        self._set(self._part)
+        self._set(self._part[-(own + others_too) :])
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
+        self._late = Late(program, self.record, self.stages)
         self._streams = transport.streams(device)
         binder = Binder(program, self.record, self.stages, transport, self._streams, self.context, self._reducing)
         bound = binder.bind()
@@ -110,13 +120,36 @@ class Executor:
             self.stopwatch = Stopwatch(times, len(bound), device)
             self._recorded = _together(self._mark, self.stopwatch.mark)
             self._timed = _with_marks(bound, self._recorded)
-        names = self.record.parameters
-        self._masters = tuple(memory.masters[name] for name in names)
-        self._states = tuple(
-            memory.states[state.name, name] for name in names for state in program.parameter(name).states
-        )
+        self._memories = (memory, *others)
+        self._seed = seed
+        self._outer = functions[self.record.outer] if self.record.outer else None
+        self._averages = averages
+        self._coordinate = self.context.coordinates[program.mesh.apart] if program.mesh.apart else 0
+        self._of_groups: list[torch.Tensor] = []  # the statistics of groups that have been heard
+        self._held = -1  # which of the memories is computed with
+        self._hold(0)
         self._keep_totals = keep_totals
-        self.totals: dict[tuple[int, str], torch.Tensor] = {}
+        self.kept: list[dict[tuple[int, str], torch.Tensor]] = []
+
+    @property
+    def totals(self) -> dict[tuple[int, str], torch.Tensor]:
+        """What is kept of the last step's totals, of the last memory."""
+        return self.kept[-1] if self.kept else {}
+
+    def _hold(self, member: int) -> None:
+        """Compute with one of the memories, unless it does already."""
+        if member == self._held:
+            return
+        self._held = member
+        memory, names = self._memories[member], self.record.parameters
+        for stage in self.stages.values():
+            stage.masters = tuple(memory.masters[name] for name in stage.record.parameters)
+        self._masters = tuple(memory.masters[name] for name in names)
+        records = [self.program.parameter(name) for name in names]
+        self._states = tuple(memory.states[each.name, record.name] for record in records for each in record.states)
+        group = self._coordinate * len(self._memories) + member
+        self.context.group, self.context.seed = group, seed_of(self._seed, group)
+        self._reads.group = group
 
     def _set(self, vector: torch.Tensor) -> None:
         """Set what the last step's sums over all ranks are. The host has not read them."""
@@ -164,17 +197,31 @@ class Executor:
         """End the step that is computed: wait for its sums, and update parameters if the judge accepts it."""
         yield from self.heard(self.sums())
         self.marked()
+        own = self.statistics
+        self._take_mean()
         # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
         good = judge is not None and judge.accepts(number, self.named_statistics())
-        yield from self.update(self.factor if good else None)
+        yield from self.update(self._factor_of(own) if good and self._late.ready else None, self._averages(number))
 
     @torch.inference_mode()
     def compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
         """Run the microbatches of step `number`, whose update would be number `update`, up to its totals and this
-        rank's part of the statistics.
+        rank's part of the statistics; of all memories but the last, also the update.
         """
+        self.kept = []
+        for member in range(len(self._memories) - 1):
+            self._hold(member)
+            yield from self._compute(number, batches, rates, update)
+            yield from self.heard(self.sums())
+            self.marked()
+            fine = not BadStepPolicy().fault(number, self.named_statistics())
+            yield from self.update(self.factor if fine else None)
+        self._hold(len(self._memories) - 1)
+        yield from self._compute(number, batches, rates, update)
+
+    def _compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
         context = self.context
-        context.step, context.rates, context.update = number, rates, update
+        context.step, context.rates, context.update = number, rates, update - self.program.delay
         instructions, mark = self._instructions, self.marked
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions = self._timed
@@ -206,12 +253,14 @@ class Executor:
         mark()
         yield from self._exchange_tied(totals)
         mark()
-        # An extra element tells all ranks in the same step whether any was asked to end; those after it are the ranks'.
-        count = len(self.statistics)
+        # A row of statistics for each group along the mesh axis. An extra element tells all ranks in the same step
+        # whether any was asked to end; those after it are the ranks'.
+        own = len(self.program.statistics)
+        count, first = own * self.program.mesh.groups, own * self._coordinate
         vector = torch.zeros(self._width, dtype=torch.float64, device=context.device)
         scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
-            vector[index] = scalar
+            vector[first + index] = scalar
         if self.asked():
             vector[count] = 1.0
         if self._rank is not None:
@@ -219,7 +268,9 @@ class Executor:
         mark()
         self._totals, self._part = totals, vector
         if self._keep_totals:
-            self.totals = dict(zip(self.record.totals, totals, strict=True))
+            last = len(self.kept) == len(self._memories) - 1  # what is reset for the next memory is copied
+            kept = totals if last else tuple(total.clone() for total in totals)
+            self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
 
     @torch.inference_mode()
     def sums(self) -> Sums:
@@ -228,26 +279,82 @@ class Executor:
 
     @torch.inference_mode()
     def heard(self, sums: Sums) -> Iterator[None]:
-        """Wait for the sums of a step: sets `statistics`."""
+        """Wait for the sums of a step: sets `statistics` to those of the own group."""
         while not sums.handle.done():
             yield
-        self._set(sums.vector)
+        vector, rows, own = sums.vector, self.program.mesh.groups, len(self.program.statistics)
+        groups = vector[: rows * own].view(rows, own)
+        if self.program.groups > 1:
+            self._of_groups.append(groups)
+        self._set(vector if rows == 1 else torch.cat((groups[self._coordinate], vector[rows * own :])))
+
+    def _take_mean(self) -> None:
+        """Set `statistics` to the means over all groups, added in order; of counts that must be zero, to the sums."""
+        if self.program.groups == 1:
+            return
+        groups, self._of_groups = self._of_groups, []
+        total, *others = torch.stack(groups, 1).flatten(0, 1).unbind()
+        for each in others:
+            total = total + each
+        guards = {guard.name for guard in self.program.guards}
+        sums = torch.tensor([name in guards for name in self.program.statistics], device=total.device)
+        mean = torch.where(sums, total, total / (1 + len(others)))
+        self._set(torch.cat((mean, self._vector[len(mean) :])))
 
     @property
     def factor(self) -> torch.Tensor:
         """What clipping multiplies gradients by, with these `statistics`: `one` if it leaves them."""
-        return self.one if self._factor is None else self._factor(self.statistics, self.context)
+        return self._factor_of(self.statistics)
+
+    def _factor_of(self, statistics: torch.Tensor) -> torch.Tensor:
+        return self.one if self._factor is None else self._factor(statistics, self.context)
 
     @torch.inference_mode()
-    def update(self, factor: torch.Tensor | None) -> Waits:
-        """End the step that is computed: update parameters with its gradients times a factor, or not at all."""
+    def update(self, factor: torch.Tensor | None, average: bool = False) -> Waits:
+        """End the step that is computed: update parameters with its gradients times a factor, or not at all; then
+        average all groups, if that is due.
+        """
         context = self.context
         totals, self._totals = self._totals, ()
         if factor is not None and self._update is not None:
             yield from begun(self._update(self._masters, totals, self._states, factor, context), context)
+        if factor is not None and average:
+            yield from self._average()
         self._end()
         self.marked()
         self._flight.begin(BETWEEN, context.step)
+
+    def _average(self) -> Waits:
+        """Average all groups, which go on from the result."""
+        if self._outer is None:
+            return
+        first, names = self._memories[0], self.record.parameters
+        masters = tuple(memory.masters[name] for memory in self._memories for name in names)
+        records = [self.program.parameter(name) for name in names]
+        besides = tuple(first.states[each.name, record.name] for record in records for each in record.besides)
+        yield from begun(self._outer(masters, besides, self.context), self.context)
+
+    @torch.inference_mode()
+    def settle(self) -> Waits:
+        """Finish the reductions of gradients of which updates are still to be made, and keep the gradients among the
+        states.
+        """
+        names = self.record.parameters
+        for age, totals in (yield from self._late.settled()).items():
+            yield from self._exchange_tied((*totals, *self._tied))
+            gradients = self._late.gradients((*totals, *self._tied))
+            for name in names:
+                if name in gradients:
+                    self._memories[0].states[late_name(age), name].copy_(gradients[name])
+            if any(rank.sends for rank in self.program.ranks):
+                # Channels are for what a step sends; between two of these, all ranks meet.
+                yield from self._summed(torch.zeros_like(self.one))
+
+    @torch.inference_mode()
+    def restore(self, step: int) -> None:
+        """Take up the gradients that are kept among the states, as after a step."""
+        states = self._memories[0].states
+        self._late.restore(step, lambda age, name: states[late_name(age), name])
 
     def discard(self) -> None:
         """End the step that is computed as if it had not begun."""
@@ -294,11 +401,10 @@ class Executor:
 
     def _all_totals(self) -> Waits:
         """The reduced totals of the rank's stages, and the buffers of the tied totals that it receives."""
-        reduced: dict[int, Tensors] = {}
-        for stage in tuple(self._reducing):  # in the order they began, the same on all ranks of a column
-            reduced[stage] = yield from self._reducing.pop(stage)
-        own = [reduced.get(i, self.stages[i].accumulators) for i in self.record.stages]
-        return (*(total for totals in own for total in totals), *self._tied)
+        reducing = dict(self._reducing)  # in the order they began, the same on all ranks of a column
+        self._reducing.clear()
+        own = yield from self._late.totals(reducing)
+        return (*own, *self._tied)
 
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
         """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all."""

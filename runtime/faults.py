@@ -47,16 +47,19 @@ class Trial:
 
 @define(eq=False)
 class _First:
-    """The first value that is not finite: its name, time and microbatch, and a mask of the elements that are not."""
+    """The first value that is not finite: its name, time, microbatch and group, and a mask of the elements that are
+    not.
+    """
 
     name: str = ""
     time: float = NEVER
     microbatch: int = -1
+    group: int = 0
     wrong: torch.Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.bool))
 
-    def note(self, name: str, tensor: torch.Tensor, microbatch: int = -1) -> None:
+    def note(self, name: str, tensor: torch.Tensor, microbatch: int = -1, group: int = 0) -> None:
         if not self.name and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            self.name, self.time, self.microbatch = name, time(), microbatch
+            self.name, self.time, self.microbatch, self.group = name, time(), microbatch, group
             self.wrong = ~tensor.isfinite().cpu()
 
 
@@ -87,12 +90,14 @@ def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
         rank.device,
         keep_totals=True,
         custom=rank.plan.functions,
+        others=rank.others if trial.state.training else (),
     )
     context = executor.context
-    context.record = lambda name, tensor: first.note(name, tensor, context.microbatch)
+    context.record = lambda name, tensor: first.note(name, tensor, context.microbatch, context.group)
     yield from executor.run(trial.number, trial.batches)
-    for (_, name), tensor in executor.totals.items():
-        first.note(f"the gradient of `{name}`", tensor)
+    for totals in executor.kept:
+        for (_, name), tensor in totals.items():
+            first.note(f"the gradient of `{name}`", tensor)
     times = torch.zeros(rank.plan.ranks, dtype=torch.float64, device=rank.device)
     times[rank.rank] = first.time
     handle = rank.transport.sum_over_ranks(times)
@@ -158,7 +163,7 @@ def _rows_of(first: _First, node: Node, value: Value, trial: Trial, program: Pro
     start = region_of(whole, value.layout, mesh.sizes, mesh.coordinates(rank))[position].start
     index, microbatch = divmod(first.microbatch, program.batch_parts)
     if node.phase is not Phase.PROLOGUE:
-        start += microbatch * whole.axis(program.batch).size
+        start += (first.group * program.batch_parts + microbatch) * whole.axis(program.batch).size
     return _named(_along(first.wrong, position), first.wrong.shape[position], start, trial.rows(index))
 
 

@@ -23,17 +23,21 @@ def tensors_of(program: Program, batch: Mapping[str, object]) -> Batch:
 
 
 class Inputs:
-    """The shards of a program's inputs that the given stages read, at given mesh coordinates."""
+    """The shards of a program's inputs that the given stages read, at given mesh coordinates; of groups that train
+    apart, those of one `group`.
+    """
 
     def __init__(
         self, program: Program, stages: Iterable[StageProgram], coordinates: Mapping[str, int], device: torch.device
     ) -> None:
         self._device = device
+        self.group = 0
+        self._groups = program.groups
         self._parts = program.batch_parts
         self._rounds = program.rounds
         self._batch = program.batch
         self._types = types = {each.name: each.type for each in program.inputs}
-        parts = program.batch_parts * program.batches
+        parts = program.batch_parts * program.batches * self._groups
         self._regions: dict[InputPart, Region] = {}
         self._batch_positions: dict[InputPart, int] = {}
         for stage in stages:
@@ -42,6 +46,8 @@ class Inputs:
                 if part.batch is not None:
                     self._batch_positions[part] = type.position(part.batch)
                     type = type.resized(part.batch, int(type.axis(part.batch).size // parts))
+                elif type.has(self._batch):
+                    type = type.resized(self._batch, type.axis(self._batch).size // self._groups)
                 self._regions[part] = region_of(type, part.layout, program.mesh.sizes, coordinates)
 
     def whole(self, batches: Callable[[int], Batch]) -> dict[InputPart, torch.Tensor]:
@@ -57,6 +63,8 @@ class Inputs:
             if self._rounds > 1 and type.has(self._batch):
                 others = [batches(index)[part.name] for index in range(1, self._rounds)]
                 tensor = torch.cat([tensor, *others], type.position(self._batch))
+            if type.has(self._batch):
+                tensor = tensor.chunk(self._groups, type.position(self._batch))[self.group]
             found[part] = _sent(tensor[self._regions[part]], self._device)
         return found
 
@@ -66,7 +74,8 @@ class Inputs:
         """
         found = {}
         for part, position in self._batch_positions.items():
-            cut = batch[part.name].unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
+            rows = batch[part.name].chunk(self._groups, position)[self.group]
+            cut = rows.unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
             found[part] = _sent(tensor, self._device)
         return found

@@ -117,7 +117,7 @@ class Binder:
         stage, context = self.stages[instruction.stage], self.context
         kind, microbatch = instruction.action.kind, instruction.action.microbatch
         function: Callable[..., Any] = stage.functions.get("C" if closing else kind, _nothing)
-        record, frame, accumulators = stage.record, stage.frames[microbatch], stage.accumulators
+        record, frame = stage.record, stage.frames[microbatch]
         direction = "F" if kind == "F" else "B"
         sent = set(record.sends.values())
         overs = [
@@ -147,30 +147,32 @@ class Binder:
 
         def run() -> None:
             begin()
-            function(stage.constants, frame, accumulators, context)
+            function(stage.constants, frame, stage.accumulators, context)
             if final or overs or ends:
                 transfer_locally()
 
         def run_communicating() -> Waits:
             begin()
-            yield from begun(function(stage.constants, frame, accumulators, context), context)
+            yield from begun(function(stage.constants, frame, stage.accumulators, context), context)
             transfer_locally()
 
         def open() -> Waits:
             begin()
             gathering = stage.gathering
             if gathering is None:  # by an earlier batch of the step
-                yield from begun(function(stage.constants, frame, accumulators, context), context)
+                yield from begun(function(stage.constants, frame, stage.accumulators, context), context)
             else:
                 stage.gathering = None
-                called = stage.functions["O"](stage.constants, gathering, frame, accumulators, context)
+                called = stage.functions["O"](stage.constants, gathering, frame, stage.accumulators, context)
                 yield from begun(called, context)
             transfer_locally()
 
         def close() -> Waits:
             begin()
-            reducing = yield from begun(function(stage.constants, frame, accumulators, context), context)
-            self.reducing[instruction.stage] = begun(stage.functions["R"](accumulators, reducing, context), context)
+            reducing = yield from begun(function(stage.constants, frame, stage.accumulators, context), context)
+            self.reducing[instruction.stage] = begun(
+                stage.functions["R"](stage.accumulators, reducing, context), context
+            )
             transfer_locally()
 
         if closing:

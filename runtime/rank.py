@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 from partita.compiler.analysis.time import end_seconds, stage_seconds
 from partita.compiler.instructions import Channel, Compute, Traffic
 from partita.compiler.layout import Layout, local_type
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.program import Program
@@ -21,7 +22,7 @@ from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
 from partita.dsl.types import Type
 from partita.runtime.bad_steps import BadStepPolicy
-from partita.runtime.checkpoint.parts import state_name
+from partita.runtime.checkpoint.parts import Kept, kept_tensors, state_name
 from partita.runtime.declared import waits
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
@@ -105,7 +106,7 @@ class Plan:
         """The predicted working time per step of each pipeline rank, in seconds."""
         seconds = stage_seconds(self.training)
         return tuple(
-            end_seconds(self.training, rank)
+            end_seconds(self.training, rank, seconds[rank.stages[0], "F"])
             + sum(seconds[each.stage, each.action.kind] for each in rank.instructions if isinstance(each, Compute))
             for rank in self.program.ranks
         )
@@ -150,9 +151,9 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation, which share its shards of the parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
-    there. If `paced`, the ranks find out which of them are slow. If it is `alone` in its process, a step also finds how
-    much memory each rank uses, and how much of the devices' peak. Tensors that are mapped into memory are files in a
-    `folder`, or in one that is removed with the rank.
+    there. If `paced`, the ranks find out which of them are slow. Neither is done of ranks that train several groups. If
+    it is `alone` in its process, a step also finds how much memory each rank uses, and how much of the devices' peak.
+    Tensors that are mapped into memory are files in a `folder`, or in one that is removed with the rank.
     """
 
     def __init__(
@@ -174,6 +175,8 @@ class Rank:
         self.device = device
         self.transport = transport
         self.memory = Memory()
+        # Of the other groups that this rank trains apart.
+        self.others = tuple(Memory() for _ in range(plan.program.members - 1))
         self.failed = False  # whether a bad step has ended the run
         self.unsound = False  # whether the loss of an evaluation was not finite
         self.unsound_from: int | None = None
@@ -193,11 +196,13 @@ class Rank:
             seed,
             device,
             keep_totals,
-            times,
+            None if self.others else times,
             self.flight,
-            paced,
+            paced and not self.others,
             plan.functions,
             peaks=alone,
+            others=self.others,
+            averages=plan.train.averages,
         )
         record = plan.program.ranks[plan.program.mesh.pipe_rank(rank)]
         copies = Copies(record, self.memory)
@@ -229,12 +234,18 @@ class Rank:
             type = local_type(record.type, record.layout, mesh.sizes)
             self.memory.masters[name] = self._kept(name, type, record.host, record.mapped)
             self._begin(name, record.layout, self.memory.masters[name])
-            for state in record.states:
+            for state in (*record.states, *record.besides):
                 type = local_type(state.type, record.stored(state), mesh.sizes)
                 found = self._kept(state_name(state.name, name), type, state.host, record.mapped and state.host)
                 self.memory.states[state.name, name] = found
                 if state.copy:
                     self._begin(name, record.stored(state), found)
+            for other in self.others:
+                # Groups begin alike, and share what is not trained.
+                own, master = bool(record.besides), self.memory.masters[name]
+                other.masters[name] = master.clone() if own else master
+                for state in record.states:
+                    other.states[state.name, name] = self.memory.states[state.name, name].clone()
 
     def _kept(self, name: str, type: Type, host: bool, mapped: bool) -> torch.Tensor:
         """Zeros where a tensor lies between steps."""
@@ -262,13 +273,37 @@ class Rank:
             for rows, region in in_slabs(piece.region):
                 own[rows].copy_(torch.from_numpy(begin(region)))
 
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The rank's tensors for training; of groups that train apart, those of each."""
+        return (self.memory, *self.others)
+
+    def kept(self) -> Iterator[tuple[Kept, torch.Tensor]]:
+        """Yields what the rank keeps between steps, and under which names it is saved."""
+        program = self.plan.program
+        place = program.mesh.coordinates(self.rank)[program.mesh.apart] if program.mesh.apart is not None else 0
+        for each in kept_tensors(program):
+            coordinate, member = divmod(each.group or 0, program.members)
+            memory = self.memories[member]
+            if each.parameter in memory.masters and (each.group is None or coordinate == place):
+                yield (
+                    each,
+                    (
+                        memory.masters[each.parameter]
+                        if each.state is None
+                        else memory.states[each.state, each.parameter]
+                    ),
+                )
+
     def read_by(self, state: Compilation) -> Memory:
-        """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters."""
+        """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters,
+        over time or of groups that train apart.
+        """
         if not state.reads_means:
             return self.memory
-        masters = dict(self.memory.masters)
+        masters, which = dict(self.memory.masters), EMA if state.groups is None else ANCHOR
         for record in state.program.parameters:  # those that it reads
-            mean = self.memory.states.get((EMA, record.name))
+            mean = self.memory.states.get((which, record.name))
             if mean is not None and record.name in masters:
                 stored = self.plan.program.parameter(record.name).state_layout
                 assert record.layout == stored, record.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -65,11 +66,21 @@ class Stage:
         device: torch.device,
         microbatches: int,
         slices: int = 1,
+        delay: int = 0,
     ) -> None:
         self.record = record
         self.functions = {kind: functions[name] for kind, name in record.functions.items()}
         self.masters = tuple(memory.masters[name] for name in record.parameters)
+        # Gradients of earlier steps, of which updates are still to be made, have accumulators of their own.
         self.accumulators = tuple(allocator(each.type, device)() for each in record.accumulators)
+        others = [
+            tuple(
+                allocator(each.type, device)() if each.parameter else own
+                for each, own in zip(record.accumulators, self.accumulators, strict=True)
+            )
+            for _ in range(delay)
+        ]
+        self._next = deque((*others, self.accumulators))
         self.constants: Sequence[torch.Tensor | None] = ()
         self.gathering: tuple[Collective, ...] | None = None  # of what the constants still lack
         self.frames: tuple[Frame, ...] = tuple([None] * record.frame for _ in range(microbatches))
@@ -105,7 +116,9 @@ class Stage:
                 tensor.mul_(float(factor))
 
     def reset(self) -> None:
-        """At the start of a step: clear the accumulators."""
+        """At the start of a step: clear the accumulators, or those of the step before the oldest that is kept."""
+        self.accumulators = self._next[0]
+        self._next.rotate(-1)
         for record, tensor in zip(self.record.accumulators, self.accumulators, strict=True):
             if record.maximum:
                 floats = tensor.is_floating_point()

@@ -139,7 +139,7 @@ def train(
         stack.callback(told.recorder.close)
         run, _ = run_in_process(plan, data.dataset, settings, told, _warn_of, data.files, strict=False)
     path = settings.path if settings else None
-    return Trained(told.records, run.parameters(), path, told.after, given, allow_python)
+    return Trained(told.records, run.trained(), path, told.after, given, allow_python)
 
 
 class _Records:

@@ -17,6 +17,7 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Term
 from partita.compiler.layout import local_type
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.program import AccumulatorRecord
 from partita.dsl.diagnostic import Diagnostic
@@ -129,8 +130,10 @@ def train(
     stopwatch, pace = rank.training.stopwatch, rank.training.pace
     rank.training.asked = asked
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
-    if resumed is not None and observer is not None:
-        observer.resumed(resumed)
+    if resumed is not None:
+        rank.training.restore(resumed.step)
+        if observer is not None:
+            observer.resumed(resumed)
     if plan.samples is not None:
         yield from rank.scorer(plan.samples).check_causal()
     validation, unvalidated = rank.validation, None
@@ -178,7 +181,7 @@ def train(
             if details is None:
                 return
             raise wrong.with_details(details) from None
-        if not rank.judge.bad and number < settings.steps:
+        if not rank.judge.bad and number < settings.steps and not rank.others:
             rank.training.gather_ahead()
         validation.passed()
         done = _result(rank, number, rates, perf_counter() - start)
@@ -197,6 +200,8 @@ def train(
             yield from sample(rank, plan.samples, number, observer)
         rank.ended = rank.training.ends and number < settings.steps
         # Last, so that everything written about a saved step is written before the save.
+        if rank.ended or saving or copying:
+            yield from rank.training.settle()
         if checkpoints is not None and (rank.ended or saving):
             yield from checkpoints.save(number)
         if checkpoints is not None and copying and not rank.ended:
@@ -204,6 +209,7 @@ def train(
         if rank.ended:
             break
         number += 1
+    yield from rank.training.settle()
     if checkpoints is not None:
         yield from checkpoints.finish()
     if stopwatch is not None:
@@ -398,39 +404,64 @@ class VirtualRun:
         """Number of out-of-range ids in the last training step, by guard."""
         return self.ranks[0].outside(self.ranks[0].training)
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """Every parameter by name, as a full tensor. Raises AssertionError if copies of a shard differ in any bit."""
+    def parameters(self, group: int = 0) -> dict[str, torch.Tensor]:
+        """Every parameter by name, as a full tensor; of groups that train apart, those of one. Raises AssertionError if
+        copies of a shard differ in any bit.
+        """
         parts: dict[str, dict[int, torch.Tensor]] = {}
-        for rank in self.ranks:
-            for name, tensor in rank.memory.masters.items():
+        for rank, member in self._training(group):
+            for name, tensor in rank.memories[member].masters.items():
                 parts.setdefault(name, {})[rank.rank] = tensor
         return {name: self._whole(name, by_rank) for name, by_rank in parts.items()}
 
-    def means(self) -> dict[str, torch.Tensor]:
-        """The mean that `ema` keeps of each trained parameter, by its name; as `parameters`. Empty without `ema`."""
+    def trained(self) -> dict[str, torch.Tensor]:
+        """The parameters of the trained model: of groups that train apart, the anchor."""
+        return {**self.parameters(), **self.besides(ANCHOR)}
+
+    def _training(self, group: int) -> Iterator[tuple[Rank, int]]:
+        """The ranks that train a group, each with the number of the group among its own."""
+        program = self.plan.program
+        coordinate, member = divmod(group, program.members)
+        for rank in self.ranks:
+            if program.mesh.apart is None or program.mesh.coordinates(rank.rank)[program.mesh.apart] == coordinate:
+                yield rank, member
+
+    def besides(self, which: str) -> dict[str, torch.Tensor]:
+        """What is kept of each parameter under this name besides the optimizer's states: `anchor`, `velocity`."""
         parts: dict[str, dict[int, torch.Tensor]] = {}
         for rank in self.ranks:
             for (state, name), tensor in rank.memory.states.items():
-                if state == EMA:
+                if state == which:
                     parts.setdefault(name, {})[rank.rank] = tensor
         return {name: self._whole(name, by_rank, state=True) for name, by_rank in parts.items()}
 
+    def means(self) -> dict[str, torch.Tensor]:
+        """The mean that `ema` keeps of each trained parameter, by its name; as `parameters`. Empty without `ema`."""
+        return self.besides(EMA)
+
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set parameters: each rank takes its shards of the full tensors."""
+        """Set parameters, of all groups: each rank takes its shards of the full tensors."""
         mesh = self.plan.program.mesh
         for rank in self.ranks:
+            coordinates = mesh.coordinates(rank.rank)
             for name in values.keys() & rank.memory.masters.keys():
                 record = self.plan.program.parameter(name)
-                for piece in pieces_of(record.type, record.layout, mesh.sizes, mesh.coordinates(rank.rank)):
-                    seen(rank.memory.masters[name], record.layout, piece).copy_(values[name][piece.region])
+                held = [(memory.masters[name], record.layout) for memory in rank.memories]
+                held += [
+                    (rank.memory.states[each.name, name], record.stored(each)) for each in record.besides if each.copy
+                ]
+                for tensor, layout in held:
+                    for piece in pieces_of(record.type, layout, mesh.sizes, coordinates):
+                        seen(tensor, layout, piece).copy_(values[name][piece.region])
 
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """The last step's gradients as full tensors: each parameter's totals added in stage order.
+    def gradients(self, group: int = 0) -> dict[str, torch.Tensor]:
+        """The last step's gradients as full tensors: each parameter's totals added in stage order; of groups that train
+        apart, those of one.
 
         Raises AssertionError if copies of a shard of a total differ in any bit.
         """
         parts: dict[str, dict[tuple[int, int], dict[int, torch.Tensor]]] = {}
-        for rank in self.ranks:
+        for rank, member in self._training(group):
             for i, stage in rank.training.stages.items():
                 for record in stage.record.accumulators:
                     if record.parameter and (record.term is None or not record.term.ids):
@@ -439,15 +470,16 @@ class VirtualRun:
                         own = sum(rank.rank in each for each in by_stage.values())
                         lookup = 0 if record.term is None else record.term.number
                         key = (own if self._shared(record.parameter) else i), lookup
-                        by_stage.setdefault(key, {})[rank.rank] = self._total(rank, i, record)
+                        by_stage.setdefault(key, {})[rank.rank] = self._total(rank, member, i, record)
         return {
             name: torch.stack([self._whole(name, by_stage[i], state=True) for i in sorted(by_stage)]).sum(0)
             for name, by_stage in parts.items()
         }
 
-    def _total(self, rank: Rank, stage: int, rows: AccumulatorRecord) -> torch.Tensor:
+    def _total(self, rank: Rank, member: int, stage: int, rows: AccumulatorRecord) -> torch.Tensor:
         """A rank's shard of a total; of one that has rows of a table alone, with zeros in all others."""
-        total = rank.training.totals[stage, rows.name]
+        totals = rank.training.kept[member]
+        total = totals[stage, rows.name]
         if rows.term is None:
             return total
         records = rank.training.stages[stage].record.accumulators
@@ -458,7 +490,7 @@ class VirtualRun:
         (over,) = (name for name in shard.names if not rows.type.has(name))
         shared = [name for name in shard.names if ids.type.has(name)]
         order = [*shared, over, *(name for name in rows.type.names if shard.has(name) and name not in shared)]
-        found = rank.training.totals[stage, ids.name]
+        found = totals[stage, ids.name]
         place = (found >= 0).nonzero(as_tuple=True)
         row = found[place] + place[len(shared)] * (shard.axis(over).size // found.shape[len(shared)])
         dense = total.new_zeros([shard.axis(name).size for name in order])

@@ -396,6 +396,7 @@ ELSE = {
     "verify": {"cli/checkpoint.py": "an action of its own"},
     "run": {
         "cli/checkpoint.py": "an extra of the package",
+        "cli/doctor.py": "an extra of the package",
         "cli/extras.py": "an extra of the package",
         "cli/importing.py": "the command that help says",
         "cli/profile.py": "an extra of the package",

@@ -13,6 +13,7 @@ beside it, of which the row's come last. They may also say
 - `ran`, how that system ran where our programs run otherwise, so that the prediction is of one that does the same:
   names of `published.scores.DIFFERENCES` or, of torch's FSDP, of `SHARDED`; or `eager`, which is not compiled, and
   `flash-1`, which has attention's kernel of before July 2023;
+- `planned`: overrides of the configuration that plans are compared with, where our program with the row's does not fit;
 - `fitted`: constants of the cost model were chosen with these rows in view.
 """
 
@@ -45,6 +46,7 @@ class Row:
     fitted: bool
     whole_attention: bool
     step: Mapping[str, float] = field(repr=False)
+    planned: Mapping[str, Any] = field(factory=dict, repr=False)
 
     @property
     def overrides(self) -> list[str]:
@@ -84,4 +86,5 @@ def rows(family: str) -> Iterator[Row]:
                 said.get("fitted", False),
                 said.get("whole_attention", False),
                 {key: float(row[key]) for key in ("seconds", "tokens", "teraflops") if key in row},
+                said.get("planned", {}),
             )

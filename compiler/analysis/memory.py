@@ -2,9 +2,11 @@
 
 The peak is that of the greatest moment of a step, in addition to what is always held:
 
-    always        this rank's shards of masters and optimizer states, and copies of them if updates do not wait for the
-                  norm; gradient accumulators, received totals of tied parameters, what its stages compute with for a
-                  whole step (casts of masters, gathered parameters), and tables that kernels cache
+    always        this rank's shards of masters and optimizer states, for each of its groups that train apart, and what
+                  these are averaged with; copies of them if updates do not wait for the norm; gradient accumulators,
+                  also those of earlier steps of which updates are still to be made, and what these are reduced to;
+                  received totals of tied parameters, what its stages compute with for a whole step (casts of masters,
+                  gathered parameters), and tables that kernels cache
     start         full batches of the inputs, and what is gathered for the stages; the rest of their constants is made
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs, and
                   without what lies in the host's memory, from where the copy there is complete to where the one back
@@ -12,7 +14,7 @@ The peak is that of the greatest moment of a step, in addition to what is always
                   messages, from where they are made or received into a buffer to where they are read or sent;
                   gradients as they are reduced
     end           the inputs, which the caller of the step still holds; the reduced gradients, and then the working
-                  set of the update
+                  set of the update, or of the average of groups
 
 A collective in flight also holds copies of what it sends and receives, and over Gloo, where the ranks do the addition,
 the parts and their sum. Of what is gathered ahead of a step, and of reductions of gradients, all are in flight at once;
@@ -40,12 +42,12 @@ from itertools import chain
 from attrs import evolve, frozen
 
 from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, roots, tables, working_set
-from partita.compiler.analysis.traffic import update_nodes
+from partita.compiler.analysis.traffic import outer_nodes, update_nodes
 from partita.compiler.graph import Node, Parameter, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.passes.cut import StageGraph, message_of
-from partita.compiler.program import InputPart, RankPlan
+from partita.compiler.program import InputPart, ParameterRecord, RankPlan, StateRecord
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.compiler.state import Scheduled
@@ -80,7 +82,7 @@ HOST = "host"
 
 
 def peak_memory(state: Scheduled, rank: RankPlan) -> int:
-    """The memory bound of each rank that runs the program of a pipeline rank."""
+    """The memory bound of each rank that runs the program of a pipeline rank, one of `state.plan.ranks`."""
     return memory_report(state, rank).total
 
 
@@ -135,15 +137,18 @@ def microbatches_on_host(state: Scheduled, rank: RankPlan) -> int:
     return sum(count * state.plan.stages[stage].offloaded for stage, count in most.items())
 
 
-def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, MemoryReport]:
+def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, ...]:
     """What is held at the end of a step, without inputs and what is always held."""
     reduce = list(chain(*_reductions(state, rank).values()))
     update = update_nodes(state, rank)
     sums = _left_over(reduce)
     updating = working_set(line_by_line(update), ()) + max(_buffers(state, update), default=0)
+    outer = outer_nodes(state, rank)
+    averaging = working_set(line_by_line(outer), ()) + sum(_buffers(state, outer))
     return (
         MemoryReport("as gradients are reduced", 0, sums, 0, 0, sum(_buffers(state, reduce))),
         MemoryReport("at the update", 0, sums, 0, 0, updating),
+        *([MemoryReport("as groups are averaged", 0, sums, 0, 0, averaging)] if outer else ()),
     )
 
 
@@ -156,7 +161,8 @@ def beside(state: Scheduled, rank: RankPlan) -> int:
     """Bytes of a rank while microbatches run, without what those in flight keep and the function that runs."""
     there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     # What is gathered for one stage may still be under way while another runs many microbatches.
-    gathering = _gathering(state, rank) if len(rank.stages) > 1 else 0
+    stages = [state.plan.stages[index] for index in rank.stages]
+    gathering = sum(stage.gathering for stage in stages) if len(stages) > 1 else 0
     return there + gathering + _largest_buffer(state, rank)
 
 
@@ -206,14 +212,21 @@ def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
     program, stages = state.plan, _stages(state, rank)
     masters, states = (sum(part.values()) for part in stored(state, rank))
     copied = copies(state, rank)
-    sums = sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
+    sums = sum(
+        (1 + program.delay if each.parameter else 1) * each.type.bytes
+        for index in rank.stages
+        for each in program.stages[index].accumulators
+    )
+    reduce = list(chain(*_reductions(state, rank).values())) if program.delay else []
     return MemoryReport(
         "always",
         masters + copied[0] + sum(_constants(stage) for stage in stages),
-        sums + sum(each.type.bytes for each in rank.receives),
+        sums + program.delay * _left_over(reduce) + sum(each.type.bytes for each in rank.receives),
         states + copied[1],
         0,
-        _NUMBERS + tables(node for stage in stages for node in stage.nodes),
+        _NUMBERS
+        + program.delay * sum(_buffers(state, reduce))
+        + tables(node for stage in stages for node in stage.nodes),
     )
 
 
@@ -221,16 +234,21 @@ def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[s
     """Bytes that a rank keeps of each parameter's master, and of its optimizer states, by parameter name: on the device
     or in the host's memory.
     """
-    sizes, own = state.mesh.sizes, set(rank.parameters)
-    records = [record for record in state.plan.parameters if record.name in own]
+    sizes, known = state.mesh.sizes, {record.name: record for record in state.plan.parameters}
+    records = [known[name] for name in dict.fromkeys(rank.parameters)]
+
+    def kept(record: ParameterRecord, states: Iterable[StateRecord]) -> int:
+        own = (each for each in states if each.host == host)
+        return sum(local_type(each.type, record.stored(each), sizes).bytes for each in own)
+
+    members = state.plan.members
     return (
-        {each.name: local_type(each.type, each.layout, sizes).bytes for each in records if each.host == host},
         {
-            each.name: sum(
-                local_type(state.type, each.stored(state), sizes).bytes for state in each.states if state.host == host
-            )
+            each.name: (members if each.besides else 1) * local_type(each.type, each.layout, sizes).bytes
             for each in records
+            if each.host == host
         },
+        {each.name: members * kept(each, each.states) + kept(each, each.besides) for each in records},
     )
 
 
@@ -270,7 +288,9 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
             type, times = types[part.name], 1
             if part.batch is not None:
                 times = program.batch_parts
-                type = type.resized(part.batch, type.axis(part.batch).size // times)
+                type = type.resized(part.batch, type.axis(part.batch).size // (times * program.groups))
+            elif type.has(program.batch):
+                type = type.resized(program.batch, type.axis(program.batch).size // program.groups)
             parts[part] = times * local_type(type, part.layout, state.mesh.sizes).bytes
     whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())
     return whole + sum(parts.values())
@@ -295,16 +315,16 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
         for i, each in enumerate(rank.instructions)
         if isinstance(each, Compute)
     }
-    gathering, opened = _gathering(state, rank), set[int]()
-    messages = _largest_buffer(state, rank) + gathering
+    unopened = {index: state.plan.stages[index].gathering for index in rank.stages}
+    messages = _largest_buffer(state, rank) + sum(unopened.values())
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         begun = list(chain(*(reduce.get(index, ()) for index in rank.reductions.get(i, ()))))
         if isinstance(instruction, Compute):
-            if len(opened) == len(rank.stages):  # all that was gathered has arrived
-                messages, gathering = messages - gathering, 0
-            opened.add(instruction.stage)
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
+            if instruction.stage in unopened:  # it waits for all that was gathered for it
+                messages -= unopened.pop(instruction.stage)
+                yield kept + stage.shared["F"] + stage.opening, reducing, messages
             working = stage.peaks.get("C" if begun else kind, 0)
             part = instruction.stage, instruction.action.microbatch // state.slices
             runs[part] += 1

@@ -5,7 +5,8 @@ Ranks meet there, unless updates do not wait for the norm (`validate = after`): 
 If all steps are alike, and follow each other at the longest time for which any rank is busy with one, no rank is late
 for what others wait for: that is the time of a step.
 What is gathered for a step starts with it, and the first action of a stage waits for it (`Ends.ready`); reductions
-start within the last action of their stage (`Ends.reduced`). Communication is *exposed* to the extent that the step
+start within the last action of their stage (`Ends.reduced`). Where updates have gradients of k steps before, reductions
+have k steps more to end in (`Ends.summed`). Communication is *exposed* to the extent that the step
 would be shorter if communication took no time.
 """
 
@@ -18,7 +19,7 @@ from attrs import define, evolve, field, frozen
 
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.analysis.memory import copies
-from partita.compiler.analysis.traffic import launch_seconds, update_nodes
+from partita.compiler.analysis.traffic import launch_seconds, outer_nodes, update_nodes
 from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.costs.links import Link, link_of
 from partita.compiler.costs.nodes import timed
@@ -26,6 +27,7 @@ from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
 from partita.compiler.passes.cut import StageGraph
+from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
@@ -46,7 +48,8 @@ class Prediction:
     """The prediction of a step, with times in seconds: of the microbatches (`timeline`), then of the end of the step on
     each rank of the pipeline (`ends`). `flops` are the model's in one step on all ranks, without recomputation; `peak`
     is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`. `period` is the time from the
-    start of a step to that of the next on each rank, if updates do not wait for the norm.
+    start of a step to that of the next on each rank, if updates do not wait for the norm. Where groups train apart, a
+    rank does all this for each of its `members`, and `average` is what their average takes of each step.
     """
 
     costs: Costs
@@ -58,6 +61,8 @@ class Prediction:
     tokens: int
     flops: float
     peak: float
+    members: int = 1
+    average: float = 0.0
 
     __repr__ = shortened
 
@@ -69,7 +74,7 @@ class Prediction:
     @property
     def waiting_time(self) -> float:
         """Seconds of a step at whose end all ranks meet."""
-        return self.timeline.makespan + max(self.ends) + self.fixed
+        return self.members * (self.timeline.makespan + max(self.ends)) + self.average + self.fixed
 
     @property
     def tokens_per_second(self) -> float:
@@ -122,7 +127,7 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         shown = found.makespan + max(ends) - without.makespan - max(silent)
         if period is not None and least is not None:
             shown = period - least
-        shown = max(0.0, shown)
+        shown = max(0.0, state.members * shown + _average(state) - _average(silenced(state)))
     peak = state.device.flops[state.train.dtype] * state.mesh.ranks
     return Prediction(
         costs,
@@ -134,7 +139,19 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         state.plan.tokens,
         state.flops,
         peak,
+        state.members,
+        _average(state),
     )
+
+
+def _average(state: Scheduled) -> float:
+    """What the average of groups that train apart takes of each step, in seconds."""
+    found = 0.0
+    for rank in state.plan.ranks:
+        walk = Walk(evolve(state, mesh=joined_mesh(state.mesh)), OURS)
+        walk.run(outer_nodes(state, rank))
+        found = max(found, walk.arrived)
+    return found / state.every
 
 
 def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline, tuple[float, ...], float | None]:
@@ -142,11 +159,17 @@ def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline,
     around = {rank.rank: Ends(state, rank, execution) for rank in state.plan.ranks}
     late = state.training and state.train.late
     costs, found = _timed(state, costs_of(state, execution), around, late)
-    reduced = []
+    reduced, without = [], []
     for each, line in zip(around.values(), found.actions, strict=True):
         chunks = {interval.work.chunk: interval.end for interval in line if isinstance(interval.work, Action)}
-        reduced.append(each.reduced({each.rank.stages[chunk]: end for chunk, end in chunks.items()}))
+        last = {each.rank.stages[chunk]: end for chunk, end in chunks.items()}
+        reduced.append(each.reduced(last))
+        without.append(each.summed(last))
     summed = max(reduced) - found.makespan  # the statistics are summed over all ranks
+    if state.plan.delay:
+        summed = max(without) - found.makespan
+        step = max(without) + max(each.alone for each in around.values())
+        summed += max(0.0, (max(reduced) - max(without)) / state.plan.delay - step)
     ends = tuple(summed + each.alone for each in around.values())
     return costs, found, ends, _period(state, around, found, reduced) if late else None
 
@@ -240,11 +263,12 @@ def is_product(node: Node) -> bool:
     return node.op.matrices(operands, results) is not None
 
 
-def end_seconds(state: Scheduled, rank: RankPlan) -> float:
-    """Seconds that a rank takes once a step, in addition to its microbatches, if its stages do not wait for others."""
+def end_seconds(state: Scheduled, rank: RankPlan, forward: float) -> float:
+    """Seconds that a rank takes once a step, in addition to its microbatches, if its stages do not wait for others, and
+    `forward` are those of F of the first.
+    """
     ends = Ends(state, rank)
-    first = rank.stages[0]
-    waits = max(0.0, ends.ready.get(first, 0.0) - stage_seconds(state)[first, "F"])
+    waits = max(0.0, ends.ready.get(rank.stages[0], 0.0) - forward)
     return waits + ends.reduced(dict.fromkeys(rank.stages, 0.0)) + ends.alone
 
 
@@ -280,8 +304,8 @@ class Ends:
         if state.device.gpu:
             on_host = state.on_host
             once = {each.name: each for stage in stages for each in stage.parameters if each.name in on_host}
-            copied = sum(each.value.type.bytes for each in once.values() if not each.value.host)
-            self.alone += copied / state.device.host_link
+            copied = [each.value.type.bytes for each in once.values() if not each.value.host]
+            self.alone += sum(copied) / state.device.host_link + len(copied) * state.device.launch
         there, host = (2 * sum(copies(state, self.rank, host)) for host in (False, True))
         self.copying = there / (state.device.bandwidth * state.device.streaming) + host / state.device.host_bandwidth
 
@@ -302,6 +326,12 @@ class Ends:
                 last = (arrival[value] for node in of.gathered.collectives for value in node.outputs)
                 found[index] = max(opening.arrived, *last)
         return found, walk.now
+
+    def summed(self, ends: Mapping[int, float]) -> float:
+        """When the rank has its statistics, if it waits for no reduction of gradients."""
+        walk = Walk(self.state, self.execution, max(ends.values()))
+        walk.run(self.state.update.statistic_nodes(self.rank.stages))
+        return walk.arrived
 
     def reduced(self, ends: Mapping[int, float]) -> float:
         """When the rank has its statistics, if the last actions of its stages end at these times."""
@@ -371,8 +401,10 @@ class Walk:
                 self.now = self.after(self._summing(node, own))
 
     def _summing(self, node: Node, seconds: float) -> float:
-        """The seconds of a node, or if it adds to a sum, of adding as the execution says."""
-        if node.op.accumulator is None or not seconds or self.execution.sum_bytes is None:
+        """The seconds of a node, or if it adds to a sum, of adding as the execution says: also where it takes no time
+        in our program, since the product that makes the gradient adds it.
+        """
+        if node.op.accumulator is None or self.execution.sum_bytes is None:
             return seconds
         device, moved = self.state.device, self.execution.sum_bytes * node.inputs[-1].type.elements
         return device.launch * bool(moved) + moved / (device.bandwidth * device.streaming)

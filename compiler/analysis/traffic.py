@@ -1,5 +1,8 @@
 """What a program sends along its mesh axes: every collective of a step with its count, bytes, seconds and cause.
 
+Where groups train apart, a rank that trains several runs a step for each; their average is not made in every step, and
+its records have their share of one.
+
 There is one record for each tensor in a collective, for each stage (or rank, at the end of a step) that runs it. Bytes
 are what one rank of that stage sends, with ring algorithms (`Collective.moved`); seconds come from the cost function
 that chose the layouts (`Reshard.seconds`), with a bucket's latency shared by its tensors.
@@ -19,6 +22,7 @@ from attrs import define, field, frozen
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import Layout
 from partita.compiler.ops.collective import Collective
+from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
 from partita.compiler.state import Partitioned, Scheduled
@@ -117,21 +121,26 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key
 def traffic(state: Scheduled) -> tuple[Traffic, ...]:
     """All collectives of a step, stage by stage, then those at its end."""
     spans = {each.name: each.span for each in state.partitioned.graph.parameters}
-    resharding = Resharding(state.mesh)
+    resharding = Resharding(joined_mesh(state.mesh))
     found: list[Traffic] = []
     for stage in state.partitioned.stages:
         rank = state.plan.stages[stage.index].rank
         parameters = {each.value: each.name for each in stage.parameters}
-        found += _Reader(resharding, state.microbatches, rank, spans, parameters).records(stage.nodes)
+        found += _Reader(
+            resharding, state.members * state.microbatches, state.members, rank, spans, parameters
+        ).records(stage.nodes)
         parameters = {each.value: each.parameter for each in stage.accumulators if each.parameter}
         reduce = dict(state.update.reduce).get(stage.index, ())
-        found += _Reader(resharding, 1, rank, spans, parameters).records(reduce)
+        found += _Reader(resharding, 0, state.members, rank, spans, parameters).records(reduce)
         metrics = [node for node in state.update.metrics if node.stage == stage.index]
-        found += _Reader(resharding, 1, rank, spans, {}).records(metrics)
+        found += _Reader(resharding, 0, state.members, rank, spans, {}).records(metrics)
     for each in state.plan.ranks:
         nodes = update_nodes(state, each)
         parameters = {value: node.scope for node in nodes for value in node.outputs if node.scope in spans}
-        found += _Reader(resharding, 1, each.rank, spans, parameters).records(nodes)
+        found += _Reader(resharding, 0, state.members, each.rank, spans, parameters).records(nodes)
+        outer = outer_nodes(state, each)
+        parameters = {value: node.scope for node in outer for value in node.outputs if node.scope in spans}
+        found += _Reader(resharding, 0, 1, each.rank, spans, parameters, state.every).records(outer)
     return tuple(found)
 
 
@@ -141,6 +150,11 @@ def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
     return [*update.buffer_updates(rank.parameters), *update.parameter_updates(rank.parameters)]
 
 
+def outer_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
+    """The nodes of the average over groups that train apart, bucketed as they are emitted."""
+    return state.update.outer_updates(rank.parameters)
+
+
 def launch_seconds(resharding: Resharding, node: Node, op: Collective) -> tuple[float, float]:
     """Latency and transfer time of a node that is a collective."""
     return op.seconds(sum(value.type.bytes for value in node.inputs), resharding.mesh.link(op.over))
@@ -148,13 +162,18 @@ def launch_seconds(resharding: Resharding, node: Node, op: Collective) -> tuple[
 
 @define(eq=False)
 class _Reader:
-    """Reads the records from nodes in order. `parameters` are values that are parameters, or gradient sums."""
+    """Reads the records from nodes in order, which run for so many `microbatches`, or `steps` at once. `parameters` are
+    values that are parameters, or gradient sums. What follows one of `every` so many steps has that share of its bytes
+    and seconds.
+    """
 
     resharding: Resharding
     microbatches: int
+    steps: int
     rank: int
     spans: Mapping[str, Span | None]
     parameters: Mapping[Value, str]
+    every: int = 1
     makers: dict[Value, Node] = field(factory=dict)
     readers: dict[Value, Node] = field(factory=dict)
     roots: dict[Value, Value] = field(factory=dict)
@@ -178,7 +197,7 @@ class _Reader:
                 yield from self._of(node, node.op)
 
     def _of(self, node: Node, op: Collective) -> Iterator[Traffic]:
-        times = self.microbatches if node.phase in EACH_MICROBATCH else 1
+        times = self.microbatches if node.phase in EACH_MICROBATCH else self.steps
         latency, wire = launch_seconds(self.resharding, node, op)
         whole = op.moved([value.type for value in node.inputs])
         for before, after in zip(node.inputs, node.outputs, strict=True):
@@ -198,9 +217,9 @@ class _Reader:
                 self.spans[parameter] if parameter else self._cause(node, op, root, after),
                 self.rank,
                 times,
-                times / op.count,
-                times * moved,
-                times * (latency / op.count + wire * moved / whole),
+                times / op.count / self.every,
+                times * moved / self.every,
+                times * (latency / op.count + wire * moved / whole) / self.every,
             )
 
     def _parameter(self, root: Value, after: Value) -> str | None:

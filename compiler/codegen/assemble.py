@@ -21,7 +21,7 @@ from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.types import Type
 
 # Arguments of a rank's functions.
-FINISH, FACTOR, UPDATE = ("t", "c"), ("s", "c"), ("m", "t", "v", "k", "c")
+FINISH, FACTOR, UPDATE, OUTER = ("t", "c"), ("s", "c"), ("m", "t", "v", "k", "c"), ("m", "v", "c")
 
 
 def assemble(
@@ -52,6 +52,7 @@ def assemble(
             **asdict(rank, recurse=False),
             finish=_emit_finish(rank, module, update),
             update=_emit_update(rank, module, update, on_host) if update.parameters or update.buffers else None,
+            outer=_emit_outer(rank, module, update) if update.outer else None,
         )
         for rank in plan.ranks
     )
@@ -181,4 +182,22 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph, on_host: C
     writer.block(update.parameter_updates(rank.parameters), set())
     name = f"rank{rank.rank}_update"
     module.add(name, UPDATE, writer.body() or ["pass"], f"The optimizer of rank {rank.rank}, in place.")
+    return name
+
+
+def _emit_outer(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
+    """`m` has the copies of all parameters of the rank's first group, then those of the next."""
+    writer = Writer(OUTER, probe=module.probe)
+    order = {name: i for i, name in enumerate(rank.parameters)}
+    states = 0
+    for each in sorted((u for u in update.outer if u.name in order), key=lambda u: order[u.name]):
+        for member, value in enumerate(each.masters):
+            text = f"m[{member * len(order) + order[each.name]}]"
+            writer.names.texts[value] = Argument(text, value.type)
+        for value in each.states:
+            writer.names.texts[value] = Argument(f"v[{states}]", value.type)
+            states += 1
+    writer.block(update.outer_updates(order.keys()), set())
+    name = f"rank{rank.rank}_outer"
+    module.add(name, OUTER, writer.body() or ["pass"], f"The average of the groups of rank {rank.rank}, in place.")
     return name

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from attrs import evolve
 
-from partita.compiler.analysis.liveness import beside, held, shared
+from partita.compiler.analysis.liveness import beside, held, roots, shared, working_set
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import tensor_type
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
-from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
+from partita.compiler.passes.update import OuterUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.program import (
     AccumulatorRecord,
     InputPart,
@@ -27,6 +28,7 @@ from partita.compiler.program import (
     StateRecord,
     StepPlan,
     TiedTransfer,
+    late_name,
 )
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
@@ -56,13 +58,17 @@ def plan_step(
     mapped: Collection[str] = (),
     adds: bool = True,
     late: bool = False,
+    members: int = 1,
+    delay: int = 0,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
     parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
-    `late`: updates may be made before their step is validated. Raises Refused if the schedule
-    violates an invariant (E0501 to E0504).
+    `late`: updates may be made before their step is validated. With `members`, each rank trains so many groups apart,
+    and `whole` has the rows of one. Updates have gradients of `delay` steps before.
+
+    Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
     _check_ends(partitioned)
     check_schedule(schedule)
@@ -86,10 +92,13 @@ def plan_step(
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
     stage_sets = partitioned.stage_sets()
     updates = {each.name: each for each in update.parameters}
+    outer = {each.name: each for each in update.outer}
+    groups = members * mesh.groups
     return StepPlan(
         name=whole.name,
         inputs=tuple(
-            InputRecord(each.name, each.value.type, each.limit, each.span, each.ignored) for each in whole.inputs
+            InputRecord(each.name, _of_groups(each.value.type, batch, groups), each.limit, each.span, each.ignored)
+            for each in whole.inputs
         ),
         batch=batch,
         microbatches=schedule.microbatches,
@@ -102,6 +111,8 @@ def plan_step(
                 layouts[parameter.name],
                 stage_sets[parameter.name],
                 updates.get(parameter.name),
+                outer.get(parameter.name),
+                delay,
                 mesh.sizes,
                 parameter.name in on_host,
                 parameter.name in mapped,
@@ -115,8 +126,15 @@ def plan_step(
         statistics=tuple(name for name, _, _ in update.statistics),
         guards=partitioned.graph.guards,
         schedule=schedule,
+        members=members,
+        delay=delay,
         streams=streams,
     )
+
+
+def _of_groups(type: Type, batch: str, groups: int) -> Type:
+    """The type of an input of all groups, from that of one."""
+    return type.resized(batch, type.axis(batch).size * groups) if type.has(batch) else type
 
 
 def _traffic(transfers: Iterable[Transfer]) -> dict[Channel, Traffic]:
@@ -141,10 +159,13 @@ def _parameter_record(
     layouts: ParameterLayouts,
     stages: tuple[int, ...],
     update: ParameterUpdate | None,
+    outer: OuterUpdate | None,
+    delay: int,
     sizes: dict[str, int],
     host: bool,
     mapped: bool,
 ) -> ParameterRecord:
+    besides = zip(outer.state_names, outer.states, strict=True) if outer else ()
     named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
         parameter.name,
@@ -160,6 +181,13 @@ def _parameter_record(
         ),
         host,
         mapped,
+        (
+            *(
+                StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR)
+                for name, state in besides
+            ),
+            *(StateRecord(late_name(age), parameter.master) for age in range(1, delay + 1) if update is not None),
+        ),
     )
 
 
@@ -170,12 +198,19 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
     saved, kept = functions.saved, functions.kept
     around = {"F": (set(), saved), "B": (saved, kept), "W": (kept, set()), "BW": (saved, set())}
     peaks = {}
+    gathering = opening = 0
     for kind in functions.kinds:
         there, left = around[kind]
         nodes = functions.groups[kind]
         before = {*there, *(node.output for node, _ in receives(nodes))}
         after = {*left, *(node.inputs[0] for node, _ in sends(nodes))}
-        peaks[kind] = beside(functions.units(nodes, after), before, after, stage.nodes)
+        units = functions.units(nodes, after)
+        peaks[kind] = beside(units, before, after, stage.nodes)
+        if kind == "F" and functions.gathered.collectives:
+            sent, waiting = _waiting(functions, units)
+            gathering = sum(each.type.bytes for each in sent)
+            most = working_set(waiting, after, {*before, *sent}, roots(stage.nodes))
+            opening = most - held(before, stage.nodes)
         if reduce and kind == schedule.last_kind(stage.index):
             reduced = functions.reduced(reduce, ())
             buffers = {node: _buffered(node, adds) for node in reduced.collectives}
@@ -200,13 +235,53 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
         offloaded=held(stage.offloaded, forward),
         shared={"F": shared(forward), "B": shared(functions.groups["BW"])},
         peaks=peaks,
+        gathering=gathering,
+        opening=opening,
     )
+
+
+def _waiting(functions: StageFunctions, units: list[list[list[Node]]]) -> tuple[list[Value], list[list[list[Node]]]]:
+    """F of a step's first microbatch, as far as memory goes: the buffers of what is sent to gather, which are there
+    when it begins; and its units, with waits before the runs that read what is gathered.
+
+    While it waits for a collective, what it has received is there twice: in a buffer, and as results, which are counted
+    where constants are. What is made from these holds them until it is made.
+    """
+    follow = functions.gathered.follow
+    gathers = [*functions.gathered.collectives, *(node for node in follow if node.op.communicates)]
+    makers = {value: node for node in (*gathers, *follow) for value in node.outputs}
+    sent = {node: _buffer("sent", node, node.op.copied([value.type for value in node.inputs])) for node in gathers}
+    received = {node: _buffer("received", node, sum(value.type.bytes for value in node.outputs)) for node in gathers}
+    ready: set[Node] = set()
+
+    def waits(values: Iterable[Value]) -> Iterator[Node]:
+        for node in (makers[value] for value in values if value in makers):
+            if node not in ready:
+                ready.add(node)
+                yield from waits(node.inputs)
+                copied = [received[makers[value]] for value in node.inputs if makers.get(value) in received]
+                if node in sent:
+                    yield evolve(node, inputs=(sent[node], *copied), outputs=(received[node],))
+                elif not node.op.is_view and copied:
+                    yield evolve(node, op=gathers[0].op, inputs=tuple(copied), outputs=())
+
+    # Further collectives start at once, with what they gather.
+    found = [[[wait] for node in follow if node.op.communicates for wait in waits(node.inputs)]]
+    for run in units:
+        found += [[[wait] for unit in run for node in unit for wait in waits(node.inputs)], run]
+    found.append([[wait] for node in (*gathers, *follow) for wait in waits(node.outputs)])
+    return list(sent.values()), [run for run in found if run]
 
 
 def _buffered(node: Node, adds: bool) -> Node:
     """A collective that stays in flight, as what makes the buffers that it holds."""
     size = node.op.buffer([value.type for value in node.inputs], [value.type for value in node.outputs], adds)
-    return evolve(node, outputs=(Value(f"buffers of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),))),))
+    return evolve(node, outputs=(_buffer("buffers", node, size),))
+
+
+def _buffer(name: str, node: Node, size: int) -> Value:
+    """So many bytes of a collective, as a value."""
+    return Value(f"{name} of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),)))
 
 
 def _tied(update: UpdateGraph, schedule: Schedule) -> list[TiedTransfer]:

@@ -118,6 +118,7 @@ class Device:
 # more of it is overlapped (Lee et al., arXiv 2507.03114): besides multiprocessors they take memory bandwidth and power.
 # So 40% is the price of the 24 channels that NCCL has there (see `links`), in proportion to their number.
 _SLOWED, _CHANNELS = 0.4, 24
+_BESIDE = "beside collectives: Lee et al., Characterizing Compute-Communication Overlap, arXiv 2507.03114"
 
 # Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
 # 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 of peak after correcting for tiles and depth. Over a training step it
@@ -180,7 +181,7 @@ def _gpu(
         gpu=True,
         host_link=host[0] * _HOST_LINK,
         host_bandwidth=host[1],
-        sources=(*sources, _PRODUCTS, _FUSED, _STREAMING, _HOST),
+        sources=(*sources, _PRODUCTS, _FUSED, _STREAMING, _BESIDE, _HOST),
     )
 
 

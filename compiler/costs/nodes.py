@@ -41,13 +41,15 @@ def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
 
 
 def seconds(node: Node, device: Device, added: bool = False) -> float:
-    """The time of one node on a device; or on its host, where that keeps its operands."""
+    """The time of one node on a device; or on its host, where that keeps its operands: an operation there, and a copy
+    to or from there, take at least as long to start as a kernel.
+    """
     there = {value.host for value in (*node.inputs, *node.outputs)}
     if len(there) > 1:  # a copy from one memory to the other
-        return node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0
+        return device.launch + node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0
     if device.gpu and True in there:
         moved = node.op.accessed([value.type for value in node.inputs], [value.type for value in node.outputs])
-        return moved / device.host_bandwidth
+        return device.launch * node.op.launches() + moved / device.host_bandwidth
     known = kernel_of(node, added)
     if known is None:
         return 0.0
@@ -119,7 +121,7 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
             sent.update(node.outputs)
         if takes_no_time(node.op) or node.op.ahead:
             continue
-        if not node.op.fusible:
+        if not node.op.fusible or any(value.host for value in (*node.inputs, *node.outputs)):
             end()
             over = ()
             continue

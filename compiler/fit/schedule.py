@@ -55,6 +55,8 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         state.mapped,
         adds=not state.device.gpu,
         late=state.training and state.train.late,
+        members=state.members,
+        delay=state.train.delay if state.training else 0,
     )
     return extended(Scheduled, state, schedule=schedule, plan=plan, warnings=(*state.warnings, *warnings))
 

@@ -59,6 +59,8 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
             dense[parameter.name] = "its optimizer updates it as a whole"
         elif train.ema is not None:
             dense[parameter.name] = "`ema` keeps a mean of all rows"
+        elif train.delay:
+            dense[parameter.name] = "gradients of earlier steps have all rows"
         elif train.dense and not update.lazy:
             dense[parameter.name] = "this is the reference, which updates all rows"
         elif slices > 1:

@@ -104,6 +104,24 @@ class BufferUpdate:
 
 
 @frozen(eq=False)
+class OuterUpdate:
+    """The average of one parameter or buffer over groups that train apart (`partita.compiler.passes.outer`).
+
+    `masters` are the copies of this rank's groups, which are overwritten. `states` are kept besides, by `state_names`:
+    the anchor first, from which all groups go on. `stages` are those that keep it.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    masters: tuple[Value, ...]
+    states: tuple[Value, ...]
+    state_names: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+    __repr__ = shortened
+
+
+@frozen(eq=False)
 class UpdateGraph:
     """The end of a step. `statistics` are the entries of the vector, each with the stage that makes it.
 
@@ -112,7 +130,8 @@ class UpdateGraph:
     nodes that compute statistics from them. `finish` has the nodes that compute a stage's share of the squared norm, by
     stage. `norms` are these shares summed over all ranks, the last entries of the vector, and `clip` the nodes that
     compute the coefficient from them (empty without clipping). `buffers` are updated before the parameters, by
-    `buffer_nodes`, which read `masters` of both. `stacked` are nodes that several parameters' updates share.
+    `buffer_nodes`, which read `masters` of both. `stacked` are nodes that several parameters' updates share. `outer`
+    are the averages over groups that follow some steps, if groups train apart.
     """
 
     parameters: tuple[ParameterUpdate, ...]
@@ -128,6 +147,7 @@ class UpdateGraph:
     masters: tuple[Master, ...] = ()
     buffer_nodes: tuple[Node, ...] = ()
     stacked: tuple[Stacked, ...] = ()
+    outer: tuple[OuterUpdate, ...] = ()
 
     def __repr__(self) -> str:
         return f"<UpdateGraph: {count(len(self.parameters), 'parameter')}>"
@@ -156,6 +176,11 @@ class UpdateGraph:
         nodes = [node for each in own for node in (*each.finish, *each.prepare)]
         nodes += [node for each in self.stacked if each.parameters[0] in order for node in each.nodes]
         nodes += [node for each in own for node in each.update]
+        return bucketed(by_depth(nodes), BUCKET_BYTES)
+
+    def outer_updates(self, names: Collection[str]) -> list[Node]:
+        """What averages the parameters and buffers among `names` over groups."""
+        nodes = [node for each in self.outer if each.name in names for node in each.nodes]
         return bucketed(by_depth(nodes), BUCKET_BYTES)
 
     def statistic_nodes(self, stages: Collection[int]) -> list[Node]:

@@ -13,27 +13,39 @@ from partita.compiler.schedules.auto import STEPS, VISITS
 from partita.compiler.state import Scheduled
 
 # Seconds for a program, for an operation in it: passes, costs and memory; and for a microbatch of a stage.
-FILE, OPERATION, TURN = 0.035, 4e-4, 1e-4
+FILE, OPERATION, TURN = 0.035, 3.8e-4, 1.5e-4
 # For an order that is searched for, for each action that the search visits.
 VISIT = 4e-7
 # For a file that does not compile.
 REFUSED = 0.05
-# For a program whose costs are taken again, for an operation in it.
-AGAIN = 5e-5
+# For a program whose costs are taken again, for an operation in it; and how often that is, to compare two plans.
+AGAIN, COMPARED = 7e-5, 50
 # For a bound; and for an estimate, and each microbatch of a stage in it.
 BOUND, ESTIMATE, ESTIMATED_TURN = 4e-5, 2e-4, 1e-6
 
 
 @define
 class Budget:
-    """So many `seconds`, of which some are `spent`."""
+    """So many `seconds`, of which some are `spent`. Phases of a search have shares of them: of what is left where it
+    has `begun`, without what is `reserved` for after the phases.
+    """
 
     seconds: float
     spent: float = 0.0
+    begun: float = 0.0
+    reserved: float = 0.0
 
-    def late(self, share: float = 1.0, wanted: float = 0.0) -> bool:
-        """Whether more than a share of it is spent, or would be with the seconds that are `wanted`."""
-        return self.spent + wanted > share * self.seconds
+    def begin(self, reserved: float) -> None:
+        """The phases begin."""
+        self.begun, self.reserved = self.spent, reserved
+
+    def late(self, share: float) -> bool:
+        """Whether the share of the phases is spent."""
+        return self.spent > self.begun + share * max(0.0, self.seconds - self.reserved - self.begun)
+
+    def exceeded(self, wanted: float) -> bool:
+        """Whether all would be spent with the seconds that are `wanted`."""
+        return self.spent + wanted > self.seconds
 
     def spend(self, seconds: float) -> None:
         """Count seconds."""

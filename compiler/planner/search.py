@@ -20,9 +20,9 @@ nothing fits. What else there is, is tried on the best: from outlook to outlook,
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
-from math import prod
+from math import log2, prod
 from time import process_time
 
 from attrs import define, evolve, field, frozen
@@ -36,9 +36,13 @@ from partita.compiler.passes.assign import assign
 from partita.compiler.passes.build import build
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.planner.budget import (
+    AGAIN,
     BOUND,
+    COMPARED,
     ESTIMATE,
     ESTIMATED_TURN,
+    FILE,
+    OPERATION,
     REFUSED,
     Budget,
     seconds_of,
@@ -46,7 +50,7 @@ from partita.compiler.planner.budget import (
     seconds_to_search,
 )
 from partita.compiler.planner.estimate import CandidateEstimate, Parts, cut, delayed, even, least, live, memory, parts
-from partita.compiler.planner.moves import moves, orders, searched
+from partita.compiler.planner.moves import moves, orders
 from partita.compiler.planner.sensitivity import RunnerUp, runner_up
 from partita.compiler.planner.space import Candidate, Space
 from partita.compiler.planner.stage_costs import MICROBATCHES, Links, Stages, stages_of
@@ -75,6 +79,8 @@ SIZES = (1, 4)
 NEAR = 0.95
 # Shares of the budget by which bounds, outlooks on the file's mesh, all outlooks, and those of changes must be done.
 BOUNDS, NEARBY, OUTLOOKS, CHANGES = 0.35, 0.42, 0.5, 0.65
+# The share of the budget by which a comparison of the best two plans may exceed it.
+BEYOND = 0.05
 # How often a change that does not fit is tried in a way that needs less memory.
 SMALLER = 3
 # The seconds to compile a layer of a candidate, in units of a proxy's.
@@ -109,7 +115,7 @@ class Found:
     """The result of a search. `plans` are ordered by step time; `larger` is the fastest candidate that does not fit, if
     faster than all plans; `own` is the file itself, if it has the given number of devices, and `wrong` why it does not
     compile; `looked` counts the candidates of each of the three phases. `runner_up` says what would have to be true for
-    the second of the plans to be the best.
+    the second of the plans to be the best, if there was time to find out.
     """
 
     space: Space
@@ -146,6 +152,7 @@ class Search:
     _nearest: dict[str, tuple[float, Candidate]] = field(factory=dict, init=False)
     _proxies: float = field(default=0.0, init=False)  # seconds of the budget
     _made: int = field(default=0, init=False)
+    _layers: float = field(default=0.0, init=False)  # of the budget, for all of the file's, if it compiles
     _parameters: float = field(init=False)
     _trained: int = field(init=False)
     _states: int = field(init=False)  # bytes
@@ -171,12 +178,13 @@ class Search:
         """Search. Raises Refused (E0902) if nothing fits or nothing compiles."""
         begin = process_time()
         own, wrong = self._as_it_is()
+        self.budget.begin(reserved=self.budget.spent)  # a plan takes about as long to compile
         kept = [own] if own is not None and own.peak <= self.device.memory else []
         bounds = sorted(self._all_bounds(own), key=lambda pair: pair[0])
         fitting = self._outlook(bounds, own)
         fitting = sorted({*fitting, *self._variants(fitting[: self.top])}, key=self._seconds)
-        fitting = sorted({*fitting, *self._changed(fitting)}, key=self._seconds)
-        plans, compiled = self._plans(fitting, kept)
+        self._change(fitting)
+        plans, compiled = self._plans(kept)
         larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
         fastest = min(larger, key=self._seconds, default=None)
         if not plans:
@@ -186,7 +194,7 @@ class Search:
             beyond = fastest, self._outlooks[fastest]
         looked = len(bounds), len(self._outlooks), compiled
         second = None
-        if len(plans) > 1:
+        if len(plans) > 1 and not self.budget.exceeded(self._comparing):
             first, other = ((plan.candidate, plan.prediction.step_time) for plan in plans[:2])
             second = runner_up(self.space, self.device, first, other, self.budget)
         return Found(self.space, self.device, plans, beyond, own, wrong, looked, process_time() - begin, second)
@@ -201,7 +209,9 @@ class Search:
             report_misfits(file, report)
             if report.errors:
                 raise Refused(report.diagnostics())
-            return evolve(predicted(file, candidate, self.budget), given=True), None
+            plan = evolve(predicted(file, candidate, self.budget), given=True)
+            self._layers = self.budget.spent - self._without_layers(candidate)
+            return plan, None
         except Refused as refused:
             return None, refused.diagnostics[0]
 
@@ -239,6 +249,8 @@ class Search:
             for each in space.factors(setting.context, setting.expert)
             if self._stored(evolve(setting, data=each[0], pipe=each[1], tensor=each[2], zero=3)) <= self.room
         ]
+        if own is not None:
+            factors.sort(key=lambda each: _distance(each, own.candidate.mesh[:3]))
         for data, pipe, tensor in factors:
             sequence = bool(tensor > 1 and space.sequence_by(tensor))
             best, wasted = float("inf"), 0
@@ -358,15 +370,14 @@ class Search:
     # ------------------------------------------------------------ outlooks
 
     def _outlook(self, bounds: list[tuple[float, Candidate]], own: Plan | None) -> list[Candidate]:
-        """The candidates that are estimated to fit, fastest first: `top`, and others estimated on the way. Those on the
-        file's mesh are estimated first, since its author may have had reasons that bounds miss.
+        """The candidates that are estimated to fit, fastest first: `top`, and others estimated on the way. The file's
+        layout, and others on its mesh, are estimated first, since its author may have had reasons that bounds miss.
         """
         found: list[Candidate] = []
         if own is not None:
             fits = own.peak <= self.device.memory
-            if not fits:
-                near = self._settled(evolve(own.candidate, slices=1, shared=False))
-                found += [near] if near is not None else []
+            near = self._settled(evolve(own.candidate, slices=1, shared=False))
+            found += [near] if near is not None else []
             most = own.prediction.step_time if fits else float("inf")
             alike = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
             self._look_through(alike, found, NEARBY)
@@ -405,12 +416,22 @@ class Search:
         best = min(found, key=self._seconds)
         return self.budget.late(share) or self._too_late_for(best)
 
-    def _too_late_for(self, candidate: Candidate) -> bool:
-        """Whether compiling a candidate now would exceed the budget."""
+    @property
+    def _comparing(self) -> float:
+        """About the seconds to compare the best two plans, beyond what that may exceed the budget by."""
+        operations = max(0.0, self._proxies / max(1, self._made) - FILE) / OPERATION
+        return max(0.0, operations * AGAIN * COMPARED - BEYOND * self.budget.seconds)
+
+    def _too_late_for(self, candidate: Candidate, reserved: float = 0.0) -> bool:
+        """Whether compiling a candidate now would exceed the budget, of which so much is `reserved`."""
+        layers = self._layers or self._proxies / self._made * LAYER * self.space.layers
+        return self.budget.exceeded(reserved + layers + self._without_layers(candidate))
+
+    def _without_layers(self, candidate: Candidate) -> float:
+        """The seconds to compile a candidate, without what its operations take."""
         turns = candidate.stages * self.space.microbatches(candidate) * candidate.slices
-        layers = self._proxies / self._made * LAYER * self.space.layers
-        searching = seconds_to_search(turns) if candidate.schedule == searched() else 0.0
-        return self.budget.late(wanted=layers + seconds_to_compile(0, turns) + searching)
+        searching = seconds_to_search(turns) if SCHEDULES[candidate.schedule].searched else 0.0
+        return seconds_to_compile(0, turns) + searching
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Variants of a candidate that need less memory."""
@@ -462,8 +483,8 @@ class Search:
                 if outlook is not None and outlook.peak <= self.room:
                     yield variant
 
-    def _changed(self, fitting: list[Candidate]) -> Iterator[Candidate]:
-        """Faster ones that fit, each made of the one before by changing one thing; first of the best."""
+    def _change(self, fitting: list[Candidate]) -> None:
+        """Look at what differs from the best in one thing, and from the first of these that is faster, and so on."""
         best = fitting[0] if fitting else None
         while best is not None:
             now, best = best, None
@@ -472,7 +493,6 @@ class Search:
                     return
                 settled = self._settled(move)
                 if settled is not None and self._seconds(settled) < self._seconds(now):
-                    yield settled
                     best = settled
                     break
 
@@ -494,18 +514,24 @@ class Search:
 
     # ------------------------------------------------------------ plans
 
-    def _plans(self, fitting: list[Candidate], kept: list[Plan]) -> tuple[tuple[Plan, ...], int]:
-        """The best candidates compiled, merged with `kept`, fastest first; and how many were compiled."""
+    def _plans(self, kept: list[Plan]) -> tuple[tuple[Plan, ...], int]:
+        """The best candidates that are estimated to fit, compiled, and merged with `kept`, fastest first; and how many
+        were compiled.
+        """
         plans: list[Plan] = []
         compiled = 0
         meshes: Counter[tuple[int, ...]] = Counter()
         alike = self.top if self.space.sizes is not None else ALIKE
         known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in kept}
-        queue = deque(fitting)
+        fitting = (candidate for candidate, outlook in self._outlooks.items() if outlook.peak <= self.room)
+        queue = deque(sorted(fitting, key=self._seconds))
         while queue:
             candidate = queue.popleft()
-            if len(plans) >= self.top or ((plans or kept) and self._too_late_for(candidate)):
+            if len(plans) >= self.top:
                 break
+            comparing = self._comparing if len(plans) + len(kept) > 1 else 0.0
+            if (plans or kept) and self._too_late_for(candidate, comparing):
+                continue
             plan = planned(self.space, candidate, self.budget) if meshes[candidate.mesh] < alike else None
             if plan is None:
                 continue
@@ -588,6 +614,11 @@ def _parts(state: Scheduled, prediction: Prediction) -> Parts:
     return Parts(compute, most - compute, prediction.step_time - most - end, end)
 
 
+def _distance(sizes: Sequence[int], others: Sequence[int]) -> float:
+    """How different the sizes of two meshes are: the factors between them, as logarithms."""
+    return sum(abs(log2(size / other)) for size, other in zip(sizes, others, strict=True))
+
+
 def elements(body: spec.Body, axis: str | None = None) -> float:
     """The number of elements of all parameters of a body, or those with an axis, over all calls and iterations."""
     found = 0.0
@@ -623,4 +654,6 @@ def details(candidate: Candidate) -> list[str]:
     words += ["shared vocabulary"] if candidate.shared else []
     words += ["state on host"] if candidate.offload else []
     words += [f"{candidate.slices} slices"] if candidate.slices > 1 else []
+    words += [f"{candidate.pieces} pieces"] if candidate.pieces > 1 else []
+    words += ["validated after"] if candidate.late else []
     return words

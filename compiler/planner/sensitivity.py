@@ -152,7 +152,13 @@ class _Scaled:
     def _estimate(self, change: Callable[[Scheduled], Scheduled]) -> float:
         space, candidate = self.space, self.candidate
         shape = evolve(
-            candidate, schedule=DEFAULT_SCHEDULE, chunks=1, pipe=min(candidate.pipe, 2), shared=False, slices=1
+            candidate,
+            schedule=DEFAULT_SCHEDULE,
+            chunks=1,
+            pipe=min(candidate.pipe, 2),
+            shared=False,
+            slices=1,
+            late=False,
         )
         stages = stages_of(space, shape, self.links, self.budget, self.programs, change)
         nodes = sum(len(stage.nodes) for state in self.programs.values() for stage in state.partitioned.stages)

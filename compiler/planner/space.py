@@ -59,7 +59,8 @@ class Candidate:
     The sequence is split over `context` ranks, with this `exchange` (`EXCHANGES`). `expert` ranks have parts of the
     batch and of the experts; `routed`: those of `tensor` have parts of the experts, rather than of each. `shared`: all
     stages share the vocabulary. `offload`: the optimizer's state is in the host's memory. `slices` are those of each
-    microbatch along the sequence.
+    microbatch along the sequence. What is exchanged along `tensor` beside products is in `pieces`. `late`: updates do
+    not wait until their step is validated.
     """
 
     data: int
@@ -78,6 +79,8 @@ class Candidate:
     shared: bool = False
     offload: bool = False
     slices: int = 1
+    pieces: int = 1
+    late: bool = False
 
     @property
     def mesh(self) -> tuple[int, ...]:
@@ -250,8 +253,10 @@ class Space:
             given |= {"over": (self.batch, self.positions), "slices": candidate.slices}
         settings = SCHEDULES[candidate.schedule].settings
         arguments = {each.name: given.get(each.name, each.default) for each in settings}
+        _, train = self.given.trained
         return evolve(
             self.given,
+            train=evolve(train, validate=spec.AFTER) if candidate.late else train,
             meshes={mesh.name: mesh},
             layout=spec.Layout("planned", mesh.name, self.rules(candidate, counts)),
             schedule=spec.Schedule("planned", spec.Call(candidate.schedule, arguments)),
@@ -337,6 +342,8 @@ class Space:
             rules.append(spec.StageRule(self.staged, self.pipe, counts, place))
         if candidate.offload:
             rules.append(spec.OffloadRule(((STATE,),), place, (place,)))
+        if candidate.pieces > 1:
+            rules.append(spec.OverlapRule((self.tensor,), candidate.pieces, place))
         if candidate.recompute:
             paths = tuple(tuple(path.split(".")) for path in candidate.recompute.split(", "))
             rules.append(spec.RecomputeRule(paths, place, (place,) * len(paths)))
@@ -383,6 +390,9 @@ class Space:
             routed=tensor > 1 and (self.experts, self.tensor) in over,
             shared=pipe > 1 and any((name, self.pipe) in over for name in self.vocabularies),
             offload=any(isinstance(rule, spec.OffloadRule) and (STATE,) in rule.paths for rule in layout.rules),
+            pieces=next(
+                (r.pieces for r in layout.rules if isinstance(r, spec.OverlapRule) and self.tensor in r.mesh_axes), 1
+            ),
         )
 
     def as_it_stands(self, own: Candidate) -> spec.Spec:
@@ -412,7 +422,7 @@ class Space:
             ),
             rows=sizes.get(self.batch, self.rows),
         )
-        plain = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1, slices=1, shared=False)
+        plain = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1, slices=1, shared=False, late=False)
         return small.file(plain, counts if len(counts) > 1 else None)
 
     @property
@@ -504,6 +514,9 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
     # What `auto` recomputes depends on the memory of the full program, which is not known for a candidate.
     recomputed = "" if recomputed == "auto" else recomputed
     kept: tuple[spec.Rule, ...] = tuple(rule for rule in rules if _kept(rule, searched, batch))
+    # A rule that puts an axis in another order is the only one that splits it.
+    reordered = {_axis(t) for rule in kept if isinstance(rule, spec.ShardRule) and rule.zigzag for t in rule.targets}
+    sequence = tuple(name for name in sequence if name not in reordered)
     kept += tuple(_offloaded(layout))
     sizes = dict(mesh.axes) if keep else None
     found = Space(
@@ -668,15 +681,20 @@ def _recomputed(layout: spec.Layout | None) -> str:
 
 
 def _blocks(body: spec.Body, steps: tuple[spec.Repeat, ...], own: str) -> tuple[str, ...]:
-    """What can be recomputed, in increasing order: blocks that layers call directly, what the file recomputes, and
-    everything in the layers.
+    """What can be recomputed, in increasing order: blocks that the blocks of layers call, those of layers, what the
+    file recomputes, and everything in the layers.
     """
-    found = [step.block for repeat in steps for step in repeat.body.steps if isinstance(step, spec.CallBlock)]
-    if not steps:
-        found = [step.block for step in body.steps if isinstance(step, spec.CallBlock)]
-    every = ("all",) if steps else ()
-    names = found if not steps or len(set(found)) > 1 else []
+    calls = [call for each in ([step.body for step in steps] or [body]) for call in _calls(each)]
+    inner = [step.block for call in calls for step in _calls(call.body)]
+    outer = [call.block for call in calls]
+    # What the file recomputes may be just that.
+    every = ("all",) if steps and set(own.split(", ")) != {step.name for step in steps} else ()
+    names = (*inner, *(outer if not steps or len(set(outer)) > 1 else ()))
     return tuple(dict.fromkeys((*names, *filter(None, (own,)), *every)))
+
+
+def _calls(body: spec.Body) -> list[spec.CallBlock]:
+    return [step for step in body.steps if isinstance(step, spec.CallBlock)]
 
 
 def _tensor_axes(

@@ -164,7 +164,7 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
                 costs.action(i, "W"),
                 costs.action(i, "BW") + send_backward,
                 quiet[i, "F"] + quiet[i, "BW"] + send_forward + send_backward,
-                end_seconds(state, rank),
+                end_seconds(state, rank, costs.action(i, "F")),
                 sent["forward"],
                 sent["backward"],
                 stage.saved,

@@ -145,8 +145,10 @@ def _planned(plan: Plan, source: Source, declarations: Declarations, schedule: t
     entries = [each for train in declarations.train for each in train.table.entries]
     lines = [f"model = {file.trained[0].name}"]
     lines += [f"{key} = {name}" for key, name in chosen.items()]
-    rest = [each for each in entries if each.key.text not in CHOICES]
-    lines += [f"{each.key.text} = {expression_text(each.value)}" for each in rest]
+    said = {each.key.text: expression_text(each.value) for each in entries if each.key.text not in CHOICES}
+    if plan.candidate.late:
+        said["validate"] = spec.AFTER.name
+    lines += [f"{key} = {value}" for key, value in said.items()]
     yield "train {\n" + "\n".join(lines) + "\n}"
     yield "# The plan's predicted cost, with some slack.\nexpect {\n" + "\n".join(_claims(plan)) + "\n}"
 

@@ -223,7 +223,7 @@ def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
     """The messages between pipeline ranks, sent for each microbatch."""
     program = state.program
     return tuple(
-        _transfer(message, program.microbatches)
+        _transfer(message, program.members * program.microbatches)
         for message in state.partitioned.messages
         if message.direction in ("forward", "backward")
         and program.stages[message.source].rank != program.stages[message.destination].rank
@@ -232,7 +232,9 @@ def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
 
 def tied_transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
     """Gradient totals of tied parameters, sent once a step to each other pipeline rank that has the parameter."""
-    return tuple(_transfer(each.transfer.message, 1) for rank in state.program.ranks for each in rank.sends)
+    return tuple(
+        _transfer(each.transfer.message, state.program.members) for rank in state.program.ranks for each in rank.sends
+    )
 
 
 def _transfer(message: Message, count: int) -> dict[str, Any]:

@@ -336,6 +336,7 @@ AUTO = register(
         order=auto,
         chunks=None,
         bounded=True,
+        searched=True,
         proxy=_proxy,
     )
 )

@@ -72,6 +72,7 @@ class Generator(Signature):
 
     - `representative`: how many of M microbatches to estimate, for P and M; others add the busiest rank's time each.
     - `planned`: the numbers of chunks to consider, for P, the layers to split and M; default: none.
+    - `searched`: its order is searched for, which takes so long that it is tried only on the best plan.
 
     For `auto`: `role` is "compared" (taken as it is) or "varied" (with other warm-ups and lags). `bounded`: it is built
     to fit within the memory of its conditions.
@@ -94,6 +95,7 @@ class Generator(Signature):
     bubble: Callable[[Times], float] | None = None
     representative: Callable[[int, int], int] = lambda ranks, microbatches: min(microbatches, 3 * ranks)
     planned: Callable[[int, int, int], Iterable[int]] = lambda ranks, layers, microbatches: ()
+    searched: bool = False
     role: Literal["varied", "compared"] | None = None
     bounded: bool = False
     slack: int = 2

@@ -264,7 +264,7 @@ _VALUE = re.compile(
 _RESULT = re.compile(rf"(?:{_VALUE.pattern})(?:, |$)")
 _NODE = re.compile(
     r"(?:(?P<results>%.+?) = )?(?P<op>\w+)\((?P<arguments>.*)\)"
-    r"(?: (?P<phase>[PFBWREU])(?P<stage>\d*))?(?: @(?P<scope>.*))?"
+    r"(?: (?P<phase>[PFBWREUO])(?P<stage>\d*))?(?: @(?P<scope>.*))?"
 )
 
 

@@ -31,6 +31,14 @@ accumulator, a master, an optimizer state.
     %tiny.add.after: f32[experts=8] = add(%master(tiny.bias), %total(statistic tiny.counts)) U @tiny
     buffer tiny.bias stages 0 stores %tiny.add.after over %master(tiny.bias)
     of 0 %total(statistic tiny.counts) = statistic tiny.counts
+
+Where groups train apart, the average of each parameter follows: the copies of the rank's groups, what is kept besides
+them, and the nodes.
+
+    outer tiny.w stages 0
+    copy %master(tiny.w)@0: f32[embed=64]
+    kept anchor %anchor(tiny.w): f32[embed=64]
+    %total(tiny.w): f32[embed=64] {+/data_groups} = sum_of_groups(%master(tiny.w)@0) O @tiny.w
 """
 
 from __future__ import annotations
@@ -47,7 +55,7 @@ from partita.compiler.ops.op import Op
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.stacked import Stacked
-from partita.compiler.passes.update import BufferUpdate, ParameterUpdate, UpdateGraph
+from partita.compiler.passes.update import BufferUpdate, OuterUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.text.graph import GraphReader, GraphWriter, matched, parse_layout, read_lines
 from partita.compiler.text.sharded import LAYOUTS, layouts_text
 
@@ -205,6 +213,12 @@ class _UpdateWriter(GraphWriter):
             self.part("buffers", update.buffer_nodes)
             for buffer in update.buffers:
                 self.buffer_update(buffer)
+        for outer in update.outer:
+            self.lines.append(f"outer {outer.name} stages {', '.join(map(str, outer.stages))}")
+            self.lines += [f"copy {self.value(value)}" for value in outer.masters]
+            kept = zip(outer.state_names, outer.states, strict=True)
+            self.lines += [f"kept {name} {self.value(value)}" for name, value in kept]
+            self.lines += map(self.node, outer.nodes)
         return self.lines
 
     def buffer_update(self, each: BufferUpdate) -> None:
@@ -264,6 +278,9 @@ def parse_update(text: str) -> UpdateGraph:
         "read": reader.read,
         "buffer": reader.buffer,
         "of": reader.buffer_total,
+        "outer": reader.outer_update,
+        "copy": lambda text: reader.outer[-1]["masters"].append(reader.value(text)),
+        "kept": reader.kept,
         **{word: partial(reader.part, word) for word in PARTS},
     }
     read_lines(text, words, lambda line: reader.nodes.append(reader.node(line)))
@@ -282,6 +299,7 @@ class _UpdateReader(GraphReader):
         self.norms: list[Value] = []
         self.masters: list[Master] = []
         self.buffers: list[BufferUpdate] = []
+        self.outer: list[dict[str, Any]] = []
 
     def update(self) -> UpdateGraph:
         """The graph that was read."""
@@ -308,6 +326,17 @@ class _UpdateReader(GraphReader):
             tuple(self.masters),
             self.of("buffers", ""),
             tuple(self.stacked()),
+            tuple(
+                OuterUpdate(
+                    each["name"],
+                    each["stages"],
+                    tuple(each["masters"]),
+                    tuple(each["states"].values()),
+                    tuple(each["states"]),
+                    self.of("outer", each["name"]),
+                )
+                for each in self.outer
+            ),
         )
 
     def part(self, kind: str, of: str) -> None:
@@ -389,6 +418,18 @@ class _UpdateReader(GraphReader):
         match = matched(r"(\S+) stages ([\d, ]+) stores (%.+) over (%.+)", text)
         stages = tuple(map(int, match[2].split(", ")))
         self.buffers.append(BufferUpdate(match[1], stages, (), self.values[match[4]], self.values[match[3]]))
+
+    def outer_update(self, text: str) -> None:
+        """Reads the heading of the average of a parameter over groups."""
+        name, _, stages = text.partition(" stages ")
+        self.part("outer", name)
+        found = {"name": name, "stages": tuple(map(int, stages.split(", "))), "masters": [], "states": {}}
+        self.outer.append(found)
+
+    def kept(self, text: str) -> None:
+        """Reads what is kept of it besides the copies of groups."""
+        name, _, value = text.partition(" ")
+        self.outer[-1]["states"][name] = self.value(value)
 
     def buffer_total(self, text: str) -> None:
         """Reads a statistic of the last buffer."""

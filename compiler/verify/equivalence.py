@@ -14,7 +14,8 @@ consulted: a program written by hand would be validated the same way. The checks
 4. At the end of the step every gradient is the sum of its totals, in the layout that the update needs; every parameter
    is updated by the declared optimizer and stored back, its mean follows if `ema` keeps one, and every buffer is
    updated by its update; and each entry of the statistics counts once over all ranks: the loss, the metrics, and the
-   squared gradients from which the clipping coefficient is computed (`ending`, `buffers`, `updates`).
+   squared gradients from which the clipping coefficient is computed (`ending`, `buffers`, `updates`). Where groups
+   train apart, this is so within each of them, and their average is that of all copies (`outer`).
 5. Parameters lie in the memory that the layout says, and are read once they have arrived on the device (`copies`).
 6. The assembled program agrees with these graphs in its records, its transfers, and its copies of what microbatches
    keep (`records`, `transfers`, `copies`).
@@ -37,6 +38,7 @@ from partita.compiler.verify.copies import Copies
 from partita.compiler.verify.division import Division
 from partita.compiler.verify.ending import Ending
 from partita.compiler.verify.messages import Messages
+from partita.compiler.verify.outer import Outers
 from partita.compiler.verify.pieces import in_one_piece
 from partita.compiler.verify.records import Records
 from partita.compiler.verify.reference import Reference
@@ -76,10 +78,12 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         Buffers(ending, compilation.training).run()
         memories = compilation.states_on_host, compilation.on_host
         Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
+        apart = (compilation.groups, train.local) if compilation.training else (None, None)
+        Outers(ending, *apart).run()
         Copies(compilation.partitioned, compilation.program if program else None, check, compilation.prefetched).run()
         if program:
-            late = compilation.training and train.late
-            given = compilation.update, whole, compilation.program, check, compilation.on_host, late
+            late, delay = compilation.training and train.late, train.delay if compilation.training else 0
+            given = compilation.update, whole, compilation.program, check, compilation.on_host, late, delay
             Records(partitioned, layouts, *given).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
     return Validation(

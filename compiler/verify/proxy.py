@@ -24,6 +24,7 @@ from partita.compiler.schedules.generator import SCHEDULES, Sizes, one_microbatc
 from partita.compiler.verify.proxy_sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse
+from partita.dsl.groups import groups_of
 from partita.dsl.layouts import HEADS
 from partita.dsl.types import Axis
 
@@ -31,6 +32,7 @@ from partita.dsl.types import Axis
 # the next rank is not also the previous one.
 LONGEST, OTHERS = 3, 2
 PIPELINE = 3
+EVERY = 2  # steps between averages of groups that train apart
 SLICES = 3
 MOST_RANKS, MOST_STAGES = 40, 48
 # Of a value, where sizes are not shrunk.
@@ -78,7 +80,8 @@ def proxy_of(
     axes = axes_of(model)
     axes = evolve(axes, kept=axes.kept | kept)
     for mesh in _meshes(given, pipe, hoist):
-        multiples, avoided = _demands(given, axes, mesh, microbatches)
+        groups = _groups(given, mesh)
+        multiples, avoided = _demands(given, axes, mesh, microbatches, groups)
         for name in axes.inputs:
             multiples[name] *= max(1, min(longer, axes.declared[name] // multiples[name]))
         sizes = Search(axes, multiples, avoided).run() or _declared(model, axes, multiples)
@@ -94,6 +97,7 @@ def proxy_of(
         )
     counts = _repeat_counts(given, pipe)
     body = Resized(sizes, counts, initial).body(model.body)
+    sync = _sync(train.sync, groups)
     weights = train.eval.arguments["weights"] if train.eval else "ema" if train.ema is not None else "trained"
     return evolve(
         given,
@@ -105,7 +109,8 @@ def proxy_of(
         train=evolve(
             train,
             precision="f64",
-            steps=2,
+            steps=_steps(sync),
+            sync=sync,
             eval=spec.Call("every", {"interval": 1, "batches": 2, "weights": weights, "sample": None}),
             checkpoint=None,
         ),
@@ -166,10 +171,43 @@ def _meshes(given: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | 
     piped = {} if pipe.axis is None else {pipe.axis: pipe.after[0]}
     short = {name: min(size, OTHERS) for name, size in mesh.axes} | piped
     first = max(splitting, key=mesh.size, default=None)
+    groups = groups_of(given)
+    if groups is not None and groups.along is not None and mesh.size(groups.along) > groups.spread:
+        # Several ranks in each of several groups.
+        short[groups.along] = min(groups.spread, OTHERS) * min(mesh.size(groups.along) // groups.spread, OTHERS)
+        first = None
     long = short if first is None else {**short, first: min(mesh.size(first), LONGEST)}
     for sizes in (long, short, dict(mesh.axes) | piped):
         if sizes is short or prod(sizes.values()) <= MOST_RANKS:
             yield _mesh(mesh, sizes, hoist)
+
+
+def _groups(given: spec.Spec, mesh: spec.Mesh | None) -> tuple[int, int]:
+    """The groups that train apart on a mesh of few ranks: over how many of them, and how many on each."""
+    found = groups_of(given)
+    if found is None:
+        return 1, 1
+    members = min(found.members, OTHERS)
+    if found.along is None or mesh is None or given.mesh is None:
+        return 1, members
+    before, ranks = given.mesh.size(found.along), mesh.size(found.along)
+    within = before // found.spread
+    spread = found.spread if ranks == before else OTHERS if within > 1 else ranks
+    return spread, members
+
+
+def _sync(call: spec.Call | None, groups: tuple[int, int]) -> spec.Call | None:
+    """How the proxy's ranks are kept in step: with two steps between averages of few groups."""
+    if call is None or call.name != "local":
+        return call
+    return evolve(call, arguments={**call.arguments, "groups": prod(groups), "every": EVERY})
+
+
+def _steps(sync: spec.Call | None) -> int:
+    """The steps of a proxy: two updates, and of groups that train apart two averages."""
+    if sync is None:
+        return 2
+    return 2 * EVERY if sync.name == "local" else 2 + int(sync.arguments["steps"])
 
 
 def _mesh(mesh: spec.Mesh, sizes: Mapping[str, int], hoist: bool) -> spec.Mesh:
@@ -194,7 +232,7 @@ def _declared(model: spec.Model, axes: Axes, multiples: Mapping[str, int]) -> di
 
 
 def _demands(
-    given: spec.Spec, axes: Axes, mesh: spec.Mesh | None, microbatches: int
+    given: spec.Spec, axes: Axes, mesh: spec.Mesh | None, microbatches: int, groups: tuple[int, int]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """By axis: what its size must be a multiple of, and what it should not be, as its declared size is not."""
     old, new = (dict(each.axes) if each else {} for each in (given.mesh, mesh))
@@ -218,7 +256,8 @@ def _demands(
         together = [each for each in _subsets(over.get(name, ())) if size % prod(old[axis] for axis in each) == 0]
         multiple = lcm(*(prod(new[axis] for axis in each) for each in together))
         if name == given.batch:
-            multiple *= microbatches
+            _, members = groups
+            multiple *= microbatches * members
         if given.schedule is not None and given.schedule.sequence is not None and name == given.schedule.sequence[0]:
             multiple *= min(given.schedule.sequence[1], SLICES)
         if name in axes.even and size % 2 == 0:

@@ -11,11 +11,12 @@ from attrs import define, evolve
 
 from partita.compiler.graph import Parameter, Part, Value
 from partita.compiler.layout import of_part
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import UpdateGraph
-from partita.compiler.program import AccumulatorRecord, InputPart, ParameterRecord, Program, StageProgram
+from partita.compiler.program import AccumulatorRecord, InputPart, ParameterRecord, Program, StageProgram, late_name
 from partita.compiler.verify.checker import Checker
 from partita.compiler.verify.reference import Reference
 from partita.compiler.verify.rules import require
@@ -24,7 +25,7 @@ from partita.compiler.verify.rules import require
 @define(eq=False)
 class Records:
     """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory. `late`: updates
-    may be made before their step is validated.
+    may be made before their step is validated. They have gradients of `delay` steps before.
     """
 
     partitioned: PartitionedGraph
@@ -35,6 +36,7 @@ class Records:
     check: Checker
     on_host: Collection[str] = ()
     late: bool = False
+    delay: int = 0
 
     def run(self) -> None:
         """Check all records."""
@@ -47,9 +49,11 @@ class Records:
             require(stages == [stage.index for stage in self.partitioned.stages], "the program has other stages")
             require(self.program.slices == self.program.schedule.slices, "the program has other slices")
             entries = [name for name, _, _ in self.update.statistics]
+            require(self.program.delay == self.delay, f"updates have gradients of {self.program.delay} steps before")
             require(list(self.program.statistics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()
         states = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.parameters}
+        besides = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.outer}
         records = {record.name: record for record in self.program.parameters}
         for name, (declared, _) in self.whole.parameters.items():
             record = records.get(self._name(name))
@@ -58,6 +62,7 @@ class Records:
             with self.check.at(declared.span, f"the record of `{record.name}`"):
                 own = states.get(name, ())
                 if declared.part is None:
+                    self._besides(record, besides.get(name, ()), self.delay if name in states else 0)
                     self._parameter(record, declared, stage_sets[name], own)
                 else:
                     self._of_part(record, declared, declared.part, stage_sets[name], own)
@@ -150,6 +155,21 @@ class Records:
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(state)}, not {value.layout}", value)
             require(state.host == value.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
             require(state.copy == (name == EMA), f"`{name}` of `{record.name}` begins as something else", value)
+
+    def _besides(self, record: ParameterRecord, kept: tuple[tuple[str, Value], ...], delay: int) -> None:
+        """What is kept besides the optimizer's states: for the average of groups, and gradients of earlier steps."""
+        late = [late_name(age) for age in range(1, delay + 1)]
+        found = [each.name for each in record.besides]
+        right = found == [*(name for name, _ in kept), *late]
+        require(right, f"`{record.name}` has {', '.join(found) or 'nothing'} besides its states")
+        for each in record.besides[len(kept) :]:
+            same = each.type == record.type and not each.copy and not each.host
+            require(same, f"`{each.name}` of `{record.name}` is no gradient of it")
+        for each, (name, value) in zip(record.besides, kept, strict=False):
+            same = record.stored(each) == value.layout and each.type == self.check.rules.tensor(value)
+            require(same, f"`{name}` of `{record.name}` is stored as {record.stored(each)}, not {value.layout}", value)
+            require(not each.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
+            require(each.copy == (name == ANCHOR), f"`{name}` of `{record.name}` begins as something else", value)
 
     def _stage(self, stage: StageProgram, graph: StageGraph) -> None:
         names = tuple(self._name(each.name) for each in graph.parameters)

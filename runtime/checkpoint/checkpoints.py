@@ -29,7 +29,6 @@ from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
-from partita.runtime.checkpoint.parts import state_name
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
@@ -436,8 +435,7 @@ def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = Mapping
     """What a rank saves: of a flat part, without the zeros at its end. Of what is mapped from `files`, it takes no
     copies in memory.
     """
-    memory = rank.memory
-    tensors = {**memory.masters, **{state_name(*key): tensor for key, tensor in memory.states.items()}}
+    tensors = {kept.name: tensor for kept, tensor in rank.kept()}
     entries = entries_of(manifest, rank.rank)
     own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
     return Shard(entries, own, files)
@@ -445,18 +443,10 @@ def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = Mapping
 
 def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
     """Yields what a rank reads, its parts of all its tensors: name, region, and the memory for it."""
-    program, memory = rank.plan.program, rank.memory
-    sizes, coordinates = program.mesh.sizes, program.mesh.coordinates(rank.rank)
-    for record in program.parameters:
-        if record.name not in memory.masters:
-            continue
-        held = [(record.name, record.type, record.layout, memory.masters[record.name])]
-        for state in record.states:
-            tensor = memory.states[state.name, record.name]
-            held.append((state_name(state.name, record.name), state.type, record.stored(state), tensor))
-        for name, type, layout, tensor in held:
-            for piece in pieces_of(type, layout, sizes, coordinates):
-                yield name, piece.region, seen(tensor, layout, piece)
+    mesh = rank.plan.program.mesh
+    for kept, tensor in rank.kept():
+        for piece in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(rank.rank)):
+            yield kept.name, piece.region, seen(tensor, kept.layout, piece)
 
 
 def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:

@@ -60,6 +60,7 @@ def settings_of(train: spec.Train, program: Program, model: spec.Model) -> dict[
         "clip": text_of(train.clip),
         "ema": text_of(train.ema),
         "seed": str(train.seed),
+        **({"sync": text_of(train.sync)} if train.sync is not None else {}),
     }
 
 

@@ -26,7 +26,7 @@ from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.foreign import chosen_tensors, named_by, seen_as_ours, seen_as_theirs
 from partita.runtime.checkpoint.foreign_files import ForeignFiles
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
-from partita.runtime.checkpoint.parts import mean_name
+from partita.runtime.checkpoint.parts import copies_of_parameters, mean_name
 from partita.runtime.checkpoint.proposals import MOST_PROPOSED, axes_of, bound, declared, lines, own_axes
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.store import commit_name
@@ -117,7 +117,7 @@ def _reader(
 ) -> Callable[[Tensor], torch.Tensor]:
     """Reads a tensor of ours."""
     records = {each.name: each for each in program.parameters}
-    means = {mean_name(name): name for name in records}
+    copies = copies_of_parameters(program)
     parts: dict[str, list[tuple[Found, Part]]] = {}
     for each in found:
         for part in each.tensor.parts:
@@ -125,7 +125,7 @@ def _reader(
 
     def read(tensor: Tensor) -> torch.Tensor:
         dtype = DTYPES[tensor.type.dtype]
-        name = tensor.name if tensor.name in parts else means.get(tensor.name, tensor.name)
+        name = tensor.name if tensor.name in parts else copies.get(tensor.name, tensor.name)
         if name in parts:
             ours = torch.empty(tensor.type.shape, dtype=dtype)
             for each, part in parts[name]:

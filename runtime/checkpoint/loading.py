@@ -23,6 +23,7 @@ from partita.runtime.checkpoint.manifest import Manifest, Tensor
 from partita.runtime.checkpoint.parts import saved_shape, saves, sources
 from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read_region
 from partita.runtime.checkpoint.store import commit_name
+from partita.runtime.declared import waits
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region, in_slabs, region_of, shape_of
 
@@ -126,6 +127,7 @@ class Commit:
         """The ranks in whose files regions of tensors are."""
         return files_of(self.manifest, wanted)
 
+    @waits("files are mapped into memory that is not pinned")
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Damaged."""
         tensor = self._tensors[name]

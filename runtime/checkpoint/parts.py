@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.layout import Flat, Layout
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.program import ParameterRecord, Program
 from partita.dsl.types import Type
@@ -33,8 +34,58 @@ def mean_name(parameter: str) -> str:
     return state_name(EMA, parameter)
 
 
+@frozen
+class Kept:
+    """What ranks keep, and its name in a checkpoint: the master of a parameter, or one of its states. If it belongs to
+    one of the groups that train apart, only the ranks that train this keep it.
+    """
+
+    name: str
+    type: Type
+    layout: Layout
+    parameter: str
+    state: str | None = None
+    group: int | None = None
+
+
+def kept_tensors(program: Program) -> Iterator[Kept]:
+    """Yields everything that is kept between steps. Where groups train apart, what has the name of a parameter is the
+    anchor, from which all of them go on after the next average.
+    """
+    for record in program.parameters:
+        name = record.name
+        apart = any(each.name == ANCHOR for each in record.besides)
+        if not apart:
+            yield from _of_group(record, None)
+        for each in record.besides:
+            own = name if each.name == ANCHOR else state_name(each.name, name)
+            yield Kept(own, each.type, record.stored(each), name, each.name)
+        for group in range(program.groups if apart else 0):
+            yield from _of_group(record, group)
+
+
+def _of_group(record: ParameterRecord, group: int | None) -> Iterator[Kept]:
+    """A parameter's master, and the states of its optimizer; those of a group have names of their own."""
+    name, prefix = record.name, "" if group is None else f"group{group}"
+    yield Kept(state_name(prefix, name) if prefix else name, record.type, record.layout, name, None, group)
+    for state in record.states:
+        own = f"{prefix}_{state.name}" if prefix else state.name
+        yield Kept(state_name(own, name), state.type, record.stored(state), name, state.name, group)
+
+
+def copies_of_parameters(program: Program) -> dict[str, str]:
+    """What begins as a parameter, by its name in a checkpoint: means, and the copies of groups."""
+    records = {each.name: each for each in program.parameters}
+    copied = {name: {each.name for each in record.states if each.copy} for name, record in records.items()}
+    return {
+        each.name: each.parameter
+        for each in kept_tensors(program)
+        if each.name != each.parameter and (each.state is None or each.state in copied[each.parameter])
+    }
+
+
 def saved_tensors(program: Program) -> tuple[Tensor, ...]:
-    """Every parameter and optimizer state of a program, with the ranks that save it.
+    """Everything that a program keeps between steps, with the ranks that save it.
 
     Replicas share the work: among tensors with the same layout and stages, each is saved by the replica that has the
     fewest bytes so far.
@@ -45,24 +96,21 @@ def saved_tensors(program: Program) -> tuple[Tensor, ...]:
         stages_of[each.name] = tuple(sorted({program.stages[stage].rank for stage in each.stages}))
     taken: dict[object, list[int]] = {}
     found = []
-    for name, type, layout, parameter in _tensors(program.parameters):
-        pipe_ranks = stages_of[parameter]
-        copies = list(_copies(mesh, layout, pipe_ranks))
-        loads = taken.setdefault((layout.states, pipe_ranks), [0] * len(copies))
+    for kept in kept_tensors(program):
+        pipe_ranks, layout = stages_of[kept.parameter], kept.layout
+        place = None if kept.group is None else kept.group // program.members
+        copies = [
+            at
+            for at in _copies(mesh, layout, pipe_ranks)
+            if place is None or mesh.apart is None or dict(at)[mesh.apart] == place
+        ]
+        loads = taken.setdefault((layout.states, pipe_ranks, place), [0] * len(copies))
         least = min(range(len(copies)), key=loads.__getitem__)
-        loads[least] += type.bytes
+        loads[least] += kept.type.bytes
         # Of a flat part on disk, no more matters than which elements it has.
         flat = layout.flat and evolve(layout.flat, kept=())
-        found.append(Tensor(name, type, Layout(layout.states, flat), copies[least]))
+        found.append(Tensor(kept.name, kept.type, Layout(layout.states, flat), copies[least]))
     return tuple(found)
-
-
-def _tensors(parameters: Sequence[ParameterRecord]) -> Iterator[tuple[str, Type, Layout, str]]:
-    """Yields parameters and their states: name, type, layout, and the parameter's name."""
-    for record in parameters:
-        yield record.name, record.type, record.layout, record.name
-        for state in record.states:
-            yield state_name(state.name, record.name), state.type, record.stored(state), record.name
 
 
 def _copies(mesh: Mesh, layout: Layout, pipe_ranks: Sequence[int]) -> Iterator[tuple[tuple[str, int], ...]]:

@@ -68,7 +68,7 @@ def _of_gpus(facts: Facts) -> Iterator[Diagnostic]:
     for i, gpu in enumerate(seen):
         if gpu.get("problem"):
             yield Diagnostic("E1102", f"GPU {i} does not compute: {gpu['problem']}", help="nvidia-smi -q; exchange it")
-    if seen and torch.get("nccl") is None:
+    if seen and torch.get("NCCL") is None:
         yield Diagnostic("E1102", "torch was built without NCCL", help="install torch from pytorch.org")
     yield from _of_state(driver, seen)
     peers = torch.get("peers") or []
@@ -173,7 +173,7 @@ def _of_limits(facts: Facts, ranks: int, local_ranks: int) -> Iterator[Diagnosti
 
 # ---------------------------------------------------------------- several ranks
 
-SAME = ("torch", "cuda", "nccl", "partita", "python", "driver")
+SAME = ("torch", "cuda", "NCCL", "partita", "python", "driver")
 
 
 def versions(facts: Facts) -> dict[str, str]:
@@ -182,7 +182,7 @@ def versions(facts: Facts) -> dict[str, str]:
     found = {
         "torch": torch.get("version"),
         "cuda": torch.get("cuda"),
-        "nccl": torch.get("nccl"),
+        "NCCL": torch.get("NCCL"),
         "partita": facts.get("partita"),
         "python": facts.get("system", {}).get("python"),
         "driver": driver[0]["driver"] if driver else None,

@@ -84,7 +84,7 @@ def from_torch() -> dict[str, Any]:
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": nccl,
+        "NCCL": nccl,
         "distributed": torch.distributed.is_available(),
         "problem": problem,
         "gpus": [_seen(number) for number in range(count)],

@@ -20,6 +20,7 @@ from partita.runtime.fake_gpu.watch import Watch
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
+CAPABILITY = (9, 0)  # of an H100
 
 
 def _get(x: torch.Tensor, index: Any) -> Any:
@@ -173,6 +174,7 @@ def fake_gpu(watch: Watch) -> Iterator[torch.device]:
         "set_device": lambda device: None,
         "max_memory_allocated": lambda device=None: watch.peak,
         "is_available": lambda: False,
+        "get_device_capability": lambda device=None: CAPABILITY,
     }
     with ExitStack() as stack:
         for name, value in instead.items():

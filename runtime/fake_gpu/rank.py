@@ -1,7 +1,8 @@
 """Runs ranks of a program as they would run on GPUs, one after the other, and says what is wrong.
 
 The rank is the runtime's own: its executors, kernels and transport, over tensors without numbers. It trains for two
-steps, the second of which finds what the first has left, evaluates, and takes and reads back a checkpoint's tensors.
+steps, the second of which finds what the first has left, evaluates, and does the device's part of a checkpoint: all of
+it but the files.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +23,10 @@ from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.program import InputRecord
 from partita.runtime import kernels, stages
 from partita.runtime import rank as ranks
-from partita.runtime.checkpoint.checkpoints import Resumed
+from partita.runtime.checkpoint.checkpoints import Resumed, shard_of, wanted_by
+from partita.runtime.checkpoint.identity import manifest_of
+from partita.runtime.checkpoint.loading import Commit, entries_of
+from partita.runtime.checkpoint.shards import Entry
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.fake_gpu.device import fake_gpu
 from partita.runtime.fake_gpu.nccl import fake_transport
@@ -86,7 +91,10 @@ def try_rank(plan: Plan, number: int) -> Tried:
     spec, program = plan.spec, plan.program
     plan = evolve(plan, spec=evolve(spec, train=evolve(plan.train, steps=STEPS)))
     watch = Watch(*_dtypes(plan))
-    bound = peak_memory(plan.training, program.ranks[program.mesh.pipe_rank(number)])
+    size = program.mesh.ranks
+    # Each rank's statistics, which come together in every rank, are too small for the bound to count.
+    statistics = size * (len(program.statistics) + 1 + size) * torch.float64.itemsize
+    bound = peak_memory(plan.training, program.ranks[program.mesh.pipe_rank(number)]) + statistics
     steps = None
     with (
         fake_gpu(watch) as device,
@@ -94,13 +102,14 @@ def try_rank(plan: Plan, number: int) -> Tried:
         _own_tables(),
         _not_compiled(watch),
         _no_autograd(),
-        fake_transport(watch, number, program.mesh.ranks, device) as transport,
+        fake_transport(watch, number, size, device) as transport,
     ):
         try:
             rank = Rank(plan, number, transport, device, alone=True, paced=True)
             steps = _Steps(watch, rank)
             watch.limit = bound
             _run(train(rank, _Zeros(plan), steps))
+            _save_and_load(rank)
         except Stopped:
             pass  # a fault says why
         # The program is under test: whatever it raises is a finding.
@@ -189,6 +198,42 @@ def _zeros(inputs: Sequence[InputRecord]) -> dict[str, np.ndarray]:
     return {each.name: np.zeros(each.type.shape, NUMPY[each.type.dtype]) for each in inputs}
 
 
+def _save_and_load(rank: Rank) -> None:
+    """Take the snapshot of a checkpoint, and read all that the rank would read of one."""
+    manifest = manifest_of(rank.plan.spec, rank.plan.program)
+    shard_of(manifest, rank).take()
+    with _Nowhere(Path(), manifest) as commit:
+        for name, region, into in wanted_by(rank):
+            commit.read(name, region, into)
+
+
+class _Nowhere(Commit):
+    """A commit whose files are zeros."""
+
+    def _file(self, rank: int) -> _File:
+        return _File({each.name: each for each in entries_of(self.manifest, rank)})
+
+
+@frozen
+class _File:
+    """As `safetensors` opens one; or the slice of one of its tensors."""
+
+    entries: Mapping[str, Entry]
+    name: str = ""
+
+    def get_slice(self, name: str) -> _File:
+        """A tensor, to be sliced."""
+        return _File(self.entries, name)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """All of a tensor."""
+        entry = self.entries[name]
+        return torch.zeros(entry.shape, dtype=DTYPES[entry.dtype])
+
+    def __getitem__(self, region: Sequence[slice]) -> torch.Tensor:
+        return self.get_tensor(self.name)[tuple(region)]
+
+
 def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype]]:
     """The dtype of arithmetic, whether anything is in the host's memory, and dtypes of products that the file names."""
     products = (
@@ -198,7 +243,7 @@ def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype]]:
     )
     wide = {DTYPES[each.dtype] for operands in products for each in operands[:2] if each.is_float}
     offloads = any(each.host or any(state.host for state in each.states) for each in plan.program.parameters)
-    return DTYPES[plan.train.precision], offloads, wide
+    return DTYPES[plan.train.dtype], offloads, wide
 
 
 def _run(steps: Iterator[None]) -> None:

@@ -54,6 +54,8 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
 }  # fmt: skip
 # They read a number or a shape from the device.
 READS = {aten._local_scalar_dense, aten.item, aten.equal, aten.is_nonzero}
+# They launch nothing.
+NOTHING = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.set_}
 SMALL = 1 << 10  # elements of a tensor that counts as a number
 
 
@@ -103,7 +105,6 @@ class _Memory:
     written: tuple[int, int] | None = None
     read: dict[int, int] = field(factory=dict)
     pinned: bool = False
-    place: str = ""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -205,9 +206,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = [each for each in results if self._known(each) is None]
         for each in new:
             self._allocated(each, bool(kwargs.get("pin_memory")))
-        if func.is_view or (not new and not written) or operation in (aten.empty, aten.empty_like, aten.new_empty):
-            return  # nothing is launched
-        if operation is aten.empty_strided or operation is aten.set_:
+        if func.is_view or (not new and not written) or operation in NOTHING:
             return
         there = [each for each in (*given, *results) if each.device.type == self.there]
         self._devices(operation, given, results, bool(there))
@@ -248,10 +247,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = args[0]
         if tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor):
             return func(*args)
-        if tensor.device.type == "cuda":
-            why = _says(WAITS)
+        if tensor.device.type == self.there:
             self.waited(f"`{func.overloadpacket}` reads a number")
-            if why is None:
+            if _says(WAITS) is None:
                 raise Stopped("the host reads a number")
         if tensor.dtype == torch.bool:
             return False

@@ -17,21 +17,24 @@ from partita.runtime.kernels.registry import kernel
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # 1.75 * 2^8
+# Of a float, as an integer: that, the bits of its fraction, the bias of its exponent.
+BITS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}
 UNIT = 16  # `_scaled_mm` takes matrices whose sizes are multiples
 CAPABILITY = (9, 0)  # the first whose products have scales by row
 LEAST_EXPONENT = -100  # of a scale: its inverse is finite
 
 
 def scale_of(largest: Tensor) -> Tensor:
-    """The least power of two by which a row, of this largest magnitude, must be divided to fit into e4m3; 1 for a row
-    of zeros; NaN for a row that has an infinity or NaN, which its products then have as well.
+    """The least power of two by which a row, of this largest magnitude, must be divided to fit into e4m3, but not below
+    2^LEAST_EXPONENT; NaN for a row that has an infinity or NaN, which its products then have as well. In f32 at least.
     """
     wide = largest if largest.dtype == torch.float64 else largest.float()
-    fraction, exponent = torch.frexp(wide)  # wide = fraction * 2^exponent, 0.5 <= fraction < 1
-    exponent = exponent - 9 + (fraction > LARGEST / 512)
-    scale = torch.ldexp(torch.ones_like(wide), exponent.clamp(min=LEAST_EXPONENT))
-    scale = torch.where(wide == 0, 1.0, scale)
-    return torch.where(torch.isfinite(wide), scale, float("nan"))
+    integer, fraction, bias = BITS[wide.dtype]
+    # The fraction that 448 has is carried into the exponent by whatever is larger; then the fraction is cut off.
+    carried = wide.view(integer) + ((1 << fraction) // 4 - 1)
+    power = (carried & (2 * bias + 1 << fraction)) - (8 << fraction)
+    scale = power.clamp(min=bias + LEAST_EXPONENT << fraction).view(wide.dtype)
+    return scale + (wide - wide)  # which is zero, or NaN
 
 
 @kernel

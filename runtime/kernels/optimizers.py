@@ -213,3 +213,22 @@ def muon(
         parameter.mul_(1 - rate * decay)
     parameter.add_(orthogonal, alpha=-rate * scale)
     return parameter, momentum
+
+
+@kernel
+def outer_sgd(anchor: Tensor, total: Tensor, groups: int, rate: float) -> Tensor:
+    """Move the anchor towards the mean of the groups, in place."""
+    return anchor.lerp_(total / groups, rate)
+
+
+@kernel
+def outer_nesterov(
+    anchor: Tensor, total: Tensor, velocity: Tensor, groups: int, rate: float, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """One step of the outer optimizer in place, like torch.optim.SGD with Nesterov's momentum, of the outer gradient:
+    the anchor minus the mean of the groups.
+    """
+    gradient = torch.sub(anchor, total / groups)
+    velocity.mul_(momentum).add_(gradient)
+    anchor.add_(gradient.add_(velocity, alpha=momentum), alpha=-rate)
+    return anchor, velocity

@@ -133,7 +133,7 @@ class ProcessTransport:
         self._sums_stream = streams.get(SUMS, SUMS)
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
         self._greet("all ranks", self._world, range(self.ranks))
-        for axis in mesh.sharding:
+        for axis in mesh.joined:
             for first in _first_ranks(mesh, axis):
                 ranks = mesh.group(first, axis)
                 group = self._group(ranks, axis)

@@ -56,7 +56,7 @@ class VirtualTransport:
     def open(self, mesh: Mesh, channels: Iterable[Channel], streams: Mapping[str, str] = NO_STREAMS) -> None:
         """Open the groups along the mesh's axes, and the program's channels that end at this rank."""
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
-        for axis in mesh.sharding:
+        for axis in mesh.joined:
             ends = mesh.group(self.rank, axis)
             self.groups[axis] = self.cluster.line(f"{axis} (ranks {', '.join(map(str, ends))})", ends)
         own = mesh.pipe_rank(self.rank)

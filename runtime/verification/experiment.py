@@ -6,7 +6,8 @@ that are clipped are clipped at half their norm: nothing hides behind zeros, tin
 reached.
 
 The comparison covers two steps (loss, metrics, gradient norm, every gradient, every parameter after each update) and
-the loss and metrics of an evaluation of two batches. A tensor `a` equals its reference `b` if every element has
+the loss and metrics of an evaluation of two batches. Where groups train apart, it covers four steps of each group, with
+two averages. A tensor `a` equals its reference `b` if every element has
 
     |a - b| <= 1e-10 * max(largest |b|, 1e-4 * unit)
 
@@ -56,6 +57,8 @@ UPDATE = 0.05
 NO_NORM = 1e-8
 # How many seeds are tried before an experiment is called inconclusive.
 SEEDS = 3
+# How often parameters were updated, in words.
+UPDATES = ("an update", "two updates")
 # How much longer inputs are where no small proxy is finite: a mean may be over few of their elements, or over none.
 LONGER = 8
 
@@ -172,7 +175,7 @@ def settled(small: Spec, allow_python: bool = False) -> Experiment | None:
     """
     require_allowed(small.model, allow_python)
     _, train = small.trained
-    norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None))), allow_python))
+    norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None, sync=None))), allow_python))
     if not isfinite(norm):
         return None
     # Nothing can be scaled to a gradient of zero.
@@ -258,6 +261,8 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
         run.set_parameters({name: _nudged(tensor, trial) for name, tensor in run.parameters().items()})
     first, second, *held_out = batches(plan.program, plan.train.seed)
     found: Figures = {}
+    count = plan.program.groups
+    groups = {group: f" of group {group}" if count > 1 else "" for group in range(count)}
 
     def add(what: str, value: float | torch.Tensor, unit: float = 1.0) -> None:
         found[what] = Figure(torch.as_tensor(value, dtype=torch.float64).clone(), unit)
@@ -268,22 +273,26 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
     for rank in run.ranks:
         if recorder is not None:
             rank.training.context.record = recorder.of(rank.rank, rank.training.context)
-    for step, batch in ((1, first), (2, second)):
+    for step in range(1, plan.train.steps + 1):
+        batch = first if step % 2 else second
         loss, norm = run.step(step, batch, *rates)
         add(f"loss of step {step}", loss)
         for name, number in run.metrics().items():
             add(f"metric `{name}` of step {step}", number)
         for guard, number in run.outside().items():
             add(f"{guard.name} of step {step}", number)
-        for name, gradient in run.gradients().items():
-            add(f"gradient of `{name}` in step {step}", gradient, max(norm, 1.0))
+        for group, of in groups.items():
+            for name, gradient in run.gradients(group).items():
+                add(f"gradient of `{name}`{of} in step {step}", gradient, max(norm, 1.0))
         add(f"gradient norm of step {step}", norm)
         if recorder is not None:
             return found
-        for name, tensor in run.parameters().items():
-            add(f"`{name}` after {'an update' if step == 1 else 'two updates'}", tensor)
+        done = UPDATES[step - 1] if step <= len(UPDATES) else f"{step} updates"
+        for group, of in groups.items():
+            for name, tensor in run.parameters(group).items():
+                add(f"`{name}`{of} after {done}", tensor)
         for name, tensor in run.means().items():
-            add(f"the mean of `{name}` after {'an update' if step == 1 else 'two updates'}", tensor)
+            add(f"the mean of `{name}` after {done}", tensor)
     loss, metrics, outside = run.evaluate(*held_out)
     add("evaluation loss", loss)
     for guard, number in outside.items():

@@ -29,6 +29,8 @@ from partita.compiler.analysis.time import Execution
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.costs.links import Link
 from partita.compiler.pipeline import compile_spec, schedule_spec
+from partita.compiler.planner.search import Search
+from partita.compiler.planner.space import space_of
 from partita.compiler.state import Scheduled
 from tests.marks import soak
 
@@ -158,3 +160,15 @@ def test_a_table_is_predicted(name: str):
     pairs = [(one.measured, one.predicted) for one in found]
     assert error(pairs) <= 1.5
     assert rank_correlation(pairs) >= 0.8
+
+
+FIRST = {(row.family, row.table): row for own in reversed(ROWS.values()) for row in reversed(own)}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", FIRST.values(), ids=lambda row: f"{row.family}, {row.name}")
+def test_no_published_configuration_is_predicted_faster_than_its_plan(row: Row):
+    found = Search(space_of(evolve(row, set={**row.set, **row.planned}).load())).run()
+    assert found.own is not None
+    assert found.own_fits
+    assert found.plans[0].prediction.step_time <= found.own.prediction.step_time

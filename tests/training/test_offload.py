@@ -9,7 +9,8 @@ import torch
 from attrs import evolve
 
 from partita.compiler.analysis.memory import memory_report
-from partita.compiler.analysis.time import predict
+from partita.compiler.analysis.time import end_seconds, predict
+from partita.compiler.costs.devices import DEVICES
 from partita.compiler.ops.host import ToHost
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.report.summary import summarize
@@ -119,6 +120,17 @@ def test_the_device_holds_what_computes_and_the_host_the_rest(precision: str, ma
         assert found.gradients == whole.gradients
     assert {each.host for record in ours.program.parameters for each in record.states} == {True}
     assert {record.host for record in ours.program.parameters} == {masters}
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_small_states_in_the_host_s_memory_save_no_time(precision: str):
+    """Each copy, and each update there, takes as long to start as a kernel at least."""
+    ends = []
+    for rules in ("", "offload state"):
+        state = compile_spec(checked(text_of(rules, precision=precision), "lm.par"))
+        state = evolve(state, device=DEVICES["h100"])
+        ends.append(end_seconds(state, state.plan.ranks[0], 0.0))
+    assert ends[1] > ends[0] + DEVICES["h100"].launch * len(state.plan.ranks[0].parameters)
 
 
 def test_states_in_eight_bits_are_flat_nowhere():

@@ -10,6 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.graph import Phase
+from partita.compiler.pipeline import compile_spec
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
@@ -88,3 +90,23 @@ def test_the_bounds_hold_where_ranks_share_a_vocabulary(schedule: str, tmp_path:
     peak += sum(each.nbytes for rank in runs[0].ranks for each in rank.memory.masters.values())
     bound = sum(peak_memory(plan.training, rank) for rank in plan.training.plan.ranks)
     assert 0.85 * bound <= peak <= bound, (bound, peak)
+
+
+@pytest.mark.parametrize("rows", [64, 8192])
+def test_what_is_gathered_is_held_until_the_first_microbatch_waits_for_it(rows: int) -> None:
+    """At the beginning of its F there is all that is sent, and what arrives; at its end what F saves, and no longer."""
+    text = FILE.format(schedule="one_f_one_b(microbatches = 2)", rules="shard batch -> data shard param -> data")
+    text = text.replace("pipe = 1", "pipe = 1, data = 2").replace("batch = 64", f"batch = {rows}")
+    state = compile_spec(checked(text, "net.par"))
+    (stage,) = state.plan.stages
+    nodes = state.partitioned.stages[0].nodes
+    gathers = [node for node in nodes if node.op.communicates and node.phase is Phase.PROLOGUE]
+    sent = sum(value.type.bytes for node in gathers for value in node.inputs)
+    received = max(sum(value.type.bytes for value in node.outputs) for node in gathers)
+    assert stage.gathering == sent > 0
+    alone = stage.saved + stage.peaks["F"]
+    if rows == 64:
+        assert sent + received <= stage.opening < sent + received + alone
+    else:
+        assert sent + received < alone
+        assert stage.opening == alone

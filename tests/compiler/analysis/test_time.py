@@ -152,7 +152,7 @@ def test_systems_run_otherwise_than_ours() -> None:
     rate = state.device.bandwidth * state.device.streaming
     added = [step(Execution(sum_bytes=bytes)) for bytes in (0.0, 10.0, 18.0)]
     assert added[0] < added[1] < added[2]
-    assert added[1] == pytest.approx(step(OURS))
+    assert added[0] <= step(OURS) < added[1]  # products add what they make
     assert added[2] - added[1] == pytest.approx(5 * elements / 2 * 8 / rate, rel=0.2)  # four microbatches, two stages
     assert step(Execution(reductions=0.5)) < step(OURS) < step(Execution(reductions=2.0))
     assert step(Execution(whole=True)) > step(OURS)

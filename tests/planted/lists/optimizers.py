@@ -45,6 +45,13 @@ MISTAKES = [
         "tests/training/test_offload.py",
     ),
     Planted(
+        "copies-to-the-host-start-in-no-time",
+        "compiler/costs/nodes.py",
+        "return device.launch + node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0",
+        "return node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0",
+        "tests/training/test_offload.py::test_small_states_in_the_host_s_memory_save_no_time",
+    ),
+    Planted(
         "nesterov-with-the-buffer-twice",
         "runtime/kernels/optimizers.py",
         "direction = gradient.add(buffer, alpha=momentum) if nesterov else buffer",

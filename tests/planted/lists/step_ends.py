@@ -6,8 +6,31 @@ VERIFY = "verify tests/planted/files/step_ends.par"
 AHEAD = "tests/compiler/passes/test_ahead.py"
 EXECUTOR = "tests/runtime/test_executor.py"
 TIME = "tests/compiler/analysis/test_time.py"
+MEMORY = "tests/compiler/analysis/test_memory.py"
+HELD = f"{MEMORY}::test_what_is_gathered_is_held_until_the_first_microbatch_waits_for_it"
 
 MISTAKES = [
+    Planted(
+        "what-is-sent-to-gather-not-counted",
+        "compiler/codegen/plan.py",
+        "most = working_set(waiting, after, {*before, *sent}, roots(stage.nodes))",
+        "most = working_set(waiting, after, before, roots(stage.nodes))",
+        HELD,
+    ),
+    Planted(
+        "what-is-gathered-arrives-nowhere",
+        "compiler/codegen/plan.py",
+        "yield evolve(node, inputs=(sent[node], *copied), outputs=(received[node],))",
+        "yield evolve(node, inputs=(sent[node], *copied), outputs=())",
+        HELD,
+    ),
+    Planted(
+        "what-is-gathered-in-flight-to-the-end-of-its-F",
+        "compiler/codegen/plan.py",
+        "most = working_set(waiting, after, {*before, *sent}, roots(stage.nodes))",
+        "most = working_set(waiting, {*after, *sent}, {*before, *sent}, roots(stage.nodes))",
+        HELD,
+    ),
     Planted(
         "gradients-reduced-behind-their-first-contribution",
         "compiler/codegen/functions.py",

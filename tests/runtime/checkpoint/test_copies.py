@@ -309,15 +309,15 @@ def test_what_is_left_is_read_on_any_mesh(
         scrambled(old, 3)
         taken(copies, 5)
         expected, step = tensors(old), 5
-        if data.draw(st.booleans()):  # the next copies are not made everywhere, since there is no memory
-            without = data.draw(st.sets(st.integers(0, before - 1), min_size=1))
-            fails(copies, without)
-            for number, failed in ((7, False), (9, True)):
-                scrambled(old, number)
-                taken(copies, number, failed)
-                assert {rank for rank in range(before) if copies[rank].votes[1]} == without
-            if all(first[rank] == lost for rank in without):  # their partners have it
-                expected, step = tensors(old), 9
+        # The next copies are not made everywhere: some ranks have no memory for them.
+        without = data.draw(st.sets(st.integers(0, before - 1), max_size=before // 2))
+        fails(copies, without)
+        for number, failed in ((7, False), (9, bool(without))):
+            scrambled(old, number)
+            taken(copies, number, failed)
+            assert {rank for rank in range(before) if copies[rank].votes[1]} == without
+        if all(first[rank] == lost for rank in without):  # their partners have it
+            expected, step = tensors(old), 9
         memory = {**memory, **fresh}
         for each in new.ranks:
             for tensor in (*each.memory.masters.values(), *each.memory.states.values()):

@@ -48,7 +48,7 @@ SOUND: dict[str, Any] = {
     "torch": {
         "version": "2.11.0+cu128",
         "cuda": "12.8",
-        "nccl": "2.27.3",
+        "NCCL": "2.27.3",
         "distributed": True,
         "problem": None,
         "gpus": [{"name": "H100", "memory": 80 * GIB, "free": 79 * GIB, "problem": None} for _ in range(2)],
@@ -77,7 +77,7 @@ def test_a_sound_machine_has_no_finding() -> None:
         ("torch.distributed", False, "E1101"),
         ("torch.problem", "CUDA driver version is insufficient", "E1102"),
         ("torch.cuda", None, "E1102"),
-        ("torch.nccl", None, "E1102"),
+        ("torch.NCCL", None, "E1102"),
         ("torch.gpus.1.problem", "no kernel image is available", "E1102"),
         ("driver_problem", "nvidia-smi had not ended after 20 s, and was killed", "E1102"),
         ("network.master_addresses", [], "E1107"),
@@ -131,7 +131,7 @@ def test_answers_of_the_driver_are_read() -> None:
 
 def test_versions_that_differ_between_machines_are_found() -> None:
     other = copy.deepcopy(SOUND)
-    other["torch"]["nccl"] = "2.21.5"
+    other["torch"]["NCCL"] = "2.21.5"
     other["system"] |= {"python": "3.11.9", "host": "node2"}
     found = list(findings.of_machines([SOUND, other, SOUND]))
     assert [each.code for each in found] == ["E1108", "W1106"]

@@ -18,16 +18,17 @@ def dequantized(bits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return bits.view(E4M3).double() * scale
 
 
-@given(largest=MAGNITUDES)
-def test_a_scale_is_the_least_power_of_two_with_which_a_row_fits(largest: float) -> None:
-    scale = float(scale_of(torch.tensor(largest)))
+@given(largest=MAGNITUDES | st.integers(-80, 80).map(lambda k: LARGEST * 2.0**k))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_scale_is_the_least_power_of_two_with_which_a_row_fits(largest: float, dtype: torch.dtype) -> None:
+    scale = float(scale_of(torch.tensor(largest, dtype=dtype)))
     assert frexp(scale)[0] == 0.5
     assert largest / scale <= LARGEST < 2 * largest / scale
 
 
 def test_rows_without_a_scale_of_their_own() -> None:
     found = scale_of(torch.tensor([0.0, inf, nan, 1e-44])).tolist()
-    assert found[0] == 1.0
+    assert found[0] == 2.0**LEAST_EXPONENT
     assert isnan(found[1])
     assert isnan(found[2])
     assert found[3] == 2.0**LEAST_EXPONENT

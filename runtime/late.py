@@ -1,0 +1,101 @@
+"""Gradients of earlier steps, of which updates are still to be made (`sync = delayed(k)`).
+
+The gradients of a step are reduced while the next k steps run, and waited for at the end of the last of these, whose
+update has them. In the first k steps there are none to wait for: the norm is zero then, and nothing is updated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import torch
+from attrs import define, field
+
+from partita.compiler.program import Program, RankProgram
+from partita.runtime.instructions import Waits
+from partita.runtime.stages import Stage
+from partita.runtime.transports.transport import Tensors
+
+
+@define(eq=False)
+class _Gradients:
+    """The gradients of one step: what is left of the reductions, by stage, and the results so far."""
+
+    reducing: dict[int, Waits]
+    totals: dict[int, Tensors]
+
+    def reduced(self) -> Waits:
+        """Wait for all reductions."""
+        for stage in tuple(self.reducing):
+            self.totals[stage] = yield from self.reducing.pop(stage)
+
+
+@define(eq=False)
+class Late:
+    """The gradients that a rank keeps; without a delay, none. `ready`: the last totals are those of a step."""
+
+    program: Program
+    record: RankProgram
+    stages: Mapping[int, Stage]
+    ready: bool = True
+    _kept: deque[_Gradients] = field(factory=deque, init=False)  # the oldest first
+
+    def totals(self, reducing: dict[int, Waits]) -> Waits:
+        """The totals for the end of the step that is computed, stage by stage: its sums, and the gradients of the step
+        that is as many before as the delay says.
+        """
+        own = _Gradients(reducing, {index: stage.accumulators for index, stage in self.stages.items()})
+        self._kept.append(own)
+        self.ready = len(self._kept) > self.program.delay
+        found = self._kept.popleft() if self.ready else own
+        yield from found.reduced()
+        return tuple(
+            current if each.parameter is None else gradient if self.ready else torch.zeros_like(gradient)
+            for index in self.record.stages
+            for each, gradient, current in zip(
+                self.stages[index].record.accumulators,
+                found.totals[index],
+                self.stages[index].accumulators,
+                strict=True,
+            )
+        )
+
+    def settled(self) -> Waits:
+        """Wait for all reductions; the totals of each step, by how many steps it was before the next one."""
+        for each in self._kept:
+            yield from each.reduced()
+        return {
+            len(self._kept) - i: tuple(total for index in self.record.stages for total in each.totals[index])
+            for i, each in enumerate(self._kept)
+        }
+
+    def gradients(self, totals: Tensors) -> dict[str, torch.Tensor]:
+        """The gradients of all parameters of the rank, from all totals: those of tied ones added in stage order."""
+        trained = {each.name for each in self.program.parameters if each.besides}
+        found: dict[str, torch.Tensor] = {}
+        for (_, name), total in sorted(zip(self.record.totals, totals, strict=True), key=lambda pair: pair[0]):
+            if name in trained:
+                found[name] = found[name] + total if name in found else total
+        return found
+
+    def restore(self, step: int, kept: Callable[[int, str], torch.Tensor]) -> None:
+        """Take up the gradients of the steps up to this one, which are `kept` by their age and the parameter's name. Of
+        a tied parameter, the first stage has the whole sum.
+        """
+        self._kept.clear()
+        for age in range(min(step, self.program.delay), 0, -1):
+            totals = {
+                index: tuple(
+                    accumulator
+                    if each.parameter is None
+                    else self._part(index, each.parameter, kept(age, each.parameter))
+                    for each, accumulator in zip(stage.record.accumulators, stage.accumulators, strict=True)
+                )
+                for index, stage in self.stages.items()
+            }
+            self._kept.append(_Gradients({}, totals))
+
+    def _part(self, stage: int, parameter: str, gradient: torch.Tensor) -> torch.Tensor:
+        first = min(self.program.parameter(parameter).stages)
+        return gradient.clone() if stage == first else torch.zeros_like(gradient)

@@ -1,0 +1,116 @@
+"""Updates with gradients of earlier steps: what they mean, under every layout, and across restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from partita.compiler.analysis.memory import memory_report
+from partita.compiler.analysis.time import predict
+from partita.runtime.rank import Plan
+from partita.runtime.training import VirtualRun
+from partita.runtime.verification.experiment import batches
+from tests.marks import soak
+from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, trained
+from tests.training.test_local import RATE, close, everything, forget, kept_every, on, same
+
+STEPS = 6
+
+
+def delayed(*overrides: str, by: int = 1, layout: str = "zero1") -> Plan:
+    given = f"layout={layout}", f"train.steps={STEPS}", f"train.sync=delayed({by})", "train.clip=3.0"
+    return plan_of(*given, *overrides)
+
+
+def steps_of(plan: Plan) -> tuple[VirtualRun, list[tuple[float, float]]]:
+    run, drawn = VirtualRun(plan), batches(plan.program, 3)
+    return run, [run.step(number, drawn[number % 2], RATE) for number in range(1, STEPS + 1)]
+
+
+def by_hand(by: int) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
+    """The same with torch's AdamW and gradients of a run without delay, whose own updates are undone."""
+    plan = plan_of(*ONE_RANK, "layout=plain", "train.clip=none")
+    oracle, drawn = VirtualRun(plan), batches(plan.program, 3)
+    parameters = {name: tensor.clone() for name, tensor in oracle.parameters().items()}
+    decays = {each.name: each.decays for each in plan.training.update.parameters}
+    optimizer = torch.optim.AdamW(
+        [{"params": tensor, "weight_decay": 0.1 * decays[name]} for name, tensor in parameters.items()], lr=RATE
+    )
+    gradients: list[dict[str, torch.Tensor]] = []
+    told = []
+    for number in range(1, STEPS + 1):
+        oracle.set_parameters(parameters)
+        loss, _ = oracle.step(number, drawn[number % 2], 0.0)
+        gradients.append({name: tensor.clone() for name, tensor in oracle.gradients().items()})
+        norm = 0.0
+        if number > by:
+            for name, tensor in parameters.items():
+                tensor.grad = gradients[number - by - 1][name].clone()
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), 3.0))
+            optimizer.step()
+        told.append((loss, norm))
+    return parameters, told
+
+
+def agree(found: Sequence[tuple[float, float]], expected: Sequence[tuple[float, float]]) -> None:
+    assert found == [pytest.approx(each, abs=1e-4) for each in expected]
+
+
+@pytest.mark.parametrize("by", [1, 2])
+def test_an_update_has_the_gradients_of_as_many_steps_before(by: int) -> None:
+    parameters, told = by_hand(by)
+    run, found = steps_of(delayed(*ONE_RANK, by=by))
+    agree(found, told)
+    close(run.parameters(), parameters)
+
+
+@pytest.mark.parametrize("layout", ["zero1", *soak("plain", "zero3")])
+def test_a_delay_is_the_same_under_every_layout(layout: str) -> None:
+    expected, told = steps_of(delayed(*ONE_RANK))
+    run, found = steps_of(delayed(layout=layout))
+    agree(found, told)
+    close(run.parameters(), expected.parameters(), 1e-4)
+
+
+@pytest.mark.parametrize("by", [1, *soak(3)])
+def test_a_run_with_a_delay_resumes_with_the_same_bits(by: int, tmp_path: Path) -> None:
+    plan = kept_every(delayed(by=by), 8)
+    whole = trained(plan, tmp_path / "whole")
+    trained(plan, tmp_path / "part")
+    forget(tmp_path / "part")
+    again = trained(plan, tmp_path / "part")
+    assert again.found is not None
+    assert again.found.step == 4
+    assert again.steps == {step: told for step, told in whole.steps.items() if step > 4}
+    same(everything(again.run), everything(whole.run))
+
+
+def test_gradients_that_are_late_resume_on_another_mesh(tmp_path: Path) -> None:
+    whole = trained(kept_every(delayed(by=2), 8), tmp_path)
+    forget(tmp_path)
+    again = trained(kept_every(delayed(*on(data=2), layout="zero3", by=2), 8), tmp_path)
+    assert again.found is not None
+    assert again.found.step == 4
+    close(everything(again.run), everything(whole.run), 1e-4)
+
+
+def test_a_reduction_hides_behind_the_next_step() -> None:
+    """Of a program whose reduction takes less than a step and is exposed, all is hidden."""
+    link = "cluster.link=link(bandwidth = 1GB/s, latency = 5us)"
+    sizes = ("batch=64", "seq=32", "embed=64", "ffn=256", link, "cluster.pipe=1", "cluster.tensor=1", "layout=plain")
+    waiting, late = (predict(plan_of(*sizes, f"train.sync={sync}").training) for sync in ("none", "delayed(1)"))
+    assert waiting.exposed_communication > 0.01
+    assert late.exposed_communication == pytest.approx(0.0, abs=1e-9)
+    assert late.step_time == pytest.approx(waiting.step_time - waiting.exposed)
+
+
+def test_the_memory_bound_counts_late_gradients() -> None:
+    """The accumulators of each step, and each gradient among the states that a checkpoint has."""
+    plans = [plan_of(*ONE_RANK, f"train.sync={sync}") for sync in ("none", "delayed(1)", "delayed(2)")]
+    reports = [memory_report(plan.training, plan.program.ranks[0]) for plan in plans]
+    size = sum(each.type.bytes for each in plans[0].program.parameters)
+    assert [each.gradients - reports[0].gradients for each in reports] == [0, size, 2 * size]
+    assert [each.state - reports[0].state for each in reports] == [0, size, 2 * size]
