@@ -22,7 +22,7 @@ from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
 from partita.dsl.types import Type
 from partita.runtime.bad_steps import BadStepPolicy
-from partita.runtime.checkpoint.parts import Kept, kept_tensors
+from partita.runtime.checkpoint.parts import Kept, kept_tensors, state_name
 from partita.runtime.declared import waits
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
@@ -236,7 +236,7 @@ class Rank:
             self._begin(name, record.layout, self.memory.masters[name])
             for state in (*record.states, *record.besides):
                 type = local_type(state.type, record.stored(state), mesh.sizes)
-                found = self._kept(f"{name}.{state.name}", type, state.host, record.mapped and state.host)
+                found = self._kept(state_name(state.name, name), type, state.host, record.mapped and state.host)
                 self.memory.states[state.name, name] = found
                 if state.copy:
                     self._begin(name, record.stored(state), found)
@@ -258,7 +258,7 @@ class Rank:
             self.folder = Path(self._temporary.name)
         path = self.folder / f"rank-{self.rank}" / name
         found = mapped_tensor(path, type.shape, dtype)
-        self.memory.files[found.data_ptr()] = path
+        self.memory.files[name] = path
         return found
 
     def _begin(self, name: str, layout: Layout, part: torch.Tensor) -> None:

@@ -26,12 +26,12 @@ Frame = list[torch.Tensor | None]
 @define(eq=False)
 class Memory:
     """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter). Those
-    that are mapped into memory are `files`, by their address.
+    that are mapped into memory are `files`, by name, of a state by that of a checkpoint.
     """
 
     masters: dict[str, torch.Tensor] = field(factory=dict)
     states: dict[tuple[str, str], torch.Tensor] = field(factory=dict)
-    files: dict[int, Path] = field(factory=dict)
+    files: dict[str, Path] = field(factory=dict)
 
 
 def load(program: Program) -> Mapping[str, Callable[..., Any]]:

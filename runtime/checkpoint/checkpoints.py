@@ -431,7 +431,7 @@ class Checkpoints:
         self.report(Diagnostic("W0801", f"{place} is damaged and was skipped: {problem}"))
 
 
-def shard_of(manifest: Manifest, rank: Rank, files: Mapping[int, Path] = MappingProxyType({})) -> Shard:
+def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = MappingProxyType({})) -> Shard:
     """What a rank saves: of a flat part, without the zeros at its end. Of what is mapped from `files`, it takes no
     copies in memory.
     """

@@ -91,14 +91,14 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 @define(eq=False)
 class Shard:
     """The tensors that a rank saves, and a snapshot of them in host memory, which is allocated at the first save. Of a
-    tensor that is mapped into memory (`files`, by address), the snapshot is a copy of its file, beside it.
+    tensor that is mapped into memory (`files`, by name), the snapshot is a copy of its file, beside it.
 
     `take` takes a snapshot; `blocks` are the bytes of the file with the latest one.
     """
 
     entries: tuple[Entry, ...]
     tensors: tuple[torch.Tensor, ...]
-    files: Mapping[int, Path] = field(factory=dict)
+    files: Mapping[str, Path] = field(factory=dict)
     _copy: torch.Tensor | None = None
     _taken: torch.cuda.Event | None = field(default=None, init=False)
 
@@ -143,8 +143,7 @@ class Shard:
 
     def _places(self) -> Iterator[tuple[Entry, Path | None]]:
         """Each entry, with its file if it is mapped into memory."""
-        for entry, tensor in zip(self.entries, self.tensors, strict=True):
-            yield entry, self.files.get(tensor.data_ptr())
+        return ((entry, self.files.get(entry.name)) for entry in self.entries)
 
 
 def _snapshot(file: Path) -> Path:

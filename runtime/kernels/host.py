@@ -27,7 +27,11 @@ def to_host(x: Tensor) -> Tensor:
 
 @kernel
 def to_device(x: Tensor, context: Context) -> Tensor:
-    """A tensor of the host in the device's memory. From pinned memory it is copied while the host goes on."""
+    """A tensor of the host in the device's memory. From pinned memory it is copied while the host goes on; what is not
+    pinned is first copied there.
+    """
+    if context.device.type != "cpu" and x.is_cpu and not x.is_pinned():
+        x = x.pin_memory()
     return x.to(context.device, non_blocking=True)
 
 
@@ -38,14 +42,14 @@ def prefetch(x: Tensor, context: Context) -> Tensor:
         return x
     found = torch.empty_like(x, device=context.device)
     # Behind what computes: the memory is that of its stream, where what ran before may still read it.
-    context.arriving[found.data_ptr()] = context.streams.launch(COPIES[LOAD], copied, x, found)
+    context.arriving[id(found)] = context.streams.launch(COPIES[LOAD], copied, x, found)
     return found
 
 
 @kernel
 def arrive(x: Tensor, context: Context) -> Tensor:
     """The result of `prefetch`: what computes waits until it has arrived, the host goes on."""
-    arrived = context.arriving.pop(x.data_ptr(), None)
+    arrived = context.arriving.pop(id(x), None)
     if arrived is not None:
         arrived.done()
     return x

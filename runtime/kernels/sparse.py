@@ -18,8 +18,10 @@ from partita.runtime.kernels.registry import kernel
 
 
 def exact(x: Tensor) -> bool:
-    """Whether entries without an id are left out."""
-    return x.is_cpu
+    """Whether entries without an id are left out: in the host's memory, where their number is known; not of a tensor
+    that is a shape alone.
+    """
+    return x.is_cpu and type(x) is Tensor
 
 
 @kernel

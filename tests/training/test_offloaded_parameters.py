@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 from attrs import evolve
 from hypothesis import HealthCheck, given, note, settings
 
+from partita.cli.explain import show_tensor
 from partita.compiler.analysis.memory import memory_report
 from partita.compiler.analysis.time import stage_seconds
 from partita.compiler.graph import Node, Phase, substitute
 from partita.compiler.ops.host import Arrive, Prefetch
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.pipeline import compile_spec, schedule_spec
+from partita.compiler.report.explain import explain
 from partita.compiler.state import Compilation
 from partita.compiler.verify.checker import Checker
 from partita.compiler.verify.copies import Copies
@@ -24,7 +26,7 @@ from partita.compiler.verify.value_numbering import ValueNumbering
 from partita.dsl.load import load_text
 from partita.runtime import kernels
 from partita.runtime.kernels.host import arrive, cast_on_host, prefetch
-from tests.commands import partita
+from tests.compiler.report.test_layout_shown import shown
 from tests.compiler.test_text import check_every_pass
 from tests.files import checked
 from tests.marks import soak
@@ -83,7 +85,7 @@ def test_the_numbers_are_the_same_to_the_last_bit(rules, optimizer, precision, m
 
 
 @given(program=programs() | sharded_programs())
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_a_layer_reads_is_on_its_way_before_the_layer_before_it_begins(program: Program):
     text = offloading(program, "offload param")
     note(text)
@@ -262,9 +264,10 @@ def test_wrong_rules():
     assert compile_spec(checked(plain, "lm.par")).warnings == ()
 
 
-def test_explain_says_where_a_parameter_lies(tmp_path: Path):
-    (tmp_path / "lm.par").write_text(text_of("offload down"))
-    texts = [partita("explain", "lm.par", name, cwd=tmp_path).stdout for name in ("down", "up")]
+def test_explain_says_where_a_parameter_lies():
+    state = compile_spec(checked(text_of("offload down"), "lm.par"))
+    (down,), (up,) = (explain(state, name) for name in ("down", "up"))
+    texts = [" ".join(shown(partial(show_tensor, each), 110)) for each in (down, up)]
     said = ["in the host's memory: copied to the device before each use" in text for text in texts]
     assert said == [True, False], texts
 
