@@ -52,9 +52,11 @@ class Posting:
 
 
 class Streams(Protocol):
-    """The streams of one rank's device. `apart`: the host's memory is another than the device's."""
+    """The streams of one rank's device."""
 
-    apart: bool
+    @property
+    def apart(self) -> bool:
+        """Whether the host's memory is another than the device's."""
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """What enqueues each instruction of a list: a `Posting` unless it is on the stream that computes."""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from sys import getrefcount
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attrs import define, field
@@ -218,7 +218,7 @@ class VirtualStreams:
         size = prod(shape) * dtype.itemsize
 
         def allocate() -> torch.Tensor:
-            return torch.empty(0, dtype=dtype).set_(self.memory_.take(size), 0, shape)
+            return torch.empty(0, dtype=dtype).set_(self.memory_.take(size)).view(tuple(shape))
 
         return allocate
 
@@ -307,6 +307,10 @@ class StreamCluster(VirtualCluster):
 
     transports = StreamTransport
 
+    @property
+    def _ends(self) -> tuple[StreamTransport, ...]:
+        return cast("tuple[StreamTransport, ...]", self._transports)
+
     def run(self, steps: Sequence[Iterator[None]]) -> None:
         """Run one generator per rank until all are exhausted, and every operation has ended.
 
@@ -315,7 +319,7 @@ class StreamCluster(VirtualCluster):
         assert len(steps) == self.ranks, "one step per rank"
         hosts = dict(enumerate(steps))
         priorities: dict[object, float] = {}
-        for transport in self._transports:
+        for transport in self._ends:
             transport.waiting.clear()
         while moves := self._moves(hosts):
             for who, _ in moves:
@@ -329,7 +333,7 @@ class StreamCluster(VirtualCluster):
 
     def _moves(self, hosts: dict[int, Iterator[None]]) -> list[_Move]:
         found: list[_Move] = [(name, line.complete) for name, line in self.lines.items() if line.ready()]
-        for rank, transport in enumerate(self._transports):
+        for rank, transport in enumerate(self._ends):
             device, waiting = transport.device, transport.waiting
             for queue in device.queues.values():
                 while queue and queue[0].post is not None and queue[0].post.complete:
@@ -346,12 +350,12 @@ class StreamCluster(VirtualCluster):
         return found
 
     def _host(self, hosts: dict[int, Iterator[None]], rank: int) -> None:
-        transport = self._transports[rank]
+        transport = self._ends[rank]
         transport.waiting.clear()
         if next(hosts[rank], _EXHAUSTED) is _EXHAUSTED:
             transport.waiting.clear()
             del hosts[rank]
-        transport.streams(_CPU).memory_.look()
+        transport.device.memory_.look()
 
     @torch.inference_mode()
     def _advance(self, device: VirtualStreams, queue: deque[Operation], waiting: list[Any]) -> None:
@@ -381,8 +385,8 @@ class StreamCluster(VirtualCluster):
         """Nothing can move: all has ended, or nothing ever will."""
         left = [
             f"rank {rank}: {queue[0].name}, first on stream `{stream}`"
-            for rank, transport in enumerate(self._transports)
-            for stream, queue in transport.streams(_CPU).queues.items()
+            for rank, transport in enumerate(self._ends)
+            for stream, queue in transport.device.queues.items()
             if queue
         ]
         if hosts:
@@ -393,4 +397,3 @@ class StreamCluster(VirtualCluster):
 
 
 _EXHAUSTED = object()
-_CPU = torch.device("cpu")
