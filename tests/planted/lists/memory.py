@@ -69,11 +69,4 @@ MISTAKES = [
         "label",
         ANY_MESH,
     ),
-    Planted(
-        "rank-forked-with-all-descriptors",
-        "runtime/supervision/fork_server.py",
-        "        if each not in kept:\n",
-        "        if False:\n",
-        "tests/runtime/supervision/test_fork_server.py::test_it_is_a_child_with_what_it_was_given",
-    ),
 ]

@@ -43,7 +43,7 @@ def test_it_is_a_child_with_what_it_was_given(server: ForkServer, tmp_path: Path
     read, write = os.pipe()
     (tmp_path / "m.par").write_text(TEXT)
     process = forked(server, "check", str(tmp_path / "m.par"), inherited=(write,), PARTITA_MARK="here")
-    waiting = forked(server, "fmt", "-")
+    waiting = forked(server, "lsp")
     until_forked(waiting)
     status = Path(f"/proc/{waiting.pid}/status")
     assert f"PPid:\t{os.getpid()}\n" in status.read_text()
@@ -69,7 +69,7 @@ def test_what_it_says_comes_by_its_own_pipe(server: ForkServer) -> None:
 def test_one_that_is_killed_before_it_is_forked_ends_the_server() -> None:
     with serving({**os.environ}) as server:
         assert server is not None
-        first, second = forked(server, "fmt", "-"), forked(server, "fmt", "-")
+        first, second = forked(server, "lsp"), forked(server, "lsp")
         first.kill()
         assert first.wait() == -signal.SIGKILL
         assert second.wait() in (1, -signal.SIGKILL)
