@@ -386,6 +386,8 @@ ELSE = {
         "testing/strategies.py": "a placement, and an order",
     },
     "compile": {"cli/training/standalone.py": "a setting"},
+    "gloo": {"runtime/transports/process.py": "what copies in the host's memory go over, whatever the transport"},
+    "sgd": {"dsl/spec.py": "the default of `outer`"},
     "completion": {"cli/extras.py": "an extra of the package", "cli/main.py": "an extra of the package"},
     "schedule": {
         "cli/checkpoint.py": "what a checkpoint says",
@@ -407,6 +409,7 @@ ELSE = {
     },
     "checkpoint": {"cli/evaluate.py": "a key of JSON"},
     "sample": {
+        "cli/training/standalone.py": "a setting of `eval`",
         "cli/page/history.py": "a key of metrics.jsonl",
         "cli/training/observer.py": "a key of metrics.jsonl",
     },

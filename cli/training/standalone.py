@@ -94,8 +94,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
         from partita.runtime.inference.sampling import samples_of  # which takes seconds: it imports torch
 
         samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
-        assert samples is not None
-        report(samples.doubts)
+        report(samples.doubts if samples is not None else ())
     settings = checkpoints_of(arguments, spec)
     mesh = check_elastic(spec, arguments.elastic) if arguments.elastic is not None else None
     directory = opened(arguments)

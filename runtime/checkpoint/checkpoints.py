@@ -205,15 +205,17 @@ class Checkpoints:
         """Copy the state to memory that outlives this rank, in the background; or skip that if the copy before is not
         complete on all ranks: a slow neighbour slows nobody.
         """
-        assert self.copying is not None
-        votes = torch.tensor(self.copying.votes, dtype=torch.float64)
+        copying = self.copying
+        if copying is None:
+            return
+        votes = torch.tensor(copying.votes, dtype=torch.float64)
         busy, failed = (yield from self._summed(votes)).tolist()
         if busy:
             if not self._has_skipped:
                 self._has_skipped = True  # reported once
                 self._say("W0808", f"the copy of step {step} is skipped: the one before it is not complete")
             return
-        error = self.copying.take(step, self.rank.judge.history, bool(failed))
+        error = copying.take(step, self.rank.judge.history, bool(failed))
         if error is not None:
             self.report(Diagnostic("W0808", f"rank {self.rank.rank} has no copy in memory: {error}"))
 
@@ -221,28 +223,27 @@ class Checkpoints:
         """Load the newest step that memory has, unless there is a commit of a later one; None if there is none."""
         if self.settings.copies is None:
             return None
-        if (yield from self._any(self.copying is None)):
+        copying = self.copying
+        if (yield from self._any(copying is None)) or copying is None:
             self.copying = None
             self._say("W0808", "no copies are made in memory: nothing keeps it when these ranks end")
             return None
-        assert self.copying is not None
-        self.copying.attempt = self._store.attempt
-        found = self.copying.meet()
-        self._say_incomplete(self.copying.incomplete, newest)
+        copying.attempt = self._store.attempt
+        found = copying.meet()
+        self._say_incomplete(copying.incomplete, newest)
         if found is None or found.label.step < newest or newest == REFUSED:
             return None
         saved = None
         try:
-            saved = self.copying.manifest_of(found)
-            self.copying.load(found, saved, list(wanted_by(self.rank)))
+            saved = copying.manifest_of(found)
+            copying.load(found, saved, list(wanted_by(self.rank)))
         except (Damaged, OSError) as error:
             self.report(Diagnostic("W0808", f"the copies of step {found.label.step} cannot be read: {error}"))
             saved = None
-        if (yield from self._any(saved is None)):
+        if (yield from self._any(saved is None)) or saved is None:
             return None
-        assert saved is not None
         self.rank.judge.history = saved.history
-        if self.copying.several:  # what was lost is soon in two places again
+        if copying.several:  # what was lost is soon in two places again
             yield from self.copy(saved.step)
         return self._resumed(saved, (), "copies in memory")
 

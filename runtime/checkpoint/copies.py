@@ -191,8 +191,8 @@ class Copies:
         """Read regions of tensors. Raises ConnectionLost, Damaged and OSError."""
         needed = files_of(saved, [(name, region) for name, region, _ in wanted])
         shards: dict[int, Shards] = {}
-        if self.several:
-            for rank, data in self._fetched(found, saved, needed):
+        if self._links is not None:
+            for rank, data in self._fetched(self._links, found, saved, needed):
                 shards[rank] = Shards(saved, rank, data)
         for rank in needed:
             if rank not in shards:
@@ -201,9 +201,10 @@ class Copies:
         for name, region, into in wanted:
             read_parts(tensors[name], saved.mesh, region, into, shards.__getitem__, self.moved)
 
-    def _fetched(self, found: Found, saved: Manifest, needed: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+    def _fetched(
+        self, links: Links, found: Found, saved: Manifest, needed: Sequence[int]
+    ) -> Iterator[tuple[int, memoryview]]:
         """Send what others need of this host, and yield what this rank needs of others."""
-        assert self._links is not None
         said = self._told("needed", list(needed))
         for each in transfers(found, self.hosts, dict(enumerate(said))):
             size = sum(entry.bytes for entry in entries_of(saved, each.shard))
@@ -211,12 +212,12 @@ class Copies:
                 start, _ = Slot(self.kept.memory.slots[each.slot]).data()
                 for place, count in _blocks(size):
                     block = Slot(self.kept.memory.slots[each.slot]).read(start + place, count)
-                    self._links.send(torch.frombuffer(block, dtype=torch.uint8), each.destination)()
+                    links.send(torch.frombuffer(block, dtype=torch.uint8), each.destination)()
                     self.moved()
             elif self.rank == each.destination:
                 data = torch.empty(size, dtype=torch.uint8)
                 for place, count in _blocks(size):
-                    self._links.receive(data[place : place + count], each.source)()
+                    links.receive(data[place : place + count], each.source)()
                     self.moved()
                 yield each.shard, data.numpy().data
 

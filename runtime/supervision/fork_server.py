@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from runpy import run_module
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -183,10 +184,9 @@ class Forked:
 
     def wait(self) -> int:
         """Wait for its end."""
-        while self.poll() is None:
+        while (status := self.poll()) is None:
             time.sleep(POLL_SECONDS)
-        assert self.returncode is not None
-        return self.returncode
+        return status
 
     def kill(self) -> None:
         """Kill it."""
@@ -292,8 +292,6 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 def _run(asked: Mapping[str, Any], files: Sequence[int], threads: str | None) -> int:
     """Become what was asked for; returns its exit status."""
-    from partita.cli.main import main
-
     os.setpgid(0, asked["group"])
     if asked["cores"]:
         with suppress(OSError):
@@ -308,8 +306,12 @@ def _run(asked: Mapping[str, Any], files: Sequence[int], threads: str | None) ->
         import torch
 
         torch.set_num_threads(int(os.environ[THREADS]))
-    sys.argv = ["partita", *asked["arguments"]]
-    return main(asked["arguments"])
+    sys.argv = [COMMAND[-1], *asked["arguments"]]
+    try:
+        run_module(COMMAND[-1], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def _take(files: Mapping[int, int]) -> None:
