@@ -10,12 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from partita.compiler.streams import along
 from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, Rank, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN
 from partita.runtime.transports.groups import AxisGroup
+from partita.runtime.transports.process import ProcessTransport
 from partita.runtime.transports.registry import TRANSPORTS, Processes
 from partita.runtime.transports.transport import ProcessEnd
 from tests.commands import computed, partita
@@ -117,7 +119,9 @@ def connected(device: str, tmp_path: Path) -> Iterator[tuple[Processes, ProcessE
 @pytest.mark.parametrize("device", DEVICES)
 def test_collectives_with_one_rank_change_nothing(device: str, tmp_path: Path) -> None:
     with connected(device, tmp_path) as (kind, end):
-        group = AxisGroup("data", 1, dist.new_group([0]), sums=kind.gpu)
+        assert isinstance(end, ProcessTransport)
+        own = end._streams, along("data"), end._posting
+        group = AxisGroup("data", 1, dist.new_group([0]), kind.gpu, *own)
         bucket = tuple(torch.randn(6, 4, device=end.device).to(dtype) for dtype in (torch.float32, torch.bfloat16))
         arguments = {ALL_GATHER: (0,), REDUCE_SCATTER: (0,), ALL_REDUCE: (False,), ALL_TO_ALL: (0, 1), TURN: ()}
         for each, given in arguments.items():
