@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, op
+from partita.compiler.ops.op import Argument, Op, ShardingRule, op
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 
@@ -26,7 +26,7 @@ class SumOfGroups(Op):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """That of each."""
-        assert agree(*types), types
+        assert len(set(types)) == 1, types
         return (types[0],)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
@@ -64,7 +64,7 @@ class Outer(Op):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The anchor and the states."""
-        assert agree(*types), types
+        assert len(set(types)) == 1, types
         assert len(types) == 2 + len(self.states), types
         return (types[0], *types[2:])
 

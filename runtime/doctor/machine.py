@@ -61,7 +61,7 @@ def examine(environment: Mapping[str, str]) -> tuple[Facts, dict[str, str]]:
 def _system() -> Facts:
     return {
         "host": socket.gethostname(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{os.uname().sysname} {os.uname().release}",
         "python": platform.python_version(),
         "processor": _processor(),
         "cores": len(usable()),

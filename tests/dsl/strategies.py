@@ -124,7 +124,7 @@ rules = st.one_of(
     st.builds(lambda n, a, c: node(tree.Stage, n, a, c), several(names), names, counts),
     st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(paths), names, sums, st.none() | sums),
     several(paths).map(lambda p: node(tree.Recompute, p)),
-    several(paths).map(lambda p: node(tree.Offload, p)),
+    st.builds(lambda p, b: node(tree.Offload, p, b), several(paths), st.none() | names),
     st.builds(lambda n, e: node(tree.Overlap, n, e), several(names), sums),
 )
 claims = st.builds(

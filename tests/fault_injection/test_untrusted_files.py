@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.fault_injection.processes import PROC, _opened, listening, marked, private_networks
+from tests.fault_injection.processes import PROC, listening, marked, opened, private_networks
 from tests.fault_injection.runs import Run
 from tests.marks import soak
 
@@ -46,7 +46,7 @@ class UntrustedPeer:
     def _work(self) -> None:
         while not self._over.is_set():
             sockets = listening()
-            own = {name for process in marked(self.run.mark) for name in _opened(process)}
+            own = {name for process in marked(self.run.mark) for name in opened(process)}
             for inode, address in sockets.items():
                 if f"socket:[{inode}]" in own and inode not in self._met and self.reached < self.most:
                     self._met.add(inode)

@@ -131,7 +131,7 @@ class Reading:
     def __init__(self, mesh: Mesh, microbatches: int, types: dict[str, Type], parts: list[InputPart]) -> None:
         self.mesh = mesh
         self.microbatches = self.batch_parts = microbatches
-        self.batches, self.rounds = Fraction(1), 1
+        self.batches, self.rounds, self.groups = Fraction(1), 1, 1
         self.batch = "batch"
         self.inputs = tuple(InputRecord(name, type, None) for name, type in types.items())
         self.full_inputs = tuple(part for part in parts if part.batch is None)

@@ -42,6 +42,7 @@ EXECUTING = {
         "runtime/kernels/__init__.py": "the modules of its own folder",
         "runtime/data/packages.py": "a package of an extra, which a source names",
         "dsl/reprs.py": "what notebooks show, by a name that stands there",
+        "runtime/supervision/fork_server.py": "modules of this package, by names that stand there",
     },
     "system": {},
     "popen": {},
@@ -49,6 +50,7 @@ EXECUTING = {
 }
 # Modules that unpickle, download or serve; and who may serve all the same.
 SERVING = {
+    "runtime/supervision/fork_server.py": ("runpy", "`python -m partita`, in a forked process"),
     "cli/page/server.py": ("http", "urllib", "a page, on the loopback interface and for those who have its token"),
     "cli/editor/server.py": ("asyncio", "an editor, over the pipe from which it was started"),
     "cli/editor/features.py": ("asyncio", "the same"),

@@ -115,10 +115,6 @@ def measured(state: Compilation, plan: Plan) -> tuple[int, int]:
             runs[0].step(step, batch, 0.1)
 
     peak = peak_of(run)
-    memory = runs[0].ranks[0].memory
-    # What is drawn lies in numpy's memory.
-    peak += sum(each.nbytes for each in memory.masters.values())
-    peak += sum(each.nbytes for (name, _), each in memory.states.items() if name == "ema")
     return peak_memory(state, state.program.ranks[0]), peak
 
 

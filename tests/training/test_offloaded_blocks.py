@@ -432,7 +432,6 @@ def test_reports_say_what_is_copied():
         ("offload grad", "E0418", "`grad` cannot be kept"),
         ("offload layer.grad", "E0317", "no part called `grad`"),
         ("offload attention", "E0317", "no part called `attention`"),
-        ("offload up", "E0409", "`up` is not a block or repeat"),
     ],
 )
 def test_wrong_rules(rules: str, code: str, text: str):

@@ -19,7 +19,8 @@ from partita.compiler.ops.decoding import GoOn, Keep
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.float8 import Float8Dot, ToFloat8
-from partita.compiler.ops.host import ToDevice, ToHost
+from partita.compiler.ops.groups import OuterNesterov, OuterSgd, SumOfGroups
+from partita.compiler.ops.host import Arrive, Prefetch, ToDevice, ToHost
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
@@ -105,6 +106,7 @@ class Case:
 FIXED = (
     *("adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
     *("scatter_add", "scan", "routed_outer", "unstack", "update_rows", "adagrad", "float8_dot"),
+    *("sum_of_groups", "outer_sgd", "outer_nesterov"),
 )
 
 
@@ -207,6 +209,8 @@ CASES: list[Case] = [
     Case("cast-booleans", Cast("f64"), (bools(A, B),), differentiable=False),
     Case("detach", Detach(), (f(A),), differentiable=False),
     Case("to_host", ToHost(), (f(A),), differentiable=False),
+    Case("prefetch", Prefetch(), (f(A),), differentiable=False),
+    Case("arrive", Arrive(), (f(A),), differentiable=False),
     Case("to_device", ToDevice(), (f(A),), differentiable=False),
     Case("dot-matrix", Dot(("b",)), (f(A, B), f(B, C))),
     Case("dot-two", Dot(("b", "c")), (f(A, B, C), f(B, C, D))),
@@ -547,6 +551,9 @@ CASES: list[Case] = [
     Case("sgd", Sgd(0.0, False, 0.1), (f(A, B),) * 2, differentiable=False),
     Case("sgd-momentum", Sgd(0.9, True, 0.1), (f(A, B),) * 3, differentiable=False),
     Case("ema", Ema(0.9), (f(A, B),) * 2, differentiable=False),
+    Case("sum_of_groups", SumOfGroups(), (f(A, B),) * 3, differentiable=False),
+    Case("outer_sgd", OuterSgd(3, 0.7), (f(A, B),) * 2, differentiable=False),
+    Case("outer_nesterov", OuterNesterov(3, 0.7, 0.9), (f(A, B),) * 3, differentiable=False),
     Case("lion", Lion(0.9, 0.99, 0.1), (f(A, B),) * 3, differentiable=False),
     Case(
         "rowwise_adagrad",

@@ -20,6 +20,7 @@ from partita.compiler.ops.convolution import Product
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter
 from partita.compiler.ops.float8 import Float8Dot
+from partita.compiler.ops.groups import Outer
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate, Ema, Store, Update
@@ -127,7 +128,7 @@ def test_ends_of_messages_and_changes_of_layout_say_so():
 def test_what_works_on_each_matrix_or_in_place_says_so():
     for name, op in OPS.items():
         assert op.by_matrix == issubclass(op, OfMatrices), name
-        assert op.overwrites == issubclass(op, (Update, Ema, Store)), name
+        assert op.overwrites == issubclass(op, (Update, Ema, Store, Outer)), name
 
 
 def test_what_reads_the_moment_of_itself_is_no_part_of_a_kernel():

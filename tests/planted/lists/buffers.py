@@ -95,8 +95,8 @@ MISTAKES = [
     Planted(
         "buffers-not-in-checkpoints",
         "runtime/checkpoint/parts.py",
-        "    for record in parameters:\n        yield",
-        "    for record in (each for each in parameters if each.states):\n        yield",
+        "    for record in program.parameters:\n        name =",
+        "    for record in (each for each in program.parameters if each.states):\n        name =",
         f"{RESUME}::test_a_resumed_run_is_the_undisturbed_one_bit_for_bit",
     ),
     Planted(

@@ -34,22 +34,25 @@ MISTAKES = [
     Planted(
         "states-not-read",
         "runtime/checkpoint/checkpoints.py",
-        "tensor = memory.states[state.name, record.name]",
-        "tensor = torch.empty_like(memory.states[state.name, record.name])",
+        "    for kept, tensor in rank.kept():\n",
+        "    for kept, tensor in rank.kept():\n"
+        "        tensor = tensor if kept.state is None else torch.empty_like(tensor)\n",
         BITS,
     ),
     Planted(
         "parts-of-the-first-rank-read",
         "runtime/checkpoint/checkpoints.py",
-        "for piece in pieces_of(type, layout, sizes, coordinates):",
-        "for piece in pieces_of(type, layout, sizes, dict.fromkeys(coordinates, 0)):",
+        "in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(rank.rank)):",
+        "in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(0)):",
         BITS,
     ),
     Planted(
         "one-state-for-all",
         "runtime/checkpoint/checkpoints.py",
-        "held.append((state_name(state.name, record.name),",
-        "held.append((state_name(record.states[0].name, record.name),",
+        "            yield kept.name, piece.region, seen(",
+        "            first = rank.plan.program.parameter(kept.parameter).states[:1]\n"
+        '            name = kept.name if kept.state is None else f"{first[0].name}/{kept.parameter}"\n'
+        "            yield name, piece.region, seen(",
         BITS,
     ),
     Planted(
@@ -69,8 +72,8 @@ MISTAKES = [
     Planted(
         "saved-while-it-is-written",
         "runtime/checkpoint/shards.py",
-        "        if self._copy is None:\n            self._copy =",
-        "        if True:\n            self._copy =",
+        "        if self._copy is None:\n            size =",
+        "        if True:\n            size =",
         "tests/runtime/checkpoint/test_saving.py::test_a_rank_holds_one_copy_of_what_it_saves",
     ),
     Planted(
@@ -104,7 +107,7 @@ MISTAKES = [
     Planted(
         "the-first-copy-saves-all",
         "runtime/checkpoint/parts.py",
-        "        loads[least] += type.bytes\n",
+        "        loads[least] += kept.type.bytes\n",
         "",
         f"{RESHARD}::test_files_are_of_about_one_size",
     ),

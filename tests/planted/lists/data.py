@@ -53,8 +53,8 @@ MISTAKES = [
     Planted(
         "evaluation-with-dropout",
         "compiler/pipeline.py",
-        "forward = build(model, state.train.precision, state.training, state.outputs)",
-        "forward = build(model, state.train.precision, True, state.outputs)",
+        "forward = build(model, state.train.dtype, state.training, state.outputs)",
+        "forward = build(model, state.train.dtype, True, state.outputs)",
         f"{FILE}[skips]",
     ),
     Planted(

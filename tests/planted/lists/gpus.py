@@ -87,7 +87,7 @@ MISTAKES = [
     Planted(
         "entries-that-are-counted",
         "runtime/kernels/sparse.py",
-        "    return x.is_cpu\n",
+        "    return x.is_cpu and type(x) is Tensor\n",
         "    return True\n",
         RANKS,
     ),

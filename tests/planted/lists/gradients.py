@@ -135,8 +135,8 @@ MISTAKES = [
     Planted(
         "scale-and-shift-exchanged-where-fused",
         "compiler/passes/fuse.py",
-        "results = (node.output, to_scale.output, to_shift.output)",
-        "results = (node.output, to_shift.output, to_scale.output)",
+        "*(each.output for each in sums))",
+        "*(each.output for each in reversed(sums)))",
         f"{FILE}[skips]",
     ),
     Planted(

@@ -19,14 +19,14 @@ MISTAKES = [
     Planted(
         "states-on-the-device-though-offloaded",
         "compiler/passes/update.py",
-        "local_type(stored, at, sizes), at, host=self.offloaded))",
+        "local_type(stored, at, sizes), at, host=there))",
         "local_type(stored, at, sizes), at))",
         OFFLOAD,
     ),
     Planted(
         "the-mean-on-the-device-though-offloaded",
         "compiler/passes/update.py",
-        "new.type, layout, host=self.offloaded)",
+        "new.type, layout, host=there)",
         "new.type, layout)",
         OFFLOAD,
     ),
@@ -40,8 +40,8 @@ MISTAKES = [
     Planted(
         "the-host-s-memory-counted-as-the-device-s",
         "compiler/analysis/memory.py",
-        "records if each.host == host}",
-        "records}",
+        "            for each in records\n            if each.host == host\n",
+        "            for each in records\n",
         "tests/training/test_offload.py",
     ),
     Planted(
@@ -138,8 +138,8 @@ MISTAKES = [
     Planted(
         "moments-corrected-by-the-step-before",
         "runtime/kernels/optimizers.py",
-        "return torch.tensor(float(update), device=device)",
-        "return torch.tensor(float(max(1, update - 1)), device=device)",
+        "return torch.full((), float(update), device=device)",
+        "return torch.full((), float(max(1, update - 1)), device=device)",
         f"{FILE}[windows]",
     ),
     Planted(

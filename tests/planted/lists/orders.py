@@ -68,8 +68,8 @@ MISTAKES = [
     Planted(
         "norms-with-two-gradients-not-fused",
         "compiler/passes/fuse.py",
-        "or readers.get(to_scale.output) or readers.get(to_shift.output)",
-        "or len(readers[scaled.inputs[0]]) > 2",
+        "if last is None or readers.get(last.output):",
+        "if last is None or len(readers[d]) > 2:",
         case("fuse/layer_norm"),
     ),
 ]

@@ -391,8 +391,8 @@ MISTAKES = [
     Planted(
         "microbatches-of-every-nth-row",
         "runtime/inputs.py",
-        "cut = batch[part.name].unflatten(position, (self._parts, -1))",
-        "cut = batch[part.name].unflatten(position, (-1, self._parts)).transpose(position, position + 1)",
+        "cut = rows.unflatten(position, (self._parts, -1))",
+        "cut = rows.unflatten(position, (-1, self._parts)).transpose(position, position + 1)",
         FIGURES,
     ),
     Planted(

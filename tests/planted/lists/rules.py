@@ -255,14 +255,14 @@ MISTAKES = [
     Planted(
         "means-stay-as-they-were-when-rewound",
         "runtime/rank.py",
-        "tensor.copy_(self._initial(name, record.stored(state))) if state.copy else tensor.zero_()",
+        "self._begin(name, record.stored(state), tensor) if state.copy else tensor.zero_()",
         "tensor.zero_()",
         f"{MEANS}::test_back_at_the_beginning_means_are_the_initial_values",
     ),
     Planted(
         "imported-means-are-zero",
         "runtime/checkpoint/importing.py",
-        "name = tensor.name if tensor.name in parts else means.get(tensor.name, tensor.name)",
+        "name = tensor.name if tensor.name in parts else copies.get(tensor.name, tensor.name)",
         "name = tensor.name",
         f"{MEANS}::test_export_of_the_means_and_import_of_parameters",
     ),
@@ -277,22 +277,22 @@ MISTAKES = [
     Planted(
         "masters-gathered-for-each-use",
         "compiler/passes/shard/shard.py",
-        'stored["param"], hoisted = stored["state"], True',
+        'stored["param"], hoisted = stored["state"], not prefetched',
         'stored["param"] = stored["state"]',
         MASTERS,
     ),
     Planted(
         "outputs-choose-other-rules",
         "compiler/pipeline.py",
-        "whole = build(model, state.train.precision, False) if state.outputs else forward",
+        "whole = build(model, state.train.dtype, False) if state.outputs else forward",
         "whole = forward",
         MASTERS,
     ),
     Planted(
         "masters-stored-as-gradients",
         "compiler/passes/shard/shard.py",
-        '                stored["param"], hoisted = stored["state"], True',
-        '                stored["param"], hoisted = stored["grad"], True',
+        'stored["param"], hoisted = stored["state"], not prefetched',
+        'stored["param"], hoisted = stored["grad"], not prefetched',
         MASTERS,
     ),
 ]

@@ -19,8 +19,8 @@ MISTAKES = [
     Planted(
         "the-last-id-is-dropped",
         "runtime/kernels/sparse.py",
-        "    ids[slots] = distinct - groups * rows\n",
-        "    ids[slots[:-1]] = (distinct - groups * rows)[:-1]\n",
+        ".scatter_(0, slots, ordered - group * rows)\n",
+        ".scatter_(\n        0, slots, torch.where(number < new.sum() - 1, ordered - group * rows, -1)\n    )\n",
         SPLIT,
     ),
     Planted(
@@ -40,8 +40,8 @@ MISTAKES = [
     Planted(
         "entries-that-there-are-not-are-updated",
         "runtime/kernels/sparse.py",
-        "    place = (ids >= 0).nonzero(as_tuple=True)\n    rows = ids[place] + place[shared] * (stored",
-        "    place = (ids >= -1).nonzero(as_tuple=True)\n    rows = ids[place] + place[shared] * (stored",
+        "    there = ids >= 0\n",
+        "    there = ids >= -1\n",
         f"{TABLES}::test_rows_that_are_not_looked_up_stay_as_they_are_to_the_bit",
     ),
     Planted(
@@ -75,15 +75,15 @@ MISTAKES = [
     Planted(
         "places-among-all-tables",
         "runtime/kernels/sparse.py",
-        "    places[inside] = slots % (blocks * count)\n",
-        "    places[inside] = slots % count\n",
+        "_spread(slots % (blocks * count), inside",
+        "_spread(slots % count, inside",
         SPLIT,
     ),
     Planted(
         "looked-up-in-the-first-block",
         "runtime/kernels/sparse.py",
-        "    rows = ids[place] + place[shared + 1] * (table",
-        "    rows = ids[place] + 0 * place[shared + 1] * (table",
+        ".clamp(min=0) + place[shared + 1] * block\n",
+        ".clamp(min=0) + 0 * place[shared + 1] * block\n",
         "tests/compiler/ops/test_blockwise.py::test_replacement_equals_the_node",
     ),
     Planted(

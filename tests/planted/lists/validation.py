@@ -89,15 +89,15 @@ MISTAKES = [
     Planted(
         "an-evaluation-that-is-forgotten",
         "runtime/training.py",
-        "read = saving or _due(settings, number) or",
-        "read = saving or",
+        "read = saving or copying or _due(settings, number) or",
+        "read = saving or copying or",
         PUT_BACK,
     ),
     Planted(
         "a-save-that-is-forgotten",
         "runtime/training.py",
-        "read = saving or _due(settings, number) or",
-        "read = _due(settings, number) or",
+        "read = saving or copying or _due(settings, number) or",
+        "read = copying or _due(settings, number) or",
         f"{TESTS}::test_an_interrupted_run_goes_on_with_the_same_bits",
     ),
     Planted(
