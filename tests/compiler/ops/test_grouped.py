@@ -134,6 +134,10 @@ def test_what_computes_row_by_row_does_so_in_any_order(case: Case):
 
 def test_most_kinds_of_arithmetic_compute_row_by_row():
     assert {case.op.name for case in BY_ROW} == {
+        "arrive",
+        "prefetch",
+        "outer_sgd",
+        "sum_of_groups",
         "pointwise",
         "cast",
         "to_float8",

@@ -226,6 +226,9 @@ LEFT_OUT = {
     ("gather_slices", ALL): "what is gathered is read whole in every slice: each is added up once",
     ("running_mean", ALL): "states of an optimizer are no sums",
     ("momentum", ALL): "the same",
+    ("sum_of_groups", ALL): "copies of parameters are no sums",
+    ("outer_sgd", ALL): "nor are anchors",
+    ("outer_nesterov", ALL): "nor their momentum",
 }
 
 
