@@ -18,6 +18,7 @@ from partita.compiler.ops.op import (
     agree,
     aligned_rules,
     broadcast,
+    fields_of_several,
     op,
     permuted,
     wide_bytes,
@@ -181,21 +182,41 @@ class NormalizeGradient(Op):
         return f"{turned}, {y.text}, {rate.text}, {_positions(y.type, self.over)}, {self.center}"
 
 
-@op("layer_norm_gradient")
-class LayerNormGradient(Op):
-    """Gradients of a layer norm's input, scale and shift at once, from the cotangent of the scaled and shifted result.
+@fields_of_several
+class ScaledNormGradient(Op):
+    """Gradients of a scaled norm's input and parameters at once, by the kernel of the operation's name.
 
     Operands: d, the normalized tensor, its rate, the scale. Made by `passes.fuse`.
     """
 
     over: tuple[str, ...]
-    results = ("", "scale", "shift")
     sums = True
 
     @property
     def reduces(self) -> tuple[str, ...]:
         """`over`."""
         return self.over
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.{self.name}({self._call(arguments)})"
+
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """Adds in the kernel's last pass."""
+        return f"kernels.{self.name}({self._call(arguments)}, plus={other.text})"
+
+    def _call(self, arguments: Sequence[Argument]) -> str:
+        d, y, rate, scale = arguments
+        turned = permuted(d.text, d.type.names, y.type.names)
+        by = broadcast(scale, y.type.names)
+        return f"{turned}, {y.text}, {rate.text}, {by}, {_positions(y.type, self.over)}"
+
+
+@op("layer_norm_gradient")
+class LayerNormGradient(ScaledNormGradient):
+    """Gradients of a layer norm's input, scale and shift, from the cotangent of the scaled and shifted result."""
+
+    results = ("", "scale", "shift")
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
         """For torch's layer norm gradient."""
@@ -231,36 +252,12 @@ class LayerNormGradient(Op):
         """Products of d with the scale and with the normalized tensor."""
         return 2 * wide_bytes(operands[0])
 
-    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime."""
-        return f"kernels.layer_norm_gradient({self._call(arguments)})"
-
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """Adds in the kernel's last pass."""
-        return f"kernels.layer_norm_gradient({self._call(arguments)}, plus={other.text})"
-
-    def _call(self, arguments: Sequence[Argument]) -> str:
-        d, y, rate, scale = arguments
-        turned = permuted(d.text, d.type.names, y.type.names)
-        by = broadcast(scale, y.type.names)
-        return f"{turned}, {y.text}, {rate.text}, {by}, {_positions(y.type, self.over)}"
-
 
 @op("rms_norm_gradient")
-class RmsNormGradient(Op):
-    """Gradients of an RMS norm's input and scale at once, from the cotangent of the scaled result.
+class RmsNormGradient(ScaledNormGradient):
+    """Gradients of an RMS norm's input and scale, from the cotangent of the scaled result."""
 
-    Operands: d, the normalized tensor, its rate, the scale. Made by `passes.fuse`.
-    """
-
-    over: tuple[str, ...]
     results = ("", "scale")
-    sums = True
-
-    @property
-    def reduces(self) -> tuple[str, ...]:
-        """`over`."""
-        return self.over
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The type of the normalized tensor, and its axes `over`."""
@@ -289,17 +286,3 @@ class RmsNormGradient(Op):
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Products of d with the scale and with the normalized tensor, and what is subtracted from d."""
         return 2 * wide_bytes(operands[0]) + operands[0].bytes
-
-    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime."""
-        return f"kernels.rms_norm_gradient({self._call(arguments)})"
-
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """Adds in the kernel's last pass."""
-        return f"kernels.rms_norm_gradient({self._call(arguments)}, plus={other.text})"
-
-    def _call(self, arguments: Sequence[Argument]) -> str:
-        d, y, rate, scale = arguments
-        turned = permuted(d.text, d.type.names, y.type.names)
-        by = broadcast(scale, y.type.names)
-        return f"{turned}, {y.text}, {rate.text}, {by}, {_positions(y.type, self.over)}"
