@@ -12,27 +12,34 @@ Plain torch is the leanest layer that we know how to write with autograd: fused 
 numbers (three launches, as in torchtitan), FlashAttention by SDPA, with keys shared by heads as the kernel takes them.
 Its parameters are bf16 and so are its gradients; with `masters` it adds these up in f32, as Partita does.
 
-With `--compiled`, both are compiled by Inductor for this CPU, at small sizes: a Llama of one layer, one microbatch.
-A kernel that Inductor generates is a launch, and so is an operation that it calls. What it would fuse on a GPU is not
-known here.
+With `--compiled`, both are compiled: what Inductor generates for a GPU is counted (`generated.py`), a kernel of its own
+or an operation that it calls as one launch, with the bytes that Inductor counts. It needs the package `triton`.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from attrs import evolve, frozen
+from generated import Generated, inductor_for_gpu
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, rms_norm, silu
 
+from partita.runtime.fake_gpu import rank
+from partita.runtime.fake_gpu.device import fake_gpu
 from partita.runtime.fake_gpu.watch import Launch, Watch
+from partita.runtime.kernels import compiling
 
 LLAMA = Path(__file__).parents[1] / "specs" / "llama.par"
 # A layer of Llama 3.2 1B.
@@ -188,95 +195,121 @@ class Everything(Watch):
 
 # ---------------------------------------------------------------- compiled
 
-SMALL = {"embed": 64, "groups": 2, "heads": 2, "key": 32, "ffn": 96, "seq": 32, "vocab": 128}
-# What Inductor's code calls besides kernels of its own.
-CALL = re.compile(r"\s*(\w+ = )?(extern_kernels\.|torch\.ops\.)\w+")
-STEP = ("layer_", "stage0_forward", "stage0_whole_backward", "stage0_closing")
+
+def compiled(microbatches: int, overrides: list[str]) -> list[Side]:
+    """The same layers, compiled on both sides."""
+    with patch.object(rank, "_not_compiled", _compiled_for_gpu):
+        mine = ours(microbatches, [*overrides, "train.compile=true"])
+    forward, backward = _plain_graphs()
+    sides = [evolve(mine, name="Partita, compiled")]
+    for masters in (False, True):
+        layer, watch = Layer(masters), Everything("meta")
+        with watch:
+            for _ in range(microbatches):
+                for parameter in layer.parameters.values():
+                    new = torch.empty_like(parameter)
+                    parameter.grad = new if masters or parameter.grad is None else parameter.grad.add_(new)
+                layer.accumulate()
+        sums = watch.taken()
+        both = _launched(forward, "") * microbatches, _launched(backward, "") * microbatches + sums
+        sides.append(Side(f"torch.compile{', masters' if masters else ''}", *both, 1 / microbatches))
+    return sides
 
 
-def compiled() -> tuple[list[str], list[str]]:
-    """Launches of both: generated kernels, operations that are called, and all."""
-    from torch._inductor import metrics
-    from torch._inductor.utils import run_and_get_code
-
-    from partita.dsl.load import load_text
-    from partita.runtime.kernels import compiling
-    from partita.runtime.rank import prepare
-    from partita.runtime.training import VirtualRun
-
-    text = LLAMA.read_text().replace("repeat 6", "repeat 1").replace("pipe [3, 3]", "pipe")
-    chosen = [f"{name}={size}" for name, size in SMALL.items()]
-    chosen += ["layout=zero1", "cluster.data=1", "cluster.pipe=1", "cluster.tensor=1", "train.precision=bf16"]
-    chosen += ["batch=2", "schedule=one_f_one_b(microbatches=1)", "train.compile=true"]
-    spec, diagnostics = load_text(text, "llama.par", tuple(chosen))
-    assert spec is not None, diagnostics
-    run = VirtualRun(prepare(evolve(spec, expect=())))
-    generated: list[int] = []
-    original = compiling._compile
-
-    def counted(function: Any, tensors: Any) -> Any:
-        before = metrics.generated_kernel_count
-        found = original(function, tensors)
-        if function.__name__.startswith(STEP):
-            generated.append(metrics.generated_kernel_count - before)
-        return found
-
-    compiling._compile = counted
-    shape = 2, SMALL["seq"]
-    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "targets")}
-    run.step(1, batch, 1e-3)
-    with Everything("cpu") as watch:
-        run.step(2, batch, 1e-3)
-    called = [each for each in watch.launches if each.function.startswith(STEP)]
-    called = [each for each in called if each.operation not in ("detach", "alias")]
-    model = Small()
-    torch._inductor.config.force_disable_caches = True
-    before = metrics.generated_kernel_count
-    _, codes = run_and_get_code(lambda: sum(torch.compile(model.figures)(**batch)).backward())
-    theirs = metrics.generated_kernel_count - before
-    calls = [line for code in codes for line in code.splitlines() if CALL.match(line)]
-    return _counts("Partita", sum(generated), len(called)), _counts("torch.compile", theirs, len(calls))
+def _launched(graph: Generated, function: str) -> list[Launch]:
+    """The kernels of a graph; the first stands for the bytes of all."""
+    return [Launch(name, function, "", 0 if i else graph.bytes, 0) for i, name in enumerate(graph.launches)]
 
 
-def _counts(name: str, generated: int, called: int) -> list[str]:
-    return [name, str(generated), str(called), str(generated + called)]
+@contextmanager
+def _compiled_for_gpu(watch: Watch) -> Iterator[None]:
+    """Segments launch what Inductor generates for them. The first call of each is its compilation."""
+    compile = compiling._compile
+
+    def counted(function: Any, tensors: Any, totals: int) -> Any:
+        before = list(watch.launches)
+        watch.limit = sys.maxsize  # compiling takes memory, and keeps what it has traced
+        with inductor_for_gpu() as found:
+            compile(function, tensors, totals)
+        watch.launches = before
+        (graph,) = found
+
+        def run(given: list[Tensor]) -> Any:
+            before = list(watch.launches)
+            with watch.segment():
+                results = function(*given)
+            watch.launches = before + _launched(graph, function.__name__)
+            return results
+
+        return run, False
+
+    with patch.object(compiling, "_compile", counted):
+        yield
 
 
-class Small:
-    """The same model of plain torch, on this CPU."""
+def _plain_graphs() -> list[Generated]:
+    """The forward and the backward graph of a compiled layer of plain torch. They are traced with tensors of the CPU,
+    since autograd asks devices whether they are there, and then moved.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-    def __init__(self) -> None:
-        embed, heads, groups, key, ffn = (SMALL[name] for name in ("embed", "heads", "groups", "key", "ffn"))
-        queries = groups * heads * key
-        shapes = {
-            "wq": (queries, embed), "wk": (groups * key, embed), "wv": (groups * key, embed), "wo": (embed, queries),
-            "gate": (ffn, embed), "up": (ffn, embed), "down": (embed, ffn), "first": (embed,), "second": (embed,),
-            "last": (embed,), "embed_in": (SMALL["vocab"], embed), "embed_out": (SMALL["vocab"], embed),
-        }  # fmt: skip
-        self.p = {name: (torch.randn(shape) * 0.02).bfloat16().requires_grad_() for name, shape in shapes.items()}
-        angle = torch.arange(SMALL["seq"])[:, None] * 500_000.0 ** (-torch.arange(key // 2) / (key // 2))
-        self.cos, self.sin = angle.cos(), angle.sin()
+    graphs: list[Generated] = []
 
-    def figures(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean cross entropy, and the accuracy, in f32."""
-        p, key = self.p, SMALL["key"]
-        x = torch.nn.functional.embedding(tokens, p["embed_in"])
-        h = torch.nn.functional.rms_norm(x, x.shape[-1:], p["first"], 1e-5)
-        q, k, v = (linear(h, p[n]).unflatten(-1, (-1, key)).transpose(1, 2) for n in ("wq", "wk", "wv"))
-        a = torch.nn.functional.scaled_dot_product_attention(
-            self._turned(q), self._turned(k), v, is_causal=True, enable_gqa=True
-        )
-        x = x + linear(a.transpose(1, 2).flatten(2), p["wo"])
-        h = torch.nn.functional.rms_norm(x, x.shape[-1:], p["second"], 1e-5)
-        x = x + linear(silu(linear(h, p["gate"])) * linear(h, p["up"]), p["down"])
-        logits = linear(torch.nn.functional.rms_norm(x, x.shape[-1:], p["last"], 1e-5), p["embed_out"]).float()
-        accuracy = (logits.argmax(-1) == targets).float().mean()
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()), accuracy
+    def moved(graph: Any, inputs: Any, **options: Any) -> Any:
+        results = [None if each is None else each.meta["val"] for each in graph.graph.output_node().args[0]]
+        with fake_gpu(Watch(torch.bfloat16)):
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            with mode:
+                given = [_like(each.meta["val"], "cuda") for each in graph.graph.find_nodes(op="placeholder")]
+            for each in graph.graph.nodes:
+                if "device" in each.kwargs:
+                    each.kwargs = {**each.kwargs, "device": torch.device("cuda", 0)}
+            graph.recompile()
+            FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*given)
+            with inductor_for_gpu() as found, tracing(TracingContext(mode)):
+                compile_fx_inner(graph, given, is_backward=options.get("is_backward", False))
+        graphs.extend(found)
 
-    def _turned(self, x: Tensor) -> Tensor:
-        a, b = x.float().chunk(2, -1)
-        turned = torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), -1)
-        return turned.to(x.dtype)
+        def run(_: Any) -> list[Any]:
+            return [_like(each, "cpu") for each in results]
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    parameters = {name: torch.empty_like(each, device="cpu") for name, each in Layer(False).parameters.items()}
+    x = torch.empty(ROWS, SIZES["seq"], SIZES["embed"], dtype=torch.bfloat16)
+    cos, sin = torch.empty(2, SIZES["seq"], SIZES["key"] // 2)
+    for each in (x, *parameters.values()):
+        each.requires_grad_()
+    layer = torch.compile(_layer, backend=partial(compile_fx, inner_compile=moved))
+    layer(x, cos, sin, parameters).backward(torch.empty_like(x))
+    return graphs
+
+
+def _like(value: Any, device: str) -> Any:
+    """A tensor of the same form, with any numbers."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
+
+def _layer(x: Tensor, cos: Tensor, sin: Tensor, p: dict[str, Tensor]) -> Tensor:
+    """`Layer` with everything that torch.compile can fuse written out."""
+    key = SIZES["key"]
+
+    def turned(x: Tensor) -> Tensor:
+        a, b = torch.split(x.float(), key // 2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+    h = rms_norm(x, x.shape[-1:], p["first"], 1e-5)
+    q, k, v = (linear(h, p[name]).unflatten(-1, (-1, key)).transpose(1, 2) for name in ("wq", "wk", "wv"))
+    a, *_ = torch.ops.aten._scaled_dot_product_flash_attention(turned(q), turned(k), v, 0.0, True)
+    x = x + linear(a.transpose(1, 2).flatten(2), p["wo"])
+    h = rms_norm(x, x.shape[-1:], p["second"], 1e-5)
+    return x + linear(silu(linear(h, p["gate"])) * linear(h, p["up"]), p["down"])
 
 
 def main() -> None:
@@ -284,17 +317,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--list", action="store_true", help="every kernel, with how often it is launched")
-    parser.add_argument("--compiled", action="store_true", help="both compiled, for this CPU")
+    parser.add_argument("--compiled", action="store_true", help="both compiled")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     if arguments.compiled:
-        table = Table("a Llama of one layer", "generated kernels", "operations called", "launches")
-        for row in compiled():
-            table.add_row(*row)
-        Console(width=140).print(table)
-        return
-    sides = [ours(arguments.microbatches, arguments.overrides)]
-    sides += [plain(arguments.microbatches, masters) for masters in (False, True)]
+        sides = compiled(arguments.microbatches, arguments.overrides)
+    else:
+        sides = [ours(arguments.microbatches, arguments.overrides)]
+        sides += [plain(arguments.microbatches, masters) for masters in (False, True)]
     table = Table("a layer and microbatch", *("launches F", "B", "both", "MB moved F", "B", "both"))
     for side in sides:
         table.add_row(*side.row())

@@ -1,10 +1,11 @@
 """The compiler's memory bound beside the peak of live tensors, measured; and torch's pipelining beside both.
 
-    python bench/memory.py [--case gpt|llama|layouts] [SCHEDULE ...]
+    python bench/memory.py [--case gpt|llama|layouts|constructs] [SCHEDULE ...]
 
-Each case runs for two steps on two ranks, with and without `recompute layer`; `layouts` are eleven combinations
-of layout, schedule and recompute for `llama.par`, on up to eight ranks. The peak is that of all tensors that are alive
-at once, counted after each operation. The figures are those of the fullest rank, in MiB; the ratios are the least and
+Each case runs for two steps (with a delay, three) on two ranks, with and without `recompute layer`; `layouts` are
+eleven combinations of layout, schedule and recompute for `llama.par`, on up to eight ranks; `constructs` are everything
+else that changes what a rank holds, for the models of `splits.par`. The peak is that of all tensors that are alive at
+once, counted after each operation. The figures are those of the fullest rank, in MiB; the ratios are the least and
 the greatest of all ranks. They are the same in every run.
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +42,7 @@ SCHEDULES = {
 }
 TORCHS = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "interleaved_1f1b": "interleaved", "zb_v": "zbv"}
 STEPS = 2
+PATIENCE = 2.0  # seconds
 
 
 @frozen
@@ -50,14 +54,15 @@ class Case:
     overrides: tuple[str, ...]
     schedule: str
     recompute: bool
+    steps: int = STEPS
 
     def prepared(self) -> Plan:
         """Compiled."""
         from partita.dsl.load import load_text
         from partita.runtime.rank import prepare
 
-        chosen = (*self.overrides, SCHEDULES[self.schedule], f"train.steps={STEPS}")
-        spec, diagnostics = load_text(self._text(), self.file.name, chosen)
+        chosen = (*self.overrides, SCHEDULES[self.schedule], f"train.steps={self.steps}")
+        spec, diagnostics = load_text(self._text(), self.file.name, chosen, self.file)
         assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
         return prepare(spec)
 
@@ -97,19 +102,57 @@ LAYOUTS = (
     Case("data 3, ZeRO-3, flat", LLAMA, (*THREE, "layout=everything", "cluster.tensor=1"), "one_f_one_b", False),
     Case("data 3 × tensor 2, ZeRO-1, flat", LLAMA, (*THREE, "layout=zero1"), "one_f_one_b", True),
 )
+SPLITS = GPT.parent / "splits.par"
+MINE = "lr=1e-3,betas=[0.9,0.95],weight_decay=0.1"
+SPARSE = "model=sparse"
+
+
+def _of_two(name: str, *overrides: str, steps: int = STEPS) -> Case:
+    return Case(name, SPLITS, overrides, "one_f_one_b", False, steps)
+
+
+CONSTRUCTS = (
+    *(
+        _of_two(name, f"layout={layout}")
+        for name, layout in {
+            "ZeRO-1": "zero1",
+            "ZeRO-2": "zero2",
+            "ZeRO-3": "zero3",
+            "tensor": "tensor",
+            "tensor, sequence parallel": "sequence",
+            "context, gathered": "context",
+            "context, by heads": "exchanged",
+            "context, in a ring": "ring",
+        }.items()
+    ),
+    _of_two("experts, copied", SPARSE, "layout=experts_copied"),
+    _of_two("experts, split", SPARSE, "layout=experts_split"),
+    _of_two("groups", "layout=rows", "train.sync=local(groups=2,every=2)"),
+    # Only from the second step on are reductions in flight in the next.
+    _of_two("a delay of one step", "layout=rows", "train.sync=delayed(1)", steps=3),
+    _of_two("states of eight bits", "layout=rows", f"train.optimizer=adamw_8bit({MINE})"),
+    Case(
+        "pipe 2, validate = after",
+        LLAMA,
+        ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2", "train.validate=after(calm=0)"),
+        "zb_v",
+        False,
+    ),
+)
 ON_TWO_RANKS = {"gpt": (GPT, ()), "llama": (LLAMA, ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2"))}
+MORE = {"layouts": LAYOUTS, "constructs": CONSTRUCTS}
 
 
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("schedules", nargs="*", default=tuple(SCHEDULES))
-    parser.add_argument("--case", choices=("gpt", "llama", "layouts"), default="gpt")
+    parser.add_argument("--case", choices=("gpt", "llama", *MORE), default="gpt")
     parser.add_argument("--row", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--as", dest="system", choices=("partita", "torch"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    cases: tuple[Case, ...] = LAYOUTS
-    if arguments.case != "layouts":
+    cases = MORE.get(arguments.case, ())
+    if not cases:
         cases = tuple(
             Case(arguments.case, *ON_TWO_RANKS[arguments.case], schedule, recompute)
             for schedule in arguments.schedules
@@ -131,6 +174,7 @@ def main() -> None:
         bound, peak = found["bound"], found["peak"]
         ratios = [b / p for b, p in zip(bound, peak, strict=True)]
         fullest = peak.index(max(peak))
+        print(f"{case.name}, {case.schedule}: {min(ratios):.3f} to {max(ratios):.3f}", file=sys.stderr, flush=True)
         table.add_row(
             case.name,
             case.schedule,
@@ -148,10 +192,14 @@ class Live(TorchDispatchMode):
 
     What a kernel allocates and frees by itself is not seen. (torch's own profile sees that, but not what other threads
     free, as Gloo's do.) Nor is what lies at addresses `aside`: messages in memory that two ranks share.
+
+    A thread of Gloo's that has done its work holds the tensors until it gets a core once more: before more than the
+    `bound` counts, such threads get `PATIENCE`. What is in use stays alive for longer, and counts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bound: int | None = None) -> None:
         super().__init__()
+        self.bound = bound
         self.peak = 0
         self.aside: list[range] = []
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -171,13 +219,16 @@ class Live(TorchDispatchMode):
                     self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                     new = True
         if new:
-            self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
+            given = time.monotonic() + PATIENCE
+            while self.bound is not None and self.now > max(self.peak, self.bound) and time.monotonic() < given:
+                time.sleep(1e-3)
             self.peak = max(self.peak, self.now)
         return made
 
     @property
     def now(self) -> int:
-        """The bytes that are alive, as of the last operation that made a tensor."""
+        """The bytes that are alive."""
+        self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
         return sum(size for _, size in self.alive.values())
 
 
@@ -192,27 +243,30 @@ def _gathered(number: int) -> list[int]:
 
 def ours(case: Case) -> None:
     """One rank of ours."""
-    import torch.distributed as dist
+    plan = case.prepared()
+    joined()
+    transport = ProcessTransport(torch.device("cpu"))
+    bound, peak = held(plan, case.file.parent, transport)
+    report({"peak": _gathered(peak), "bound": _gathered(bound)})
+    transport.close()
 
+
+def held(plan: Plan, folder: Path, transport: ProcessTransport) -> tuple[int, int]:
+    """The bound of this rank, and the peak of its live tensors; `folder` is where its data is."""
     from partita.compiler.analysis.memory import peak_memory
     from partita.runtime.data.binding import open_data
     from partita.runtime.rank import Rank
     from partita.runtime.training import train
 
-    plan = case.prepared()
-    dataset = open_data(plan.program, plan.train, case.file.parent)
-    joined()
-    transport = ProcessTransport(torch.device("cpu"))
-    with Live() as live:
-        rank = Rank(plan, dist.get_rank(), transport, torch.device("cpu"))
+    dataset = open_data(plan.program, plan.train, folder)
+    program = plan.program.ranks[plan.program.mesh.pipe_rank(transport.rank)]
+    bound = peak_memory(plan.training, program)
+    with Live(bound) as live:
+        rank = Rank(plan, transport.rank, transport, transport.device)
         live.aside = list(shared(transport))
         for _ in train(rank, dataset):
             pass
-    peaks = _gathered(live.peak)
-    pipe_ranks = [plan.program.mesh.pipe_rank(rank) for rank in range(plan.ranks)]
-    bounds = [peak_memory(plan.training, plan.program.ranks[rank]) for rank in pipe_ranks]
-    report({"peak": peaks, "bound": bounds})
-    transport.close()
+    return bound, live.peak
 
 
 def shared(transport: ProcessTransport) -> Iterator[range]:

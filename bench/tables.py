@@ -4,26 +4,29 @@
 
 `bench/models/tables.par`: 20 tables, whose rows are split over the ranks, as is the batch. With 10 million rows each,
 tables and states are 20 GB, and the four ranks need 21.5 GB with Python and libraries: by themselves, on a machine of
-24 GiB, `--rounds 1 --steps 40 --rows 10_000_000`. Nothing is saved, and initial values are made 64 MB at a time. A step
+24 GiB, `--rounds 1 --steps 40 --rows 10_000_000`. Nothing is saved; initial values are made 32 MiB at a time. A step
 should take as long with any number of rows: it reads and writes those alone that it looks up. Runs with each number of
 rows take turns. A step is all of it, without drawing the batch; beside its time stands the CPU time that it took on the
 first rank, which other programs on the machine disturb less. The last table is what each rank held at most, of memory
 of its own, and what the compiler has said that it would at most, both without what Python and libraries hold before a
-rank is made.
+rank is made; and beside both, from a run of a few steps of its own, the peak of live tensors.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from resource import RUSAGE_SELF, getrusage
 from statistics import median
 from time import perf_counter, thread_time
 
 from measure import alternately, joined, measured, report, show
+from memory import Live
 
 RANKS, WARM_UP = 4, 5
+COUNTED = 4  # steps of the run whose tensors are counted
 
 
 def main() -> None:
@@ -34,9 +37,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--live", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.of:
-        run(arguments.of, arguments.overrides, arguments.steps)
+        run(arguments.of, arguments.overrides, arguments.steps, Live() if arguments.live else None)
         return
     cpu: dict[str, list[float]] = {f"{rows:,} rows": [] for rows in arguments.rows}
     held: dict[str, list[float]] = {}
@@ -52,14 +56,17 @@ def main() -> None:
         return median(found["seconds"][WARM_UP:]) * 1e3
 
     figures = alternately({f"{rows:,} rows": partial(figure, rows) for rows in arguments.rows}, arguments.rounds)
+    for rows in arguments.rows:
+        command = [__file__, *arguments.overrides, "--of", str(rows), "--steps", str(COUNTED), "--live"]
+        held[f"{rows:,} rows, live tensors"] = [measured(command, RANKS, 1)["live"] / 2**20]
     first = next(iter(cpu))
     show("a step", "ms", figures, first)
     show("CPU time of a step on the first rank", "ms", cpu, first)
     show("memory of a rank", "MiB", held, next(iter(held)))
 
 
-def run(rows: int, overrides: Sequence[str], steps: int) -> None:
-    """One rank with tables of so many rows."""
+def run(rows: int, overrides: Sequence[str], steps: int, live: Live | None) -> None:
+    """One rank with tables of so many rows; `live` counts its tensors, which takes time."""
     import torch.distributed as dist
     from peers.ours import rank_of
     from peers.workload import MODELS
@@ -74,21 +81,25 @@ def run(rows: int, overrides: Sequence[str], steps: int) -> None:
     plan = prepare(spec)
     joined()
     before = getrusage(RUSAGE_SELF).ru_maxrss * 1024
-    rank = rank_of(plan)
-    dataset = open_data(plan.program, plan.train, MODELS)
-    batches = [rank.tensors(dataset.batch(number + 1)) for number in range(steps)]
     seconds, cpu, losses = [], [], []
-    for number, batch in enumerate(batches):
-        dist.barrier()
-        start, begun = perf_counter(), thread_time()
-        for _ in rank.step(number + 1, batch, (0.1, 0.05)):
-            pass
-        seconds.append(perf_counter() - start)
-        cpu.append(thread_time() - begun)
-        losses.append(rank.results(rank.training)[0])
+    with live or nullcontext():
+        rank = rank_of(plan)
+        dataset = open_data(plan.program, plan.train, MODELS)
+        # One after the other if they are counted: the bound has room for that of the step alone.
+        given = (rank.tensors(dataset.batch(number + 1)) for number in range(steps))
+        for number, batch in enumerate(given if live else list(given)):
+            dist.barrier()
+            start, begun = perf_counter(), thread_time()
+            for _ in rank.step(number + 1, batch, (0.1, 0.05)):
+                pass
+            seconds.append(perf_counter() - start)
+            cpu.append(thread_time() - begun)
+            losses.append(rank.results(rank.training)[0])
+            del batch
     held = getrusage(RUSAGE_SELF).ru_maxrss * 1024 - before
     bound = memory_report(plan.training, plan.program.ranks[0]).total
-    report({"seconds": seconds, "cpu": cpu, "losses": losses, "held": held, "bound": bound})
+    counted = {} if live is None else {"live": live.peak}
+    report({"seconds": seconds, "cpu": cpu, "losses": losses, "held": held, "bound": bound, **counted})
     dist.destroy_process_group()
 
 

@@ -176,6 +176,12 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         f"microbatches, {seconds_text(end)} before and after{apart}), {count_text(found.tokens_per_second)} tokens/s, "
         f"MFU {found.mfu:.1%}, bubble {timeline.bubble:.1%}, exposed communication {found.exposed_communication:.1%}",
     )
+    if found.copying:
+        print_text(
+            console,
+            f"copies to the host's memory and back take {seconds_text(found.copying)} of a step, of which "
+            f"{seconds_text(found.exposed_copies)} are exposed",
+        )
     if expected:
         print_table(console, _expected(expected, console.width))
     passes = ", ".join(f"{name} {seconds_text(value)}" for name, value in summary.times)

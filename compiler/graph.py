@@ -73,7 +73,11 @@ class Value:
 
     def derived(self, name: str, type: Type | None = None, layout: Layout | None = None) -> Value:
         """A copy of this value under another name."""
-        return evolve(self, name=name, type=type or self.type, layout=layout or self.layout, of=self.tensor)
+        return Value(name, type or self.type, layout or self.layout, self.tensor, self.cotangent, self.host)
+
+    def laid_out(self, type: Type, layout: Layout | None = None) -> Value:
+        """The same value in another layout, or part of it: of the type that a rank then holds."""
+        return Value(self.name, type, layout or self.layout, self.of, self.cotangent, self.host)
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}" + (f" {{{self.layout}}}" if self.layout.states else "")
@@ -92,6 +96,28 @@ class Node:
     stage: int | None = None
 
     __repr__ = shortened
+
+    def changed(
+        self,
+        *,
+        op: Op | None = None,
+        inputs: tuple[Value, ...] | None = None,
+        outputs: tuple[Value, ...] | None = None,
+        phase: Phase | None = None,
+        stage: int | None = None,
+    ) -> Node:
+        """The node with some fields changed. `evolve` does that for fields of any class, and takes five times as long:
+        passes do it for every node.
+        """
+        return Node(
+            self.op if op is None else op,
+            self.inputs if inputs is None else inputs,
+            self.outputs if outputs is None else outputs,
+            self.scope,
+            self.span,
+            self.phase if phase is None else phase,
+            self.stage if stage is None else stage,
+        )
 
     @property
     def placed_on(self) -> int:
@@ -395,4 +421,4 @@ class Builder:
 def substitute(node: Node, mapping: Mapping[Value, Value]) -> Node:
     """The node with its inputs replaced according to `mapping`."""
     inputs = tuple(mapping.get(value, value) for value in node.inputs)
-    return node if inputs == node.inputs else evolve(node, inputs=inputs)
+    return node if inputs == node.inputs else node.changed(inputs=inputs)

@@ -107,7 +107,7 @@ def compile_spec(
 
     Raises Refused if something is wrong with the file.
     """
-    with _collector_paused():
+    with collector_paused():
         state = _configured(given, training, placement, gpu)
         if not training:
             return _evaluation(state)
@@ -133,7 +133,7 @@ def compile_outputs(
     for name in names or () if known else ("any",):
         if name not in known:
             raise no_output(model, name)
-    with _collector_paused():
+    with collector_paused():
         placement = beside.schedule.placement if beside is not None else None
         state = _configured(given, training=False, placement=placement, gpu=gpu)
         whole = one_microbatch(state.batch)
@@ -147,7 +147,7 @@ def compile_outputs(
 
 def schedule_spec(given: language.Spec) -> Scheduled:
     """The training program without its source text: all that searches and predictions need. Raises Refused."""
-    with _collector_paused():
+    with collector_paused():
         return _scheduled(_configured(given, training=True, placement=None, gpu=False))
 
 
@@ -169,7 +169,7 @@ def compile_evaluation(given: language.Spec, training: Compilation, rows: int, g
     """The evaluation program of a whole set with that many rows. Raises Refused: also if the last batch is not full,
     and the model cannot do with less (E0623).
     """
-    with _collector_paused():
+    with collector_paused():
         return _evaluation(_configured(given, False, training.schedule.own_placement, gpu), rows)
 
 
@@ -343,7 +343,7 @@ def _place(state: Built) -> Placed:
             return 0.0  # of all stages alike
         node = of_one_batch.get(node.outputs[0].name, node)
         op = node.op.evaluated
-        return 0.0 if op is None else seconds(evolve(node, op=op), state.device)
+        return 0.0 if op is None else seconds(node.changed(op=op), state.device)
 
     like = one if state.beside is not None else None
     placed = place(_ordered(state, state.forward), state.pipeline, state.spec.layout, cost, like)
@@ -376,7 +376,9 @@ def _check_parts(graph: Graph, updates: Mapping[str, Update]) -> None:
         part, update = parameter.part, updates.get(parameter.name)
         if part is not None and update is not None and part.rank == 0:
             parts = part.master.axis(part.axis).size // parameter.master.axis(part.axis).size
-            if update.whole or not update.splits(part.master, part.axis, parts):
+            # A state without the axis is of all parts together, as of a row whose mean of squares they share.
+            together = update.whole or not all(state.has(part.axis) for state in update.state_types(part.master))
+            if together or not update.splits(part.master, part.axis, parts):
                 raise refuse(
                     "E0417",
                     f"`{part.name}` cannot be split over the pipeline: its optimizer updates it as a whole",
@@ -473,7 +475,7 @@ def _update(state: Cut) -> Partitioned:
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)
     given = resharding, updates, train.clip, timed, train.ema, spans, state.states_on_host, state.on_host
-    update = update_graph(state.partitioned, layouts, *given)
+    update = update_graph(state.partitioned, layouts, *given, delayed=bool(train.delay))
     if state.training and state.groups is not None and train.local is not None:
         if state.on_host or state.states_on_host:
             message = "parameters and states of groups that train apart cannot lie in the host's memory yet"
@@ -483,7 +485,7 @@ def _update(state: Cut) -> Partitioned:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Pause garbage collection: it would find hardly any cycles, and double the time of compilation."""
     enabled = gc.isenabled()
     gc.disable()

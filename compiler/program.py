@@ -151,6 +151,10 @@ class LocalTransfer:
     target_slot: int
 
 
+# Elements of a large tensor that are made or read at a time, before the first step.
+SLAB = 1 << 23
+
+
 @frozen(kw_only=True)
 class StagePlan:
     """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch. In
@@ -160,6 +164,8 @@ class StagePlan:
     is what the slices of a part of the batch share: from the first F on, and from the first B on. `offloaded` is what
     of `saved` lies in the host's memory between O and L. `gathering` is what gathers that start ahead of a step send,
     until the first F waits for them, and `opening` the most that this F holds, with them and with what it has saved.
+    Of its gradients, `in_flight` is what the last action leaves: what the collectives that it has started send and
+    receive; `reducing` is the most that there is of it until all have arrived, and `reduced` what they leave.
     """
 
     index: int
@@ -176,6 +182,9 @@ class StagePlan:
     peaks: Mapping[str, int]
     gathering: int
     opening: int
+    in_flight: int
+    reducing: int
+    reduced: int
 
     __repr__ = shortened
 
@@ -217,15 +226,13 @@ class RankPlan:
     and receives, and the order of its totals.
 
     `reductions` gives, by the index of an instruction, the stages whose reduction begins in it: they accumulate nothing
-    after it. `launches` says of each instruction on which stream it runs, and behind which events. `copied` are the
-    parameters and buffers that the update writes, with their states, if it may be made before the step is validated:
-    then the rank keeps copies of them.
+    after it. `copied` are the parameters and buffers that the update writes, with their states, if it may be made
+    before the step is validated: then the rank keeps copies of them.
     """
 
     rank: int
     stages: tuple[int, ...]
     instructions: tuple[Instruction, ...] = field(repr=False)
-    launches: tuple[Launch, ...] = field(repr=False)
     reductions: Mapping[int, tuple[int, ...]] = field(repr=False)
     parameters: tuple[str, ...]
     sends: tuple[TiedTransfer, ...]
@@ -239,8 +246,11 @@ class RankPlan:
 
 @frozen(kw_only=True)
 class RankProgram(RankPlan):
-    """A rank plan with the names of its functions for the end of the step, and for the average of groups."""
+    """A rank plan with the names of its functions for the end of the step, and for the average of groups. `launches`
+    says of each instruction on which stream it runs, and behind which events.
+    """
 
+    launches: tuple[Launch, ...] = field(repr=False)
     finish: str
     update: str | None
     outer: str | None = None

@@ -350,17 +350,18 @@ DEVICES = _table(
         ),
     ),
 )
+# Of a network: devices beneath a switch whose uplinks have so many times less bandwidth than its downlinks together.
+_UPLINKS = (Setting("leaf", COUNT, None), Setting("oversubscribed", Number(minimum=1, maximum=1000), None))
 LINKS = _table(
     _PROFILE,
-    *(
-        Signature(name)
-        for name in ("memory", "nvlink3", "nvlink4", "nvlink5", "pcie4", "pcie5", "ib200", "ib400", "ib800", "ethernet")
-    ),
+    *(Signature(name) for name in ("memory", "nvlink3", "nvlink4", "nvlink5", "pcie4", "pcie5")),
+    *(Signature(name, _UPLINKS) for name in ("ib200", "ib400", "ib800", "ethernet")),
     Signature(
         "link",
         (
             Setting("bandwidth", Number(BYTES_PER_SECOND, minimum=1)),
             Setting("latency", Number(SECONDS, minimum=0, maximum=60)),
+            *_UPLINKS,
         ),
     ),
 )

@@ -150,6 +150,7 @@ CODES: dict[str, Code] = {
     "E0622": Code("operation failed", "A Python function of an `op` raised an error, or did not return what is declared: a tensor of the shape and dtype of the result, or a gradient for each float operand. The notes name the lines that led there.", "Tensors come with their axes in the order in which the `op` declares them."),
     "E0623": Code("evaluation set without full batches", "With `batches = all` the whole set is evaluated. Its last batch is not full, and this model cannot do with fewer rows: it needs a whole batch at once, or numbers that depend on where a row stands in it.", "`batch` as a divisor of the number of rows, or `batches = 20`."),
     "E0624": Code("run cannot be elastic", "With `--elastic min=N` a run goes on with fewer ranks, from N up: by a smaller mesh, from the last checkpoint. The file must declare a mesh of at least N ranks, and save checkpoints.", "`checkpoint = every(100)` in the train block; `--elastic min=2` for a mesh of four."),
+    "E0625": Code("ranks have different kernels", "On CPUs, ranks compute with kernels in C++ on machines that have a compiler, and with torch's operations elsewhere. Both agree up to rounding only, so a run takes one or the other. The notes say why ranks have none.", "Install a C++ compiler on all machines; or `PARTITA_NATIVE=0` on all. `partita doctor` shows what a machine has."),
     # ------------------------------------------------------------ verification
     "E0701": Code("translation validation failed", "An operation or a collective does not produce the layout that its result claims. This is a bug in the compiler, not in the file.", "Please report it with the file."),
     "E0702": Code("execution differs", "On a small proxy of the file, the partitioned program does not compute the same as the single-device program. This is a bug in the compiler, not in the file.", "Please report it with the file."),
@@ -225,5 +226,6 @@ CODES: dict[str, Code] = {
     "W1104": Code("slow device or link", "A device reaches less than four fifths of what others do, GPUs of one machine have no direct access to each other, or a port of the fabric is not active. All ranks wait for the slowest.", "Clocks and cooling of that device; access control services (ACS) in the BIOS; `ibstat`."),
     "W1105": Code("not examined", "A part of the examination failed. The message says why; the rest is unaffected.", "Look at that part by hand."),
     "W1106": Code("machines differ a little", "The machines of a run have several versions of Python or of the driver. That may work.", "One image for all, and one driver."),
+    "W1107": Code("no kernels in C++", "On CPUs, gelu, norms, cross entropy and attention in f32 go through kernels in C++ where the machine has a compiler for them. Without one torch's operations are taken, which are slower. The message says why there are none.", "Install g++ or clang++, or name one in `CXX`."),
 }
 # fmt: on

@@ -209,8 +209,7 @@ class Plans:
         kind, bare = OneOf(LINKS, bare=True), tree.bare(written)
         found: dict[str, spec.Call] = {}
         if not isinstance(bare, tree.List):
-            link = self.settings.value(bare, kind, "`link`")
-            return dict.fromkeys(axes, link)
+            return dict.fromkeys(axes, self.link(bare, kind))
         for item in bare.items:
             name = tree.single(item.left) if isinstance(item, tree.Arrow) else None
             if name is None or not isinstance(item, tree.Arrow):
@@ -222,7 +221,18 @@ class Plans:
             elif name.text in found:
                 self.report.error("E0304", f"the link of `{name.text}` is given twice", item.span)
             else:
-                found[name.text] = self.settings.value(item.right, kind, "`link`")
+                found[name.text] = self.link(item.right, kind)
+        return found
+
+    def link(self, written: tree.Expression, kind: OneOf) -> spec.Call:
+        """One link. Its uplinks are those of a leaf of some size, or it has none."""
+        found: spec.Call = self.settings.value(written, kind, "`link`")
+        given = {
+            key for key in ("leaf", "oversubscribed") if found is not None and found.arguments.get(key) is not None
+        }
+        if len(given) == 1:
+            help = "such as `leaf = 256, oversubscribed = 2`"
+            self.report.error("E0210", f"`{found.name}` has `{given.pop()}` alone", written.span, help=help)
         return found
 
     def schedule(self, name: str, schedule: tree.Schedule) -> spec.Schedule | None:

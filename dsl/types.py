@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property, lru_cache
 from math import prod
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 FLOATS = ("f32", "bf16", "f64")
 INTEGERS = ("i64", "i32")
@@ -25,9 +26,11 @@ class Axis:
         return f"{self.name}={self.size}"
 
 
-@frozen
+@frozen(cache_hash=True)
 class Type:
-    """The type of a tensor. The order of `axes` is the memory order, slowest first; it has no other meaning."""
+    """The type of a tensor. The order of `axes` is the memory order, slowest first; it has no other meaning. What is
+    derived is kept: a program has few types, each of many values.
+    """
 
     dtype: str
     axes: tuple[Axis, ...] = ()
@@ -35,7 +38,7 @@ class Type:
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.axes))}]"
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Axis names in order."""
         return tuple(axis.name for axis in self.axes)
@@ -45,12 +48,12 @@ class Type:
         """Axis sizes in order."""
         return tuple(axis.size for axis in self.axes)
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """The number of elements."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """The number of bytes, densely packed."""
         return self.elements * BYTES[self.dtype]
@@ -62,7 +65,7 @@ class Type:
 
     def has(self, name: str) -> bool:
         """Whether one of the axes is called `name`."""
-        return any(axis.name == name for axis in self.axes)
+        return name in self.names
 
     def axis(self, name: str) -> Axis:
         """The axis called `name`. Raises KeyError if there is none."""
@@ -82,10 +85,14 @@ class Type:
 
     def with_dtype(self, dtype: str) -> Type:
         """The same axes with another dtype."""
-        return self if dtype == self.dtype else evolve(self, dtype=dtype)
+        return self if dtype == self.dtype else Type(dtype, self.axes)
 
     def resized(self, name: str, size: int) -> Type:
         """This type with the size of one axis changed; unchanged if it has no such axis."""
-        if not self.has(name):
-            return self
-        return Type(self.dtype, tuple(Axis(a.name, size) if a.name == name else a for a in self.axes))
+        return _resized(self, name, size) if self.has(name) else self
+
+
+@lru_cache(maxsize=4096)
+def _resized(type: Type, name: str, size: int) -> Type:
+    """The same object for the same arguments, so that what is derived of it is computed once."""
+    return Type(type.dtype, tuple(Axis(name, size) if axis.name == name else axis for axis in type.axes))

@@ -21,6 +21,8 @@ from attrs import define, evolve, field, frozen
 from partita.compiler.passes.update import SQUARE
 from partita.dsl.spec import STOP, Call
 
+# What a step is judged by.
+LOSS, NORM = "loss", "gradient norm"
 # Good steps needed before the median is used, unless the window is smaller.
 FEWEST = 10
 
@@ -40,15 +42,17 @@ class History:
 
 
 class BadStep(Exception):
-    """A bad step that ends the run. It changed nothing. `help` suggests what to do."""
+    """A bad step that ends the run. It changed nothing. `figure` is what is wrong, `LOSS` or `NORM`; `help` suggests
+    what to do.
+    """
 
-    def __init__(self, step: int, cause: str, help: str, details: str = "") -> None:
-        self.step, self.cause, self.help, self.details = step, cause, help, details
+    def __init__(self, step: int, cause: str, help: str, details: str = "", figure: str = LOSS) -> None:
+        self.step, self.cause, self.help, self.details, self.figure = step, cause, help, details, figure
         super().__init__(f"{cause}{f'; {details}' if details else ''}\n  help: {help}")
 
     def with_details(self, details: str) -> BadStep:
         """A copy with details of the cause."""
-        return type(self)(self.step, self.cause, self.help, details)
+        return type(self)(self.step, self.cause, self.help, details, self.figure)
 
 
 class NotFinite(BadStep):
@@ -59,11 +63,13 @@ class NotFinite(BadStep):
 class BadStepPolicy:
     """Judges the steps of a run in order, by `train.on_bad_step`. By default a bad step ends the run.
 
-    `bad` says what is wrong with the last step judged; empty if it was good.
+    `bad` says what is wrong with the last step judged; empty if it was good. `others`: the file may ask for another
+    policy than to stop.
     """
 
     policy: Call = STOP
     history: History = field(factory=History)
+    others: bool = True
     bad: str = field(default="", init=False)
 
     def updates(self, step: int) -> int:
@@ -82,21 +88,24 @@ class BadStepPolicy:
 
     def fault(self, step: int, statistics: Mapping[str, float]) -> str:
         """What is wrong with a step, if anything. Nothing is recorded."""
-        loss, norm = _figures(statistics)
+        return self._found(step, *_figures(statistics))[1]
+
+    def _found(self, step: int, loss: float, norm: float) -> tuple[str, str]:
+        """Which figure is wrong, and what is wrong with it; empty if nothing is."""
         finite = isfinite(loss) and isfinite(norm)
         return self._spike(step, loss, norm) if finite else _not_finite(step, loss, norm)
 
     def accepts(self, step: int, statistics: Mapping[str, float]) -> bool:
         """Whether a step may update the parameters. Raises BadStep if the run must end."""
         loss, norm = _figures(statistics)
-        self.bad = self.fault(step, statistics)
+        figure, self.bad = self._found(step, loss, norm)
         if not self.bad:
             self._remember(loss, norm)
             return True
         left, done = self._allowed()
         if not left:
             kind = BadStep if isfinite(loss) and isfinite(norm) else NotFinite
-            raise kind(step, f"{self.bad}{done}", self._help())
+            raise kind(step, f"{self.bad}{done}", self._help(), figure=figure)
         self.history = evolve(self.history, skipped=self.history.skipped + 1)
         return False
 
@@ -116,21 +125,22 @@ class BadStepPolicy:
         return done < most, f", after {what.format(times)} (`at_most = {most}`)"
 
     def _help(self) -> str:
-        if self.stops:
+        if self.stops and self.others:
             return "`on_bad_step = skip` in the train block skips such steps, up to 10 of them"
-        return "look for the cause in the data and the learning rate, or raise `at_most`, and restart"
+        more = "" if self.stops else ", or raise `at_most`,"
+        return f"look for the cause in the data and the learning rate{more} and restart"
 
-    def _spike(self, step: int, loss: float, norm: float) -> str:
-        """Which value is too far above its median; empty if none is."""
+    def _spike(self, step: int, loss: float, norm: float) -> tuple[str, str]:
+        """Which figure is too far above its median; empty if none is."""
         spike, window = self.policy.arguments["spike"], int(self.policy.arguments["window"])
         if spike is None or len(self.history.losses) < min(FEWEST, window):
-            return ""
-        for what, value, past in (("loss", loss, self.history.losses), ("gradient norm", norm, self.history.norms)):
+            return "", ""
+        for what, value, past in ((LOSS, loss, self.history.losses), (NORM, norm, self.history.norms)):
             middle = median(past[-window:])
             if middle and value - middle > (spike - 1) * abs(middle):
                 usual = f"{middle:.4g}, the median of the {len(past[-window:])} good steps before it"
-                return f"the {what} of step {step} is {value:.4g}, a spike above {usual} (`spike = {spike:g}`)"
-        return ""
+                return what, f"the {what} of step {step} is {value:.4g}, a spike above {usual} (`spike = {spike:g}`)"
+        return "", ""
 
     def _remember(self, loss: float, norm: float) -> None:
         if self.policy.arguments["spike"] is None:
@@ -147,7 +157,8 @@ def _figures(statistics: Mapping[str, float]) -> tuple[float, float]:
     return statistics.get("loss", 0.0), norm
 
 
-def _not_finite(step: int, loss: float, norm: float) -> str:
-    wrong = {name: value for name, value in (("loss", loss), ("gradient norm", norm)) if not isfinite(value)}
+def _not_finite(step: int, loss: float, norm: float) -> tuple[str, str]:
+    wrong = {name: value for name, value in ((LOSS, loss), (NORM, norm)) if not isfinite(value)}
     found = "nan" if any(value != value for value in wrong.values()) else "infinite"
-    return f"the {next(iter(wrong))} of step {step} is {found}"
+    what = next(iter(wrong))
+    return what, f"the {what} of step {step} is {found}"

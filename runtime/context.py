@@ -39,8 +39,8 @@ class Context:
     `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
     are those of the operations that the file defines. `record` is
     called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
-    `waited` is the time functions have waited for collectives, in nanoseconds. Copies to the device run on one of
-    `streams`; `arriving` are those that are under way, by the `id` of the copy.
+    `waited` is the time functions have waited for collectives, in nanoseconds. Copies between the device and the host
+    run on `streams`; `arriving` are those that are under way, by the `id` of the copy.
     """
 
     seed: int

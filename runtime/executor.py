@@ -269,7 +269,8 @@ class Executor:
         self._totals, self._part = totals, vector
         if self._keep_totals:
             last = len(self.kept) == len(self._memories) - 1  # what is reset for the next memory is copied
-            kept = totals if last else tuple(total.clone() for total in totals)
+            sums = totals[: len(self.record.totals)]
+            kept = sums if last else tuple(total.clone() for total in sums)
             self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
 
     @torch.inference_mode()
@@ -367,6 +368,7 @@ class Executor:
     def _end(self) -> None:
         for stage in self.stages.values():
             stage.constants = ()  # the next step makes its own
+        self.context.arriving.clear()  # what was copied for an update that is not made
 
     @property
     def marked(self) -> Callable[[], None]:
@@ -400,11 +402,13 @@ class Executor:
             stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context), self.context)
 
     def _all_totals(self) -> Waits:
-        """The reduced totals of the rank's stages, and the buffers of the tied totals that it receives."""
+        """The reduced totals of the rank's stages, the buffers of the tied totals that it receives, and the gradients
+        that are on their way to the host.
+        """
         reducing = dict(self._reducing)  # in the order they began, the same on all ranks of a column
         self._reducing.clear()
-        own = yield from self._late.totals(reducing)
-        return (*own, *self._tied)
+        own, coming = yield from self._late.totals(reducing)
+        return (*own, *self._tied, *coming)
 
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
         """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all."""

@@ -43,23 +43,24 @@ class Late:
 
     def totals(self, reducing: dict[int, Waits]) -> Waits:
         """The totals for the end of the step that is computed, stage by stage: its sums, and the gradients of the step
-        that is as many before as the delay says.
+        that is as many before as the delay says. And without a delay, what the reductions copy to the host.
         """
         own = _Gradients(reducing, {index: stage.accumulators for index, stage in self.stages.items()})
         self._kept.append(own)
         self.ready = len(self._kept) > self.program.delay
         found = self._kept.popleft() if self.ready else own
         yield from found.reduced()
-        return tuple(
-            current if each.parameter is None else gradient if self.ready else torch.zeros_like(gradient)
-            for index in self.record.stages
-            for each, gradient, current in zip(
-                self.stages[index].record.accumulators,
-                found.totals[index],
-                self.stages[index].accumulators,
-                strict=True,
+        totals: list[torch.Tensor] = []
+        coming: list[torch.Tensor] = []
+        for index in self.record.stages:
+            records = self.stages[index].record.accumulators
+            gradients, on_host = found.totals[index][: len(records)], found.totals[index][len(records) :]
+            coming += on_host
+            totals += (
+                current if each.parameter is None else gradient if self.ready else torch.zeros_like(gradient)
+                for each, gradient, current in zip(records, gradients, self.stages[index].accumulators, strict=True)
             )
-        )
+        return tuple(totals), tuple(coming)
 
     def settled(self) -> Waits:
         """Wait for all reductions; the totals of each step, by how many steps it was before the next one."""

@@ -8,11 +8,10 @@ from math import prod
 from attrs import frozen
 
 from partita.compiler.layout import Layout
+from partita.compiler.program import SLAB
 from partita.dsl.types import Type
 
 Region = tuple[slice, ...]
-
-SLAB = 1 << 24  # elements of a large tensor that are made or read at a time
 
 
 def region_of(type: Type, layout: Layout, sizes: Mapping[str, int], coordinates: Mapping[str, int]) -> Region:
@@ -38,14 +37,20 @@ def shape_of(region: Region) -> tuple[int, ...]:
 
 
 def in_slabs(region: Region, elements: int = SLAB) -> Iterator[tuple[Region, Region]]:
-    """Yields parts of a region along its first axis, of about so many elements, or one position of it: the part within
-    the region, and that of the tensor.
+    """Yields parts of a region, in order, of at most so many elements: the part within the region, and that of the
+    tensor.
     """
     if not region:
         yield (), ()
         return
     first, *rest = region
-    rows = max(1, elements // max(1, prod(shape_of(tuple(rest)))))
+    rows = elements // max(1, prod(shape_of(tuple(rest))))
+    if not rows:  # one position is too much
+        for start in range(first.start, first.stop):
+            one = slice(start - first.start, start - first.start + 1)
+            for inside, part in in_slabs(tuple(rest), elements):
+                yield (one, *inside), (slice(start, start + 1), *part)
+        return
     for start in range(first.start, first.stop, rows):
         stop = min(start + rows, first.stop)
         yield (slice(start - first.start, stop - first.start),), (slice(start, stop), *rest)

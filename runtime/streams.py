@@ -85,6 +85,18 @@ class Ended:
 ENDED = Ended()
 
 
+@frozen(eq=False)
+class OnHost:
+    """A copy to the host's memory, which ends with an event: it is the host that waits for it."""
+
+    event: torch.cuda.Event
+
+    def done(self) -> bool:
+        """Wait for it."""
+        self.event.synchronize()
+        return True
+
+
 def copied(*memory: torch.Tensor) -> Handle:
     """Start to copy memory in the current stream: of each pair, the first into the second."""
     for source, copy in zip(memory[::2], memory[1::2], strict=True):

@@ -22,12 +22,12 @@ from partita.compiler.ops.optimizer import EMA
 from partita.compiler.program import AccumulatorRecord
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
-from partita.runtime.bad_steps import BadStep, History, NotFinite
+from partita.runtime.bad_steps import NORM, BadStep, History, NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.data.dataset import Dataset
 from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, shifted
 from partita.runtime.executor import Rates, never
-from partita.runtime.faults import MOST_ROWS, Trial, origin, wrong_inputs
+from partita.runtime.faults import MOST_ROWS, SUMS, Trial, origin, wrong_inputs
 from partita.runtime.global_tensors import assemble, seen
 from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
@@ -261,13 +261,24 @@ def _compare_paces(
 
 
 def _details(rank: Rank, wrong: BadStep, batch: Batch, dataset: Dataset | None) -> Generator[None, None, str | None]:
-    """Details of a bad step that ends the run, on the rank that is to report them; None on all others."""
-    rows = dataset.row_names(wrong.step) if dataset else []
+    """Details of a bad step that ends the run, on the rank that is to report them; None on all others.
+
+    A norm is of the gradients of a step that may be before it (`sync = delayed(k)`): then they are of that one, which
+    is repeated with the parameters of now.
+    """
+    delay = rank.plan.program.delay if wrong.figure == NORM else 0
+    step, before = wrong.step - delay, ""
+    if delay:
+        batch = rank.tensors(dataset.batch(step)) if dataset else {}
+        before = f"its gradients are of step {step}; "
+    rows = dataset.row_names(step) if dataset else []
     if isinstance(wrong, NotFinite):
-        trial = Trial(rank.plan.training, wrong.step, lambda _: batch, lambda _: rows)
+        trial = Trial(rank.plan.training, step, lambda _: batch, lambda _: rows)
         begun = yield from origin(rank, trial)
-        return None if begun is None else f"the first value that is not finite: {begun}"
-    return _batch_of(rows) if rank.rank == 0 else None
+        if begun == SUMS and delay:
+            begun = "none as it runs again, with the parameters of now"
+        return None if begun is None else f"{before}the first value that is not finite: {begun}"
+    return f"{before}{_batch_of(rows)}" if rank.rank == 0 else None
 
 
 def _left_out(

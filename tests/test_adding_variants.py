@@ -268,7 +268,7 @@ def test_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         assert "eager: 2 ranks, 4 microbatches" in capsys.readouterr().out
         assert main(["schedule", "eager", "--stages", "4", "--microbatches", "8"]) == 0
         capsys.readouterr()
-        assert main(["plan", path, "--devices", "4", "--top", "40", "--json"]) == 0
+        assert main(["plan", path, "--devices", "4", "--top", "40", "--within", "5", "--json"]) == 0
         assert '"schedule": "eager"' in capsys.readouterr().out
         assert main(["compile", path, "order.more=10"]) == 1
         assert "more = 10 is greedy" in capsys.readouterr().err
@@ -281,7 +281,7 @@ def test_an_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = file(tmp_path, OPTIMIZER="signum(lr = 1e-3)")
     with added("optimizer", OPTIMIZER, tmp_path):
         everywhere(path, capsys, tmp_path)
-        assert main(["plan", path, "--devices", "2"]) == 0
+        assert main(["plan", path, "--devices", "2", "--within", "2"]) == 0
         assert main(["run", path, "--transport", "virtual", "--run-dir", str(tmp_path / "kept"), *SAVED]) == 0
         assert main(["checkpoint", "show", str(tmp_path / "kept")]) == 0
         assert "signum" in capsys.readouterr().out

@@ -172,7 +172,7 @@ class _Microbatch:
         """When a message has arrived that is issued now."""
         free, link = self.clock.free, self.link
         free[link.name] = max(self.clock.now, free.get(link.name, 0.0)) + latency + moving
-        self.clock.blocks[link.name] = link.blocks
+        self.clock.links[link.name] = link
         return free[link.name]
 
     def compute(self, seconds: float, path: str | None, moved: float) -> None:

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.analysis.time import OURS, Execution, predict
 from partita.compiler.graph import Phase
-from partita.compiler.pipeline import compile_spec
+from partita.compiler.pipeline import schedule_spec
 from partita.compiler.state import Scheduled
 from published.fsdp import FSDP, HALF, step_seconds
 from published.rows import Row
@@ -103,7 +103,7 @@ def as_run(state: Scheduled, row: Row) -> Scheduled:
 
 def compared(row: Row, slope: bool = True) -> Compared:
     """Compile and predict a row. Without `slope`, the constant is not varied."""
-    state, ran = as_run(compile_spec(row.load()), row), execution(row)
+    state, ran = as_run(schedule_spec(row.load()), row), execution(row)
 
     def seconds(state: Scheduled) -> float:
         return step_seconds(state, ran) if isinstance(ran, FSDP) else predict(state, ran, exposed=False).step_time

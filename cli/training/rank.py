@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from partita.runtime.data.binding import Bound
     from partita.runtime.rank import Plan
     from partita.runtime.supervision.rendezvous import Rendezvous
+    from partita.runtime.supervision.store import Store
 
 # What a rank waits before it reports what the first one may be reporting too.
 PATIENCE_SECONDS = 3.0
@@ -209,6 +210,14 @@ class _Planned:
     device: torch.device
     data: Bound
 
+    def agree(self, store: Store, identity: Identity) -> None:
+        """Let all ranks compare what they are to do (`consistency.agree`)."""
+        from partita.runtime.kernels.native.library import why_none
+
+        no_kernels = why_none() if self.device.type == "cpu" else ""
+        plan, files = self.plan, self.data.all_files
+        agree(store, identity.rank, identity.ranks, plan.spec, plan.programs, files, no_kernels)
+
 
 class _Supervised(_Rank):
     """A rank of this machine's supervisor, which watches it from the start and holds the run's directory."""
@@ -228,8 +237,7 @@ class _Supervised(_Rank):
             return PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
-        plan = planned.plan
-        agree(meeting.store, self.identity.rank, self.identity.ranks, plan.spec, plan.programs, planned.data.all_files)
+        planned.agree(meeting.store, self.identity)
         return self.train(planned, directory, recorder, meeting)
 
 
@@ -254,7 +262,7 @@ class _Launched(_Rank):
             self._resize(reader)
         planned = self.planned(reader, speaks=identity.rank == 0)
         plan = planned.plan
-        agree(meeting.store, identity.rank, identity.ranks, plan.spec, plan.programs, planned.data.all_files)
+        planned.agree(meeting.store, identity)
         check_ranks(plan.spec, identity.ranks)
         if not begun:
 

@@ -41,6 +41,12 @@ def held(values: Iterable[Value], nodes: Iterable[Node]) -> int:
     return sum(device_bytes(value) for value in {behind.get(v, v) for v in values} - constants)
 
 
+def left_over(nodes: Sequence[Node]) -> list[Value]:
+    """The results of nodes which none of them reads, but to copy them to the host."""
+    read: set[Value] = {value for node in nodes if not node.op.copies for value in node.inputs}
+    return [value for node in nodes for value in node.outputs if value not in read]
+
+
 def shared(nodes: Iterable[Node]) -> int:
     """Bytes of the tensors that the slices of a microbatch share."""
     return sum(value.type.bytes for node in nodes if node.op.of_slices for value in node.outputs)

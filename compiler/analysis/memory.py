@@ -7,6 +7,8 @@ The peak is that of the greatest moment of a step, in addition to what is always
                   also those of earlier steps of which updates are still to be made, and what these are reduced to;
                   received totals of tied parameters, what its stages compute with for a whole step (casts of masters,
                   gathered parameters), and tables that kernels cache
+    beforehand    a large parameter gets its initial values piece by piece, which lie in the host's memory; nothing but
+                  parameters and states is there then
     start         full batches of the inputs, and what is gathered for the stages; the rest of their constants is made
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs, and
                   without what lies in the host's memory, from where the copy there is complete to where the one back
@@ -41,17 +43,20 @@ from itertools import chain
 
 from attrs import evolve, frozen
 
-from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, roots, tables, working_set
+from partita.compiler.analysis.in_flight import besides, communicating
+from partita.compiler.analysis.liveness import held, host_bytes, left_over, line_by_line, roots, tables, working_set
 from partita.compiler.analysis.traffic import outer_nodes, update_nodes
 from partita.compiler.graph import Node, Parameter, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
+from partita.compiler.passes.ahead import ahead
 from partita.compiler.passes.cut import StageGraph, message_of
-from partita.compiler.program import InputPart, ParameterRecord, RankPlan, StateRecord
+from partita.compiler.program import SLAB, InputPart, ParameterRecord, RankPlan, StateRecord
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.compiler.state import Scheduled
 from partita.dsl.reprs import shortened
+from partita.dsl.types import BYTES
 
 # For tensors of a few elements: statistics, the step number, constants. There are about a dozen.
 _NUMBERS = 1 << 10
@@ -77,6 +82,13 @@ class MemoryReport:
         return self.parameters + self.gradients + self.state + self.activations + self.buffers
 
 
+# What the functions of a microbatch consist of.
+PHASES = {
+    "F": (Phase.FORWARD,),
+    "B": (Phase.BACKWARD,),
+    "W": (Phase.WEIGHT,),
+    "BW": (Phase.BACKWARD, Phase.WEIGHT),
+}
 PARTS = ("parameters", "gradients", "state", "activations", "buffers")
 HOST = "host"
 
@@ -92,13 +104,14 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
     inputs = _inputs(state, rank)
     making = max((_constants(stage, made=True) - _constants(stage) for stage in stages), default=0)
     kept, reducing, messages = max(_among(state, rank), key=sum)
+    always = _always(state, rank)
     moments = (
+        MemoryReport("before the first step", 0, 0, 0, 0, max(0, _beginning(state, rank) - always.total)),
         MemoryReport("as a step begins", making, 0, 0, 0, inputs + _gathering(state, rank)),
         MemoryReport("among the microbatches", 0, reducing, 0, kept, inputs + messages),
         *(evolve(each, buffers=inputs + each.buffers) for each in _ends(state, rank)),
     )
     most = max(moments, key=lambda each: each.total)
-    always = _always(state, rank)
     return MemoryReport(
         most.moment,
         always.parameters + most.parameters,
@@ -110,6 +123,16 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
     )
 
 
+def _beginning(state: Scheduled, rank: RankPlan) -> int:
+    """Bytes of parameters and states as they get their initial values."""
+    masters, states = (sum(part.values()) for part in stored(state, rank))
+    records = [each for each in state.plan.parameters if each.name in rank.parameters and not each.host]
+    types = [local_type(each.type, each.layout, state.mesh.sizes) for each in records]
+    # In f32 at least.
+    made = (max(BYTES["f32"], BYTES[type.dtype]) * min(type.elements, SLAB) for type in types)
+    return masters + states + (0 if state.device.gpu else max(made, default=0))
+
+
 def _on_host(state: Scheduled, rank: RankPlan) -> int:
     """Bytes in the host's memory: masters and states that are no files, masters in the dtype that computes, on a GPU
     copies of what their updates read and make, and what microbatches in flight keep there.
@@ -119,8 +142,11 @@ def _on_host(state: Scheduled, rank: RankPlan) -> int:
     casts = {each.name: each.value for stage in _stages(state, rank) for each in stage.parameters if _cast(each)}
     total += sum(host_bytes(value) for value in casts.values())
     total += sum(copies(state, rank, host=True)) + microbatches_on_host(state, rank)
+    if not state.device.gpu:
+        return total
     moved = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
-    return total + (working_set(line_by_line(moved), (), size=host_bytes) if state.device.gpu else 0)
+    coming = {value for _, value in state.update.coming(rank.stages)}
+    return total + working_set(line_by_line(moved), coming, coming, roots(moved), size=host_bytes)
 
 
 def microbatches_on_host(state: Scheduled, rank: RankPlan) -> int:
@@ -128,7 +154,7 @@ def microbatches_on_host(state: Scheduled, rank: RankPlan) -> int:
     many of them as are there at once.
     """
     now, most = Counter[int](), Counter[int]()
-    for each in rank.instructions:
+    for each in rank.instructions if state.schedule.copies else ():
         if isinstance(each, PostCopy) and each.action.kind == OFFLOAD:
             now[each.stage] += 1
             most[each.stage] = max(most[each.stage], now[each.stage])
@@ -139,17 +165,33 @@ def microbatches_on_host(state: Scheduled, rank: RankPlan) -> int:
 
 def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, ...]:
     """What is held at the end of a step, without inputs and what is always held."""
-    reduce = list(chain(*_reductions(state, rank).values()))
-    update = update_nodes(state, rank)
-    sums = _left_over(reduce)
-    updating = working_set(line_by_line(update), ()) + max(_buffers(state, update), default=0)
+    reductions = [state.plan.stages[index] for own in rank.reductions.values() for index in own]  # as they begin
+    sums, flying = (sum(sizes) for sizes in _late(state, rank))
+    most = now = flying
+    for stage in reductions:
+        now -= stage.in_flight
+        most = max(most, now + stage.reducing)
+        now += stage.reduced
+    if state.plan.delay:  # it waits for those of an earlier step, which are counted as always there
+        most = flying + max(0, most - max(sums, flying))
     outer = outer_nodes(state, rank)
-    averaging = working_set(line_by_line(outer), ()) + sum(_buffers(state, outer))
     return (
-        MemoryReport("as gradients are reduced", 0, sums, 0, 0, sum(_buffers(state, reduce))),
-        MemoryReport("at the update", 0, sums, 0, 0, updating),
-        *([MemoryReport("as groups are averaged", 0, sums, 0, 0, averaging)] if outer else ()),
+        MemoryReport("as gradients are reduced", 0, min(sums, most), 0, 0, max(0, most - sums)),
+        MemoryReport("at the update", 0, sums, 0, 0, _running(state, update_nodes(state, rank))),
+        *([MemoryReport("as groups are averaged", 0, sums, 0, 0, _running(state, outer))] if outer else ()),
     )
+
+
+def _late(state: Scheduled, rank: RankPlan) -> tuple[list[int], list[int]]:
+    """Bytes of the gradients of a rank, by stage: when they are reduced, and while reductions are in flight."""
+    stages = [state.plan.stages[index] for index in rank.stages]
+    return [stage.reduced for stage in stages], [stage.in_flight for stage in stages]
+
+
+def _running(state: Scheduled, nodes: Sequence[Node]) -> int:
+    """The working set of nodes of the end of a step, with their collectives."""
+    found = communicating(nodes, not state.device.gpu, left_over(nodes))
+    return working_set(line_by_line(found.nodes), (), (), found.behind)
 
 
 def at_end(state: Scheduled, rank: RankPlan) -> int:
@@ -163,7 +205,7 @@ def beside(state: Scheduled, rank: RankPlan) -> int:
     # What is gathered for one stage may still be under way while another runs many microbatches.
     stages = [state.plan.stages[index] for index in rank.stages]
     gathering = sum(stage.gathering for stage in stages) if len(stages) > 1 else 0
-    return there + gathering + _largest_buffer(state, rank)
+    return there + gathering + max(collectives(state, rank).values())
 
 
 def largest(state: Scheduled, rank: RankPlan, part: str) -> dict[str, int]:
@@ -194,18 +236,12 @@ def room(state: Scheduled, rank: RankPlan, limit: float) -> float:
     """
     peaks = [peak for index in rank.stages for peak in state.plan.stages[index].peaks.values()]
     # A stage's gradients are reduced while another stage still runs microbatches.
-    reduce = list(chain(*_reductions(state, rank).values())) if len(rank.stages) > 1 else []
-    reducing = _left_over(reduce) + sum(_buffers(state, reduce))
+    reducing = sum(_late(state, rank)[1]) if len(rank.stages) > 1 else 0
     return limit - beside(state, rank) - max(peaks, default=0) - reducing
 
 
 def _stages(state: Scheduled, rank: RankPlan) -> list[StageGraph]:
     return [state.partitioned.stages[index] for index in rank.stages]
-
-
-def _reductions(state: Scheduled, rank: RankPlan) -> dict[int, Sequence[Node]]:
-    """The nodes that reduce the gradients of each of a rank's stages that has any."""
-    return {index: nodes for index, nodes in state.update.reduce if index in rank.stages}
 
 
 def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
@@ -217,16 +253,14 @@ def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
         for index in rank.stages
         for each in program.stages[index].accumulators
     )
-    reduce = list(chain(*_reductions(state, rank).values())) if program.delay else []
+    late = program.delay * max(map(sum, _late(state, rank)))
     return MemoryReport(
         "always",
         masters + copied[0] + sum(_constants(stage) for stage in stages),
-        sums + program.delay * _left_over(reduce) + sum(each.type.bytes for each in rank.receives),
+        sums + late + sum(each.type.bytes for each in rank.receives),
         states + copied[1],
         0,
-        _NUMBERS
-        + program.delay * sum(_buffers(state, reduce))
-        + tables(node for stage in stages for node in stage.nodes),
+        _NUMBERS + tables(chain(*(stage.nodes for stage in stages), update_nodes(state, rank))),
     )
 
 
@@ -298,10 +332,10 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
 
 def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
     """Between the first and the last microbatch: what is kept, with the working set of what runs; gradients being
-    reduced; messages, with the greatest collective that may have started by then.
+    reduced; messages, with the collectives of what runs.
     """
-    reduce = _reductions(state, rank)
-    sizes = _messages(state)
+    slices = state.slices
+    sizes = _messages(state, rank)
     arriving: Counter[tuple[int, str]] = Counter()
     leaving: Counter[tuple[int, str]] = Counter()
     for message, size in sizes.items():
@@ -311,36 +345,37 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
     # What the slices of a part of the batch share is there from the first F, or the first B, to the last function.
     runs: Counter[tuple[int, int]] = Counter()
     last = {
-        (each.stage, each.action.microbatch // state.slices): i
+        (each.stage, each.action.microbatch // slices): i
         for i, each in enumerate(rank.instructions)
         if isinstance(each, Compute)
     }
     unopened = {index: state.plan.stages[index].gathering for index in rank.stages}
-    messages = _largest_buffer(state, rank) + sum(unopened.values())
+    of_functions = collectives(state, rank)
+    messages = sum(unopened.values())
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
-        begun = list(chain(*(reduce.get(index, ()) for index in rank.reductions.get(i, ()))))
+        begun = rank.reductions.get(i, ())
         if isinstance(instruction, Compute):
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
+            inside = of_functions[instruction.stage, kind]
             if instruction.stage in unopened:  # it waits for all that was gathered for it
                 messages -= unopened.pop(instruction.stage)
-                yield kept + stage.shared["F"] + stage.opening, reducing, messages
+                yield kept + stage.shared["F"] + stage.opening, reducing, messages + inside
             working = stage.peaks.get("C" if begun else kind, 0)
-            part = instruction.stage, instruction.action.microbatch // state.slices
+            part = instruction.stage, instruction.action.microbatch // slices
             runs[part] += 1
             if kind == "F" and runs[part] == 1:
                 kept += stage.shared["F"]
-            elif kind in DIRECTION and runs[part] == state.slices + 1:
+            elif kind in DIRECTION and runs[part] == slices + 1:
                 kept += stage.shared["B"]
-            yield kept + working, reducing, messages
+            yield kept + working, reducing, messages + inside
             kept += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
             if last[part] == i:
                 kept -= sum(stage.shared.values())
             if kind in DIRECTION:
                 messages += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
-            reducing += _left_over(begun)
-            messages += sum(_buffers(state, begun))
-            yield kept + working, reducing, messages
+            reducing += sum(state.plan.stages[index].in_flight for index in begun)
+            yield kept + working, reducing, messages + inside
         elif isinstance(instruction, PostCopy) and instruction.action.kind == LOAD:
             kept += state.plan.stages[instruction.stage].offloaded
             yield kept, reducing, messages
@@ -353,10 +388,12 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
             messages -= sizes[instruction.transfer.message]
 
 
-def _messages(state: Scheduled) -> dict[Message, int]:
-    """Bytes held for a message at either end: its tensor, or the one that this is a view of."""
+def _messages(state: Scheduled, rank: RankPlan) -> dict[Message, int]:
+    """Bytes held for each message of a rank at either end: its tensor, or the one that this is a view of."""
     found = {}
-    for stage in state.partitioned.stages:
+    there = set(rank.stages)
+    sources = {each.source for each in state.partitioned.messages if there & {each.source, each.destination}}
+    for stage in (state.partitioned.stages[index] for index in sorted(sources)):
         behind = roots(stage.nodes)
         for node in stage.nodes:
             if node.op.sends:
@@ -366,41 +403,39 @@ def _messages(state: Scheduled) -> dict[Message, int]:
 
 
 def _gathering(state: Scheduled, rank: RankPlan) -> int:
-    """Bytes for what is gathered for the stages, all at once, besides the results: what is sent, and what the one that
-    arrives is copied from.
+    """Bytes, besides the results, for what is gathered for the stages, all at once: what is sent; and of what the
+    prologue itself waits for, what arrives.
     """
-    prologue = [node for stage in _stages(state, rank) for node in stage.nodes if node.phase is Phase.PROLOGUE]
-    gathers = [node for node in prologue if node.op.communicates]
-    arriving = max((sum(value.type.bytes for value in node.outputs) for node in gathers), default=0)
-    return arriving + sum(node.op.copied([value.type for value in node.inputs]) for node in gathers)
-
-
-def _largest_buffer(state: Scheduled, rank: RankPlan) -> int:
-    """The most that the collectives of a microbatch hold in buffers at a time, each until its result is read. What one
-    receives takes the place of its result, which is there only once it has arrived, one after the other.
-    """
-    most = 0
+    total = sum(state.plan.stages[index].gathering for index in rank.stages)
     for stage in _stages(state, rank):
-        nodes = [node for node in stage.nodes if node.phase is not Phase.PROLOGUE]
-        flying: dict[Value, tuple[int, int]] = {}  # by the first result: what it sends, and receives
-        for node, buffer in zip(nodes, _buffers(state, nodes), strict=True):
-            for value in node.inputs:
-                flying.pop(value, None)
-            if node.op.communicates:
-                received = min(buffer, sum(value.type.bytes for value in node.outputs))
-                flying[node.outputs[0]] = buffer - received, received
-                most = max(most, sum(sent for sent, _ in flying.values()) + max(each for _, each in flying.values()))
-    return most
+        prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
+        read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
+        waited = ahead(prologue, {parameter.value for parameter in stage.parameters}, read).others
+        sizes = [besides(node, not state.device.gpu) for node in waited if node.op.communicates]
+        total += sum(in_flight for in_flight, _ in sizes) + max((more for _, more in sizes), default=0)
+    return total
 
 
-def _buffers(state: Scheduled, nodes: Iterable[Node]) -> Iterator[int]:
-    """Bytes that each of the nodes holds in buffers while it communicates."""
-    for node in nodes:
-        types = [value.type for value in node.inputs], [value.type for value in node.outputs]
-        yield node.op.buffer(*types, adds=not state.device.gpu)
-
-
-def _left_over(nodes: Sequence[Node]) -> int:
-    """Bytes of the results of nodes that none of them reads."""
-    read: set[Value] = {value for node in nodes for value in node.inputs}
-    return sum(value.type.bytes for node in nodes for value in node.outputs if value not in read)
+def collectives(state: Scheduled, rank: RankPlan) -> dict[tuple[int, str], int]:
+    """The most that the collectives of each function hold at a time besides their results, each until its first result
+    is read: all of them in flight, and one as its results are made.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for stage in _stages(state, rank):
+        for kind, phases in PHASES.items():
+            most = 0
+            flying: dict[Value, tuple[int, int]] = {}  # by result
+            for node in (node for node in stage.nodes if node.phase in phases):
+                for value in node.inputs:
+                    if value in flying:
+                        own = flying[value]
+                        flying = {other: each for other, each in flying.items() if each is not own}
+                if node.op.communicates:
+                    in_flight, more = besides(node, not state.device.gpu)
+                    # Operands that are sent as they are stay for as long.
+                    in_flight = max(in_flight, sum(value.type.bytes for value in node.inputs))
+                    flying.update(dict.fromkeys(node.outputs, (in_flight, more)))
+                    sizes = {id(each): each for each in flying.values()}.values()
+                    most = max(most, sum(own for own, _ in sizes) + max(more for _, more in sizes))
+            found[stage.index, kind] = most
+    return found

@@ -18,10 +18,11 @@ from math import inf, nan
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.analysis.liveness import roots
-from partita.compiler.analysis.memory import copies
+from partita.compiler.analysis.memory import PHASES, copies
 from partita.compiler.analysis.traffic import launch_seconds, outer_nodes, update_nodes
 from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.costs.links import Link, link_of
+from partita.compiler.costs.nodes import seconds as node_seconds
 from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
@@ -37,10 +38,10 @@ from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Cut, Scheduled, State
 from partita.dsl.reprs import shortened
 
-PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
 # A link on which messages take no time.
 _NOTHING = Link("nothing", float("inf"), 0.0)
-HOST = "~host"  # the link to the host, among those of a mesh
+# The link to the host and from there, among those of a mesh.
+OUT, IN = "~copies out", "~copies in"
 
 
 @frozen(eq=False)
@@ -49,7 +50,9 @@ class Prediction:
     each rank of the pipeline (`ends`). `flops` are the model's in one step on all ranks, without recomputation; `peak`
     is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`. `period` is the time from the
     start of a step to that of the next on each rank, if updates do not wait for the norm. Where groups train apart, a
-    rank does all this for each of its `members`, and `average` is what their average takes of each step.
+    rank does all this for each of its `members`, and `average` is what their average takes of each step. `copying` are
+    the most seconds that a rank copies between the device's memory and the host's (`offload`), and `exposed_copies` by
+    how much the step would be shorter if that took no time.
     """
 
     costs: Costs
@@ -63,6 +66,8 @@ class Prediction:
     peak: float
     members: int = 1
     average: float = 0.0
+    copying: float = 0.0
+    exposed_copies: float = 0.0
 
     __repr__ = shortened
 
@@ -129,6 +134,13 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
             shown = period - least
         shown = max(0.0, state.members * shown + _average(state) - _average(silenced(state)))
     peak = state.device.flops[state.train.dtype] * state.mesh.ranks
+    copying = state.members * max(host_seconds(state, rank) for rank in state.plan.ranks)
+    exposed_copies = nan if copying and not exposed else 0.0
+    if copying and exposed:
+        _, without, silent, least = _simulated(evolve(state, device=evolve(state.device, host_link=inf)), execution)
+        exposed_copies = state.members * (found.makespan + max(ends) - without.makespan - max(silent))
+        if period is not None and least is not None:
+            exposed_copies = period - least
     return Prediction(
         costs,
         found,
@@ -141,7 +153,40 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         peak,
         state.members,
         _average(state),
+        copying,
+        max(0.0, exposed_copies),
     )
+
+
+def host_seconds(state: Scheduled, rank: RankPlan) -> float:
+    """Seconds for which a rank copies between the device's memory and the host's in a step, of each of its groups."""
+    if not state.device.gpu:
+        return 0.0
+    once = list(update_nodes(state, rank))
+    found = casts_on_host(state, rank)
+    seconds = copy_seconds(state)
+    for index in rank.stages:
+        once += dict(state.update.reduce).get(index, ())
+        every = [node for node in state.partitioned.stages[index].nodes if node.phase is not Phase.PROLOGUE]
+        found += state.plan.microbatches * _copying(state, every)
+        found += 2 * state.plan.offloads(index) * seconds.get(index, 0.0)
+    return found + _copying(state, once)
+
+
+def _copying(state: Scheduled, nodes: Sequence[Node]) -> float:
+    """The seconds of the nodes that copy from one memory to the other."""
+    mixed = [node for node in nodes if len({value.host for value in (*node.inputs, *node.outputs)}) > 1]
+    return sum(node_seconds(node, state.device) for node in mixed)
+
+
+def casts_on_host(state: Scheduled, rank: RankPlan) -> float:
+    """Seconds of the copies of masters in the host's memory, once a step, that a rank computes with."""
+    if not state.device.gpu:
+        return 0.0
+    stages, on_host = [state.partitioned.stages[index] for index in rank.stages], state.on_host
+    once = {each.name: each for stage in stages for each in stage.parameters if each.name in on_host}
+    copied = [each.value.type.bytes for each in once.values() if not each.value.host]
+    return sum(copied) / state.device.host_link + len(copied) * state.device.launch
 
 
 def _average(state: Scheduled) -> float:
@@ -156,7 +201,8 @@ def _average(state: Scheduled) -> float:
 
 def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline, tuple[float, ...], float | None]:
     """The costs, the timeline of the microbatches, what each rank takes after it, and the period."""
-    around = {rank.rank: Ends(state, rank, execution) for rank in state.plan.ranks}
+    actions: dict[tuple[int, str], float] = {}
+    around = {rank.rank: Ends(state, rank, execution, actions) for rank in state.plan.ranks}
     late = state.training and state.train.late
     costs, found = _timed(state, costs_of(state, execution), around, late)
     reduced, without = [], []
@@ -168,9 +214,9 @@ def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline,
     summed = max(reduced) - found.makespan  # the statistics are summed over all ranks
     if state.plan.delay:
         summed = max(without) - found.makespan
-        step = max(without) + max(each.alone for each in around.values())
+        step = max(without) + max(each.after(max(without)) for each in around.values())
         summed += max(0.0, (max(reduced) - max(without)) / state.plan.delay - step)
-    ends = tuple(summed + each.alone for each in around.values())
+    ends = tuple(summed + each.after(found.makespan + summed) for each in around.values())
     return costs, found, ends, _period(state, around, found, reduced) if late else None
 
 
@@ -200,7 +246,9 @@ def _period(state: Scheduled, around: Mapping[int, Ends], found: Timeline, reduc
             there = max(reduced[end] for end in ends) + wire.latency + each.type.bytes / wire.bandwidth
             for end in ends:
                 done[end] = max(done[end], there)
-    return max(occupied(found, rank, done[rank]) + each.alone + each.copying for rank, each in around.items())
+    return max(
+        occupied(found, rank, done[rank]) + each.after(done[rank]) + each.copying for rank, each in around.items()
+    )
 
 
 def occupied(timeline: Timeline, rank: int, done: float = 0.0) -> float:
@@ -227,17 +275,21 @@ def compiles(state: Cut) -> bool:
 def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, str], float]:
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
     found: dict[tuple[int, str], float] = {}
-    for stage in state.partitioned.stages:
+    known: dict[tuple[int, str], float] = {}  # by form of the stage and kind
+    for stage, form in zip(state.partitioned.stages, state.partitioned.forms, strict=True):
         for kind, phases in PHASES.items():
-            nodes = [node for node in stage.nodes if node.phase in phases]
-            keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
-            walk = Walk(state, execution)
-            walk.run(nodes, keep)
-            found[stage.index, kind] = state.device.action + walk.arrived
-            if execution.whole and Phase.BACKWARD in phases:
-                rest = Walk(state, evolve(execution, waits=frozenset(Phase)))
-                rest.run(made_for_nothing(state, stage))
-                found[stage.index, kind] += rest.arrived
+            if (form, kind) not in known:
+                nodes = [node for node in stage.nodes if node.phase in phases]
+                keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
+                walk = Walk(state, execution)
+                walk.run(nodes, keep)
+                known[form, kind] = state.device.action + walk.arrived
+            found[stage.index, kind] = known[form, kind]
+        if execution.whole:  # what that makes again goes by names, which stages of one form do not share
+            rest = Walk(state, evolve(execution, waits=frozenset(Phase)))
+            rest.run(made_for_nothing(state, stage))
+            for kind, phases in PHASES.items():
+                found[stage.index, kind] += rest.arrived if Phase.BACKWARD in phases else 0.0
     return found
 
 
@@ -269,7 +321,8 @@ def end_seconds(state: Scheduled, rank: RankPlan, forward: float) -> float:
     """
     ends = Ends(state, rank)
     waits = max(0.0, ends.ready.get(rank.stages[0], 0.0) - forward)
-    return waits + ends.reduced(dict.fromkeys(rank.stages, 0.0)) + ends.alone
+    reduced = ends.reduced(dict.fromkeys(rank.stages, 0.0))
+    return waits + reduced + ends.after(reduced)
 
 
 @define(eq=False)
@@ -278,16 +331,18 @@ class Ends:
 
     `ready` says when the first action of a stage can end at the earliest, in seconds from the start of the
     microbatches, because of what is gathered for it. `alone` are the seconds of what runs neither beside the
-    microbatches nor before the statistics: prologues, zeroing of accumulators, and the update. `copying` are those of
-    the copies that are made before an update that does not wait.
+    microbatches nor before the statistics, but for the update: prologues, zeroing of accumulators. `copying` are those
+    of the copies that are made before an update that does not wait.
     """
 
     state: Scheduled
     rank: RankPlan
     execution: Execution = OURS
+    _last: dict[tuple[int, str], float] = field(factory=dict)  # seconds of last actions, by form of the stage and kind
     ready: dict[int, float] = field(init=False)
     alone: float = field(init=False)
     copying: float = field(init=False)
+    _coming: dict[Value, float] = field(factory=dict, init=False)  # when gradients are in the host's memory
     _functions: dict[int, StageFunctions] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -297,15 +352,9 @@ class Ends:
         found = [StageFunctions(state.partitioned, stage, kinds, compiles(state)) for stage in stages]
         self._functions = dict(zip(self.rank.stages, found, strict=True))
         self.ready, prologue = self._gathered()
-        update = Walk(state, self.execution)
-        update.run([*state.update.clip, *update_nodes(state, self.rank)])
         cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
-        self.alone = prologue + update.arrived + cleared / (state.device.bandwidth * state.device.streaming)
-        if state.device.gpu:
-            on_host = state.on_host
-            once = {each.name: each for stage in stages for each in stage.parameters if each.name in on_host}
-            copied = [each.value.type.bytes for each in once.values() if not each.value.host]
-            self.alone += sum(copied) / state.device.host_link + len(copied) * state.device.launch
+        self.alone = prologue + cleared / (state.device.bandwidth * state.device.streaming)
+        self.alone += casts_on_host(state, self.rank)
         there, host = (2 * sum(copies(state, self.rank, host)) for host in (False, True))
         self.copying = there / (state.device.bandwidth * state.device.streaming) + host / state.device.host_bandwidth
 
@@ -333,6 +382,17 @@ class Ends:
         walk.run(self.state.update.statistic_nodes(self.rank.stages))
         return walk.arrived
 
+    def after(self, summed: float) -> float:
+        """Seconds of what runs neither beside the microbatches nor before the statistics, which are `summed` then. The
+        update waits for what is still coming to the host, each parameter's for its own.
+        """
+        walk = Walk(
+            self.state, self.execution, summed, dict(self._coming), {OUT: max(self._coming.values(), default=-inf)}
+        )
+        walk.there = summed
+        walk.run([*self.state.update.clip, *update_nodes(self.state, self.rank)])
+        return self.alone + walk.arrived - summed
+
     def reduced(self, ends: Mapping[int, float]) -> float:
         """When the rank has its statistics, if the last actions of its stages end at these times."""
         state = self.state
@@ -341,15 +401,19 @@ class Ends:
             nodes = dict(state.update.reduce).get(index)
             if nodes is not None:
                 of, kind = self._functions[index], state.schedule.last_kind(index)
-                reduced = of.reduced(nodes, state.update.totals[index])
-                action = Walk(state, self.execution)
-                action.run(of.groups[kind])
-                closing = Walk(state, self.execution, ends[index] - action.arrived, {}, left.free, left.blocks)
+                reduced = of.reduced(kind, nodes, state.update.totals[index])
+                like = state.partitioned.forms[index], kind
+                if like not in self._last:
+                    action = Walk(state, self.execution)
+                    action.run(of.groups[kind])
+                    self._last[like] = action.arrived
+                closing = Walk(state, self.execution, ends[index] - self._last[like], {}, left.free, left.links)
                 closing.run(of.closing(kind, reduced))
                 left.now = max(left.now, closing.now)
                 left.arrival.update(closing.arrival)
                 left.run([*reduced.others, *reduced.follow])
         left.now = left.arrived
+        self._coming = {v: left.arrival[v] for _, v in state.update.coming(self.rank.stages) if v in left.arrival}
         left.run(state.update.statistic_nodes(self.rank.stages))
         return left.arrived
 
@@ -357,9 +421,11 @@ class Ends:
 @define(eq=False)
 class Walk:
     """Runs nodes in order, `now` on. A collective runs from its node to the first reader of its result, unless the
-    `execution` waits for it; collectives that share a link are serialized: it is `free` afterwards. Until then they
-    take `blocks` of the device's multiprocessors from what runs beside them. Copies from the host that start ahead run
-    likewise, on the link to it, and take none.
+    `execution` waits for it; collectives that share a link are serialized: it is `free` afterwards. Until then what
+    runs beside collectives on these `links` is slower. Copies between the device and the host that start ahead run
+    likewise, on the link between them, and slow nothing down.
+
+    Where the host computes, it is `there` with that, beside the device, which does nothing that comes later before.
     """
 
     state: Cut
@@ -367,18 +433,23 @@ class Walk:
     now: float = 0.0
     arrival: dict[Value, float] = field(factory=dict)
     free: dict[str, float] = field(factory=dict)
-    blocks: dict[str, int] = field(factory=dict)
+    links: dict[str, Link] = field(factory=dict)
+    there: float = -inf
 
     @property
     def arrived(self) -> float:
-        """When all has run, and all collectives are complete."""
-        return max([self.now, *self.free.values()])
+        """When all has run, and all collectives are complete; of copies to the host, those that something waits for."""
+        return max([self.now, self.there, *(end for link, end in self.free.items() if link != OUT)])
 
     def run(self, nodes: Iterable[Node], keep: Collection[Value] = ()) -> None:
         """Run nodes; `keep` outlives them."""
         state, wire, resharding = self.state, _wire(self.state), Resharding(self.state.mesh)
         for node, own in timed(tuple(nodes), state.device, compiles(state), keep):
-            self.now = max([self.now, *(self.arrival[value] for value in node.inputs if value in self.arrival)])
+            ready = max((self.arrival[value] for value in node.inputs if value in self.arrival), default=-inf)
+            if self._on_host(node):
+                self.there = max(self.there, ready) + own
+                continue
+            self.now = max(self.now, self.there, ready)
             if isinstance(node.op, Collective):
                 link = resharding.mesh.link(node.op.over)
                 self.now += 2 * link.post
@@ -386,12 +457,13 @@ class Walk:
                 moving *= self.execution.reductions if sums_gradients(node) else 1.0
                 end = max(self.now, self.free.get(link.name, -inf)) + latency + moving
                 self.free[link.name] = end
-                self.blocks[link.name] = link.blocks
+                self.links[link.name] = link
                 self.arrival.update(dict.fromkeys(node.outputs, end))
                 self.now = end if node.phase in self.execution.waits else self.now
             elif node.op.ahead:
-                end = max(self.now, self.free.get(HOST, -inf)) + own
-                self.free[HOST] = end
+                way = OUT if node.op.host else IN
+                end = max(self.now, self.free.get(way, -inf)) + own
+                self.free[way] = end
                 self.arrival.update(dict.fromkeys(node.outputs, end))
             elif node.op.sends or node.op.receives:
                 if self.execution.exchanges > node.op.receives:
@@ -399,6 +471,13 @@ class Walk:
                     self.now += wire.latency + sum(value.type.bytes for value in message) / wire.bandwidth
             else:
                 self.now = self.after(self._summing(node, own))
+                if node.op.host:  # the host waits for what it reads
+                    self.there = self.now
+
+    def _on_host(self, node: Node) -> bool:
+        """Whether the host computes a node, or waits for it, and not the device."""
+        values = node.outputs or node.inputs
+        return self.state.device.gpu and node.op.host is None and bool(values) and all(value.host for value in values)
 
     def _summing(self, node: Node, seconds: float) -> float:
         """The seconds of a node, or if it adds to a sum, of adding as the execution says: also where it takes no time
@@ -412,9 +491,10 @@ class Walk:
     def after(self, seconds: float) -> float:
         """When what takes so many seconds alone has run, beside the collectives that are under way."""
         now = self.now
-        for end in sorted(end for name, end in self.free.items() if end > now and self.blocks.get(name)):
-            taken = sum(self.blocks[other] for other, last in self.free.items() if last >= end and other in self.blocks)
-            speed = self.state.device.beside(taken)
+        for end in sorted(end for name, end in self.free.items() if end > now and name in self.links):
+            under_way = [self.links[name] for name, last in self.free.items() if last >= end and name in self.links]
+            speed = self.state.device.beside(sum(each.blocks for each in under_way))
+            speed *= min(each.beside for each in under_way)
             if seconds <= (end - now) * speed:
                 return now + seconds / speed
             seconds -= (end - now) * speed

@@ -18,6 +18,8 @@ from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import LocalTransfer, Program, RankPlan, RankProgram, StagePlan, StageProgram, StepPlan
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.stream_invariants import check_launches
+from partita.compiler.streams import launches_of
 from partita.dsl.types import Type
 
 # Arguments of a rank's functions.
@@ -31,7 +33,12 @@ def assemble(
     compiled: bool = False,
     probe: Probe | None = None,
 ) -> Program:
-    """The program of a plan. With `compiled`, it uses torch.compile; a `probe` observes its values."""
+    """The program of a plan. With `compiled`, it uses torch.compile; a `probe` observes its values.
+
+    Raises Refused if what ranks enqueue violates an invariant (E0501, E0502).
+    """
+    launches = [launches_of(rank.instructions) for rank in plan.ranks]
+    check_launches([rank.instructions for rank in plan.ranks], launches, plan.streams)
     # A repeat may be called `stage0`, and its functions are named after it.
     entries = ["factor", *(stage_function(stage.index, kind) for stage in plan.stages for kind in KINDS)]
     module = Module(partitioned.graph.name, probe, compiled, entries)
@@ -41,7 +48,8 @@ def assemble(
     for functions in functions_of(partitioned, plan.schedule, compiled):
         index = functions.stage.index
         emitter = StageEmitter(module, functions, _casts(functions.stage.parameters, on_host))
-        emitter.emit(reduce.get(index, ()), update.totals[index], plan.schedule.last_kind(index))
+        coming = [value for _, value in update.coming([index])]
+        emitter.emit(reduce.get(index, ()), update.totals[index], plan.schedule.last_kind(index), coming)
         emitters.append(emitter)
     stages = tuple(
         _stage_program(stage, emitter, emitters, plan.schedule)
@@ -50,11 +58,12 @@ def assemble(
     ranks = tuple(
         RankProgram(
             **asdict(rank, recurse=False),
+            launches=own,
             finish=_emit_finish(rank, module, update),
             update=_emit_update(rank, module, update, on_host) if update.parameters or update.buffers else None,
             outer=_emit_outer(rank, module, update) if update.outer else None,
         )
-        for rank in plan.ranks
+        for rank, own in zip(plan.ranks, launches, strict=True)
     )
     factor = _emit_factor(module, update) if update.clip else None
     whole = {**asdict(plan, recurse=False), "stages": stages, "ranks": ranks}
@@ -164,6 +173,10 @@ def _emit_factor(module: Module, update: UpdateGraph) -> str:
 def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph, on_host: Collection[str]) -> str:
     writer = Writer(UPDATE, probe=module.probe)
     _totals(writer, update, rank.totals)
+    # Behind the totals, stage by stage.
+    coming = [value for stage in rank.stages for _, value in update.coming([stage])]
+    for i, value in enumerate(coming, len(rank.totals)):
+        writer.names.texts[value] = Argument(f"t[{i}]", value.type)
     if update.clip:
         writer.names.texts[update.clip[-1].output] = Argument("k", update.clip[-1].output.type)
     states = 0

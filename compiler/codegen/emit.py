@@ -87,9 +87,15 @@ class StageEmitter:
         values += [each.value for each in self.of.full_inputs if each.value in read]
         return {value: f"p[{i}]" for i, value in enumerate(values)}
 
-    def emit(self, reduce: Sequence[Node] = (), totals: Sequence[Value] = (), last: str = "BW") -> None:
-        """Writes all functions of the stage; `reduce` are the nodes that reduce its accumulators to its totals, the
-        first of which start in its `last` kind of action.
+    def emit(
+        self,
+        reduce: Sequence[Node] = (),
+        totals: Sequence[Value] = (),
+        last: str = "BW",
+        coming: Sequence[Value] = (),
+    ) -> None:
+        """Writes all functions of the stage; `reduce` are the nodes that reduce its accumulators to its totals, and
+        copy what is `coming` to the host, the first of which start in its `last` kind of action.
         """
         crossing = read_by(self.of.groups["BW"]) & made_by(self.of.groups["F"])
         inputs = {each.value for each in self.stage.inputs if each.batch is not None}
@@ -109,7 +115,8 @@ class StageEmitter:
             if kind in self.of.kinds:
                 self._emit_function(kind, nodes, keeps[kind], later[kind])
         if reduce:
-            reduced = self.of.reduced(reduce, totals)
+            totals = (*totals, *coming)
+            reduced = self.of.reduced(last, reduce, totals)
             self._emit_function(last, self.of.groups[last], keeps[last], later[last], closing=reduced)
             self._emit_reductions(reduced, totals)
         if self.of.gathered.collectives:
@@ -150,10 +157,14 @@ class StageEmitter:
                 writer.add(Bind(parameter.value, text))
 
     def _emit_reductions(self, reduced: Ahead, totals: Sequence[Value]) -> None:
-        """Writes the function that finishes the reduction of the stage's accumulators to its totals."""
+        """Writes the function that finishes the reduction of the stage's accumulators to its totals, what is coming to
+        the host among them.
+        """
         name = stage_function(self.stage.index, "R")
         writer = Writer(REDUCE, self._accumulators(), self.module, name)
-        writer.begun(reduced.collectives, "h")
+        writer.begun(reduced.in_flight, "h")
+        for i, value in enumerate(reduced.made, len(reduced.in_flight)):
+            writer.names.texts[value] = Argument(f"h[{i}]", value.type)
         writer.block((*reduced.others, *reduced.follow), set(totals))
         writer.arrive(totals)
         writer.add(Return(tuple(totals), always=True))
@@ -227,7 +238,7 @@ class StageEmitter:
             writer.add(Fill(places))
             comment = f"{kind} of a step's first microbatch, which waits for what is gathered where it reads it."
         if closing:
-            writer.add(Leave(writer.handles(closing.collectives)))
+            writer.add(Leave(writer.handles(closing.in_flight), closing.made))
             comment = f"{kind} of the last microbatch, which starts to reduce gradients once it has added to them."
         self.functions[name] = self.module.add(full, arguments, writer.body() or ["pass"], comment)
 
@@ -242,15 +253,17 @@ class StageEmitter:
         for iteration, run, keep in self.of.runs(nodes, wanted):
             made = made_by(run)
             reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
-            if iteration is None or len(run) < SEGMENT:
-                writer.block(run, keep, accumulators, more=True)
-            else:
+            called = iteration if len(run) >= SEGMENT else None
+            if called is not None:
                 writer.arrive(_ordered_reads(run))
-                self._call(writer, iteration, run, keep, accumulators)
-                writer.follow(run)
+                self._call(writer, called, run, keep, accumulators, reads)
+            else:
+                writer.block(run, keep, accumulators, more=True)
             ended = [v for v in reads if not writer.names.texts[v].literal]
             if ended:
                 writer.add(End(tuple(ended)))
+            if called is not None:
+                writer.follow(run)
             passing.difference_update(reads)
             passing |= made & keep - wanted
 
@@ -261,7 +274,9 @@ class StageEmitter:
         run: list[Node],
         keep: Collection[Value],
         accumulators: Mapping[str, Value],
+        ending: Collection[Value],
     ) -> None:
+        """Calls a shared function, which may write to the memory of the `ending` values that nothing else has."""
         kind = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.WEIGHT: "weight"}
         phases = {node.phase for node in run}
         suffix = "backward" if len(phases) > 1 else kind[run[0].phase]
@@ -294,6 +309,8 @@ class StageEmitter:
             value = accumulators[op.target]
             if value not in given:
                 given[value] = inner.names.name(value)
+        inner.own.update(writer.own.intersection(ending))
+        writer.own.difference_update(given)
         literals = {node.output for node in run if is_literal(node)}
         results = tuple(v for v in _ordered(made, run) if v in keep and v not in literals)
         inner.block(run, set(results), accumulators)
@@ -307,6 +324,7 @@ class StageEmitter:
             if is_literal(node):
                 writer.names.texts[node.output] = inner.names.texts[node.output]
         writer.waits |= inner.waits
+        writer.own.update(inner.own.intersection(results))
         for value in results:
             writer.names.name(value)
         writer.add(Call(function, tuple(given), results, without_iterations(iteration), inner.waits))

@@ -58,9 +58,10 @@ class StageFunctions:
         """What a microbatch keeps from B to W."""
         return ((made_by(self.groups["F"]) | made_by(self.groups["B"])) & read_by(self.groups["W"])) - self.literal
 
-    def reduced(self, nodes: Sequence[Node], totals: Collection[Value]) -> Ahead:
-        """The nodes that reduce the stage's gradients, by when they run."""
-        return ahead(nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals)
+    def reduced(self, kind: str, nodes: Sequence[Node], totals: Collection[Value]) -> Ahead:
+        """The nodes that reduce the stage's gradients, by when they run; the first in its last action, of this kind."""
+        found = ahead(nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals)
+        return found.with_copies(self._places(kind, found.start))
 
     @property
     def opening(self) -> list[Node]:
@@ -92,8 +93,17 @@ class StageFunctions:
 
     def behind(self, kind: str, start: Iterable[Node]) -> dict[Node | None, list[Node]]:
         """Nodes that reduce gradients, by the node of the stage's last action behind which they can run: the last that
-        adds to what they read, or the last of its iteration of a repeat. None: at the action's beginning.
+        adds to what they read, or the last of its iteration of a repeat. None: at the action's beginning. A copy of
+        what a collective makes stands behind the collective before it.
         """
+        nodes = self.groups[kind]
+        found: dict[Node | None, list[Node]] = {}
+        for node, place in self._places(kind, start).items():
+            found.setdefault(nodes[place] if place >= 0 else None, []).append(node)
+        return found
+
+    def _places(self, kind: str, start: Iterable[Node]) -> dict[Node, int]:
+        """The positions of the nodes behind which nodes can run that reduce gradients, in the stage's last action."""
         sums = {each.name: each.value for each in self.stage.accumulators}
         places: dict[Value, int] = {}
         nodes = self.groups[kind]
@@ -109,11 +119,18 @@ class StageFunctions:
             target = nodes[i].op.accumulator
             if target is not None:
                 places.setdefault(sums[target], end)
-        found: dict[Node | None, list[Node]] = {}
+        found: dict[Node, int] = {}
+        begun: set[Value] = set()
+        last = -1
         for node in start:
             place = max((places.get(value, -1) for value in node.inputs), default=-1)
+            if node.op.ahead and node.inputs[0] in begun:
+                place = max(place, last)
+            if node.op.communicates:
+                begun.update(node.outputs)
+                last = place
             places.update(dict.fromkeys(node.outputs, place))
-            found.setdefault(nodes[place] if place >= 0 else None, []).append(node)
+            found[node] = place
         return found
 
     def runs(self, nodes: Iterable[Node], wanted: set[Value]) -> list[Run]:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import TypedDict
 
 from attrs import evolve
 
-from partita.compiler.analysis.liveness import beside, held, roots, shared, working_set
+from partita.compiler.analysis.in_flight import Posted, besides, buffer, buffers_of, communicating, posted
+from partita.compiler.analysis.liveness import (
+    beside,
+    device_bytes,
+    held,
+    left_over,
+    roots,
+    shared,
+    working_set,
+)
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
@@ -15,7 +25,8 @@ from partita.compiler.layout import tensor_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
-from partita.compiler.passes.cut import PartitionedGraph, message_of
+from partita.compiler.passes.ahead import Ahead
+from partita.compiler.passes.cut import PartitionedGraph, StageGraph, forms, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import OuterUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.program import (
@@ -33,9 +44,8 @@ from partita.compiler.program import (
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import Schedule
-from partita.compiler.schedules.stream_invariants import check_launches
-from partita.compiler.streams import Launch, communicators, launches_of
-from partita.dsl.types import Axis, Type
+from partita.compiler.streams import communicators
+from partita.dsl.types import Type
 
 
 def functions_of(partitioned: PartitionedGraph, schedule: Schedule, compiled: bool = False) -> list[StageFunctions]:
@@ -75,18 +85,21 @@ def plan_step(
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
     tied = _tied(update, schedule)
-    launches = tuple(map(launches_of, instructions))
     streams = communicators(mesh, {each.transfer.channel for each in tied})
-    check_launches(instructions, launches, streams)
     names = (*(each.name for each in update.parameters), *(each.name for each in update.buffers))
     written = set(names) if late else set[str]()
     reduce = dict(update.reduce)
-    stages = tuple(
-        _stage(functions, schedule, reduce.get(functions.stage.index, ()), adds)
-        for functions in functions_of(partitioned, schedule, compiled)
-    )
+    needs: dict[tuple[int, str], _Needs] = {}
+    stages = []
+    of_stages = functions_of(partitioned, schedule, compiled)
+    for functions, form in zip(of_stages, forms(partitioned, update.reduce), strict=True):
+        like = form, schedule.last_kind(functions.stage.index)
+        if like not in needs:
+            own = functions.stage.index
+            needs[like] = _needs(functions, like[1], reduce.get(own, ()), update.totals[own], adds)
+        stages.append(_stage(functions.stage, schedule, needs[like]))
     ranks = tuple(
-        _rank(rank, schedule, stages, update, instructions[rank], launches[rank], tied, set(reduce), written)
+        _rank(rank, schedule, stages, update, instructions[rank], tied, set(reduce), written)
         for rank in range(schedule.ranks)
     )
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
@@ -120,7 +133,7 @@ def plan_step(
             for parameter in partitioned.graph.parameters
             if parameter.name in stage_sets  # evaluation may not use one
         ),
-        stages=stages,
+        stages=tuple(stages),
         ranks=ranks,
         channels=_traffic((*sends, *(each.transfer for each in tied))),
         statistics=tuple(name for name, _, _ in update.statistics),
@@ -191,14 +204,31 @@ def _parameter_record(
     )
 
 
-def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node], adds: bool) -> StagePlan:
+class _Needs(TypedDict):
+    """What a stage needs of memory, as its plan says it."""
+
+    saved: int
+    kept: int
+    offloaded: int
+    shared: Mapping[str, int]
+    peaks: Mapping[str, int]
+    gathering: int
+    opening: int
+    in_flight: int
+    reducing: int
+    reduced: int
+
+
+def _needs(
+    functions: StageFunctions, last_kind: str, reduce: Sequence[Node], totals: Sequence[Value], adds: bool
+) -> _Needs:
+    """The memory of a stage whose gradients are reduced from its last action on, of this kind."""
     stage = functions.stage
-    rank, chunk = schedule.position(stage.index)
     forward, backward = functions.groups["F"], functions.groups["B"]
     saved, kept = functions.saved, functions.kept
     around = {"F": (set(), saved), "B": (saved, kept), "W": (kept, set()), "BW": (saved, set())}
     peaks = {}
-    gathering = opening = 0
+    gathering = opening = in_flight = reducing = reduced = 0
     for kind in functions.kinds:
         there, left = around[kind]
         nodes = functions.groups[kind]
@@ -207,29 +237,23 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
         units = functions.units(nodes, after)
         peaks[kind] = beside(units, before, after, stage.nodes)
         if kind == "F" and functions.gathered.collectives:
-            sent, waiting = _waiting(functions, units)
+            sent, waiting = _waiting(functions, units, adds)
             gathering = sum(each.type.bytes for each in sent)
             most = working_set(waiting, after, {*before, *sent}, roots(stage.nodes))
             opening = most - held(before, stage.nodes)
-        if reduce and kind == schedule.last_kind(stage.index):
-            reduced = functions.reduced(reduce, ())
-            buffers = {node: _buffered(node, adds) for node in reduced.collectives}
-            nodes = [buffers.get(node, node) for node in functions.closing(kind, reduced)]
-            after |= {node.output for node in buffers.values()}
+        if reduce and kind == last_kind:
+            ahead = functions.reduced(kind, reduce, totals)
+            flying = {node: posted(node, adds) for node in ahead.in_flight}
+            nodes = _closing(functions, kind, ahead, flying, adds)
+            left = {*ahead.made, *(value for each in flying.values() for value in each.flight)}
+            after |= left
             peaks["C"] = beside(functions.units(nodes, after), before, after, stage.nodes)
-    return StagePlan(
-        index=stage.index,
-        rank=rank,
-        chunk=chunk,
-        parameters=tuple(p.name for p in stage.parameters),
-        full_inputs=tuple(InputPart(each.name, None, each.value.layout) for each in functions.full_inputs),
-        inputs=tuple(
-            InputPart(each.name, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
-        ),
-        accumulators=tuple(
-            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum, each.value.layout, each.term)
-            for each in stage.accumulators
-        ),
+            in_flight = sum(map(device_bytes, left))
+            rest = communicating((*ahead.others, *ahead.follow), adds, totals, flying.items())
+            ends = left_over(reduce)
+            reducing = working_set([[[node]] for node in rest.nodes], ends, left, rest.behind)
+            reduced = rest.left(ends) + held(ahead.made, ())
+    return _Needs(
         saved=held(saved, forward),
         kept=held(kept, (*forward, *backward)),
         offloaded=held(stage.offloaded, forward),
@@ -237,21 +261,55 @@ def _stage(functions: StageFunctions, schedule: Schedule, reduce: Sequence[Node]
         peaks=peaks,
         gathering=gathering,
         opening=opening,
+        in_flight=in_flight,
+        reducing=reducing,
+        reduced=reduced,
     )
 
 
-def _waiting(functions: StageFunctions, units: list[list[list[Node]]]) -> tuple[list[Value], list[list[list[Node]]]]:
+def _stage(stage: StageGraph, schedule: Schedule, needs: _Needs) -> StagePlan:
+    rank, chunk = schedule.position(stage.index)
+    return StagePlan(
+        index=stage.index,
+        rank=rank,
+        chunk=chunk,
+        parameters=tuple(p.name for p in stage.parameters),
+        full_inputs=tuple(InputPart(each.name, None, each.value.layout) for each in stage.inputs if each.batch is None),
+        inputs=tuple(
+            InputPart(each.name, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
+        ),
+        accumulators=tuple(
+            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum, each.value.layout, each.term)
+            for each in stage.accumulators
+        ),
+        **needs,
+    )
+
+
+def _waiting(
+    functions: StageFunctions, units: list[list[list[Node]]], adds: bool
+) -> tuple[list[Value], list[list[list[Node]]]]:
     """F of a step's first microbatch, as far as memory goes: the buffers of what is sent to gather, which are there
     when it begins; and its units, with waits before the runs that read what is gathered.
 
-    While it waits for a collective, what it has received is there twice: in a buffer, and as results, which are counted
-    where constants are. What is made from these holds them until it is made.
+    What is received is counted where constants are, as the results. While these are copied from it, it is there twice.
+    What is made from these holds them until it is made.
     """
     follow = functions.gathered.follow
     gathers = [*functions.gathered.collectives, *(node for node in follow if node.op.communicates)]
     makers = {value: node for node in (*gathers, *follow) for value in node.outputs}
-    sent = {node: _buffer("sent", node, node.op.copied([value.type for value in node.inputs])) for node in gathers}
-    received = {node: _buffer("received", node, sum(value.type.bytes for value in node.outputs)) for node in gathers}
+    sizes = {node: besides(node, adds) for node in gathers}
+    masters = {each.value for each in functions.stage.parameters if each.value.type.dtype == each.master.dtype}
+    behind = roots(functions.stage.nodes)
+
+    def operands(node: Node) -> int:
+        """Bytes of operands that are made for it, and stay if they are sent as they are."""
+        if buffers_of(node, adds).sent:
+            return 0
+        return sum(value.type.bytes for value in node.inputs if behind.get(value, value) not in masters)
+
+    sent = {node: buffer("sent", node, in_flight + operands(node)) for node, (in_flight, _) in sizes.items()}
+    received = {node: buffer("received", node, more) for node, (_, more) in sizes.items()}
     ready: set[Node] = set()
 
     def waits(values: Iterable[Value]) -> Iterator[Node]:
@@ -273,15 +331,26 @@ def _waiting(functions: StageFunctions, units: list[list[list[Node]]]) -> tuple[
     return list(sent.values()), [run for run in found if run]
 
 
-def _buffered(node: Node, adds: bool) -> Node:
-    """A collective that stays in flight, as what makes the buffers that it holds."""
-    size = node.op.buffer([value.type for value in node.inputs], [value.type for value in node.outputs], adds)
-    return evolve(node, outputs=(_buffer("buffers", node, size),))
-
-
-def _buffer(name: str, node: Node, size: int) -> Value:
-    """So many bytes of a collective, as a value."""
-    return Value(f"{name} of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),)))
+def _closing(
+    functions: StageFunctions, kind: str, ahead: Ahead, flying: Mapping[Node, Posted], adds: bool
+) -> list[Node]:
+    """The last action of a stage, as far as memory goes: with collectives, some of which stay in flight, and with waits
+    before copies of what others make.
+    """
+    waits: dict[Value, Posted] = {}
+    found: dict[Node, None] = {}
+    for node in functions.closing(kind, ahead):
+        for each in (waits[value] for value in node.inputs if value in waits):
+            found.update(dict.fromkeys(each.end))
+        if node in flying:
+            found[flying[node].start] = None
+        elif node in ahead.collectives:
+            own = posted(node, adds)
+            found[own.start] = None
+            waits.update(dict.fromkeys(node.outputs, own))
+        else:
+            found[node] = None
+    return list(found)
 
 
 def _tied(update: UpdateGraph, schedule: Schedule) -> list[TiedTransfer]:
@@ -323,7 +392,6 @@ def _rank(
     stages: Sequence[StagePlan],
     update: UpdateGraph,
     instructions: tuple[Instruction, ...],
-    launches: tuple[Launch, ...],
     tied: Sequence[TiedTransfer],
     reduced: set[int],
     written: set[str],
@@ -338,7 +406,6 @@ def _rank(
         rank=rank,
         stages=tuple(schedule.placement[rank]),
         instructions=instructions,
-        launches=launches,
         reductions=_reductions(instructions, reduced),
         parameters=parameters,
         sends=tuple(each for each in tied if each.transfer.channel.source == rank),

@@ -1,7 +1,8 @@
 """Segments for torch.compile: runs of operations that only read and make tensors, as separate functions.
 
 A segment ends where the function waits for a collective, where an operation reads the context, and where the function
-ends. Accumulations follow their segment: torch.compile copies what is mutated in place.
+ends. It adds what it makes to accumulators itself, in the kernels that make it. Products that add themselves to theirs
+follow it: of GPUs, these are kernels that torch.compile does not generate.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from attrs import frozen
 from partita.compiler.codegen.sums import accumulated, collective, targets, uses_of
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.op import Argument
+from partita.compiler.ops.optimizer import Accumulate
 
 # Fewer operations are not worth the call of a compiled function.
 SHORTEST = 4
@@ -21,11 +23,12 @@ SHORTEST = 4
 
 @frozen(eq=False)
 class Segment:
-    """Nodes in order, the values they read from outside, and the results that are read outside."""
+    """Nodes in order, the values they read from outside, the results that are read outside, and the accumulations."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    sums: tuple[Accumulate, ...] = ()
 
 
 def literals(nodes: Sequence[Node], keep: Collection[Value], known: Collection[Value] = ()) -> set[Value]:
@@ -65,6 +68,7 @@ def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value])
         tuple(run),
         tuple(value for value in own if value not in made),
         tuple(value for value in made if value in keep or uses[value] > own[value]),
+        tuple(targets(run).values()),
     )
 
 
@@ -72,7 +76,8 @@ def _runs(
     nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]
 ) -> Iterator[tuple[bool, list[Node]]]:
     """Runs of nodes, with whether they can be compiled together."""
-    adding = {*accumulated(nodes, keep), *targets(nodes)}
+    added = accumulated(nodes, keep)
+    apart = {*added, *added.values(), *(node for node in targets(nodes) if not _pure(node, literal))}
     under_way: set[Value] = set()
     run: list[Node] = []
     later: list[Node] = []
@@ -83,12 +88,18 @@ def _runs(
                 yield together, list(part)
             part.clear()
 
+    def waits(node: Node) -> bool:
+        """Whether an accumulation must not run yet: what it adds is under way, or others to its target come first."""
+        return not under_way.isdisjoint(node.inputs) or any(
+            each.op.accumulator == node.op.accumulator for each in later
+        )
+
     for node in nodes:
         if node.op.sends or node.op.receives:
             continue
         if node.outputs and node.outputs[0] in literal:
             yield False, [node]
-        elif node in adding:
+        elif node in apart or (node.op.accumulator and waits(node)):
             later.append(node)
         else:
             pure = _pure(node, literal)

@@ -79,6 +79,22 @@ class Compute(Operation):
 
 
 @frozen(eq=False)
+class Each(Statement):
+    """Updates of several parameters by one call."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """Operands."""
+        return [value for node in self.nodes for value in node.inputs]
+
+    def text(self, names: Names) -> str:
+        """`kernels.adamw_of_each([m[0], m[1]], [t[1], t[0]], …)`."""
+        return self.nodes[0].op.emit_each([names.arguments(node) for node in self.nodes])
+
+
+@frozen(eq=False)
 class Add(Operation):
     """An accumulation in `target`: of the operand of an `Accumulate` node, or of the result of a node fused with it."""
 
@@ -243,13 +259,20 @@ class Fill(Statement):
 
 @frozen(eq=False)
 class Leave(Statement):
-    """Returns the handles of collectives in flight."""
+    """Returns the handles of collectives in flight, and values that a later function reads."""
 
     handles: tuple[str, ...]
+    values: tuple[Value, ...] = ()
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """The values."""
+        return self.values
 
     def text(self, names: Names) -> str:
-        """`return (w_bucket,)`."""
-        return f"return ({', '.join(self.handles)}{',' if self.handles else ''})"
+        """`return (w_bucket, d_w_coming)`."""
+        found = [*self.handles, *map(names.tensor, self.values)]
+        return f"return ({', '.join(found)}{',' if len(found) == 1 else ''})"
 
 
 @frozen(eq=False)

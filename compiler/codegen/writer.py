@@ -7,12 +7,14 @@ from typing import Protocol
 
 from attrs import evolve
 
+from partita.compiler.codegen.multi_tensor import together
 from partita.compiler.codegen.names import Names, View, local_stem
 from partita.compiler.codegen.segments import Segment, literals, segmented
 from partita.compiler.codegen.statements import (
     Add,
     Call,
     Compute,
+    Each,
     End,
     Note,
     Return,
@@ -112,6 +114,7 @@ class Writer:
         self.statements: list[Statement] = []
         self.waits = False  # whether the function waits for collectives, which makes it a generator
         self.after: Mapping[Node, Sequence[Node]] = {}  # nodes to write after others
+        self.own: set[Value] = set()  # nothing else has their memory
         self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives in flight
         self._given: set[Value] = set()  # those whose handles are an argument
         self._crossing: set[Value] = set()  # those that may be in flight where a block ends
@@ -210,6 +213,9 @@ class Writer:
         last line; `more` means that lines follow.
         """
         texts = self.names.texts
+        groups: Mapping[Node, tuple[Node, ...]] = {}
+        if self.probe is None:
+            nodes, groups = together(nodes)
         accumulations = targets(nodes)
         adding = accumulated(nodes, keep)
         read = {value for node in nodes for value in node.inputs}
@@ -220,10 +226,12 @@ class Writer:
             apart = True
         sums = {} if apart or self.probe is not None else summed(nodes, keep, literal)
         written: set[Node] = set(sums.values())
-        reads = [_reads(unit, sums, written) for unit in units]
+        for updates in groups.values():
+            written.update(updates[1:])
+        reads = [_reads(unit, sums, written, groups) for unit in units]
         last = {value: i for i, each in enumerate(reads) for value in each}
         local: set[Value] = set()
-        own: set[Value] = set()  # made here, and nothing else has their memory
+        own = self.own
         count = len(units) + more
 
         def end(values: Iterable[Value], i: int) -> None:
@@ -236,7 +244,7 @@ class Writer:
         def write(i: int, unit: Node | Segment) -> None:
             if isinstance(unit, Segment):
                 local.update(value for read in unit.inputs for value in self._arrived(read))
-                self._segment(unit)
+                self._segment(unit, accumulators or {})
                 own.difference_update(unit.inputs)
                 local.update(unit.outputs)
                 end((*reads[i], *unit.outputs), i)
@@ -255,6 +263,10 @@ class Writer:
             if (communication := collective(node)) is not None:
                 self._start(node, communication)
                 own.difference_update(node.inputs)
+            elif node in groups:
+                # A view that is written to does not end here if its result, which is the view, is read below.
+                results = self._each(groups[node])
+                local.difference_update(view for result, view in results if result in keep or result in last)
             elif node in accumulations or node in adding:
                 accumulation = accumulations[adding.get(node, node)]
                 self.add(Add(node, self.names.taken(node), accumulation, (accumulators or {})[accumulation.target]))
@@ -295,12 +307,23 @@ class Writer:
         type = node.output.type
         self.names.texts[node.output] = Argument(node.op.emit((), (type,)), type, literal=True)
 
-    def _segment(self, segment: Segment) -> None:
-        """Calls a segment, which becomes a function of the module."""
+    def _each(self, updates: tuple[Node, ...]) -> list[tuple[Value, Value]]:
+        """Makes updates in one call. Their results are what they have written to, which is returned beside each."""
+        self.add(Each(updates))
+        results: list[tuple[Value, Value]] = []
+        for node in updates:
+            results += zip(node.outputs, node.op.in_place(node.inputs), strict=True)
+        for result, operand in results:
+            self.names.texts[result] = evolve(self.names.texts[operand], type=result.type)
+        return results
+
+    def _segment(self, segment: Segment, accumulators: Mapping[str, Value]) -> None:
+        """Calls a segment, which becomes a function of the module; the accumulators to which it adds come last."""
         assert self.module is not None
         inner = Writer()
         given = []
-        for value in segment.inputs:
+        totals = dict.fromkeys(accumulators[op.target] for op in segment.sums)
+        for value in (*segment.inputs, *totals):
             outer = self.names.texts[value]
             if outer.literal:
                 inner.names.texts[value] = outer
@@ -308,25 +331,29 @@ class Writer:
                 inner.names.name(value, outer.text if value in self.names.local else None)
                 given.append(value)
         arguments = inner.names.list(given)
-        # Segments mutate nothing in place, and torch.compile fuses additions itself.
-        inner.block(segment.nodes, set(segment.outputs), apart=True)
+        # torch.compile fuses other additions itself.
+        inner.block(segment.nodes, set(segment.outputs), accumulators, apart=True)
         inner.add(Return(segment.outputs))
         name = self.module.shared(
             f"{self.stem}_segment",
             arguments,
             inner.body(),
-            "@kernels.compiled\n",
-            tuple(value.type for value in segment.inputs),
+            f"@kernels.compiled_adding({len(totals)})\n" if totals else "@kernels.compiled\n",
+            tuple(value.type for value in (*segment.inputs, *totals)),
         )
         for value in segment.outputs:
             self.names.name(value)
         self.add(Call(name, tuple(given), segment.outputs))
 
 
-def _reads(unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node]) -> tuple[Value, ...]:
-    """What a unit reads; the other operand of a sum that it makes comes last."""
+def _reads(
+    unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node], groups: Mapping[Node, Sequence[Node]]
+) -> tuple[Value, ...]:
+    """What a unit reads, with what is made by the same call; the other operand of a sum that it makes comes last."""
     if unit in written:
         return ()
+    if isinstance(unit, Node) and unit in groups:
+        return tuple(value for node in groups[unit] for value in node.inputs)
     if not isinstance(unit, Node) or unit not in sums:
         return unit.inputs
     (other,) = (value for value in sums[unit].inputs if value is not unit.outputs[0])

@@ -6,7 +6,7 @@ device also has measured times of operations (`partita profile`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from math import ceil
 
 from attrs import evolve, field, frozen
@@ -75,7 +75,7 @@ class Device:
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
     own memory, and programs for it are compiled by default. It is joined to the host's by `host_link` bytes/s in each
     direction, and has a share of `host_bandwidth` bytes/s of that memory; where the device is a CPU, both memories are
-    one. `timings` are measured, if the device is profiled.
+    one. `timings` are measured, if the device is profiled. What operations take is computed once (`known`).
     """
 
     name: str
@@ -97,6 +97,7 @@ class Device:
     host_bandwidth: float = 5e10
     timings: Timings = field(factory=Timings, eq=False, repr=False)
     sources: tuple[str, ...] = ()
+    known: dict[Hashable, float] = field(factory=dict, init=False, eq=False, repr=False)
 
     __repr__ = shortened
 

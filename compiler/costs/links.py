@@ -47,9 +47,15 @@ class Link:
     is the seconds for which a rank is busy posting a message or waiting for it (0 if a device does that itself).
     Collectives may reach less and then have numbers of their own (0: the same); they take the fastest of `protocols`
     (none: a message takes the latency). `inside` ranks of a group that follow one another share a machine. While they
-    run, they take `blocks` of a device's multiprocessors. What was `measured` is interpolated between. `peak` is the
-    published bandwidth, `ports` the number of network ports of a machine (0 for links inside it). Links of one `name`
-    are one wire.
+    run, they take `blocks` of a device's multiprocessors, and leave what runs `beside` them that share of its speed,
+    where it was measured. What was `measured` is in order of bytes, and interpolated between. `peak` is the published
+    bandwidth, `ports` the number of network ports of a machine (0 for links inside it). Links of one `name` are one
+    wire.
+
+    Ranks of a group that follow one another, `beneath` of them (0: all), share a leaf of the network: a switch, or a
+    tree of them, whose downlinks together have `oversubscribed` times the bandwidth of its uplinks (the ratio above and
+    below a tier: Cornelis, CN5000, Topologies and Routing, §4.3.4). What crosses these shares them with all that
+    crosses at the same time, of every group, as all ranks run the same program.
     """
 
     name: str
@@ -58,10 +64,13 @@ class Link:
     post: float = 0.0
     collective_bandwidth: float = 0.0
     collective_latency: float = 0.0
+    beside: float = 1.0
     peak: float = 0.0
     ports: int = 0
     protocols: tuple[Protocol, ...] = ()
     inside: int = 1
+    beneath: int = 0
+    oversubscribed: float = 1.0
     blocks: int = 0
     measured: tuple[Measured, ...] = ()
     sources: tuple[str, ...] = ()
@@ -94,7 +103,7 @@ class Link:
         """What was measured of a collective of this kind, between sizes in proportion, and for a group of another size
         in the proportion of what is modelled; that itself if nothing was.
         """
-        own = sorted((each for each in self.measured if each.kind == kind), key=lambda each: each.bytes)
+        own = [each for each in self.measured if each.kind == kind]
         if not own:
             return modelled(parts, bytes)
         sizes, times = [each.bytes for each in own], [each.seconds for each in own]
@@ -116,7 +125,7 @@ class Link:
         doubles from message to message (Thakur, Rabenseifner and Gropp 2005).
         """
         latency, bandwidth = self._collective
-        moved = bytes * (parts - 1) / parts / bandwidth
+        moved = bytes * (parts - 1) / parts / bandwidth * self.crossing(parts)
         if not self.protocols:
             return (parts - 1).bit_length() * latency, moved
         return min(((self._around(parts, by), moved / by.share) for by in self._protocols), key=sum)
@@ -125,7 +134,7 @@ class Link:
         """Around a ring twice or, if faster, up and down a tree over machines, with fewer sequential messages but
         slightly more traffic (NCCL's double trees).
         """
-        moved = 2 * bytes / self._collective[1]
+        moved = 2 * bytes / self._collective[1] * self.crossing(parts)
         found = []
         for by in self._protocols:
             found.append((by.start + 2 * (self._around(parts, by) - by.start), moved * (parts - 1) / parts / by.share))
@@ -148,17 +157,35 @@ class Link:
         return 1 if self.protocols and not self.ports else ceil(parts / self.inside)
 
     def _exchange(self, parts: int, bytes: float) -> tuple[float, float]:
-        """All messages are in flight at once."""
-        return self._message(parts), bytes * (parts - 1) / parts / self._collective[1]
+        """All messages are in flight at once: those to ranks beneath other leaves cross uplinks."""
+        moved = bytes * (parts - 1) / parts / self._collective[1]
+        if self._spans(parts):
+            moved *= max(1.0, self.oversubscribed * (parts - self.beneath) / (parts - 1))
+        return self._message(parts), moved
 
     def _pass_on(self, parts: int, bytes: float) -> tuple[float, float]:
         """One message."""
-        return self._message(parts), bytes / self._collective[1]
+        return self._message(parts), bytes / self._collective[1] * self.crossing(parts)
 
     def _message(self, parts: int) -> float:
         """Seconds to start, and of the farthest message in a group, by the protocol with the most bandwidth."""
         by = max(self._protocols, key=lambda each: each.share)
         return by.start + (by.within if self._machines(parts) == 1 else by.between)
+
+    def _spans(self, parts: int) -> bool:
+        """Whether a group has ranks beneath several leaves."""
+        return 0 < self.beneath < parts
+
+    def crossing(self, parts: int) -> float:
+        """How many times as long messages around a ring take because of the uplinks that they cross.
+
+        A ring enters each leaf once and leaves it once, however many ranks it has there, at the speed of all ports that
+        it uses of a machine. A leaf of n devices with k ranks of each group has n/k rings, and these together the
+        bandwidth of n · inside / k ports, where the uplinks have that of n / oversubscribed. A tree crosses as often.
+        """
+        if not self._spans(parts):
+            return 1.0
+        return max(1.0, self.oversubscribed * min(1.0, self.inside / self.beneath))  # a leaf may be part of a machine
 
     @property
     def amortizing(self) -> float:
@@ -280,21 +307,30 @@ def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
         return LINKS["memory"]
     if call.name == "profile":
         record = recorded(call, mesh.ranks)
-        measured = tuple(Measured(kind, record.ranks, *figures) for kind, *figures in record.collectives)
-        return Link("profiled", **record.link, measured=measured)
+        measured = (Measured(kind, record.ranks, *figures) for kind, *figures in record.collectives)
+        return Link("profiled", **record.link, measured=tuple(sorted(measured, key=lambda each: each.bytes)))
     if call.name not in LINKS:
         bandwidth, latency = (float(call.arguments[each]) for each in ("bandwidth", "latency"))
-        return Link(f"link of {bandwidth:g} and {latency:g}", bandwidth, latency)
-    link, node = LINKS[call.name], device_of(mesh).node
-    if not link.ports or node == 1:
+        link = Link(f"link of {bandwidth:g} and {latency:g}", bandwidth, latency)
+    else:
+        link = LINKS[call.name]
+    node = device_of(mesh).node
+    if link.ports and node > 1:
+        together = 1 if pairs else _together(mesh, axis, node, 1)
+        link = evolve(link, bandwidth=link.bandwidth * min(together * link.ports / node, link.ports), inside=together)
+    leaf = call.arguments.get("leaf")
+    if leaf is None:
         return link
-    together = 1 if pairs else _together(mesh, axis, node)
-    return evolve(link, bandwidth=link.bandwidth * min(together * link.ports / node, link.ports), inside=together)
+    link = evolve(link, beneath=_together(mesh, axis, leaf, 0), oversubscribed=call.arguments["oversubscribed"])
+    # Messages between two ranks are as fast as those that cross: who waits for one waits for all before it.
+    return evolve(link, bandwidth=link.bandwidth / link.crossing(mesh.size(axis))) if pairs else link
 
 
-def _together(mesh: Mesh, axis: str, node: int) -> int:
-    """The number of ranks of a group along an axis that share a machine, if the group spans machines; else 1."""
+def _together(mesh: Mesh, axis: str, place: int, all: int) -> int:
+    """The number of ranks of a group along an axis that share a place, such as a machine, which has so many devices;
+    `all` if the whole group does.
+    """
     names = [name for name, _ in mesh.axes]
     size, stride = mesh.size(axis), prod(size for _, size in mesh.axes[names.index(axis) + 1 :])
-    inside = max(1, node // stride)
-    return inside if inside < size else 1
+    inside = max(1, place // stride)
+    return inside if inside < size else all

@@ -17,6 +17,8 @@ from partita.compiler.graph import Graph, Node, Value
 from partita.compiler.ops.op import Kernel, Op
 
 FLOATS = ("f32", "bf16", "f64")
+# Times of so many different operations are remembered of a device: those of any one program, and of a search.
+KNOWN = 50_000
 
 
 def takes_no_time(op: Op) -> bool:
@@ -44,6 +46,19 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
     """The time of one node on a device; or on its host, where that keeps its operands: an operation there, and a copy
     to or from there, take at least as long to start as a kernel.
     """
+    operands, results = (tuple((value.type, value.host) for value in values) for values in (node.inputs, node.outputs))
+    key = node.op.unnamed, operands, results, added
+    found = device.known.get(key)
+    if found is None:
+        if len(device.known) >= KNOWN:
+            device.known.clear()
+        found = device.known[key] = _seconds(node, device, added)
+    return found
+
+
+def _seconds(node: Node, device: Device, added: bool) -> float:
+    if takes_no_time(node.op):
+        return 0.0
     there = {value.host for value in (*node.inputs, *node.outputs)}
     if len(there) > 1:  # a copy from one memory to the other
         return device.launch + node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0

@@ -72,10 +72,15 @@ class Timings:
 
 def _interpolated(found: Sequence[Timing], kernel: Kernel) -> float:
     place = _logarithms(kernel.features)
-    near = sorted((dist(place, _logarithms(each.features)), i) for i, each in enumerate(found))[:NEAREST]
+    # Of the same features, those with the most similar work are the nearest.
+    near = sorted(
+        (dist(place, _logarithms(each.features)), abs(log(each.work / max(kernel.work, 1.0))), i)
+        for i, each in enumerate(found)
+    )[:NEAREST]
     if near[0][0] < 1e-6:
-        return found[near[0][1]].seconds * kernel.work / found[near[0][1]].work
-    weights = [(1 / distance**2, found[i]) for distance, i in near]
+        same = found[near[0][-1]]
+        return same.seconds * kernel.work / same.work
+    weights = [(1 / distance**2, found[i]) for distance, _, i in near]
     total = sum(weight for weight, _ in weights)
     rate = exp(sum(weight * log(each.seconds / each.work) for weight, each in weights) / total)
     return rate * kernel.work
@@ -120,7 +125,7 @@ def _short(value: float) -> float:
 DEVICE = {"name": str, "gpu": bool, "flops": dict, "memory": int} | dict.fromkeys(
     ("bandwidth", "streaming", "launch", "action", "step"), float
 )
-LINK = dict.fromkeys(("bandwidth", "latency", "post", "collective_bandwidth", "collective_latency"), float)
+LINK = dict.fromkeys(("bandwidth", "latency", "post", "collective_bandwidth", "collective_latency", "beside"), float)
 _MAY_BE_NOTHING = ("launch", "action", "step", "post", "latency", "collective_latency")
 # Smaller numbers are mistakes, and would make sums of seconds infinite.
 _LEAST, _MOST = 1e-15, 1e30
@@ -146,11 +151,14 @@ def _record(found: object) -> Record:
     flops = _checked(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
     if not (device["name"].isprintable() and len(device["name"]) <= NAME_CHARACTERS):
         raise ValueError("`name` is printable, and not long")
+    link = _checked(parts["link"], LINK, "`link`")
+    if link["beside"] > 1:
+        raise ValueError("`beside` must be a share")
     timings = [_timing(each) for each in parts["timings"]]
     return Record(
         parts["ranks"],
         {**device, "flops": flops},
-        _checked(parts["link"], LINK, "`link`"),
+        link,
         Timings(tuple(timings)),
         tuple(map(_collective, parts["collectives"])),
     )

@@ -111,7 +111,8 @@ def scheduled(state: Partitioned) -> Scheduled:
 
 def _shared(state: Partitioned, generator: Generator, schedule: Schedule) -> Schedule:
     """The schedule with the passes over what all ranks share."""
-    return generator.shared(schedule, state.spread, costs_of(state).action)
+    costs = cache(partial(costs_of, state))  # few programs share anything
+    return generator.shared(schedule, state.spread, lambda stage, kind: costs().action(stage, kind))
 
 
 def _searched(

@@ -46,7 +46,11 @@ class OfBlocks(Attention):
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """Like attention to as many keys that are all there."""
         found = super().kernel(operands, results)
-        return found._replace(alike=found._replace(name=found.name.replace(self.name, self.whole)))
+        return found._replace(alike=self._all_there(found))
+
+    def _all_there(self, kernel: Kernel) -> Kernel:
+        alike = kernel.alike and self._all_there(kernel.alike)
+        return kernel._replace(name=kernel.name.replace(self.name, self.whole), alike=alike)
 
     @property
     def _held(self) -> int:

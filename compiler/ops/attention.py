@@ -60,6 +60,11 @@ class Attention(Positioned):
     finds_positions = True
 
     @property
+    def unnamed(self) -> Op:
+        """Of any key."""
+        return evolve(self, key="") if self.key else self
+
+    @property
     def random(self) -> bool:  # type: ignore[override]
         """Whether it drops weights."""
         return bool(self.dropout)
@@ -286,12 +291,15 @@ class Attention(Positioned):
     # ------------------------------------------------------------ costs
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
-        """By the number of queries, the number of keys that each sees, and the mean size of a key and a value."""
+        """By the number of queries, the number of keys that each sees, and the mean size of a key and a value; in
+        pieces, which cost more than their arithmetic, like all at once.
+        """
         q, k, v = operands[:3]
         along = q.axis(self.along).size
         name = ".".join([self.name, *["causal"] * self.causal, *["scores"] * bool(self.scores_bytes(operands))])
         sizes = (q.elements / along, float(k.axis(self.over).size), (along + v.axis(self.wide).size) / 2)
-        return Kernel(name, sizes, float(self.flops(operands, results)))
+        whole = Kernel(name, sizes, float(self.flops(operands, results)))
+        return whole._replace(name=f"{name}.pieces", alike=whole) if self.pieces_bytes(operands) else whole
 
     def scores_bytes(self, operands: Sequence[Type]) -> int:
         """Bytes of all scores, if they are materialized."""

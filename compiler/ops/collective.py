@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from partita.compiler.layout import MAX, SUM, State, is_split
+from partita.compiler.ops.buffers import Buffers, by_dtype, packed
 from partita.compiler.ops.op import Argument, Op, Piecewise, ShardingRule, op, permuted
-from partita.dsl.types import Axis, Type
+from partita.dsl.types import BYTES, Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.costs.links import Link
@@ -108,13 +109,10 @@ class Collective(Reshard):
         """Bytes that one rank sends."""
         raise NotImplementedError
 
-    def copied(self, operands: Sequence[Type]) -> int:
-        """Bytes of copies of what it sends: of a bucket's tensors, one after another."""
-        return sum(type.bytes for type in operands)
-
-    def buffer(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> int:
-        """Bytes of copies of what it sends and receives; `adds`: the ranks add what they receive (over Gloo)."""
-        return self.copied(operands) + sum(type.bytes for type in results)
+    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
+        """Copies of what it sends, and as much that it receives, from which the results are copied."""
+        rows = packed(operands, self.parts)
+        return Buffers(rows, rows)
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """The call on the context that starts it; waiting for it returns a tuple of the results."""
@@ -126,6 +124,11 @@ class Collective(Reshard):
 
     def _tensors(self, arguments: Sequence[Argument]) -> str:
         return f"({', '.join(argument.text for argument in arguments)},)"
+
+
+def _outermost(type: Type, axis: str) -> bool:
+    """Whether parts along an axis follow one another in memory."""
+    return type.position(axis) == 0
 
 
 def _positions(arguments: Sequence[Argument], axes: Sequence[str]) -> str:
@@ -165,9 +168,11 @@ class AllGather(Collective):
         """An all-gather of the result."""
         return link.gather(self.parts, held * self.parts)
 
-    def copied(self, operands: Sequence[Type]) -> int:
-        """A tensor alone is sent as it is."""
-        return super().copied(operands) if self.count > 1 else 0
+    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
+        """A tensor alone is sent as it is, and arrives in place if its shards follow one another in memory."""
+        row = packed(operands)
+        alone = self.count == 1
+        return Buffers(0 if alone else row, row * self.parts, in_place=alone and _outermost(operands[0], self.axes[0]))
 
     def moved(self, operands: Sequence[Type]) -> float:
         """K(N−1), for shards of K bytes."""
@@ -215,14 +220,17 @@ class ReduceScatter(Collective):
         """K(N−1)/N."""
         return sum(type.bytes for type in operands) * (self.parts - 1) / self.parts
 
-    def copied(self, operands: Sequence[Type]) -> int:
-        """A tensor alone is sent as it is, if its shards are contiguous."""
-        alone = self.count == 1 and operands[0].position(self.axes[0]) == 0
-        return 0 if alone else super().copied(operands)
-
-    def buffer(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> int:
-        """Also the exchanged parts, if the ranks do the addition."""
-        return super().buffer(operands, results, adds) + adds * sum(type.bytes for type in operands)
+    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
+        """Of each dtype, a tensor alone is sent as it is, if its shards are contiguous. If the ranks do the addition,
+        they receive the parts of all and make the sum; else that arrives.
+        """
+        found = Buffers()
+        for own in by_dtype(zip(operands, self.axes, strict=True)):
+            rows = packed([type for type, _ in own], self.parts)
+            sent = 0 if len(own) == 1 and _outermost(*own[0]) else rows
+            part = rows // self.parts
+            found += Buffers(sent, rows, part) if adds else Buffers(sent, part, in_place=True)
+        return found
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """`c.reduce_scatter(mesh axis, tensors, dimensions)`."""
@@ -266,9 +274,17 @@ class AllReduce(Collective):
         """2K(N−1)/N."""
         return 2 * sum(type.bytes for type in operands) * (self.parts - 1) / self.parts
 
-    def buffer(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> int:
-        """Also the rank's part of the result, at most half of it, if the ranks do the addition."""
-        return super().buffer(operands, results, adds) + adds * sum(type.bytes for type in results) // 2
+    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
+        """All arrives in place. If the ranks do the addition, each makes its part of the sum, for which what is sent is
+        filled up; else the sum takes the place of what is sent.
+        """
+        found = Buffers()
+        for own in by_dtype((type,) for type in operands):
+            row = packed([type for (type,) in own])
+            filled = row + -row % (self.parts * BYTES[own[0][0].dtype])
+            in_place = Buffers(filled, filled, adding=filled // self.parts, in_place=True)
+            found += in_place if adds else Buffers(0, row, in_place=True)
+        return found
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """`c.all_reduce(mesh axis, tensors, maximum)`."""

@@ -46,6 +46,11 @@ class Send(Transfer):
         """Any axis."""
         return tuple(ShardingRule((name,), ()) for name in operands[0].names)
 
+    @property
+    def unnamed(self) -> Op:
+        """Of any value, to any stage."""
+        return Send("", 0, self.direction)
+
     def stages(self, own: int) -> tuple[int, int]:
         """From this stage."""
         return own, self.destination
@@ -69,6 +74,11 @@ class Receive(Transfer):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis."""
         return tuple(ShardingRule((), (name,)) for name in self.type.names)
+
+    @property
+    def unnamed(self) -> Op:
+        """Of any value, from any stage."""
+        return Receive("", 0, self.direction, self.type)
 
     def stages(self, own: int) -> tuple[int, int]:
         """To this stage."""

@@ -20,13 +20,20 @@ ANCHOR, VELOCITY = "anchor", "velocity"
 
 @op("sum_of_groups")
 class SumOfGroups(Op):
-    """The sum of a tensor of each group of this rank. Along the mesh axis of groups, it is a partial sum over them."""
+    """The sum of a tensor of each of a rank's `groups`. Along the mesh axis of groups, that is a partial sum."""
 
+    groups: int = 1
     fusible = False
+
+    @property
+    def is_view(self) -> bool:  # type: ignore[override]
+        """Whether there is nothing to add."""
+        return self.groups == 1
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """That of each."""
         assert len(set(types)) == 1, types
+        assert len(types) == self.groups, types
         return (types[0],)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:

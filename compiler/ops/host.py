@@ -3,8 +3,9 @@
 A value lies in the device's memory unless `Value.host` says so. Other operations run where their operands lie. On a CPU
 the host's memory is the device's, and copies are none; the account is that of a device with its own.
 
-A copy to the device is made in order with what the device computes (`to_device`); or beside that: one operation starts
-it (`prefetch`), and another waits for it (`arrive`).
+A copy is made in order with what the device computes (`to_device`, `to_host`); or beside that: one operation starts it,
+and another waits for it. To the device these are `prefetch` and `arrive`, which makes what the device computes wait; to
+the host, `copy_out` and `land`, which makes the host wait.
 """
 
 from __future__ import annotations
@@ -80,6 +81,54 @@ class Prefetch(ToDevice):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
         return f"kernels.prefetch({arguments[0].text}, c)"
+
+
+@op("copy_out")
+class CopyOut(ToHost):
+    """The operand in the host's memory, once it has landed; it is copied beside what the device computes."""
+
+    ahead = True
+
+    @property
+    def reads_context(self) -> bool:
+        """For the streams of copies."""
+        return True
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.copy_out({arguments[0].text}, c)"
+
+
+@op("land")
+class Land(HostCopy):
+    """The result of a `copy_out`, the first operand, which has landed. The second, of which it is a copy, is kept until
+    then.
+    """
+
+    is_view = True
+
+    @property
+    def reads_context(self) -> bool:
+        """For what is under way."""
+        return True
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The copy's type."""
+        copy, source = types
+        assert copy == source, types
+        return (copy,)
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis; linear in both."""
+        return (*aligned_rules(operands, results), ShardingRule((SUM, SUM), (SUM,)))
+
+    def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
+        """The copy."""
+        return None, (operands[0],)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.land({arguments[0].text}, c)"
 
 
 @op("arrive")

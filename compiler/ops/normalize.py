@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import (
@@ -258,6 +258,7 @@ class RmsNormGradient(ScaledNormGradient):
     """Gradients of an RMS norm's input and scale, from the cotangent of the scaled result."""
 
     results = ("", "scale")
+    center: ClassVar = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The type of the normalized tensor, and its axes `over`."""
@@ -276,7 +277,7 @@ class RmsNormGradient(ScaledNormGradient):
             return None
         d, y, rate, scale = node.inputs
         d = arranged(build, d, y.type.names)
-        gradient = _split_gradient(build, self.over, False, pointwise(build, "multiply", d, scale), y, rate)
+        gradient = _split_gradient(build, self.over, self.center, pointwise(build, "multiply", d, scale), y, rate)
         return gradient, total(build, pointwise(build, "multiply", d, y), rate.type.names, y.type.dtype)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
@@ -286,3 +287,14 @@ class RmsNormGradient(ScaledNormGradient):
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Products of d with the scale and with the normalized tensor, and what is subtracted from d."""
         return 2 * wide_bytes(operands[0]) + operands[0].bytes
+
+
+@op("layer_norm_scale_gradient")
+class LayerNormScaleGradient(RmsNormGradient):
+    """Gradients of the input and scale of a layer norm without a shift, from the cotangent of the scaled result."""
+
+    center: ClassVar = True
+
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """For torch's layer norm gradient."""
+        return _means_and_rates(operands[2])

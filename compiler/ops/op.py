@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
 from partita.compiler.layout import State
+from partita.compiler.ops.buffers import Buffers
 from partita.compiler.ops.intervals import ANY, Interval, union
 from partita.dsl.types import Axis, Type
 
@@ -135,6 +136,8 @@ class Op:
     decides: ClassVar[bool] = False
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
+    # One call makes any number of them that are equal but for their tensors, in place (`emit_each`).
+    multi_tensor: ClassVar[bool] = False
 
     @property
     def writes(self) -> int:
@@ -172,6 +175,11 @@ class Op:
     def evaluated(self) -> Op | None:
         """The operation that an evaluation has in its place; None if it has none."""
         return None if self.random else self
+
+    @property
+    def unnamed(self) -> Op:
+        """It without names of values and random keys and numbers of stages: equal for what does the same elsewhere."""
+        return self
 
     @property
     def accumulator(self) -> str | None:
@@ -445,13 +453,9 @@ class Op:
         """Bytes of temporary tensors while it runs, in addition to operands and results."""
         return 0
 
-    def copied(self, operands: Sequence[Type]) -> int:
-        """Bytes of copies of what it communicates."""
-        return 0
-
-    def buffer(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> int:
-        """Bytes of buffers that it holds while it communicates; `adds`: ranks add what they receive (over Gloo)."""
-        return 0
+    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
+        """What it holds while it communicates; `adds`: ranks add what they receive (over Gloo)."""
+        return Buffers()
 
     def launches(self) -> int:
         """How many kernels it runs, one after the other."""
@@ -498,6 +502,14 @@ class Op:
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """An expression for the results, where `sums` holds, with `other` (of the first's type) added to the first."""
+        raise NotImplementedError
+
+    def in_place(self, operands: Sequence[Value]) -> tuple[Value, ...]:
+        """The operands that become its results, where `multi_tensor` holds."""
+        raise NotImplementedError
+
+    def emit_each(self, arguments: Sequence[Sequence[Argument]]) -> str:
+        """A statement that makes several of them, where `multi_tensor` holds; of each, the operands."""
         raise NotImplementedError
 
     def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:

@@ -45,6 +45,11 @@ class Accumulate(Op):
         return self.stacked
 
     @property
+    def unnamed(self) -> Op:
+        """Of any target."""
+        return Accumulate("", self.type, self.maximum, self.keep, self.stacked)
+
+    @property
     def accumulator(self) -> str | None:
         """The target."""
         return self.target
@@ -164,6 +169,10 @@ class Update(Op):
     def table(self) -> str | None:
         """If it updates rows of a table, those that have a gradient, the axis along which the table has rows."""
         return None
+
+    def in_place(self, operands: Sequence[Value]) -> tuple[Value, ...]:
+        """The parameter and its states."""
+        return (operands[0], *operands[2 : 2 + len(self.states)])
 
     def state_types(self, parameter: Type) -> tuple[Type, ...]:
         """The types of the states of a parameter; by default, its own."""

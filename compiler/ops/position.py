@@ -279,6 +279,11 @@ class Random(Positioned):
     finds_positions = True
 
     @property
+    def unnamed(self) -> Op:
+        """Of any key."""
+        return Random(self.distribution, self.scale, "", self.axes, self.whole, self.dtype, self.shards)
+
+    @property
     def label(self) -> str:
         """`keep` or `random`."""
         return "keep" if self.distribution == "keep" else "random"

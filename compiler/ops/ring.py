@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.attention import Attention
+from partita.compiler.ops.buffers import Buffers, packed
 from partita.compiler.ops.collective import Collective, Ends, Reshard
 from partita.compiler.ops.op import (
     TORCH_DTYPES,
@@ -129,6 +130,11 @@ class Turn(Collective):
     def seconds(self, held: float, link: Link) -> tuple[float, float]:
         """A message to the next rank."""
         return link.pass_on(self.parts, held)
+
+    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
+        """What it receives are the results."""
+        row = packed(operands)
+        return Buffers(row, row, in_place=True)
 
     def moved(self, operands: Sequence[Type]) -> float:
         """All that a rank has."""

@@ -41,6 +41,7 @@ def joined(runs: Sequence[tuple[int, int]]) -> Runs:
     return tuple(found)
 
 
+@lru_cache(maxsize=4096)
 def seen(queries: Runs, keys: Runs, causal: bool, window: int | None) -> int:
     """Twice the pairs of a query and a key that see each other: keys up to the query's position if causal, nearer than
     the window. As areas: a position sees half of itself, so that all pairs of an axis are halved exactly.

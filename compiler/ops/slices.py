@@ -39,6 +39,11 @@ class OfSlices(Op):
     fusible = False
 
     @property
+    def unnamed(self) -> Op:
+        """Of any key."""
+        return OfSlices("", self.type)
+
+    @property
     def of_slices(self) -> bool:
         """It is one."""
         return True

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from partita.compiler.layout import SUM
+from partita.compiler.ops.buffers import Buffers
 from partita.compiler.ops.collective import Collective, Ends, Reshard
 from partita.compiler.ops.op import Argument, Op, ShardingRule, attributes, make, op, permuted
 from partita.compiler.ops.optimizer import Update
@@ -377,6 +378,16 @@ class ExchangeRows(Collective):
         """An exchange of numbers, and one of entries, if ids are spread evenly over all blocks."""
         latency, time = link.exchange(self.parts, held / self.parts)
         return 2 * latency, time
+
+    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
+        """As many entries as there is room for. The host makes results in two steps, and marks those that are filled;
+        a GPU exchanges all.
+        """
+        if not adds:
+            return super().buffers(operands, results, adds)
+        entries = sum(type.bytes for type in operands)
+        marks = 2 * operands[0].elements
+        return Buffers(entries + marks, entries, adding=marks + max(type.bytes for type in operands))
 
     def moved(self, operands: Sequence[Type]) -> float:
         """K(N−1)/N², if ids are spread evenly: of the K bytes that there is room for, an Nth is filled."""

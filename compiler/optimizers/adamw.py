@@ -21,6 +21,7 @@ class AdamW(Update):
     eps: float
     decay: float
     elementwise = True
+    multi_tensor = True
     states = ("mean", "square")
     results = ("", "mean", "square")
 
@@ -31,8 +32,16 @@ class AdamW(Update):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
         texts = ", ".join(argument.text for argument in arguments)
-        constants = f"{self.beta1}, {self.beta2}, {self.eps}, {self.decay}"
-        return f"kernels.adamw({texts}, {self.learning_rate}, c.update, {constants})"
+        return f"kernels.adamw({texts}, {self._numbers})"
+
+    def emit_each(self, arguments: Sequence[Sequence[Argument]]) -> str:
+        """One kernel for all parameters."""
+        lists = (f"[{', '.join(each.text for each in own)}]" for own in zip(*arguments, strict=True))
+        return f"kernels.adamw_of_each({', '.join(lists)}, {self._numbers})"
+
+    @property
+    def _numbers(self) -> str:
+        return f"{self.learning_rate}, c.update, {self.beta1}, {self.beta2}, {self.eps}, {self.decay}"
 
 
 # What AdamW is told, whatever form its states have.

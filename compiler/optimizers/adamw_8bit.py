@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from partita.compiler.ops.op import Argument, ShardingRule, agree, op
@@ -10,7 +10,7 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.adamw import SETTINGS, adamw
 from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
 from partita.dsl.builtins import COUNT, DECAY, INDEX, Setting
-from partita.dsl.types import Axis, Type
+from partita.dsl.types import BYTES, Axis, Type
 
 # Blocks in `verify`'s small tensors.
 PROXY_BLOCK = 2
@@ -76,6 +76,11 @@ class AdamW8bit(Update):
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Both states as floats, and the indices of their codes."""
         return 2 * operands[0].bytes + 8 * operands[0].elements
+
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """Of either state, the 256 values of the map, and the bounds between them."""
+        dtype = operands[0].dtype
+        return ("dynamic map", dtype), 2 * (256 + 255) * BYTES[dtype]
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""

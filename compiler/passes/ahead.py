@@ -1,13 +1,19 @@
-"""Collectives at the ends of a step that start in one function and are waited for in a later one.
+"""Collectives at the ends of a step, and copies to the host's memory, that start in one function and are waited for in
+a later one.
 
 What is gathered from masters starts before the step's first microbatch, and is waited for where that first reads it.
 What reduces a stage's gradients starts within its last microbatch, as soon as that has added the last contribution, and
 is waited for after it. All ranks along a mesh axis run the same functions, so they start these in the same order.
+
+A gradient that an update in the host's memory reads starts its way there within the last microbatch as well: if nothing
+reduces it, behind its last contribution; otherwise where the next collectives start, behind them. By then the one that
+reduces it has had the time that it took to make what those send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 
 from attrs import frozen
 
@@ -17,14 +23,44 @@ from partita.dsl.reprs import count
 
 @frozen(eq=False)
 class Ahead:
-    """Nodes, by when they run: `start` are the `collectives` that need no other, with what they are computed from;
-    `follow` what is computed from their results; `others` all that is left, as far as it is read.
+    """Nodes, by when they run: `start` are the `collectives` that need no other, with what they are computed from, and
+    the `copies` to the host's memory that can start among them; `follow` what is computed from their results; `others`
+    all that is left, as far as it is read. The copies wait for those collectives that are not `in_flight` afterwards.
     """
 
     start: tuple[Node, ...]
     collectives: tuple[Node, ...]
     follow: tuple[Node, ...]
     others: tuple[Node, ...]
+    copies: tuple[Node, ...] = ()
+
+    @property
+    def in_flight(self) -> tuple[Node, ...]:
+        """The collectives that are waited for later."""
+        waited = {value for node in self.copies for value in node.inputs}
+        return tuple(node for node in self.collectives if waited.isdisjoint(node.outputs))
+
+    @property
+    def made(self) -> tuple[Value, ...]:
+        """The results of collectives that have been waited for, and of copies that have started."""
+        flying = set(self.in_flight)
+        nodes = (*(node for node in self.collectives if node not in flying), *self.copies)
+        return tuple(value for node in nodes for value in node.outputs)
+
+    def with_copies(self, places: Mapping[Node, int]) -> Ahead:
+        """Copies of what collectives make start among them as well, if others start at a later place than theirs."""
+        makers = {value: node for node in self.collectives for value in node.outputs}
+        last = {places[node]: node for node in self.start if node.op.communicates}
+        behind: dict[Node, list[Node]] = {}
+        for node in self.follow:
+            if node.op.ahead and node.inputs[0] in makers:
+                later = [place for place in last if place > places[makers[node.inputs[0]]]]
+                if later:
+                    behind.setdefault(last[min(later)], []).append(node)
+        moved = dict.fromkeys(node for own in behind.values() for node in own)
+        start = tuple(each for node in self.start for each in (node, *behind.get(node, ())))
+        follow = tuple(node for node in self.follow if node not in moved)
+        return Ahead(start, self.collectives, follow, self.others, (*self.copies, *moved))
 
     def __repr__(self) -> str:
         return f"<Ahead: {count(len(self.collectives), 'collective')}>"
@@ -41,7 +77,7 @@ def ahead(nodes: Sequence[Node], given: Collection[Value], wanted: Collection[Va
     """
     early: set[Value] = set(given)
     late: set[Value] = set()
-    collectives, follow = [], []
+    collectives, copies, follow = list[Node](), list[Node](), list[Node]()
     for node in nodes:
         if not late.isdisjoint(node.inputs):
             follow.append(node)
@@ -50,21 +86,65 @@ def ahead(nodes: Sequence[Node], given: Collection[Value], wanted: Collection[Va
             if node.op.communicates:
                 collectives.append(node)
                 late.update(node.outputs)
+            elif node.op.ahead:
+                copies.append(node)
             else:
                 early.update(node.outputs)
-    begun = {*collectives, *follow}
-    rest = [node for node in nodes if node not in begun]
+    begun = [*collectives, *copies]
+    taken = {*begun, *follow}
+    rest = [node for node in nodes if node not in taken]
     return Ahead(
-        tuple(_needed([*rest, *collectives], {value for node in collectives for value in node.outputs}, nodes)),
+        tuple(_needed([*rest, *begun], {value for node in begun for value in node.outputs}, nodes)),
         tuple(collectives),
         tuple(follow),
         tuple(_needed(rest, {*wanted, *(value for node in follow for value in node.inputs)}, nodes)),
+        tuple(copies),
     )
+
+
+def copied_ahead(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes of an update, in which copies to the host's memory start before the parameter that comes before their
+    own is updated, if what they are made of is there, and so run beside that. They start earlier yet as long as those
+    that no update has read take no more than those of the largest parameter.
+    """
+    parts = [list(part) for _, part in groupby(nodes, key=lambda node: node.scope)]
+    made = {value for node in nodes for value in node.outputs}
+    there: set[Value] = set()
+    found: list[Node] = []
+    started: list[set[Node]] = []
+    sizes = [sum(node.output.type.bytes for node in part if node.op.ahead) for part in parts]
+    under_way = 0
+    for i, part in enumerate(parts):
+        while len(started) < len(parts):
+            following = len(started)
+            if following > i + 1 and under_way + sizes[following] > max(sizes):
+                break
+            start = _begun(parts[following], made, there)
+            found += start
+            started.append(set(start))
+            under_way += sizes[following]
+        found += (node for node in part if node not in started[i])
+        there.update(value for node in part for value in node.outputs)
+        under_way -= sizes[i]
+    return found
+
+
+def _begun(part: Sequence[Node], made: Collection[Value], there: set[Value]) -> list[Node]:
+    """The copies to the host's memory among nodes, with what they are made of, as far as all that is `made` for these
+    is `there`, to which their own results are added.
+    """
+    found = []
+    copies = {value for node in part if node.op.ahead for value in node.outputs}
+    for node in _needed(part, copies, part):
+        if not node.op.communicates and all(value in there or value not in made for value in node.inputs):
+            found.append(node)
+            there.update(node.outputs)
+    return found
 
 
 def _of_the_step(node: Node) -> bool:
     """Whether a node reads more of the context than the rank's coordinates."""
-    return node.op.random or (node.op.reads_context and not node.op.reshards)
+    return node.op.random or (node.op.reads_context and not node.op.reshards and not node.op.ahead)
 
 
 def _needed(nodes: Collection[Node], wanted: set[Value], order: Sequence[Node]) -> list[Node]:

@@ -6,10 +6,10 @@ Operands can be converted at some cost; the cheapest rule is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from fractions import Fraction
 
-from attrs import frozen
+from attrs import field, frozen
 
 from partita.compiler.graph import Graph, Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, State, is_split
@@ -24,13 +24,14 @@ PORTION, PART, WHOLE_SUM, PARTIAL_SUM, WHOLE_TENSOR = 1, 2, 10, 11, 100
 @frozen(eq=False)
 class BatchRules:
     """Chooses rules along `batch`, which is split into `count` microbatches. `from_inputs` are the values that can be
-    computed over the full batch before the first one, and `early` says whether they may.
+    computed over the full batch before the first one, and `early` says whether they may. Equal nodes are decided once.
     """
 
     batch: str
     count: int | Fraction
     from_inputs: frozenset[Value]
     early: bool
+    _known: dict[Hashable, ShardingRule | None] = field(factory=dict, init=False)
 
     def at_once(self, node: Node, states: Sequence[State]) -> bool:
         """Whether a node takes replicated operands as they are, and makes replicated results."""
@@ -59,13 +60,23 @@ class BatchRules:
 
     def fit(self, node: Node, states: Sequence[State]) -> ShardingRule | None:
         """The cheapest sharding rule that the operands can be converted to; None if there is none."""
+        operands = tuple((value.type, value in self.from_inputs) for value in node.inputs)
+        results = tuple((value.type, value in self.from_inputs) for value in node.outputs)
+        key = node.op.unnamed, operands, results, tuple(states)
+        found = self._known.get(key, ...)
+        if found is ...:
+            found = self._known[key] = self._decide(node, states)
+        return found
+
+    def _decide(self, node: Node, states: Sequence[State]) -> ShardingRule | None:
         types = [value.type for value in node.inputs]
         everything = ShardingRule((None,) * len(types), (None,) * len(node.outputs))
         alone = self.alone(node)
         meets = self._meets_whole_batch(node)
+        introduces = self._introduces_batch(node)
         best: tuple[int, ShardingRule] | None = None
         for rule in (*node.op.sharding_rules(types, [value.type for value in node.outputs]), everything):
-            if not self._sensible(node, rule):
+            if not self._sensible(rule, introduces):
                 continue
             costs = [
                 self._conversion(value, have, want, alone)
@@ -78,9 +89,9 @@ class BatchRules:
                     best = (total, rule)
         return best[1] if best else None
 
-    def _sensible(self, node: Node, rule: ShardingRule) -> bool:
+    def _sensible(self, rule: ShardingRule, introduces: bool) -> bool:
         """Whether a rule splits results only if it splits operands, or the node introduces the batch axis."""
-        if self._introduces_batch(node):
+        if introduces:
             return self.batch in rule.results
         return any(map(is_split, rule.operands)) or not any(map(is_split, rule.results))
 

@@ -8,13 +8,15 @@ step). Removing the pairs and joining the stages gives back the graph before the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 from attrs import evolve, frozen
 
 from partita.compiler.graph import LAST, Accumulator, Graph, Input, Node, Parameter, Phase, Value
 from partita.compiler.instructions import Direction, Message
 from partita.compiler.ops.communication import Receive, Send, Transfer
+from partita.compiler.passes.place import iteration_of
 from partita.compiler.schedules.schedule import Spread
 from partita.dsl.diagnostic import refuse
 from partita.dsl.reprs import count, outline
@@ -56,6 +58,11 @@ class PartitionedGraph:
         facts = (count(len(self.stages), "stage"), count(len(self.messages), "message"))
         return outline("Partitioned graph of", self.graph.name, facts)
 
+    @cached_property
+    def forms(self) -> list[int]:
+        """For each stage a number, which it shares with those that are alike (`forms`)."""
+        return forms(self)
+
     def stage_sets(self) -> dict[str, tuple[int, ...]]:
         """The stages that read each parameter."""
         found: dict[str, tuple[int, ...]] = {}
@@ -95,7 +102,7 @@ def cut(graph: Graph, stages: int, spread: Spread | None = None) -> PartitionedG
                 inputs.append(mapping.setdefault(value, value))
             for value in node.outputs:
                 mapping[value] = value
-            nodes[stage].append(evolve(node, inputs=tuple(inputs), stage=stage))
+            nodes[stage].append(node.changed(inputs=tuple(inputs), stage=stage))
             for value in node.outputs:
                 for destination in crossing.get(value, ()):
                     direction = "forward" if node.phase is Phase.FORWARD else "backward"
@@ -129,11 +136,12 @@ def _stage(
     kept: set[Value],
 ) -> StageGraph:
     read = {value for node in nodes for value in node.inputs}
+    there = read | kept
     targets = [target for node in nodes if (target := node.op.accumulator) is not None]
     return StageGraph(
         index,
         tuple(each for each in graph.inputs if each.value in read),
-        tuple(p for p in graph.parameters if p.value in read | kept or index in p.kept),
+        tuple(p for p in graph.parameters if p.value in there or index in p.kept),
         # What slices share comes first, so that it does not stand between the nodes of an iteration.
         tuple(sorted(nodes, key=lambda node: not node.op.of_slices)),
         tuple(known[name, index] for name in dict.fromkeys(targets)),
@@ -147,7 +155,7 @@ def _whole_messages(graph: Graph) -> Graph:
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
         if node.phase is Phase.WEIGHT and any(value in needed for value in node.outputs):
-            node = evolve(node, phase=Phase.BACKWARD)
+            node = node.changed(phase=Phase.BACKWARD)
         if node.phase is Phase.BACKWARD:
             needed.update(node.inputs)
         elif node.phase is Phase.WEIGHT:
@@ -234,3 +242,48 @@ def described(nodes: Iterable[Node]) -> tuple[tuple[str, tuple[str, ...], tuple[
 
 def _described(node: Node) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     return str(node.op), tuple(v.name for v in node.inputs), tuple(v.name for v in node.outputs)
+
+
+# ---------------------------------------------------------------- stages that are alike
+
+
+def forms(partitioned: PartitionedGraph, reduce: Iterable[tuple[int, Sequence[Node]]] = ()) -> list[int]:
+    """For each stage, a number that it shares with those that are the same but for names, such as the middle ones of a
+    pipeline of equal layers: operations on values of the same types, in the same iterations of repeats; and, if given,
+    those that `reduce` gradients, by stage. What is found out about the time and the memory of one holds for all.
+    """
+    repeats = {scope.path: scope.name for scope in partitioned.graph.scopes if scope.repeat}
+    last = dict(reduce)
+    numbers: dict[Hashable, int] = {}
+    return [
+        numbers.setdefault(tuple(_form(stage, last.get(stage.index, ()), repeats)), len(numbers))
+        for stage in partitioned.stages
+    ]
+
+
+def _form(stage: StageGraph, reduce: Sequence[Node], repeats: dict[str, str]) -> Iterator[Hashable]:
+    """What is said of a stage but names: of these, only which are the same."""
+    values: dict[Value, int] = {}
+    iterations: dict[str | None, int] = {}
+    scopes: dict[str, int] = {}
+
+    def known(value: Value) -> Hashable:
+        number = values.get(value)
+        if number is not None:
+            return number
+        values[value] = len(values)
+        return value.type, value.host
+
+    sums = {each.name: i for i, each in enumerate(stage.accumulators)}
+    yield tuple(known(each.value) for each in stage.parameters)
+    yield tuple(known(each.value) for each in stage.accumulators)
+    for node in (*stage.nodes, *reduce):
+        scope = scopes.get(node.scope)
+        if scope is None:
+            iteration = iteration_of(node.scope, repeats)
+            scope = scopes[node.scope] = iterations.setdefault(iteration, len(iterations))
+        op = node.op
+        yield op.unnamed, sums.get(op.accumulator or ""), node.phase, scope
+        yield tuple(map(known, node.inputs))
+        yield tuple(map(known, node.outputs))
+    yield tuple(map(known, stage.offloaded))

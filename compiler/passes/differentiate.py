@@ -147,7 +147,7 @@ def _phased(graph: Graph, marked: set[Value]) -> Graph:
             if any(value in needed for value in node.outputs):
                 needed.update(node.inputs)
             else:
-                node = evolve(node, phase=Phase.WEIGHT)
+                node = node.changed(phase=Phase.WEIGHT)
         nodes.append(node)
     return evolve(graph, nodes=tuple(reversed(nodes)))
 
@@ -160,6 +160,6 @@ def _renamed(graph: Graph, renamed: dict[Value, Value]) -> Graph:
 
     return evolve(
         graph,
-        nodes=tuple(evolve(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes),
+        nodes=tuple(n.changed(inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes),
         gradients=tuple(evolve(g, value=renamed.get(g.value, g.value)) for g in graph.gradients),
     )

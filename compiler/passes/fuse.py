@@ -1,5 +1,5 @@
 """Joint graph → joint graph: one operation for the gradients of an RMS norm with a scale, or of a layer norm with a
-scale and a shift.
+scale and perhaps a shift.
 
 The gradients of its input, scale and shift all read the cotangent and the normalized tensor, and torch computes them in
 one pass. The operation belongs to B even if the sums over the batch alone would not.
@@ -12,7 +12,12 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve
 
 from partita.compiler.graph import Graph, Node, Value
-from partita.compiler.ops.normalize import LayerNormGradient, NormalizeGradient, RmsNormGradient
+from partita.compiler.ops.normalize import (
+    LayerNormGradient,
+    LayerNormScaleGradient,
+    NormalizeGradient,
+    RmsNormGradient,
+)
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.reduce import Reduce
@@ -37,7 +42,8 @@ def fuse(graph: Graph) -> Graph:
                 scaled, _, *sums = found
                 d, scale = scaled.inputs
                 results = (node.output, *(each.output for each in sums))
-                op = LayerNormGradient(node.op.over) if node.op.center else RmsNormGradient(node.op.over)
+                centered = LayerNormGradient if len(sums) > 1 else LayerNormScaleGradient
+                op = (centered if node.op.center else RmsNormGradient)(node.op.over)
                 if op.infer(d.type, *(v.type for v in (*node.inputs[1:], scale))) == tuple(v.type for v in results):
                     instead |= dict.fromkeys(found)
                     instead[node] = evolve(node, op=op, inputs=(d, *node.inputs[1:], scale), outputs=results)
@@ -48,7 +54,9 @@ def fuse(graph: Graph) -> Graph:
 def _parts(
     gradient: Node, op: NormalizeGradient, producers: Mapping[Value, Node], readers: Mapping[Value, Sequence[Node]]
 ) -> tuple[Node, ...]:
-    """The nodes of a group: the cotangent times scale, and times the normalized tensor; both gradients. Or none."""
+    """The nodes of a group: the cotangent times scale, and times the normalized tensor; the gradients of scale and of
+    shift, if there is one. Or none.
+    """
     scaled = producers.get(gradient.inputs[0])
     if scaled is None or scaled.op != MULTIPLY or len(readers[scaled.output]) > 1:
         return ()
@@ -67,10 +75,9 @@ def _parts(
     product = sole(d, MULTIPLY, y)
     if product is None or len(readers.get(product.output, ())) > 1:
         return ()
-    found = []
-    for each in (product.output, d) if op.center else (product.output,):
-        last = sole(each, sums)
-        if last is None or readers.get(last.output):
-            return ()
-        found.append(last)
-    return scaled, product, *found
+    of_scale, of_shift = (sole(each, sums) for each in (product.output, d))
+    if of_scale is None or readers.get(of_scale.output):
+        return ()
+    if of_shift is None or readers.get(of_shift.output) or not op.center:
+        return scaled, product, of_scale
+    return scaled, product, of_scale, of_shift

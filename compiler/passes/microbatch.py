@@ -26,7 +26,7 @@ from attrs import evolve
 
 from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Term, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
-from partita.compiler.ops.op import ShardingRule, accumulation
+from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
 from partita.compiler.ops.position import SLICE, TIME, Microbatch
@@ -98,6 +98,7 @@ class _Splitter:
         inputs = [each.value.name for each in graph.inputs]
         self.build = Builder([*names, *inputs, *(p.name for p in graph.parameters)])
         self.state: dict[Value, State] = {}
+        self.cut: dict[tuple[Op, str, int], Op] = {}  # operations on parts of an axis of such a size
         self.local: dict[Value, Value] = {}
         self.whole: dict[Value, Value] = {}
         self.portions: dict[tuple[Value, int | None], Value] = {}
@@ -246,7 +247,10 @@ class _Splitter:
         op = node.op
         if rule is not None:
             for axis in split_axes((*rule.operands, *rule.results)):
-                op = op.sharded(axis, self._part(node, axis), TIME, ceil(self.count))
+                key = op, axis, self._part(node, axis)
+                if key not in self.cut:
+                    self.cut[key] = op.sharded(axis, key[2], TIME, ceil(self.count))
+                op = self.cut[key]
         if isinstance(self.count, Fraction) and op.of_microbatch and op.reads_context:
             raise self._cannot(node, [self.state.get(value) for value in node.inputs])
         outputs = []
@@ -255,10 +259,10 @@ class _Splitter:
             type = value.type
             if is_split(state):
                 type = type.resized(state, self._part(node, state))
-            local = value if type == value.type else evolve(value, type=type)
+            local = value if type == value.type else value.laid_out(type)
             self.local[value] = local
             outputs.append(local)
-        self.build.nodes.append(evolve(node, op=op, inputs=tuple(operands), outputs=tuple(outputs)))
+        self.build.nodes.append(node.changed(op=op, inputs=tuple(operands), outputs=tuple(outputs)))
 
     def _part(self, node: Node, axis: str) -> int:
         """The size of a microbatch's part of an axis."""
@@ -323,11 +327,25 @@ class _Splitter:
         type = local.type.with_dtype(accumulation(local.type.dtype))
         if self.slices is not None:
             along = self.slices.states[value]
+            if is_split(along):
+                raise self._still_cut(value, along, reader or node)
             if SUM in (state, along) and None in (state, along):
                 # It is summed over the batch or over the sequence, and the same in all parts of the other.
                 local = self.build.derive(FirstPart(TIME if state is None else SLICE), value, local, ending="once")
             state = state or along
         return self._accumulate(name, local, type, state == MAX, keep=state is None)
+
+    def _still_cut(self, value: Value, axis: str, node: Node | None) -> Exception:
+        """What is summed over the microbatches keeps the axis of the slices, each of which has other positions."""
+        what = f"`{node.span.text}`" if node and node.span else f"`{value.name}`"
+        cut = f"still has the axis `{axis}`, which is cut into slices"
+        return refuse(
+            "E0407",
+            f"{what} is applied to a sum over `{self.batch}` that {cut}",
+            node.span if node else None,
+            notes=[f"{value.name}: {value.type}, a slice of it"],
+            help=f"reduce over `{axis}` as well before; or cut the batch alone: `over = {self.batch}`",
+        )
 
     def _accumulate(self, name: str, local: Value, type: Type, maximum: bool = False, keep: bool = False) -> Value:
         if isinstance(self.count, Fraction) and not (maximum or keep or type.is_float):
@@ -399,18 +417,21 @@ class _Splitter:
             for operand in node.inputs:
                 if operand in self.state and operand not in totals:
                     totals[operand] = self._at_the_end(node, operand, original)
-            outputs = tuple(self.build.part(v, "total") for v in node.outputs)
-            totals.update(zip(node.outputs, outputs, strict=True))
             inputs = tuple(totals[operand] for operand in node.inputs)
-            self.finish.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.FINISH))
+            op = node.op.widened()  # what it reads has been summed in the dtype of accumulation
+            types = op.infer(*(value.type for value in inputs))
+            outputs = tuple(self.build.part(v, "total", type) for v, type in zip(node.outputs, types, strict=True))
+            totals.update(zip(node.outputs, outputs, strict=True))
+            self.finish.append(evolve(node, op=op, inputs=inputs, outputs=outputs, phase=Phase.FINISH))
         return totals[value]
 
     def _at_the_end(self, node: Node, value: Value, original: Node) -> Value:
         """An operand of a deferred node. `original` is the node on its own stage."""
         producer = self.producers.get(value)
         if self.state[value] is None and producer is not None and producer.op.literal is not None:
-            constant = self.build.part(value, "total")
-            self.finish.append(evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
+            op = producer.op.widened()
+            constant = self.build.part(value, "total", *op.infer())
+            self.finish.append(evolve(producer, op=op, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
             return constant
         if is_split(self.state[value]):
             raise self._cannot(node, [self.state.get(operand) for operand in node.inputs])

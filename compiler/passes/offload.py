@@ -57,7 +57,7 @@ def parameters_on_host(graph: Graph, rules: Sequence[OffloadRule]) -> frozenset[
     paths = {path for rule in rules for path in rule.paths}
     return frozenset(
         each.name
-        for each in graph.parameters
+        for each in (graph.parameters if paths else ())
         if not each.buffer and ((PARAM,) in paths or any(_is(each, path) for path in paths))
     )
 

@@ -69,7 +69,7 @@ class _OuterBuilder:
         if self.apart is not None:
             states = {**dict(state.states), self.apart: SUM}
             summed = layout_of(((over, states.get(over)) for over in self.mesh.sharding), state.flat)
-        (total,) = build.laid_out(SumOfGroups(), held, (summed,), f"total({name})")
+        (total,) = build.laid_out(SumOfGroups(len(held)), held, (summed,), f"total({name})")
         total = build.moved(total, state)
         whole = tensor_type(master.type, master.layout, self.mesh.sizes)
         type = local_type(whole, state, self.mesh.sizes)

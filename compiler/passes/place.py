@@ -68,7 +68,7 @@ def place(
     shall be `like` that. Raises Refused: E0403, E0404, E0409.
     """
     if pipeline.stages == 1:
-        return evolve(graph, nodes=tuple(evolve(node, stage=0) for node in graph.nodes))
+        return evolve(graph, nodes=tuple(node.changed(stage=0) for node in graph.nodes))
     rules = layout.rules if layout else ()
     stage_rules = [rule for rule in rules if isinstance(rule, StageRule)]
     place_rules = [rule for rule in rules if isinstance(rule, PlaceRule)]
@@ -80,7 +80,7 @@ def place(
         iterations = _balanced_iterations(balanced, stage_rules, pipeline, cost, known)
     explicit = [explicit_stage(node) for node in graph.nodes]
     stages = _spread(graph, iterations, explicit)
-    nodes = tuple(evolve(node, stage=stage) for node, stage in zip(graph.nodes, stages, strict=True))
+    nodes = tuple(node.changed(stage=stage) for node, stage in zip(graph.nodes, stages, strict=True))
     placed = evolve(graph, nodes=nodes)
     _check_parameters(placed, place_rules)
     idle = sorted(set(range(pipeline.stages)) - set(stages))
@@ -192,7 +192,8 @@ def _balanced_iterations(
 def balance(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     """Counts of a split of `costs` into consecutive non-empty parts that minimizes the most expensive part.
 
-    Of the splits with that maximum, the one with the least sum of squares, which is the most even. O(n² · parts).
+    Of the splits with that maximum, the one with the least sum of squares, which is the most even. O(n² · parts), and
+    O(n²) if costs are about equal.
     """
     total = [0.0]
     for value in costs:
@@ -218,12 +219,13 @@ def _cut(
         for end in range(part + 1, n - (parts - part - 1) + 1):
             for start in range(end - 1, part - 1, -1):
                 own = total[end] - total[start]
-                if own > most:
+                known = following.get(end)
+                if own > most or (known is not None and joined(0.0, own) >= known[0]):
                     break  # longer parts cost even more
                 before = best.get(start)
                 if before is None:
                     continue
-                cost, known = joined(before[0], own), following.get(end)
+                cost = joined(before[0], own)
                 if known is None or cost < known[0] * (1 - NEAR):
                     following[end] = cost, (*before[1], end - start)
         best = following

@@ -32,12 +32,12 @@ def remat_cheap(graph: Graph, gathered: bool) -> Graph:
             node = producers[value]
             inputs = tuple(copy(each) for each in node.inputs)
             copies[value] = value.derived(f"{value.name}.again")
-            nodes.append(evolve(node, inputs=inputs, outputs=(copies[value],), phase=_NAMES[needed[value]]))
+            nodes.append(node.changed(inputs=inputs, outputs=(copies[value],), phase=_NAMES[needed[value]]))
         return copies.get(value, value)
 
     for node in graph.nodes:
         if node.phase in _PHASES:
-            node = evolve(node, inputs=tuple(copy(value) for value in node.inputs))
+            node = node.changed(inputs=tuple(copy(value) for value in node.inputs))
         nodes.append(node)
     return evolve(graph, nodes=tuple(nodes))
 

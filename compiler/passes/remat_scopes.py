@@ -59,7 +59,7 @@ def remat_scopes(graph: Graph, rules: Sequence[RecomputeRule], again: Collection
             outputs = tuple(v.derived(f"{v.name}.again") for v in node.outputs)
             copies.update(zip(node.outputs, outputs, strict=True))
             inputs = tuple(copies.get(v, v) if inner(v) else v for v in node.inputs)
-            nodes.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.BACKWARD))
+            nodes.append(node.changed(inputs=inputs, outputs=outputs, phase=Phase.BACKWARD))
             stack.pop()
 
     for node in graph.nodes:
@@ -67,7 +67,7 @@ def remat_scopes(graph: Graph, rules: Sequence[RecomputeRule], again: Collection
             for value in node.inputs:
                 if inner(value):
                     copy(value)
-            node = evolve(node, inputs=tuple(copies[v] if inner(v) else v for v in node.inputs))
+            node = node.changed(inputs=tuple(copies[v] if inner(v) else v for v in node.inputs))
         nodes.append(node)
     return evolve(graph, nodes=tuple(nodes))
 

@@ -45,11 +45,12 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
         nodes = [node for value, node in made.items() if node in given.get(parameter.name, ())]
         axes = {str(node.op.adds_rows) for node in nodes}
         terms = given.get(parameter.name, [])
-        others = [each.value for each in graph.gradients if each.parameter != parameter.name]
         if not nodes:
             if update.lazy:
                 dense[parameter.name] = "it is not looked up in"
-        elif not update.may_be_sparse:
+            continue
+        others = {each.value for each in graph.gradients if each.parameter != parameter.name}
+        if not update.may_be_sparse:
             dense[parameter.name] = "its optimizer updates all rows"
         elif len(axes) > 1 or any(each is None for each in terms) or any(n.outputs[0] in others for n in nodes):
             dense[parameter.name] = "it is not only looked up in, along one axis"

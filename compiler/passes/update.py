@@ -7,9 +7,13 @@ norm, metrics that are functions of sums. Their results for all ranks (loss, met
 partial sums, in which a replicated value counts only on the first rank of each mesh axis, and every gradient's square
 once. It is summed over all ranks. UPDATE nodes then run on every rank: they compute the new values of the buffers that
 it keeps, from masters as they were during the step, and then update the shard of each parameter whose optimizer state
-it stores, and gather parameters stored replicated. States in the host's memory (`offload state`) are updated there:
-gradients are copied to the host, and new values back. What several stages keep is updated identically on all of them.
+it stores, and gather parameters stored replicated. What several stages keep is updated identically on all of them.
 Work on whole matrices, parts of which are stored on several ranks, is shared (`partita.compiler.passes.stacked`).
+
+States in the host's memory (`offload state`) are updated there: gradients are copied to the host, and new values back.
+What an update reads of the device as it is at the end of the backward pass begins its way among the reductions: the
+gradient of one stage's parameter, without clipping, for which all gradients must be known. All else is copied out while
+parameters before are updated.
 """
 
 from __future__ import annotations
@@ -33,11 +37,12 @@ from partita.compiler.layout import (
     within_axes,
 )
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.host import ToDevice, ToHost
+from partita.compiler.ops.host import CopyOut, Land, ToDevice
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
 from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, ExchangeRows, MergeRows, entries
+from partita.compiler.passes.ahead import copied_ahead
 from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth, full_at
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.choice import local_op
@@ -48,6 +53,8 @@ from partita.dsl.reprs import count, shortened
 from partita.dsl.source import Span
 from partita.dsl.types import Axis
 
+# What is averaged over groups at a time. That follows many steps, so that latency hardly matters, and memory does.
+AVERAGED_BYTES = 8 * 2**20
 # As in torch.nn.utils.clip_grad_norm_.
 CLIP_EPSILON = 1e-6
 STATISTIC = "f64"
@@ -61,7 +68,8 @@ class ParameterUpdate:
     `stages` are those that read it; `totals` the reduced totals to sum, each with its accumulator and the stage that
     makes it; `states` the optimizer's tensors, which it calls `state_names`, and the mean that `ema` keeps, if any.
     `finish` and `update` are the nodes of these phases; `prepare` those of the update that come before what several
-    parameters share. If it is sparse, `touched` are the ids of the rows that its gradient has.
+    parameters share. If it is sparse, `touched` are the ids of the rows that its gradient has. `coming` is the gradient
+    on its way to the host, if the stage's reductions start to copy it there.
     """
 
     name: str
@@ -77,6 +85,7 @@ class ParameterUpdate:
     state_names: tuple[str, ...] = ()
     prepare: tuple[Node, ...] = ()
     touched: Value | None = None
+    coming: Value | None = None
 
     __repr__ = shortened
 
@@ -170,18 +179,56 @@ class UpdateGraph:
         return [*bucketed(by_depth(self.nodes_of(buffers)), BUCKET_BYTES), *(each.store for each in buffers)]
 
     def parameter_updates(self, names: Sequence[str]) -> list[Node]:
-        """What updates the parameters `names`, in this order, which are all that some stages update."""
-        order = {name: i for i, name in enumerate(names)}
-        own = sorted((each for each in self.parameters if each.name in order), key=lambda each: order[each.name])
+        """What updates the parameters `names`, which are all that some stages update: in this order; first those whose
+        gradients are coming to the host, as they come.
+        """
+        order = {name: i - len(names) for i, name in enumerate(names)}
+        own = [each for each in self.parameters if each.name in order]
+        copies = {value: each.name for each in own if (value := each.coming) is not None}
+        begun = [value for _, nodes in reversed(self.reduce) for node in nodes for value in node.outputs]
+        first = [copies[value] for value in begun if value in copies]
+        order.update({name: i - len(names) - len(first) for i, name in enumerate(first)})
+        own.sort(key=lambda each: order[each.name])
         nodes = [node for each in own for node in (*each.finish, *each.prepare)]
         nodes += [node for each in self.stacked if each.parameters[0] in order for node in each.nodes]
         nodes += [node for each in own for node in each.update]
-        return bucketed(by_depth(nodes), BUCKET_BYTES)
+        return copied_ahead(bucketed(by_depth(nodes), BUCKET_BYTES))
+
+    def coming(self, stages: Collection[int]) -> list[tuple[str, Value]]:
+        """The gradients that the reductions of these stages start to copy to the host, with their parameters' names."""
+        return [
+            (each.name, each.coming) for each in self.parameters if each.coming is not None and each.stages[0] in stages
+        ]
 
     def outer_updates(self, names: Collection[str]) -> list[Node]:
-        """What averages the parameters and buffers among `names` over groups."""
-        nodes = [node for each in self.outer if each.name in names for node in each.nodes]
-        return bucketed(by_depth(nodes), BUCKET_BYTES)
+        """What averages the parameters and buffers among `names` over groups, so many bytes at a time: while one part
+        is on its way the one before it is finished, and no third begins.
+        """
+        parts: list[list[Node]] = []
+        size = AVERAGED_BYTES
+        for each in self.outer:
+            if each.name not in names:
+                continue
+            if size >= AVERAGED_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1] += each.nodes
+            size += each.masters[0].type.bytes
+        found: list[Node] = []
+        before: list[Node] = []
+        for part in parts:
+            nodes = bucketed(by_depth(part), AVERAGED_BYTES)
+            under_way: set[Value] = set()
+            count = 0  # of nodes that need no collective
+            for node in nodes:
+                if not under_way.isdisjoint(node.inputs):
+                    break
+                count += 1
+                if node.op.communicates:
+                    under_way.update(node.outputs)
+            found += nodes[:count] + before
+            before = nodes[count:]
+        return found + before
 
     def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
         """The nodes that compute the statistics of these stages, in order."""
@@ -206,13 +253,14 @@ def update_graph(
     spans: Mapping[str, Span | None] = MappingProxyType({}),
     offloaded: Collection[str] = (),
     masters_on_host: Collection[str] = (),
+    delayed: bool = False,
 ) -> UpdateGraph:
     """The end of a step for a partitioned graph; `updates` are those of the trained parameters, and `spans` the places
     of the rules that say so. Without any, only loss and metrics. With `ema`, it keeps means of the parameters that
     decay so. `seconds` is the time of a node on the device. The states of the parameters `offloaded` lie in the host's
-    memory, and so do some masters.
+    memory, and so do some masters. If `delayed`, updates have gradients of an earlier step.
     """
-    given = clip, seconds, ema, spans, offloaded, masters_on_host
+    given = clip, seconds, ema, spans, offloaded, masters_on_host, delayed
     return _UpdateBuilder(partitioned, layouts, resharding, updates, *given).graph()
 
 
@@ -228,11 +276,15 @@ class _UpdateBuilder:
     spans: Mapping[str, Span | None]
     offloaded: Collection[str]
     masters_on_host: Collection[str]
+    delayed: bool
     build: StackingBuilder = field(init=False)
+    stage_sets: Mapping[str, tuple[int, ...]] = field(init=False)
+    coming: dict[str, Value] = field(factory=dict, init=False)  # gradients that reductions start to copy to the host
 
     def __attrs_post_init__(self) -> None:
         taken = [each.name for each in self.partitioned.graph.parameters]
         self.build = StackingBuilder(self.resharding, taken, self.seconds)
+        self.stage_sets = self.partitioned.stage_sets()
 
     def graph(self) -> UpdateGraph:
         """Reductions, then statistics, then updates."""
@@ -241,7 +293,6 @@ class _UpdateBuilder:
         by_stage: dict[int, list[Node]] = {}
         squares: dict[int, list[Value]] = {}
         parameters = []
-        stage_sets = self.partitioned.stage_sets()
         reduced: dict[str, list[tuple[int, str, Value]]] = {}
         for there, made in zip(self.partitioned.stages, totals, strict=True):
             for accumulator, total in zip(there.accumulators, made, strict=True):
@@ -250,7 +301,7 @@ class _UpdateBuilder:
         for parameter in graph.parameters:
             if parameter.name not in self.updates:
                 continue
-            stages = stage_sets[parameter.name]
+            stages = self.stage_sets[parameter.name]
             own = sorted(reduced[parameter.name], key=lambda total: total[0])
             each = self._gradient(parameter, stages, tuple(own))
             self.build.nodes = []
@@ -281,7 +332,7 @@ class _UpdateBuilder:
             tuple((stage, tuple(nodes)) for stage, nodes in sorted(by_stage.items())),
             tuple(whole),
             clip_nodes,
-            tuple(self._buffer(each, stage_sets[each.buffer]) for each in graph.updates),
+            tuple(self._buffer(each, self.stage_sets[each.buffer]) for each in graph.updates),
             graph.masters,
             tuple(node for node in graph.nodes if node.phase is Phase.UPDATE),
             self.build.stacked({each.name: each.stages for each in updated}, self.spans),
@@ -324,7 +375,11 @@ class _UpdateBuilder:
             last = {node.op.accumulator: i for i, node in enumerate(stage.nodes)}
             for each in sorted(stage.accumulators, key=lambda each: last.get(each.name, -1)):
                 if each.parameter and each.term is None:
-                    reduced[each.name] = self._moved(each.value, self.layouts[each.parameter].state)
+                    total = self._moved(each.value, self.layouts[each.parameter].state)
+                    reduced[each.name] = total
+                    if self._copied_early(each.parameter):
+                        name = f"{total.name}.coming"
+                        self.coming[each.parameter] = self._apply(CopyOut(), total, layout=total.layout, name=name)
             for rows in stage.accumulators:
                 if rows.parameter and rows.term is not None and not rows.term.ids:
                     own = (rows.parameter, Term(rows.term.number, True))
@@ -335,6 +390,12 @@ class _UpdateBuilder:
                 reduce.append((stage.index, tuple(nodes)))
             totals.append(tuple(reduced.values()))
         return tuple(reduce), tuple(totals)
+
+    def _copied_early(self, parameter: str) -> bool:
+        """Whether an update reads, in the host's memory, a gradient as a single stage's reduction makes it."""
+        if self.clip is not None or self.delayed or parameter not in self.offloaded:
+            return False
+        return len(self.stage_sets[parameter]) == 1
 
     def _combined(self, parameter: str, ids: Value, rows: Value) -> tuple[Value, Value]:
         """The distinct ids of a lookup in a sparse parameter and the sums of their rows, in blocks as the parameter's
@@ -437,6 +498,7 @@ class _UpdateBuilder:
             (),
             parameter.decays,
             touched=touched,
+            coming=self.coming.get(parameter.name),
         )
 
     # ------------------------------------------------------------ statistics
@@ -533,7 +595,10 @@ class _UpdateBuilder:
         others = tuple(self._moved(other, within_axes(own, other.type)) for other in others)
         if each.touched is not None:
             others = (each.touched, *others)
-        written, *given = (self._copied(value, there) for value in (part, gradient, *others))
+        written, *given = (
+            self._landed(each.coming, value) if value is each.gradient and each.coming else self._copied(value, there)
+            for value in (part, gradient, *others)
+        )
         layouts = (layout, *(state.layout for state in states))
         new = self.build.laid_out(op, (written, given[0], *states, *given[1:]), layouts, f"new({each.name})")[0]
         if self.ema is not None:
@@ -553,7 +618,13 @@ class _UpdateBuilder:
         """The value in the host's memory, or in the device's."""
         if value.host == host:
             return value
-        return self._apply(ToHost() if host else ToDevice(), value, layout=value.layout, name=value.name)
+        if not host:
+            return self._apply(ToDevice(), value, layout=value.layout, name=value.name)
+        return self._landed(self._apply(CopyOut(), value, layout=value.layout, name=f"{value.name}.coming"), value)
+
+    def _landed(self, coming: Value, value: Value) -> Value:
+        """A value in the host's memory, once its copy there has landed."""
+        return self._apply(Land(), coming, value, layout=value.layout, name=value.name)
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""

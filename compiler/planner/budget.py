@@ -2,7 +2,8 @@
 
 The time that a compilation takes is about proportional to the operations that it makes and to the actions of its
 schedule, so these are counted. A search with the same budget then finds the same plans on every machine, however busy.
-The rates are those of a core of an AMD EPYC that is shared with other work: a search takes its seconds there at most.
+The rates are those of a core of Intel's Sapphire Rapids that is shared with other work; one of AMD's Milan, shared
+likewise, takes up to twice as long.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from attrs import define
 from partita.compiler.schedules.auto import STEPS, VISITS
 from partita.compiler.state import Scheduled
 
-# Seconds for a program, for an operation in it: passes, costs and memory; and for a microbatch of a stage.
-FILE, OPERATION, TURN = 0.035, 3.8e-4, 1.5e-4
+# Seconds for a program, for an operation in it: passes, costs and memory; for one of a stage that is like another; and
+# for a microbatch of a stage.
+FILE, OPERATION, ALIKE, TURN = 0.03, 2.85e-4, 1.95e-4, 7e-5
 # For an order that is searched for, for each action that the search visits.
 VISIT = 4e-7
 # For a file that does not compile.
 REFUSED = 0.05
 # For a program whose costs are taken again, for an operation in it; and how often that is, to compare two plans.
-AGAIN, COMPARED = 7e-5, 50
+AGAIN, COMPARED = 4.5e-5, 50
 # For a bound; and for an estimate, and each microbatch of a stage in it.
-BOUND, ESTIMATE, ESTIMATED_TURN = 4e-5, 2e-4, 1e-6
+BOUND, ESTIMATE, ESTIMATED_TURN = 6e-5, 2.85e-4, 1.2e-6
 
 
 @define
@@ -52,9 +54,11 @@ class Budget:
         self.spent += seconds
 
 
-def seconds_to_compile(operations: float, turns: int) -> float:
-    """The seconds to compile a program of so many operations, with so many turns: microbatches of its stages."""
-    return FILE + operations * OPERATION + turns * TURN
+def seconds_to_compile(operations: float, turns: int, alike: float = 0.0) -> float:
+    """The seconds to compile a program of so many operations, some of stages that are `alike`, with so many turns:
+    microbatches of its stages.
+    """
+    return FILE + (operations - alike) * OPERATION + alike * ALIKE + turns * TURN
 
 
 def seconds_to_search(turns: int) -> float:
@@ -67,4 +71,6 @@ def seconds_of(state: Scheduled) -> float:
     stages = state.partitioned.stages
     turns = len(stages) * state.microbatches
     searched = seconds_to_search(turns) if state.schedule.search is not None else 0.0
-    return seconds_to_compile(sum(len(stage.nodes) for stage in stages), turns) + searched
+    known = state.partitioned.forms
+    alike = sum(len(stage.nodes) for i, stage in enumerate(stages) if known[i] in known[:i])
+    return seconds_to_compile(sum(len(stage.nodes) for stage in stages), turns, alike) + searched

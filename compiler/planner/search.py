@@ -34,7 +34,7 @@ from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.build import build
-from partita.compiler.pipeline import schedule_spec
+from partita.compiler.pipeline import collector_paused, schedule_spec
 from partita.compiler.planner.budget import (
     AGAIN,
     BOUND,
@@ -78,7 +78,7 @@ SIZES = (1, 4)
 # Bounds of memory are not exact lower bounds, so they are scaled by this factor.
 NEAR = 0.95
 # Shares of the budget by which bounds, outlooks on the file's mesh, all outlooks, and those of changes must be done.
-BOUNDS, NEARBY, OUTLOOKS, CHANGES = 0.35, 0.42, 0.5, 0.65
+BOUNDS, NEARBY, OUTLOOKS, CHANGES = 0.25, 0.32, 0.45, 0.75
 # The share of the budget by which a comparison of the best two plans may exceed it.
 BEYOND = 0.05
 # How often a change that does not fit is tried in a way that needs less memory.
@@ -153,6 +153,8 @@ class Search:
     _proxies: float = field(default=0.0, init=False)  # seconds of the budget
     _made: int = field(default=0, init=False)
     _layers: float = field(default=0.0, init=False)  # of the budget, for all of the file's, if it compiles
+    _own: Candidate | None = field(default=None, init=False)  # the file, if it compiles
+    _shapes: dict[Candidate, float] = field(factory=dict, init=False)  # of the budget, for the proxies of each
     _parameters: float = field(init=False)
     _trained: int = field(init=False)
     _states: int = field(init=False)  # bytes
@@ -176,9 +178,13 @@ class Search:
 
     def run(self) -> Found:
         """Search. Raises Refused (E0902) if nothing fits or nothing compiles."""
+        with collector_paused():
+            return self._run()
+
+    def _run(self) -> Found:
         begin = process_time()
         own, wrong = self._as_it_is()
-        self.budget.begin(reserved=self.budget.spent)  # a plan takes about as long to compile
+        self.budget.begin(reserved=self._least_to_compile(self._own) if self._own else 0.0)  # for one plan
         kept = [own] if own is not None and own.peak <= self.device.memory else []
         bounds = sorted(self._all_bounds(own), key=lambda pair: pair[0])
         fitting = self._outlook(bounds, own)
@@ -211,6 +217,7 @@ class Search:
                 raise Refused(report.diagnostics())
             plan = evolve(predicted(file, candidate, self.budget), given=True)
             self._layers = self.budget.spent - self._without_layers(candidate)
+            self._own = evolve(candidate, slices=1, shared=False)
             return plan, None
         except Refused as refused:
             return None, refused.diagnostics[0]
@@ -344,7 +351,8 @@ class Search:
             self.budget.spend(REFUSED)
             return None
         finally:
-            self._proxies += self.budget.spent - before
+            self._shapes[shape] = self.budget.spent - before
+            self._proxies += self._shapes[shape]
             self._made += 1
 
     def _reduction(self, candidate: Candidate) -> float:
@@ -412,9 +420,13 @@ class Search:
                     heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
 
     def _pressed(self, found: list[Candidate], share: float = OUTLOOKS) -> bool:
-        """Whether `share` of the budget is spent, or the rest is needed to compile the best candidate."""
-        best = min(found, key=self._seconds)
-        return self.budget.late(share) or self._too_late_for(best)
+        """Whether `share` of the budget is spent, or the rest is needed to compile the best, in the default order, if
+        that is not the file's own layout.
+        """
+        best = _plain(min(found, key=self._seconds))
+        if self.budget.late(share):
+            return True
+        return (self._own is None or best != _plain(self._own)) and self._too_late_for(best)
 
     @property
     def _comparing(self) -> float:
@@ -424,8 +436,22 @@ class Search:
 
     def _too_late_for(self, candidate: Candidate, reserved: float = 0.0) -> bool:
         """Whether compiling a candidate now would exceed the budget, of which so much is `reserved`."""
+        return self.budget.exceeded(reserved + self._to_compile(candidate))
+
+    def _to_compile(self, candidate: Candidate) -> float:
+        """About the seconds to compile a candidate: as the file's layers take, in proportion to their proxies."""
         layers = self._layers or self._proxies / self._made * LAYER * self.space.layers
-        return self.budget.exceeded(reserved + layers + self._without_layers(candidate))
+        if self._own is not None and (self._own.pipe > 1) == (candidate.pipe > 1):
+            theirs, its = (self._shapes.get(_proxy_of(each), 0.0) for each in (self._own, candidate))
+            layers *= its / theirs if theirs and its else 1.0
+        return layers + self._without_layers(candidate)
+
+    def _least_to_compile(self, own: Candidate) -> float:
+        """The same of a layout in the default order and without recomputation, which is compiled sooner."""
+        least = evolve(_plain(own), recompute="")
+        for each in (_plain(own), least):
+            self._look(each)
+        return self._to_compile(least)
 
     def _without_layers(self, candidate: Candidate) -> float:
         """The seconds to compile a candidate, without what its operations take."""
@@ -446,7 +472,7 @@ class Search:
         """The estimate of a candidate; None if it does not compile."""
         if candidate in self._outlooks:
             return self._outlooks[candidate]
-        shape = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1, pipe=min(candidate.pipe, 2))
+        shape = _proxy_of(candidate)
         links = mesh_of(self.space.mesh_of(candidate), self.space.pipe).links
         if (shape, links) not in self._exact:
             self._exact[shape, links] = self._proxy(shape, links)
@@ -577,6 +603,16 @@ class Search:
             notes=[note],
             help="more devices, devices with more memory, a smaller batch or a shorter sequence",
         )
+
+
+def _plain(candidate: Candidate) -> Candidate:
+    """A candidate in the default order."""
+    return evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1)
+
+
+def _proxy_of(candidate: Candidate) -> Candidate:
+    """What the proxy of a candidate is one of: costs of stages depend neither on their order nor on their number."""
+    return evolve(_plain(candidate), pipe=min(candidate.pipe, 2))
 
 
 def planned(space: Space, candidate: Candidate, budget: Budget | None = None) -> Plan | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import exp, log
+from math import copysign, exp, log
 
 from attrs import evolve, frozen
 
@@ -81,11 +81,18 @@ def runner_up(
 
 
 def _crossing(lead: Callable[[float], float], now: float, furthest: float, there: float) -> float:
-    """The factor between 1 and the furthest at which a lead becomes positive: by regula falsi (Illinois)."""
+    """The factor between 1 and the furthest at which a lead becomes positive: by regula falsi (Illinois), which comes
+    close from one side; where it is within reach of that end, the next step is as far as needs be to be beyond.
+    """
     low, high = 0.0, log(furthest)
     below, above = now, there
     for _ in range(STEPS):
         middle = (low * above - high * below) / (above - below)
+        reach = copysign(0.9 * NEAR, high - low)
+        if abs(middle - low) < abs(reach) / 2:
+            middle = low + reach
+        elif abs(high - middle) < abs(reach) / 2:
+            middle = high - reach
         found = lead(exp(middle))
         if found > 0:
             high, above, below = middle, found, below / 2
@@ -143,7 +150,7 @@ class _Scaled:
         self.space, self.device, self.budget, self.programs = space, device, budget, Programs()
         self.links = mesh_of(space.mesh_of(candidate), space.pipe).links
         self.predicted, self.estimate = predicted, 1.0
-        self.estimate = self._estimate(lambda state: state)
+        self.estimate = self._estimate(lambda state: state)  # as with every change
 
     def seconds(self, record: Record, factor: float) -> float:
         """The seconds of a step with a record scaled."""

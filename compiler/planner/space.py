@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from math import gcd, isqrt, prod
 from typing import Any
 
@@ -161,11 +162,17 @@ class Space:
                 ):
                     yield data, pipe, tensor
 
-    @property
+    @cached_property
     def others(self) -> tuple[tuple[str, int], ...]:
-        """Mesh axes that are not searched."""
+        """Mesh axes that are not searched, but used: by rules that are kept, or to shard the batch."""
         searched = (self.data, self.pipe, self.tensor, self.context, self.expert)
-        return tuple((name, size) for name, size in self.mesh.axes if name not in searched)
+        used = {*self.named, *self.over, *(self.sizes or ())}
+        return tuple((name, size) for name, size in self.mesh.axes if name not in searched and name in used)
+
+    @cached_property
+    def named(self) -> set[str]:
+        """Mesh axes that rules that are kept split something by."""
+        return {name for rule in self.kept if isinstance(rule, spec.ShardRule) for name in rule.mesh_axes}
 
     @property
     def beside(self) -> int:
@@ -267,12 +274,13 @@ class Space:
         """A candidate's mesh. Axes without a link in the file get that of usual machines."""
         roles = (self.data, self.pipe, self.tensor, self.context, self.expert)
         sizes = dict(zip(roles, candidate.mesh, strict=True))
-        axes = [(name, sizes.pop(name, size)) for name, size in self.mesh.axes]
+        own = {**dict(self.others), **sizes}
+        axes = [(name, own[name]) for name, _ in self.mesh.axes if name in own]
+        sizes = {name: size for name, size in sizes.items() if name not in dict(self.mesh.axes)}
         # The last axis varies fastest: the ranks of a tensor group are adjacent, then those that exchange most.
         axes = [*((name, sizes[name]) for name in (self.data, self.pipe) if name in sizes), *axes]
         axes = [*axes, *((name, sizes[name]) for name in (self.expert, self.context, self.tensor) if name in sizes)]
-        named = {name for rule in self.kept if isinstance(rule, spec.ShardRule) for name in rule.mesh_axes}
-        shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1 or name in named)
+        shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1 or name in self.named)
         shown = shown or tuple(axes[:1])
         links = {}
         reach = 1

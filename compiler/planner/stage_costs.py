@@ -101,11 +101,11 @@ def stages_of(
     links: Links = (),
     budget: Budget | None = None,
     programs: Programs | None = None,
-    change: Callable[[Scheduled], Scheduled] = lambda state: state,
+    change: Callable[[Scheduled], Scheduled] | None = None,
 ) -> Stages:
     """The costs of a candidate's stages. They do not depend on its schedule, nor, given the `links` of its mesh, on the
     length of its pipeline. What it takes is spent from a budget. Programs among `programs` are not compiled again;
-    `change` is applied to them, such as another device.
+    with a `change` of them, such as another device, costs have no bytes, nor what is `quiet`.
 
     Raises Refused if the candidate does not compile.
     """
@@ -138,14 +138,16 @@ def stages_of(
     return Stages(alone.layer, alone.layer, alone.last, alone.layer)
 
 
-def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Scheduled]) -> list[StageCosts]:
+def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Scheduled] | None) -> list[StageCosts]:
     """The costs of each stage of a program."""
     # The bandwidth of a link whose ports the devices of a machine share depends on the full mesh.
     known = dict(links)
     there = tuple((name, known.get(name, link)) for name, link in state.mesh.links)
-    state = change(evolve(state, mesh=evolve(state.mesh, links=there)))
+    state = evolve(state, mesh=evolve(state.mesh, links=there))
+    if change is not None:
+        state = change(state)
     costs = costs_of(state)
-    quiet = stage_seconds(silenced(state))
+    quiet = stage_seconds(silenced(state)) if change is None else {}
     found = []
     for rank, stage in zip(state.plan.ranks, state.plan.stages, strict=True):
         i = stage.index
@@ -157,21 +159,28 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
             if i in (message.source, message.destination) and message.direction in posts:
                 posts[message.direction] += 1
         send_forward, send_backward = (posts[each] * costs.post for each in ("forward", "backward"))
-        found.append(
-            StageCosts(
-                costs.action(i, "F") + send_forward,
-                costs.action(i, "B") + send_backward,
-                costs.action(i, "W"),
-                costs.action(i, "BW") + send_backward,
-                quiet[i, "F"] + quiet[i, "BW"] + send_forward + send_backward,
-                end_seconds(state, rank, costs.action(i, "F")),
-                sent["forward"],
-                sent["backward"],
-                stage.saved,
-                stage.kept,
-                beside(state, rank),
-                at_end(state, rank),
-                *(stage.peaks.get(kind, 0) for kind in ("F", "B", "W", "BW")),
-            )
+        seconds = StageCosts(
+            forward=costs.action(i, "F") + send_forward,
+            backward=costs.action(i, "B") + send_backward,
+            weight=costs.action(i, "W"),
+            whole=costs.action(i, "BW") + send_backward,
+            end=end_seconds(state, rank, costs.action(i, "F")),
+            send_forward=sent["forward"],
+            send_backward=sent["backward"],
         )
+        if change is None:
+            in_forward, in_backward, in_weight, in_whole = (stage.peaks.get(kind, 0) for kind in ("F", "B", "W", "BW"))
+            seconds = evolve(
+                seconds,
+                quiet=quiet[i, "F"] + quiet[i, "BW"] + send_forward + send_backward,
+                saved=stage.saved,
+                kept=stage.kept,
+                beside=beside(state, rank),
+                reduced=at_end(state, rank),
+                in_forward=in_forward,
+                in_backward=in_backward,
+                in_weight=in_weight,
+                in_whole=in_whole,
+            )
+        found.append(seconds)
     return found

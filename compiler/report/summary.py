@@ -149,6 +149,8 @@ class Summary(Pictured):
             "tokens_per_second": found.tokens_per_second,
             "mfu": found.mfu,
             "exposed_communication": found.exposed_communication,
+            "host_copies": found.copying,
+            "exposed_host_copies": found.exposed_copies,
             "seconds": dict(self.times),
         }
 

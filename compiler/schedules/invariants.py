@@ -297,14 +297,16 @@ def _matching(programs: Sequence[Sequence[Instruction]]) -> Problems:
                     yield problem("E0503", 3, message)
                 own.append(transfer)
                 pending[waits[type(instruction)], channel, transfer.index] = transfer
-            elif pending.pop((type(instruction), channel, transfer.index), None) != transfer:
+                continue
+            posted = pending.pop((type(instruction), channel, transfer.index), None)
+            if posted is not transfer and posted != transfer:
                 yield problem("E0503", 3, f"rank {rank} has {instruction} without having posted it")
         for transfer in pending.values():
             yield problem("E0503", 3, f"rank {rank} posts {transfer} and never waits for it")
     for channel in sorted({*sends, *receives}):
         pairs = zip_longest(sends.get(channel, ()), receives.get(channel, ()))
         for index, (sent, received) in enumerate(pairs):
-            if sent != received or sent.message.bytes != received.message.bytes:
+            if sent is not received and (sent != received or sent.message.bytes != received.message.bytes):
                 yield problem(
                     "E0503",
                     3,

@@ -8,6 +8,7 @@ simulated, drawn and executed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from attrs import field, frozen
 
@@ -141,7 +142,7 @@ class Schedule:
         """The most stages on a rank, V."""
         return max(map(len, self.placement), default=0)
 
-    @property
+    @cached_property
     def copies(self) -> bool:
         """Whether some of it is copied to the host's memory and back."""
         return any(action.kind in COPIES for line in self.actions for action in line)

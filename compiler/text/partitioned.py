@@ -17,7 +17,8 @@ A line `first 4` says of a stage that it comes before stage 0, as those that loo
 
 The end of a step: for each stage, the nodes that reduce its accumulators, the resulting totals, and the nodes that
 compute its share of the squared norm; for each parameter, the nodes that sum its gradient, and those that update it;
-and the nodes that compute the new values of all buffers. A line `given` declares a value from elsewhere: an
+and the nodes that compute the new values of all buffers. A gradient may be coming to the host's memory: reductions
+start to copy it there. A line `given` declares a value from elsewhere: an
 accumulator, a master, an optimizer state.
 
     reduce 0
@@ -235,13 +236,15 @@ class _UpdateWriter(GraphWriter):
         decays = " decays" if each.decays else ""
         self.part(f"parameter {each.name} stages {stages}{layouts_text(each.layouts)}{decays}", each.finish)
         touched = () if each.touched is None else (each.touched,)
-        self.given((*(value for *_, value in each.totals), each.gradient, *touched))
+        coming = () if each.coming is None else (each.coming,)
+        self.given((*(value for *_, value in each.totals), each.gradient, *touched, *coming))
         totals = ", ".join(
             f"{stage} {self.name(value)}{f' = {name}' if name != each.name else ''}"
             for stage, name, value in each.totals
         )
         rows = f" at {self.name(each.touched)}" if each.touched is not None else ""
-        self.lines.append(f"gradient {self.name(each.gradient)}{rows} of {totals}")
+        way = f" coming as {self.name(each.coming)}" if each.coming is not None else ""
+        self.lines.append(f"gradient {self.name(each.gradient)}{rows}{way} of {totals}")
         self.lines.append(f"master {self.value(each.master)}")
         self.lines += [
             f"state {name} {self.value(value)}" for name, value in zip(each.state_names, each.states, strict=True)
@@ -389,6 +392,7 @@ class _UpdateReader(GraphReader):
     def total_gradient(self, text: str) -> None:
         """Reads a parameter's gradient and the totals that it sums."""
         name, _, totals = text.partition(" of ")
+        name, _, coming = name.partition(" coming as ")
         name, _, touched = name.partition(" at ")
         found = (matched(r"(\d+) (%.+?)(?: = (.+))?", each) for each in totals.split(", "))
         own = self.parameters[-1]
@@ -396,6 +400,7 @@ class _UpdateReader(GraphReader):
             "gradient": self.values[name],
             "totals": tuple((int(each[1]), each[3] or own["name"], self.values[each[2]]) for each in found),
             "touched": self.values[touched] if touched else None,
+            "coming": self.values[coming] if coming else None,
         }
 
     def own_master(self, text: str) -> None:

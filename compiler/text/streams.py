@@ -29,7 +29,7 @@ from partita.compiler.instructions import (
     WaitReceive,
     WaitSend,
 )
-from partita.compiler.program import StepPlan
+from partita.compiler.program import Program
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.streams import START, Launch
 
@@ -53,10 +53,10 @@ _ACTION = re.compile(r"([A-Z]+)(\d+)\.(\d+) of stage (\d+)( joined)?")
 _COMMUNICATOR = re.compile(r"communicator (.*) on (.*)")
 
 
-def streams_text(plan: StepPlan) -> str:
+def streams_text(program: Program) -> str:
     """What all ranks of a program enqueue, and the streams of the other communicators, as text."""
-    lines = [f"communicator {name} on {stream}" for name, stream in plan.streams.items()]
-    for rank in plan.ranks:
+    lines = [f"communicator {name} on {stream}" for name, stream in program.streams.items()]
+    for rank in program.ranks:
         lines.append(f"rank {rank.rank}")
         for i, (instruction, launch) in enumerate(zip(rank.instructions, rank.launches, strict=True)):
             lines.append(f"{i} {_instruction(instruction)} {launch}")
@@ -64,8 +64,8 @@ def streams_text(plan: StepPlan) -> str:
 
 
 def parse_streams(text: str) -> tuple[Enqueued, dict[str, str]]:
-    """Parses what ranks enqueue, and the streams of the other communicators. Raises ValueError with the offending
-    line.
+    """Parses what ranks enqueue, and the streams of the other communicators: the text leaves out nothing, and a program
+    can be written by hand. Raises ValueError with the offending line.
     """
     ranks: list[tuple[list[Instruction], list[Launch]]] = []
     communicators: dict[str, str] = {}

@@ -4,6 +4,9 @@ Of parameters: those are there that the layout says. An operation has all its op
 copies lead from one to the other, and each runs in the phase that reads it, which waits for it first. A copy is freed
 behind its last reader, as is any tensor; so none may outlive its phase.
 
+What updates read there of the device is copied while other work runs, too: the copy is not read before it has landed,
+and what it is a copy of neither written to nor freed. That is held in the order in which a rank runs its updates.
+
 Of what microbatches keep: copied is what F makes and the backward pass reads, and nothing else. Such a copy is an
 identity of the tensors in some slots of a frame, so it changes no value. What may go wrong is that it is of something
 that is not there yet, or that something else reads or writes meanwhile: what a stage has for a whole step, or shares
@@ -18,9 +21,11 @@ from collections.abc import Collection
 
 from attrs import define
 
+from partita.compiler.analysis.liveness import roots
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import PostCopy, WaitCopy
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
+from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, RankProgram, StageProgram
 from partita.compiler.schedules.schedule import COPIES, Schedule
 from partita.compiler.verify.checker import Checker, quoted
@@ -34,6 +39,7 @@ class Copies:
     """
 
     partitioned: PartitionedGraph
+    update: UpdateGraph
     program: Program | None
     check: Checker
     on_host: Collection[str] = ()
@@ -55,6 +61,38 @@ class Copies:
         for rank in self.program.ranks:
             with self.check.at():
                 self._instructions(rank, self.program.schedule)
+            with self.check.at(where=f"the updates of rank {rank.rank}"):
+                self._updates(rank)
+
+    def _updates(self, rank: RankProgram) -> None:
+        """Updates, in the rank's order, read what is there, and wait for each copy to the host once."""
+        reduce = dict(self.update.reduce)
+        nodes = [node for stage in rank.stages for node in reduce.get(stage, ()) if node.op.ahead]
+        nodes += self.update.parameter_updates(rank.parameters)
+        behind = roots(nodes)
+        made = {value for node in nodes for value in node.outputs}
+        there: set[Value] = set()
+        coming: dict[Value, Value] = {}  # copies under way, and what they are of
+        copied = Counter[Value]()  # the memory of that
+        for node in nodes:
+            lands = node.op.copies and node.op.is_view and node.output.host
+            for value in node.inputs:
+                require(value not in made or value in there, f"`{value.name}` is read before it is made", value)
+                early = value in coming and not (lands and value is node.inputs[0])
+                require(not early, f"`{value.name}` is read before it has landed", value)
+            if node.op.overwrites:
+                written = [value for value in node.inputs if copied[behind.get(value, value)]]
+                require(not written, "what is on its way to the host is overwritten", *written)
+            if lands:
+                copy, source = node.inputs
+                require(coming.pop(copy, None) is source, f"`{copy.name}` is not of `{source.name}`", copy, source)
+                copied[behind.get(source, source)] -= 1
+            elif node.op.ahead:
+                (source,) = node.inputs
+                coming[node.output] = source
+                copied[behind.get(source, source)] += 1
+            there.update(node.outputs)
+        require(not coming, "what is copied to the host is not waited for", *coming)
 
     def _memories(self, graph: StageGraph) -> None:
         """Every node of a stage runs in one memory, and reads what has arrived there."""
@@ -125,5 +163,9 @@ def memories(node: Node) -> None:
     if node.op.host is not None:
         right = there == {not node.op.host} and made == {node.op.host}
         require(right, f"{quoted(node)} is not copied from one memory to the other", *node.inputs)
+    elif node.op.copies:
+        require(
+            node.inputs[0].host in made, f"{quoted(node)} has not arrived in the memory in which it is", *node.inputs
+        )
     elif node.outputs:
         require(len(there | made) <= 1, f"{quoted(node)} is made of tensors in two memories", *node.inputs)

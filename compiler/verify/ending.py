@@ -1,11 +1,11 @@
 """Validates the end of a step: reductions, gradients, statistics.
 
-Each gradient accumulator is reduced to the layout that the update needs; the result is called a total. A parameter's
-gradient is the sum of its totals in stage order. Totals of a sparse parameter are ids and rows, combined by distinct id
-in as many blocks as the parameter has shards, with room for as many as there can be. The statistics vector is
-all-reduced over all ranks, so each entry must be partial (sum) along every mesh axis to count once. The entries are the
-loss, the metrics, and per stage the squared gradient norm of the parameters whose first stage it is: together, every
-parameter once.
+Each gradient accumulator is reduced to the layout that the update needs; the result is called a total. Totals may be
+copied to the host's memory. A parameter's gradient is the sum of its totals in stage order. Totals of a sparse
+parameter are ids and rows, combined by distinct id in as many blocks as the parameter has shards, with room for as many
+as there can be. The statistics vector is all-reduced over all ranks, so each entry must be partial (sum) along every
+mesh axis to count once. The entries are the loss, the metrics, and per stage the squared gradient norm of the
+parameters whose first stage it is: together, every parameter once.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import SQUARE, STATISTIC, ParameterUpdate, UpdateGraph
 from partita.compiler.verify.checker import Checker, quoted
+from partita.compiler.verify.copies import memories
 from partita.compiler.verify.reference import Reference
 from partita.compiler.verify.rules import require
 from partita.compiler.verify.value_numbering import UNKNOWN, ValueNumbering
@@ -49,6 +50,7 @@ class Ending:
     gradients: dict[str, int] = field(factory=dict)
     touched: dict[str, int] = field(factory=dict)  # ids of the rows that a sparse one has
     squares: list[str] = field(factory=list)  # the entries of the squared norms
+    coming: Values = field(factory=dict)  # what the reductions start to copy to the host
     _totals: dict[str, list[tuple[int, str, Value, int]]] = field(factory=dict)
     _there: dict[int, Values] = field(factory=dict)
 
@@ -100,10 +102,13 @@ class Ending:
                 name = (each.name,) if each.parameter is None else (each.name, stage.index)
                 values[each.value] = self.check.numbering.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
-                combines = node.op.combines_rows
+                combines, copies = node.op.combines_rows, node.op.copies and node.op.ahead
                 with self.check.at(node.span, where):
-                    require(node.op.reshards or combines, f"{quoted(node)} is not a resharding")
-                self.nodes([node], values, Phase.REDUCE, where, new=combines)
+                    require(node.op.reshards or combines or copies, f"{quoted(node)} is not a resharding")
+                    memories(node)
+                self.nodes([node], values, Phase.REDUCE, where, new=combines or copies)
+                if copies:
+                    self.coming[node.output] = values[node.output]
             numbers = {each.name: values[each.value] for each in stage.accumulators}
             combined = self._combined(stage.accumulators, totals, numbers, values, reduce.get(stage.index, ()))
             for each, total in zip(stage.accumulators, totals, strict=True):

@@ -80,7 +80,8 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
         apart = (compilation.groups, train.local) if compilation.training else (None, None)
         Outers(ending, *apart).run()
-        Copies(compilation.partitioned, compilation.program if program else None, check, compilation.prefetched).run()
+        stages = compilation.partitioned, compilation.update, compilation.program if program else None
+        Copies(*stages, check, compilation.prefetched).run()
         if program:
             late, delay = compilation.training and train.late, train.delay if compilation.training else 0
             given = compilation.update, whole, compilation.program, check, compilation.on_host, late, delay

@@ -81,7 +81,7 @@ class Outers:
             late = [value for value in node.inputs if value in stored]
             require(not late, "what was overwritten is read after it, or overwritten again", *late)
             numbers = tuple(values[value] for value in node.inputs)
-            if node.op == SumOfGroups():
+            if node.op == SumOfGroups(len(copies)):
                 require(list(numbers) == copies, "the sum has not each copy of the rank's groups once", *node.inputs)
                 self._partial(node, check)
                 results: tuple[int, ...] = (total,)

@@ -101,8 +101,9 @@ class Transfers:
         for of in functions_of(self.partitioned, self.program.schedule):
             index = of.stage.index
             if index in reduce:
-                reduced = of.reduced(reduce[index], self.update.totals[index])
-                self._behind(of, of.closing(self.program.schedule.last_kind(index), reduced), reduced)
+                kind = self.program.schedule.last_kind(index)
+                reduced = of.reduced(kind, reduce[index], self.update.totals[index])
+                self._behind(of, of.closing(kind, reduced), reduced)
 
     def _behind(self, of: StageFunctions, nodes: Sequence[Node], reduced: Ahead) -> None:
         """The last action has all nodes that start reductions, and adds to nothing that these have read."""

@@ -18,6 +18,7 @@ FILES, FILES_OF_RANK = 512, 16  # what a process has open by itself, and for eac
 LEAST_LOCKED = GIB  # registered for transfers by RDMA
 TAKEN = 0.05  # of a GPU's memory, by others
 SLOW = 0.8  # of the median
+UNWANTED = "PARTITA_NATIVE=0"  # as `why_none` of the library of kernels says it
 
 
 def of_machine(
@@ -27,6 +28,7 @@ def of_machine(
     for name, why in failed.items():
         yield Diagnostic("W1105", f"{name} could not be examined: {why}", help="look at it by hand")
     yield from _of_torch(facts)
+    yield from _of_kernels(facts)
     yield from _of_gpus(facts)
     yield from _of_network(facts, several)
     yield from _of_limits(facts, ranks, local_ranks)
@@ -45,6 +47,14 @@ def _of_torch(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("E1101", f"torch {found['version']} is too old; {least} is needed", help=help)
     if found and not found.get("distributed"):
         yield Diagnostic("E1101", "torch was built without torch.distributed", help="install torch from pytorch.org")
+
+
+def _of_kernels(facts: Facts) -> Iterator[Diagnostic]:
+    why = (facts.get("torch") or {}).get("no_kernels")
+    # That none are wanted is no finding.
+    if why and why != UNWANTED:
+        said = f"there are no kernels in C++: {why}; torch's operations are used, which are slower"
+        yield Diagnostic("W1107", said, help="install g++ or clang++, or name one in CXX")
 
 
 def _of_gpus(facts: Facts) -> Iterator[Diagnostic]:
@@ -173,7 +183,7 @@ def _of_limits(facts: Facts, ranks: int, local_ranks: int) -> Iterator[Diagnosti
 
 # ---------------------------------------------------------------- several ranks
 
-SAME = ("torch", "cuda", "NCCL", "partita", "python", "driver")
+SAME = ("torch", "cuda", "NCCL", "partita", "python", "driver", "kernels")
 
 
 def versions(facts: Facts) -> dict[str, str]:
@@ -186,6 +196,7 @@ def versions(facts: Facts) -> dict[str, str]:
         "partita": facts.get("partita"),
         "python": facts.get("system", {}).get("python"),
         "driver": driver[0]["driver"] if driver else None,
+        "kernels": None if torch.get("no_kernels") is None else "torch's" if torch["no_kernels"] else "C++",
     }
     return {name: str(value) for name, value in found.items() if value is not None}
 

@@ -68,8 +68,10 @@ def links_of(text: str) -> list[list[str]]:
 
 
 def from_torch() -> dict[str, Any]:
-    """What torch sees; in a process of its own."""
+    """What torch sees, and on a CPU why there are no kernels in C++, if so; in a process of its own."""
     import torch
+
+    from partita.runtime.kernels.native.library import why_none
 
     nccl = None
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
@@ -87,6 +89,7 @@ def from_torch() -> dict[str, Any]:
         "NCCL": nccl,
         "distributed": torch.distributed.is_available(),
         "problem": problem,
+        "no_kernels": why_none() if count == 0 else None,
         "gpus": [_seen(number) for number in range(count)],
         "peers": [
             [a == b or bool(torch.cuda.can_device_access_peer(a, b)) for b in range(count)] for a in range(count)

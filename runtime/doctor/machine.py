@@ -33,7 +33,7 @@ UNLIMITED = resource.RLIM_INFINITY
 PACKAGES = ("torch", "numpy", "safetensors", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 # What changes how ranks connect and compute, and is set for many a forgotten reason.
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "CUDA_", "NVIDIA_VISIBLE")
-VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
+VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "PARTITA_NATIVE", "CXX")
 
 
 def examine(environment: Mapping[str, str]) -> tuple[Facts, dict[str, str]]:

@@ -154,7 +154,9 @@ def _stand_in(name: str, instead: Callable[..., Any]) -> Callable[..., Any]:
     original = getattr(torch._C.TensorBase, name)
 
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        found = instead(self, *args, **kwargs) if isinstance(self, FakeTensor) else NotImplemented
+        # What traces an operation wraps tensors of the device.
+        there = isinstance(self, FakeTensor) or self.device.type == DEVICE.type
+        found = instead(self, *args, **kwargs) if there else NotImplemented
         return original(self, *args, **kwargs) if found is NotImplemented else found
 
     return method

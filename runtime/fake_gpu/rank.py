@@ -114,7 +114,8 @@ def try_rank(plan: Plan, number: int) -> Tried:
             pass  # a fault says why
         # The program is under test: whatever it raises is a finding.
         except Exception as error:
-            watch.fault(Kind.FAILURE, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}", of(error))
+            what = str(error).strip().partition("\n")[0]
+            watch.fault(Kind.FAILURE, f"{type(error).__name__}: {what}", of(error))
     if steps is None:
         return Tried(number, tuple(watch.faults), (), (), 0, bound)
     return Tried(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), steps.peak, bound)
@@ -269,7 +270,9 @@ def _no_values() -> Iterator[None]:
 def _not_compiled(watch: Watch) -> Iterator[None]:
     """Segments are run as they are written: torch compiles nothing without a GPU."""
 
-    def as_written(function: Callable[..., Any], tensors: Any) -> tuple[Callable[[list[torch.Tensor]], Any], bool]:
+    def as_written(
+        function: Callable[..., Any], tensors: Any, totals: int
+    ) -> tuple[Callable[[list[torch.Tensor]], Any], bool]:
         def run(given: list[torch.Tensor]) -> Any:
             with watch.segment():
                 return function(*given)

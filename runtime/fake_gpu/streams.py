@@ -1,8 +1,8 @@
 """Streams and events of a GPU that is not there: what is ordered before what, by vector clocks.
 
 Every stream counts what it is given. An event is what a stream has been given so far, and what that is behind, on any
-stream; a stream that waits for it is behind all that, too. Two operations of which neither is behind the other may run
-in either order, or at once.
+stream; a stream that waits for it is behind all that, too; and where the host waits for it, so is all that comes later.
+Two operations of which neither is behind the other may run in either order, or at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 Clock = dict[int, int]
+Host = Callable[[str, Clock], None]  # told how the host waits, and for what
 
 _numbers = count()
 
@@ -23,11 +24,11 @@ class Event:
     """A moment of a stream."""
 
     clock: Clock
-    host: Callable[[str], None]
+    host: Host
 
     def synchronize(self) -> None:
         """The host waits."""
-        self.host("Event.synchronize")
+        self.host("Event.synchronize", self.clock)
 
     def query(self) -> bool:
         """Whether the moment has passed: one cannot know, so the host goes on as if it had not."""
@@ -38,7 +39,7 @@ class Event:
 class Stream:
     """A stream; `host` is told that the host waits for it, and how."""
 
-    host: Callable[[str], None] = lambda what: None
+    host: Host = lambda what, clock: None
     name: str = "a stream"
     number: int = field(factory=lambda: next(_numbers), init=False)
     clock: Clock = field(factory=dict, init=False)
@@ -67,13 +68,13 @@ class Stream:
 
     def synchronize(self) -> None:
         """The host waits."""
-        self.host("Stream.synchronize")
+        self.host("Stream.synchronize", self.clock)
 
 
 class Timed:
     """`torch.cuda.Event` as programs make it: it is recorded later."""
 
-    def __init__(self, current: Callable[[], Stream], host: Callable[[str], None]) -> None:
+    def __init__(self, current: Callable[[], Stream], host: Host) -> None:
         self._current, self._host = current, host
         self.clock: Clock = {}
 
@@ -87,7 +88,7 @@ class Timed:
 
     def synchronize(self) -> None:
         """The host waits."""
-        self._host("Event.synchronize")
+        self._host("Event.synchronize", self.clock)
 
     def elapsed_time(self, other: Timed) -> float:
         """Milliseconds between two events; nothing takes time here."""

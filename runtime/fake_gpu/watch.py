@@ -7,7 +7,8 @@
     dtype             stages compute products in the precision of the file or in a dtype that it names; f64 is for
                       statistics, and for functions that say so
     lifetime          no memory is read before what is written to it, overwritten before it is read, or freed while
-                      another stream may still use it: by the order of streams (`runtime.fake_gpu.streams`)
+                      another stream may still use it: by the order of streams (`runtime.fake_gpu.streams`); nor does
+                      the host so, in functions and kernels, with its own that a stream copies from or to
     memory            what is alive at once, and what a step leaves
     failure           whatever is raised
 
@@ -35,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from partita.runtime.declared import IN_F64, WAITS
-from partita.runtime.fake_gpu.streams import Stream
+from partita.runtime.fake_gpu.streams import Clock, Stream
 
 aten = torch.ops.aten
 HERE = Path(__file__).parent
@@ -106,6 +107,11 @@ class _Memory:
     read: dict[int, int] = field(factory=dict)
     pinned: bool = False
 
+    @property
+    def uses(self) -> list[tuple[int, int]]:
+        """When streams have last read it, and when it was last written."""
+        return [*self.read.items(), *([self.written] if self.written is not None else [])]
+
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches what is launched. `faults` are what is wrong; `launches` the kernels since they were last `taken`; `live`
@@ -125,6 +131,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.faults: list[Fault] = []
         self.launches: list[Launch] = []
         self.waits: list[str] = []  # why the host has waited
+        self.seen: Clock = {}  # what has ended when the host goes on
         self.live = self.peak = 0
         self.limit = sys.maxsize
         self.compiling = False
@@ -140,8 +147,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if found not in self.faults:
             self.faults.append(found)
 
-    def waited(self, how: str) -> None:
-        """The host waits for the device."""
+    def waited(self, how: str, clock: Clock | None = None) -> None:
+        """The host waits for what streams have been given; without a clock, for the current one."""
+        for stream, reached in (self.current.clock if clock is None else clock).items():
+            self.seen[stream] = max(self.seen.get(stream, 0), reached)
         why = _says(WAITS)
         if why is None:
             self.fault(Kind.SYNCHRONISATION, f"the host waits for the device: {how}")
@@ -183,7 +192,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operation in READS:
             return self._read(func, args)
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        self._copied(operation, args, kwargs, given)
+        waits = self._copied(operation, args, kwargs, given)
         try:
             made = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -191,6 +200,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise Stopped(f"the shape of `{operation}` depends on data") from error
         results = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
         self._note(func, operation, args, kwargs, given, results)
+        if waits:
+            self.waited(waits)
         return made
 
     def _note(
@@ -203,6 +214,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results: list[torch.Tensor],
     ) -> None:
         written = _written(func, args, kwargs)
+        for each in written:
+            self._of(each)  # what was there before it was watched is no result
         new = [each for each in results if self._known(each) is None]
         for each in new:
             self._allocated(each, bool(kwargs.get("pin_memory")))
@@ -210,11 +223,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         there = [each for each in (*given, *results) if each.device.type == self.there]
         self._devices(operation, given, results, bool(there))
-        if not there:
-            return
-        self._dtypes(operation, args, results)
         changed = [*written, *(each for each in results if any(each is one for one in new))]
         read = [each for each in given if not any(each is one for one in _only_written(func, args, kwargs))]
+        if not there:
+            if _in_functions():
+                self._used_by_host(read, changed)
+            return
+        self._dtypes(operation, args, results)
         self.used(read, changed)
         code = _function()
         self.launches.append(
@@ -232,15 +247,34 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         moment = self.current.step()
         for tensor in read:
             memory = self._of(tensor)
-            if memory.written is not None and not self.current.behind(memory.written):
+            if memory.written is not None and not self._behind(self.current, memory.written):
                 self.fault(Kind.LIFETIME, f"{_named(tensor)} is read before what is written to it has arrived")
             memory.read[moment[0]] = moment[1]
         for tensor in written:
             memory = self._of(tensor)
-            before = [*memory.read.items(), *([memory.written] if memory.written is not None else [])]
-            if not all(each == moment or self.current.behind(each) for each in before):
+            before = memory.uses
+            if not all(each == moment or self._behind(self.current, each) for each in before):
                 self.fault(Kind.LIFETIME, f"{_named(tensor)} is overwritten while another stream may still use it")
             memory.written = moment
+
+    def _used_by_host(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
+        """The host reads and writes its own memory."""
+        for tensor in read:
+            memory = self._known(tensor)
+            if memory is not None and memory.written is not None and not self._ended(memory.written):
+                self.fault(Kind.LIFETIME, f"the host reads {_named(tensor)} before what is written to it has arrived")
+        for tensor in written:
+            memory = self._known(tensor)
+            if memory is not None and not all(map(self._ended, memory.uses)):
+                self.fault(Kind.LIFETIME, f"the host overwrites {_named(tensor)} while a stream may still use it")
+
+    def _ended(self, moment: tuple[int, int]) -> bool:
+        """Whether something that was launched has ended when the host goes on."""
+        return self.seen.get(moment[0], 0) >= moment[1]
+
+    def _behind(self, stream: Stream, moment: tuple[int, int]) -> bool:
+        """Whether what a stream is given now is behind something that was launched."""
+        return stream.behind(moment) or self._ended(moment)
 
     def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
         """The host reads a number of the device. Whoever may is told something plausible."""
@@ -255,8 +289,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         return 0.0 if tensor.is_floating_point() else 0
 
-    def _copied(self, operation: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> None:
-        """Copies between host and device wait unless they need not."""
+    def _copied(self, operation: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> str:
+        """Copies between host and device wait unless they need not: how, if one does."""
         if operation is aten._to_copy:
             source, there = args[0].device.type, torch.device(kwargs.get("device") or args[0].device).type
             pinned = args[0] if source == "cpu" else None
@@ -264,14 +298,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             there, source = (each.device.type for each in given)
             pinned = given[1] if source == "cpu" else given[0]
         else:
-            return
+            return ""
         if source == there:
-            return
+            return ""
         background = kwargs.get("non_blocking") or (operation is aten.copy_ and len(args) > 2 and args[2])
         if not background:
-            self.waited(f"a copy from {source} to {there}, which is not in the background")
-        elif pinned is not None and not self._of(pinned).pinned:
-            self.waited(f"a copy from {source} to {there} of memory that is not pinned")
+            return f"a copy from {source} to {there}, which is not in the background"
+        if pinned is not None and not self._of(pinned).pinned:
+            return f"a copy from {source} to {there} of memory that is not pinned"
+        return ""
 
     def _devices(self, operation: Any, given: list[torch.Tensor], results: list[torch.Tensor], there: bool) -> None:
         """Functions and kernels work on the device."""
@@ -325,8 +360,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if memory.device != self.there:
             return
         self.live -= memory.bytes
-        uses = [*memory.read.items(), *([memory.written] if memory.written is not None else [])]
-        if not all(memory.stream.behind(each) for each in uses):
+        if not all(self._behind(memory.stream, each) for each in memory.uses):
             self.fault(Kind.LIFETIME, f"{memory.bytes} bytes are freed while another stream may still use them")
 
 

@@ -32,7 +32,7 @@ from partita.compiler.ops.runs import Runs
 from partita.runtime.kernels.dtypes import widened
 from partita.runtime.kernels.pieces import Merged, Piece, Sums, alone, back, in_order, part, pieces
 from partita.runtime.kernels.registry import kernel
-from partita.runtime.kernels.scores import Scores, attended, flash_backward, gradients, rows
+from partita.runtime.kernels.scores import Scores, attended, gradients, plain_attended, plain_gradients, rows
 
 # `groups` if q, k and v are [batch, heads, position, along].
 HEADS = (2, 0, 1)
@@ -129,9 +129,7 @@ def attend_heads(
     """
     if not q.is_cpu:
         return attend(q, k, v, groups=HEADS, causal=causal, scale=scale, orders=orders)
-    o, denominator = torch._scaled_dot_product_flash_attention_for_cpu(
-        rows(q), rows(k), rows(v), 0.0, causal, scale=scale
-    )
+    o, denominator = plain_attended(q, k, v, causal, scale)
     return o.permute(orders[0]), denominator.permute(orders[1])
 
 
@@ -152,7 +150,7 @@ def attend_heads_gradient(
         shapes = [(x.shape, order) for x, order in zip((q, k, v), orders, strict=True)]
         result = (o, denominator, d)
         return attend_gradient(q, k, v, groups=HEADS, causal=causal, scale=scale, result=result, shapes=shapes)
-    dq, dk, dv = flash_backward(rows(d), rows(q), rows(k), rows(v), rows(o), denominator, 0.0, causal, scale=scale)
+    dq, dk, dv = plain_gradients(d, q, k, v, o, denominator, causal, scale)
     return dq.permute(orders[0]), dk.permute(orders[1]), dv.permute(orders[2])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,14 +25,16 @@ def is_tracing() -> bool:
 
 
 @kernel
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled by torch at its first call, and again for tensors with other strides."""
+def compiled(function: Callable[..., Any], totals: int = 0) -> Callable[..., Any]:
+    """The function, compiled by torch at its first call, and again for tensors with other strides. It changes only the
+    last of them, so many `totals` to which it adds.
+    """
     variants: dict[tuple[tuple[int, ...], ...], tuple[Callable[[list[Tensor]], Any], bool]] = {}
 
     def call(*tensors: Tensor) -> Any:
         strides = tuple([tensor.stride() for tensor in tensors])
         if strides not in variants:
-            variants[strides] = _compile(function, tensors)
+            variants[strides] = _compile(function, tensors, totals)
         run, alone = variants[strides]
         results = run(list(tensors))
         return results[0] if alone else results
@@ -39,7 +42,15 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple[Callable[[list[Tensor]], Any], bool]:
+@kernel
+def compiled_adding(totals: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`compiled`, of a function that adds to the last of its arguments."""
+    return partial(compiled, totals=totals)
+
+
+def _compile(
+    function: Callable[..., Any], tensors: tuple[Tensor, ...], totals: int
+) -> tuple[Callable[[list[Tensor]], Any], bool]:
     """Inductor's code for the function on such tensors, and whether its result is a single tensor."""
     import torch._inductor.config
     from torch._guards import TracingContext, tracing
@@ -55,12 +66,14 @@ def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple
     def results(*tensors: Tensor) -> tuple[Tensor, ...]:
         nonlocal alone
         found = function(*tensors)
-        alone = not isinstance(found, tuple)
-        return (found,) if alone else found
+        alone = isinstance(found, Tensor)
+        return (found,) if alone else found or ()
 
-    results(*tensors)  # creates the tables that kernels cache, which then become constants
     trace = make_fx(functionalize(results), select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     with _under_way():
+        # Creates the tables that kernels cache while they are traced, which then become constants.
+        count = len(tensors) - totals
+        results(*tensors[:count], *(each.clone() for each in tensors[count:]))
         graph = trace(*tensors)
     graph.graph.eliminate_dead_code()
     graph.recompile()

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from partita.compiler.instructions import COPIES
-from partita.compiler.schedules.schedule import LOAD
+from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.runtime.context import Context
 from partita.runtime.declared import waits
 from partita.runtime.kernels.registry import kernel
-from partita.runtime.streams import copied
+from partita.runtime.streams import ENDED, Handle, OnHost, copied
 
 
 @kernel
@@ -23,6 +23,34 @@ def to_host(x: Tensor) -> Tensor:
     found.copy_(x, non_blocking=True)
     torch.cuda.current_stream(x.device).synchronize()
     return found
+
+
+@kernel
+def copy_out(x: Tensor, context: Context) -> Tensor:
+    """Starts to copy a tensor of the device to pinned memory of the host, beside what the device computes; `land` says
+    when it is there.
+    """
+    if x.device.type == "cpu":
+        return x
+    found = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+
+    def out(source: Tensor, copy: Tensor) -> Handle:
+        copied(source, copy)
+        context.arriving[id(copy)] = OnHost(torch.cuda.current_stream(source.device).record_event())
+        return ENDED
+
+    context.streams.launch(COPIES[OFFLOAD], out, x, found)
+    return found
+
+
+@kernel
+@waits("what is updated in the host's memory has to arrive there")
+def land(x: Tensor, context: Context) -> Tensor:
+    """The result of `copy_out`: the host waits until it is there."""
+    coming = context.arriving.pop(id(x), None)
+    if coming is not None:
+        coming.done()
+    return x
 
 
 @kernel

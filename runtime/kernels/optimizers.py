@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
@@ -26,15 +27,8 @@ def adamw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One AdamW update in place, like torch.optim.AdamW; updates count from 1."""
     tensors = (parameter, gradient, mean, square)
-    # torch's fused kernel makes one pass over memory instead of seven, but treats tensors as flat arrays: shapes,
-    # strides and dtypes must be equal. A slice of a parameter has different strides.
-    form = parameter.shape, parameter.dtype
-    if all(each.is_contiguous() and (each.shape, each.dtype) == form for each in tensors):
-        steps = _number(update, parameter.device)
-        torch._fused_adamw_(
-            [parameter], [gradient], [mean], [square], [], [steps],
-            lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
-        )  # fmt: skip
+    if _fused(tensors):
+        _fused_adamw([tensors], rate, update, beta1, beta2, eps, decay)
         return parameter, mean, square
     if decay:
         parameter.mul_(1 - rate * decay)
@@ -44,6 +38,49 @@ def adamw(
     denominator = square.sqrt().div_(correction).add_(eps)
     parameter.addcdiv_(mean, denominator, value=-rate / (1 - beta1**update))
     return parameter, mean, square
+
+
+@kernel
+def adamw_of_each(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    rate: float,
+    update: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+) -> None:
+    """AdamW updates of several parameters of one dtype in place: one kernel, where torch's fused one applies."""
+    fused = []
+    for tensors in zip(parameters, gradients, means, squares, strict=True):
+        if _fused(tensors):
+            fused.append(tensors)
+        else:
+            adamw(*tensors, rate, update, beta1, beta2, eps, decay)
+    if fused:
+        _fused_adamw(fused, rate, update, beta1, beta2, eps, decay)
+
+
+def _fused_adamw(
+    each: Sequence[Sequence[Tensor]], rate: float, update: int, beta1: float, beta2: float, eps: float, decay: float
+) -> None:
+    """Torch's fused kernel, on the parameter, gradient, mean and square of each of several parameters."""
+    parameters, gradients, means, squares = (list(own) for own in zip(*each, strict=True))
+    torch._fused_adamw_(
+        parameters, gradients, means, squares, [], [_number(update, parameters[0].device)] * len(parameters),
+        lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def _fused(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch's fused kernel applies: it makes one pass over memory instead of seven, but treats tensors as flat
+    arrays. Shapes, strides and dtypes must be equal; a slice of a parameter has different strides.
+    """
+    form = tensors[0].shape, tensors[0].dtype
+    return all(each.is_contiguous() and (each.shape, each.dtype) == form for each in tensors)
 
 
 @kernel

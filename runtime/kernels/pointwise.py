@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import pi, sqrt
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from partita.runtime.kernels.compiling import is_tracing
+from partita.runtime.kernels.native.library import native
 from partita.runtime.kernels.registry import kernel
 
 aten = torch.ops.aten
+_broadcast: Any = torch.broadcast_tensors
 
 
 # gelu(x) = x·sigmoid(ROOT·(x + CUBE·x³)), as (1 + tanh(u))/2 = sigmoid(2u).
@@ -26,6 +28,12 @@ BLOCK = 1 << 16
 @kernel
 def gelu(x: Tensor) -> Tensor:
     """The tanh approximation."""
+    functions = native(x)
+    if functions is not None:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        functions.gelu(y.data_ptr(), x.data_ptr(), x.numel())
+        return y
     if not _by_sigmoid(x):
         return torch.nn.functional.gelu(x, approximate="tanh")
     return _inner(x).sigmoid_().mul_(x)
@@ -34,6 +42,12 @@ def gelu(x: Tensor) -> Tensor:
 @kernel
 def gelu_gradient(d: Tensor, x: Tensor) -> Tensor:
     """d times gelu'(x)."""
+    functions = native(x)
+    if functions is not None:
+        d, x = (each.contiguous() for each in ((d, x) if d.shape == x.shape else _broadcast(d, x)))
+        y = torch.empty_like(x)
+        functions.gelu_gradient(y.data_ptr(), d.data_ptr(), x.data_ptr(), x.numel())
+        return y
     if not _by_sigmoid(x):
         return cast(Tensor, aten.gelu_backward(d, x, approximate="tanh"))
     # With u = ROOT·(x + CUBE·x³) and s = sigmoid(u): s + x·u'·s·(1 − s), and x·u' = 3·(u − 2/3·ROOT·x).

@@ -86,10 +86,17 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return total.add_(_product(a, b)) if by_onednn(a) else total.addmm_(a, b)
 
 
+def in_place(other: Tensor) -> bool:
+    """Whether products are added to a tensor while they are made: on a GPU, where each pass over memory is a kernel;
+    and in f64, in which programs are verified, so that whatever a GPU writes over is written over there too.
+    """
+    return (other.is_cuda or other.dtype == torch.float64) and not is_tracing()
+
+
 @kernel
 def sum_matmul(other: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """[m, k] times [k, n], plus a tensor of as many elements that is not read again, in its shape."""
-    if other.is_cuda and not is_tracing() and other.dtype == a.dtype and other.is_contiguous():
+    if in_place(other) and other.dtype == a.dtype and other.is_contiguous():
         other.view(a.shape[0], b.shape[1]).addmm_(a, b)
         return other
     return matmul(a, b).view(other.shape).add_(other)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from partita.runtime.kernels.compiling import is_tracing
 from partita.runtime.kernels.dtypes import widened
+from partita.runtime.kernels.native.library import native
 from partita.runtime.kernels.registry import kernel
 
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
@@ -21,6 +22,13 @@ def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tup
 
     Here and below `over` is ascending and counts from the end: -1 is the last dimension.
     """
+    functions = native(x) if over[0] == -len(over) else None
+    if functions is not None:
+        x, rate = x.contiguous(), x.new_empty(x.shape[: over[0]])
+        y, rows = torch.empty_like(x), rate.numel()
+        size = x.numel() // rows
+        functions.normalize(y.data_ptr(), rate.data_ptr(), x.data_ptr(), rows, size, eps, center)
+        return y, rate
     if center and _as_layer(x, over):
         # torch's kernel takes twice as long without scale and shift.
         shape = x.shape[over[0] :]
@@ -42,6 +50,9 @@ def normalize_gradient(
     d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...], center: bool, plus: Tensor | None = None
 ) -> Tensor:
     """rate·(d − mean(d·y)·y), with `center` less mean(d). `plus` is added to the result."""
+    found = _native_gradient(d, y, rate, None, over, center, plus)
+    if found is not None:
+        return found[0]
     rate = _over(rate, over)
     if center and _as_layer(y, over):
         # torch's gradient kernel, with y as the input: its mean is 0 and its rate 1.
@@ -66,6 +77,9 @@ def rms_norm_gradient(
     """Gradients of an RMS norm's input and scale; `scale` broadcasts to y, the normalized tensor. `plus` is added to
     the first.
     """
+    found = _native_gradient(d, y, rate, scale, over, False, plus)
+    if found is not None:
+        return found[0], found[1]
     if fused_rms(y, over) and scale.shape == y.shape[over[0] :]:
         inner, to_scale = _rms_backward(d, y, over, scale)
         return _scaled(inner, _over(rate, over), plus), to_scale
@@ -97,6 +111,9 @@ def layer_norm_gradient(
     """Gradients of a layer norm's input, scale and shift; `scale` broadcasts to y, the normalized tensor. `plus` is
     added to the first.
     """
+    found = _native_gradient(d, y, rate, scale, over, True, plus)
+    if found is not None:
+        return found
     if _as_layer(y, over):
         rate = _over(rate, over)
         zeros, ones = _zeros_and_ones(rate.shape, rate.dtype, rate.device)
@@ -107,6 +124,37 @@ def layer_norm_gradient(
     rest = tuple(i for i in range(-y.dim(), 0) if i not in over)
     to_scale, to_shift = (x.sum(rest) if rest else x for x in (d * y, d))
     return normalize_gradient(d * scale, y, rate, over, True, plus), to_scale, to_shift
+
+
+@kernel
+def layer_norm_scale_gradient(
+    d: Tensor, y: Tensor, rate: Tensor, scale: Tensor, over: tuple[int, ...], plus: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the input and scale of a layer norm without a shift, as `layer_norm_gradient` makes them."""
+    to_x, to_scale, _ = layer_norm_gradient(d, y, rate, scale, over, plus)
+    return to_x, to_scale
+
+
+def _native_gradient(
+    d: Tensor,
+    y: Tensor,
+    rate: Tensor,
+    scale: Tensor | None,
+    over: tuple[int, ...],
+    center: bool,
+    plus: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Gradients of a norm's input, scale and shift by one pass; None if the library does not apply. Without a scale the
+    last two are nothing.
+    """
+    functions, shape = native(y) if over[0] == -len(over) else None, y.shape[over[0] :]
+    if functions is None or d.shape != y.shape or (scale is not None and scale.shape != shape):
+        return None
+    given = [None if each is None else each.contiguous() for each in (d, y, rate, scale, plus)]
+    to_x, (to_scale, to_shift) = y.new_empty(y.shape), y.new_empty(2, *shape).unbind()
+    pointers = [0 if each is None else each.data_ptr() for each in (to_x, to_scale, to_shift, *given)]
+    functions.normalize_gradient(*pointers, rate.numel(), y.numel() // rate.numel(), center)
+    return to_x, to_scale, to_shift
 
 
 def _scaled(inner: Tensor, rate: Tensor, plus: Tensor | None) -> Tensor:
@@ -213,6 +261,13 @@ def nll(logits: Tensor, targets: Tensor, guarded: bool = False) -> tuple[Tensor,
 
     With `guarded` a target may be out of range: its logit then counts as zero.
     """
+    functions = native(logits)
+    if functions is not None:
+        logits, index = logits.contiguous(), targets.long().contiguous()
+        loss, denominator = logits.new_empty(index.shape), logits.new_empty(index.shape)
+        given = (loss, denominator, logits, index)
+        functions.nll(*[each.data_ptr() for each in given], index.numel(), logits.shape[-1])
+        return loss, denominator
     if guarded:
         denominator = torch.logsumexp(widened(logits), -1)
         return denominator - pick(logits, targets, 0), denominator
@@ -227,6 +282,15 @@ def nll_gradient(
     d: Tensor | float, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None
 ) -> Tensor:
     """d·(softmax(logits) − one_hot(targets)). `start` is given if logits are a shard: its first class."""
+    functions = native(logits)
+    if functions is not None:
+        of_rows = d.to(logits.dtype).expand(targets.shape).contiguous() if isinstance(d, Tensor) else None
+        logits, index, result = logits.contiguous(), targets.long().contiguous(), logits.new_empty(logits.shape)
+        given = (result, of_rows, logits, index, denominator.contiguous())
+        pointers = [0 if each is None else each.data_ptr() for each in given]
+        number = 0.0 if isinstance(d, Tensor) else d
+        functions.nll_gradient(*pointers, index.numel(), logits.shape[-1], start or 0, number)
+        return result
     result = torch.sub(logits, denominator.unsqueeze(-1)).exp_()  # in the denominator's dtype, that of accumulation
     index = targets.long()
     if isinstance(d, Tensor):

@@ -15,10 +15,32 @@ from torch.nn.functional import pad
 
 from partita.compiler.ops.runs import Runs
 from partita.runtime.kernels.dtypes import widened
+from partita.runtime.kernels.native import attention as native
 from partita.runtime.kernels.pieces import Piece, in_order, part
 
 aten = torch.ops.aten
 flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def plain_attended(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention on a CPU that nothing but causality restricts, with queries from the first key on."""
+    q, k, v = rows(q), rows(k), rows(v)
+    found = native.attended(q, k, v, causal, scale)
+    if found is not None:
+        return found
+    return torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+
+
+def plain_gradients(
+    d: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, denominator: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients of queries, keys and values."""
+    d, q, k, v, o = (rows(x) for x in (d, q, k, v, o))
+    found = native.gradients(d, q, k, v, o, denominator, causal, scale)
+    if found is not None:
+        return found
+    dq, dk, dv = flash_backward(d, q, k, v, o, denominator, 0.0, causal, scale=scale)
+    return dq, dk, dv
 
 
 def rows(x: Tensor) -> Tensor:
@@ -175,8 +197,11 @@ def attended(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, T
     """
     if how.fused(q4):
         causal, added = how.added(q4, k4)
+        q4, k4, v4 = _padded_rows(q4, k4, v4)
+        if added is None:
+            return plain_attended(q4, k4, v4, causal, how.scale)
         o, denominator = aten._scaled_dot_product_flash_attention_for_cpu(
-            *_padded_rows(q4, k4, v4), 0.0, causal, attn_mask=added, scale=how.scale
+            q4, k4, v4, 0.0, causal, attn_mask=added, scale=how.scale
         )
         return o, denominator
     if how.flash(q4, k4, v4):
@@ -202,9 +227,10 @@ def gradients(
     """
     if how.fused(q4):
         causal, added = how.added(q4, k4)
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *_padded_rows(d4, q4, k4, v4, o4), l4, 0.0, causal, attn_mask=added, scale=how.scale
-        )
+        d4, q4, k4, v4, o4 = _padded_rows(d4, q4, k4, v4, o4)
+        if added is None:
+            return *plain_gradients(d4, q4, k4, v4, o4, l4, causal, how.scale), None
+        dq, dk, dv = flash_backward(d4, q4, k4, v4, o4, l4, 0.0, causal, attn_mask=added, scale=how.scale)
         return dq, dk, dv, None
     if how.flash(q4, k4, v4):
         dq, dk, dv = _flash_gradient(how, _padded_rows(d4, q4, k4, v4, o4), l4)
@@ -261,7 +287,8 @@ def _flash_gradient(how: Scores, tensors: Sequence[Tensor], l4: Tensor) -> tuple
     """Its gradients, of the output's cotangent, queries, keys, values and the output."""
     _, q4, k4, *_ = tensors
     # Without dropout the random state is not read; sequences of one length have no list of lengths.
-    state, offset = q4.new_empty(2, dtype=torch.uint64), q4.new_empty((), dtype=torch.uint64)
+    numbers = q4.new_empty(3, dtype=torch.uint64)  # one tensor: torch.compile fills a number of its own
+    state, offset = numbers.narrow(0, 0, 2), numbers.select(0, 2)
     lengths = None, None, q4.shape[-2], k4.shape[-2]
     if how.window is None:
         found = aten._scaled_dot_product_flash_attention_backward(

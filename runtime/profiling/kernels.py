@@ -7,7 +7,7 @@ caches, or, if they do not fit, none of them do. In a step each operation finds 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +25,9 @@ from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, Rank
-from partita.runtime.transports.virtual import VirtualCluster
+from partita.runtime.transports.lines import Post
+from partita.runtime.transports.transport import Tensors
+from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
 
 WARM_UP, STEPS = 2, 6
 _BEGINNING = -1
@@ -62,6 +64,10 @@ class KernelTimer:
             self._times.append(perf_counter_ns())
         self._order.append(number)
 
+    def resume(self) -> None:
+        """What precedes this does not count: other ranks may have run."""
+        self.lap(_BEGINNING)
+
     def read(self) -> dict[int, float]:
         """The mean seconds of each number since the last call."""
         found = defaultdict[int, list[float]](list)
@@ -83,18 +89,46 @@ def _seconds(before: int | torch.cuda.Event, after: int | torch.cuda.Event) -> f
     return float(before.elapsed_time(after)) / 1e3
 
 
+@define(eq=False)
+class _Untimed(VirtualTransport):
+    """Starting a collective, where others may complete it, does not count towards the next operation."""
+
+    started: Callable[[], None] = lambda: None
+
+    def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Post:
+        """As usual."""
+        found = super().collective(kind, axis, tensors, arguments)
+        self.started()
+        return found
+
+
+class _Cluster(VirtualCluster):
+    transports = _Untimed
+
+
 def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str], float]:
-    """The seconds of every kernel of a one-rank program, by kernel and dtype."""
+    """The seconds of every kernel of a program, by kernel and dtype: the mean over its ranks, which take turns."""
     laps = KernelTimer(device)
     plan = Plan(state.spec, assembled(state, laps), None)
-    cluster = VirtualCluster(1, strict=False)
-    rank = Rank(plan, 0, cluster.transport(0), device)
-    rank.training.context.lap = laps.lap
+    cluster = _Cluster(state.mesh.ranks, strict=False)
+    ranks = []
+    for number in range(state.mesh.ranks):
+        transport = cluster.transport(number)
+        assert isinstance(transport, _Untimed)
+        transport.started = laps.resume
+        ranks.append(rank := Rank(plan, number, transport, device))
+        rank.training.context.lap = laps.lap
+
+    def resumed(steps: Iterator[None]) -> Iterator[None]:
+        for _ in steps:
+            yield
+            laps.resume()
+
     dataset = open_data(plan.program, plan.train, Path())
     steps = []
     for number in range(1, WARM_UP + STEPS + 1):
-        batch = rank.tensors(dataset.batch(number)) if dataset else {}
-        cluster.run([rank.step(number, batch, (0.0,))])
+        batch = dataset.batch(number) if dataset else {}
+        cluster.run([resumed(rank.step(number, rank.tensors(batch), (0.0,))) for rank in ranks])
         steps.append(laps.read())
     del steps[:WARM_UP]
     # A mean: a step is a sum, to which interference by the machine adds too. The longest is left out.

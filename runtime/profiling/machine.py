@@ -16,7 +16,7 @@ from partita.compiler.costs.devices import Device
 from partita.compiler.costs.links import LINKS, Link
 from partita.compiler.costs.record import DEVICE, LINK, Record, Timing, Timings
 from partita.runtime.profiling.kernels import measure, timings
-from partita.runtime.profiling.models import programs
+from partita.runtime.profiling.models import in_context, programs
 from partita.runtime.profiling.overheads import FEW, collectives, host, link, pipeline
 from partita.runtime.transports.transport import ProcessEnd
 
@@ -37,7 +37,9 @@ def profile(
     between = evolve(between, collective_bandwidth=between.bandwidth, collective_latency=between.latency)
     if ranks > 1:
         between = collectives(link(transport, ranks, device), transport, ranks, device)
-    states = [*programs(device.type == "cuda", precisions, quick), pipeline(1, FEW).training]
+    gpu = device.type == "cuda"
+    whole = [*programs(gpu, precisions, quick), pipeline(1, FEW).training]
+    states = [*whole, *in_context(gpu, precisions, quick)]
     meeting = transport()
     measured = []
     for i, state in enumerate(states):
@@ -45,7 +47,10 @@ def profile(
             progress(f"program {i + 1} of {len(states)}")
         meeting.meet()  # all ranks work at the same time
         measured.append(measure(state, device))
-    found = timings(measured)
+    found = timings(measured[: len(whole)])
+    known = {each.kernel for each in found}
+    # Of programs of two ranks what they alone do: they have few operations of other kinds.
+    found += [each for each in timings(measured[len(whole) :]) if each.kernel not in known]
     logs = _everywhere([log(each.seconds) for each in found], device).mean(0).tolist()
     found = [evolve(each, seconds=exp(value)) for each, value in zip(found, logs, strict=True)]
     own = Device(

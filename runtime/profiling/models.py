@@ -1,4 +1,6 @@
-"""The programs that are measured: the files that come with Partita, with fewer layers and in a range of sizes."""
+"""The programs that are measured: the files that come with Partita, with fewer layers and in a range of sizes; and
+attention to keys of other ranks, which is computed in pieces.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
 from partita.compiler.verify.proxy_sizes import bodies
 from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load
+from partita.dsl.load import load, load_text
 from partita.dsl.spec import Repeat, Spec
 
 MICROBATCHES = 2
@@ -26,6 +28,27 @@ _ONE_RANK = {
 }
 # The schedules of the files above. The last has none, so that gradients are not added to others.
 _SCHEDULES = {"mlp": ("plain",), "zoo/mixtral": ()}
+# Attention of two ranks, each with half of the positions.
+CONTEXT = """
+axis batch = 1, seq = 4, embed = 8, heads = 1, key = 8
+model attention(x: [batch, seq, embed]) {
+  repeat 3 as layer {
+    param wq, wk, wv: [embed, heads, key] ~ normal(0.02)
+    param wo: [heads, key, embed] ~ normal(0.02)
+    let q = dot(x, wq, over = embed)
+    let k = dot(x, wk, over = embed)
+    let v = dot(x, wv, over = embed)
+    let x = x + dot(attend(q, k, v, over = seq, along = key, causal = true), wo, over = [heads, key])
+  }
+  loss mean(x)
+}
+mesh ranks(context = 2)
+layout gathered on ranks { shard seq -> context by zigzag, gather }
+layout ring on ranks { shard seq -> context by zigzag, ring }
+schedule fast = one_f_one_b(microbatches = 2)
+train { layout = gathered  data = random()  optimizer = sgd(lr = 0.0)  steps = 1_000 }
+"""
+LAYOUTS = ("gathered", "ring")
 
 
 @frozen
@@ -43,13 +66,9 @@ class Size:
         if model == "mlp":
             return f"batch={self.batch * self.seq * MICROBATCHES}", f"hidden={self.embed}"
         heads = self.embed // self.key
-        axes = {
-            "batch": self.batch * MICROBATCHES,
-            "seq": self.seq,
-            "embed": self.embed,
-            "key": self.key,
-            "vocab": self.vocab,
-        }
+        axes = {"batch": self.batch * MICROBATCHES, "seq": self.seq, "embed": self.embed, "key": self.key}
+        if model != "context":
+            axes["vocab"] = self.vocab
         if model in ("llama", "zoo/mixtral"):
             axes |= {"heads": 2, "groups": heads // 2, "ffn": 8 * self.embed // 3 // 16 * 16}
         else:
@@ -91,7 +110,7 @@ CPU_TURNS, GPU_TURNS = 3, 1
 
 def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Iterator[Compilation]:
     """Yields the compiled programs; `quick`: of fewer sizes."""
-    sizes = (ON_A_GPU if gpu else ON_A_CPU)[:: QUICK if quick else 1]
+    sizes = _sizes(gpu, quick)
     for model, overrides in _ONE_RANK.items():
         with as_file(files("partita.specs") / f"{model}.par") as path:
             for size in sizes:
@@ -102,6 +121,22 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
                     if found is None:
                         raise Refused(diagnostics)
                     yield compile_spec(_shallow(found, GPU_TURNS if gpu else CPU_TURNS))
+
+
+def in_context(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Iterator[Compilation]:
+    """Yields compiled programs of two ranks that share the positions of a sequence; `quick`: of fewer sizes."""
+    for size in _sizes(gpu, quick):
+        for layout in LAYOUTS:
+            for precision in precisions:
+                wanted = [*size.overrides("context"), f"layout={layout}", f"train.precision={precision}"]
+                found, diagnostics = load_text(CONTEXT, overrides=wanted)
+                if found is None:
+                    raise Refused(diagnostics)
+                yield compile_spec(_shallow(found, GPU_TURNS if gpu else CPU_TURNS))
+
+
+def _sizes(gpu: bool, quick: bool) -> tuple[Size, ...]:
+    return (ON_A_GPU if gpu else ON_A_CPU)[:: QUICK if quick else 1]
 
 
 def _shallow(given: Spec, deepest: int) -> Spec:

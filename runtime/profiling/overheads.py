@@ -8,6 +8,7 @@ wall time of a step, from reading the batch to the update, that exceeds its pred
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean, median
 from time import perf_counter, thread_time
@@ -27,7 +28,7 @@ from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, Rank, prepare
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN
-from partita.runtime.transports.transport import ProcessEnd
+from partita.runtime.transports.transport import Collective, ProcessEnd
 
 FEW, MANY = 8, 40  # microbatches
 WARM_UP, STEPS = 5, 40
@@ -35,13 +36,15 @@ SMALL, LARGE = 256, 1 << 22  # bytes of a message
 SIZES = (SMALL, 1 << 14, 1 << 16, 1 << 18, 1 << 20, LARGE, 1 << 24)  # bytes of which a rank's collective is
 EXCHANGES, FEWER = 40, 10
 LEAST = 1e-9  # seconds
+LEAST_SPEED = 0.05
+WORK, ROWS = (256, 256), 4  # of a product beside a collective; and of a tensor, whose parts are of each row
 # By the method of `Link`: the collective, the arguments of a tensor, and whether the method is given the bytes of the
 # result, of all ranks, rather than those of a rank's operand.
 COLLECTIVES: dict[str, tuple[str, tuple[Any, ...], bool]] = {
-    "gather": (ALL_GATHER, (0,), True),
-    "scatter": (REDUCE_SCATTER, (0,), False),
+    "gather": (ALL_GATHER, (1,), True),
+    "scatter": (REDUCE_SCATTER, (1,), False),
     "add": (ALL_REDUCE, (False,), False),
-    "exchange": (ALL_TO_ALL, (1, 0), False),
+    "exchange": (ALL_TO_ALL, (2, 1), False),
     "pass_on": (TURN, (), False),
 }
 TEXT = """
@@ -105,24 +108,49 @@ def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) 
 
 def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) -> Link:
     """The link with the times of collectives over all ranks, besides posting, and from them a latency and a bandwidth
-    for groups of other sizes; messages and bytes are counted as `Link` does.
+    for groups of other sizes; messages and bytes are counted as `Link` does. Each is timed among products, as they are
+    in programs, and once more beside them: where the same cores compute and communicate, that hides little.
     """
     own = transport()
     own.open(Mesh((("data", ranks),), None), {})
+    one = torch.ones(WORK, device=device)
+    others = [torch.ones(WORK[1], 4 * WORK[1], device=device) for _ in range(2)]
+
+    def work() -> None:
+        for other in others:
+            one @ other
+
+    def after(begin: Callable[[], Collective]) -> None:
+        work()
+        begin().result()
+
+    def beside(begin: Callable[[], Collective]) -> None:
+        started = begin()
+        work()
+        started.result()
+
+    def timed(run: Callable[..., None], *arguments: Callable[[], Collective]) -> float:
+        start = perf_counter()
+        run(*arguments)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return perf_counter() - start
+
     found: dict[tuple[str, int], float] = {}
     measured = []
+    alone = hidden = 0.0
     for kind, (collective, arguments, whole) in COLLECTIVES.items():
         for size in SIZES:
-            tensor = torch.zeros(ranks, size // 4 // ranks, device=device)
-            times = []
-            for _ in range(WARM_UP + (EXCHANGES if size < LARGE else FEWER)):
-                start = perf_counter()
-                own.collective(collective, "data", (tensor,), (arguments,)).result()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                times.append(perf_counter() - start)
-            # A mean, as for operations: a rank that waits may be woken late, and the next collective waits for it.
-            found[kind, size] = seconds = max(LEAST, fmean(sorted(times[WARM_UP:])[:-1]) - 2 * between.post)
+            tensor = torch.zeros(ROWS, ranks, max(1, size // 4 // ranks // ROWS), device=device)
+            begin = partial(own.collective, collective, "data", (tensor,), (arguments,))
+            rounds = WARM_UP + (EXCHANGES if size < LARGE else FEWER)
+            times = [(timed(work), timed(after, begin), timed(beside, begin)) for _ in range(rounds)]
+            # Means, as for operations: a rank that waits may be woken late, and the next collective waits for it.
+            working, then, together = (fmean(sorted(each)[:-1]) for each in zip(*times[WARM_UP:], strict=True))
+            if then - working < working:
+                alone += then - working
+                hidden += then - together
+            found[kind, size] = seconds = max(LEAST, then - working - 2 * between.post)
             measured.append(Measured(kind, ranks, float(tensor.nbytes * (ranks if whole else 1)), seconds))
     own.meet()
     unit = Link("unit", 1.0, 1.0)
@@ -134,7 +162,14 @@ def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, 
         latencies.append(found[kind, SMALL] / messages)
         bandwidths.append(moved / max(found[kind, LARGE] - found[kind, SMALL], 1e-9))
     latency, bandwidth = fmean(latencies), harmonic_mean(bandwidths)
-    return evolve(between, collective_latency=latency, collective_bandwidth=bandwidth, measured=tuple(measured))
+    share = min(1.0, max(LEAST_SPEED, hidden / alone)) if alone > 0 else 1.0
+    return evolve(
+        between,
+        collective_latency=latency,
+        collective_bandwidth=bandwidth,
+        beside=share,
+        measured=tuple(measured),
+    )
 
 
 def host(device: Device, between: Link, transport: Callable[[], ProcessEnd], on: torch.device, ranks: int) -> Device:

@@ -2,7 +2,8 @@
 
 Every rank reads and compiles the file itself. If one has a different file (an old copy on another machine), other
 overrides or another version of Partita, ranks would wait for each other forever, or train something nobody wrote. So
-the first thing that ranks exchange are hashes, as text, through the store of the rendezvous.
+the first thing that ranks exchange are hashes, as text, through the store of the rendezvous. With them goes whether a
+rank has kernels in C++: without them it computes the same up to rounding only.
 
 A hash covers meaning, not spelling: source locations, comments and the order of keys do not count. The file's hash
 covers what the file and the command line say together; the program's covers all that ranks execute: emitted functions,
@@ -49,15 +50,18 @@ def agree(
     given: Spec,
     programs: Sequence[Program | None],
     data: Sequence[DataFile] = (),
+    no_kernels: str = "",
 ) -> None:
-    """Compare what all ranks are about to run: the file, the programs that are compiled already, and data files.
+    """Compare what all ranks are about to run: the file, the programs that are compiled already, and data files; and
+    whether all have kernels in C++, or `no_kernels` says, in a line, why this one has none.
 
-    Raises Refused on all ranks if programs (E0612) or data (E0615) differ, and ConnectionLost.
+    Raises Refused on all ranks if programs (E0612), kernels (E0625) or data (E0615) differ, and ConnectionLost.
     """
     files = [[each.name, each.size, each.sha256] for each in data]
-    own = Statement(digest(given), digest(programs), digest(files) if files else "")
+    own = Statement(digest(given), digest(programs), digest(files) if files else "", no_kernels)
     said = post("comparing what the ranks run", _said, store, rank, ranks, own)
-    difference = compared(said) or post("comparing the data", _compared_data, store, rank, said, data)
+    difference = compared(said) or compared_kernels(said)
+    difference = difference or post("comparing the data", _compared_data, store, rank, said, data)
     if difference is None:
         return
     with suppress(RuntimeError):  # a rank that no longer comes has ended
@@ -89,26 +93,29 @@ def for_all(store: Store, identity: Identity, what: str, act: Callable[[], None]
 
 def _said(store: Store, rank: int, ranks: int, own: Statement) -> list[Statement]:
     """The statements of all ranks. Rank 0 collects them, so that each rank makes one request."""
-    store.set(f"{KEY}/{rank}", f"{own.file} {own.program} {own.data}".rstrip())
+    store.set(f"{KEY}/{rank}", f"{own.file} {own.program} {own.data} {own.no_kernels}".rstrip())
     if rank == 0:
         store.set(KEY, "\n".join(store.get(f"{KEY}/{each}").decode() for each in range(ranks)))
-    return [Statement(*line.split()) for line in store.get(KEY).decode().split("\n")]
+    return [Statement(*line.split(" ", 3)) for line in store.get(KEY).decode().split("\n")]
 
 
 @frozen
 class Statement:
-    """The hashes of a rank's file, its program and, if it has data files, its data."""
+    """The hashes of a rank's file, its program and, if it has data files, its data; and why it has no kernels in C++,
+    if so.
+    """
 
     file: str
     program: str
     data: str = ""
+    no_kernels: str = ""
 
 
 def compared(said: Sequence[Statement]) -> Refused | None:
     """The error if ranks' statements, in rank order, differ: which ranks differ from the majority."""
     groups: dict[Statement, list[int]] = {}
     for rank, each in enumerate(said):
-        groups.setdefault(evolve(each, data=""), []).append(rank)
+        groups.setdefault(evolve(each, data="", no_kernels=""), []).append(rank)
     if len(groups) == 1:
         return None
     common, *others = sorted(groups, key=lambda each: -len(groups[each]))
@@ -126,6 +133,25 @@ def compared(said: Sequence[Statement]) -> Refused | None:
     ]
     message = f"{named(differing)} {verb} {what} than {named(groups[common])}"
     return refuse("E0612", message, notes=notes, help=help)
+
+
+def compared_kernels(said: Sequence[Statement]) -> Refused | None:
+    """The error if some ranks, in rank order, have kernels in C++ and others have none: who, and why."""
+    having = [rank for rank, each in enumerate(said) if not each.no_kernels]
+    lacking: dict[str, list[int]] = {}
+    for rank, each in enumerate(said):
+        if each.no_kernels:
+            lacking.setdefault(each.no_kernels, []).append(rank)
+    if not having or not lacking:
+        return None
+    without = sorted(rank for each in lacking.values() for rank in each)
+    has, have = ("has" if len(each) == 1 else "have" for each in (without, having))
+    return refuse(
+        "E0625",
+        f"{named(without)} {has} no kernels in C++, and {named(having)} {have}",
+        notes=[f"{named(ranks)}: {why}" for why, ranks in list(lacking.items())[:MOST_SHOWN]],
+        help="install a C++ compiler on all machines, or set PARTITA_NATIVE=0 on all",
+    )
 
 
 def _compared_data(store: Store, rank: int, said: Sequence[Statement], data: Sequence[DataFile]) -> Refused | None:

@@ -4,7 +4,9 @@ All-gather and all-to-all move bytes, so a bucket of any dtypes is one operation
 NCCL reduces in the dtype of the tensor and in its own order, the same in every run. Gloo would too, but not in
 coordinate order: there exchanged parts are summed here, which gives the same bits as the virtual transport.
 
-A collective is a generator: it yields what it waits for and returns its results.
+A collective is a generator: it yields what it waits for and returns its results. It holds no operand that it has
+copied, and once all has arrived nothing that was sent: the compiler knows what is held when as the `Buffers` of its
+operation (`partita.compiler.ops.buffers`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_t
 
 @define(eq=False)
 class Collecting:
-    """A posted collective; a `Collective`. Keeps all its tensors alive until it is done."""
+    """A posted collective; a `Collective`. Keeps what it sends and receives alive until that is done."""
 
     description: str
     launches: CollectiveSteps | None
@@ -49,8 +51,8 @@ class Collecting:
     def done(self) -> bool:
         """Wait (on NCCL: make what computes wait) and return True. Raises `ConnectionLost`."""
         while self.launches is not None:
-            for work in self.works:
-                work.done()
+            while self.works:
+                self.works.pop(0).done()  # with which its tensors are free
             try:
                 self.works = next(self.launches)
             except StopIteration as end:
@@ -99,61 +101,72 @@ class AxisGroup:
 
     def _all_gather(self, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
         row, pieces = pack(tensors, dims, 1)
+        del tensors
         rows = row.new_empty(self.size, row.shape[1])
         yield [self._post(_gather, rows.view(-1), row.view(-1))]
+        del row
         return unpack(rows, pieces, dims)
 
     def _all_to_all(self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]) -> CollectiveSteps:
         sent, pieces = pack(tensors, cut_dims, self.size)
+        del tensors
         rows = torch.empty_like(sent)
         yield [self._post(dist.all_to_all_single, rows, sent)]
+        del sent
         return unpack(rows, pieces, gathered_dims)
 
     def _exchange_rows(
         self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
     ) -> CollectiveSteps:
         """The lengths of all lists first, then what is in them, rank by rank."""
-        ids, *_ = tensors
-        room = ids.shape[-1]
         # Lists by the rank that they are for, or come from.
         sent = [torch.stack(each.chunk(self.size, cut)) for each, cut in zip(tensors, cut_dims, strict=True)]
+        del tensors
+        shapes = [each.shape for each in sent]
         there = sent[0] >= 0
         lengths = there.sum(-1)
         arriving = torch.empty_like(lengths)
         yield [self._post(dist.all_to_all_single, arriving, lengths)]
-        found = torch.arange(room, device=ids.device) < arriving.unsqueeze(-1)
+        found = torch.arange(there.shape[-1], device=there.device) < arriving.unsqueeze(-1)
         counts = [each.flatten(1).sum(1).tolist() for each in (arriving, lengths)]
-        flat = [each[there] for each in sent]
+        flat = [sent.pop(0)[there] for _ in shapes]
         filled = [each.new_empty(sum(counts[0]), *each.shape[1:]) for each in flat]
         yield [self._post(dist.all_to_all_single, into, each, *counts) for into, each in zip(filled, flat, strict=True)]
+        del there, flat
         results = []
-        for i, (padded, each) in enumerate(zip(sent, filled, strict=True)):
-            whole = torch.full_like(padded, -1) if i == 0 else torch.zeros_like(padded)
+        for i, (shape, dim) in enumerate(zip(shapes, gathered_dims, strict=True)):
+            each = filled.pop(0)
+            whole = each.new_full(shape, 0 if i else -1)
             whole[found] = each
-            results.append(torch.cat(whole.unbind(), gathered_dims[i]))
+            results.append(torch.cat(whole.unbind(), dim))
         return tuple(results)
 
     def _turn(self, tensors: Tensors) -> CollectiveSteps:
         """An all-to-all in which everything is for the next rank."""
         dims = (0,) * len(tensors)
         row, pieces = pack(tensors, dims, 1)
+        del tensors
         arriving, counts = torch.empty_like(row), [0] * self.size
         rank = dist.get_rank(self.group)
         sent, received = list(counts), list(counts)
         sent[(rank + 1) % self.size] = received[(rank - 1) % self.size] = row.numel()
         yield [self._post(dist.all_to_all_single, arriving.view(-1), row.view(-1), received, sent)]
+        del row
         return unpack(arriving, pieces, dims)
 
     def _reduce_scatter(self, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
         """For tensors of one dtype."""
         rows, pieces = pack(tensors, dims, self.size)
-        sent = rows.view(tensors[0].dtype)
+        del tensors
+        sent = rows.view(pieces[0].dtype)
+        del rows
         if self.sums:
             part = sent.new_empty(sent.shape[1])
             yield [self._post(_scatter, part, sent)]
         else:
             exchanged = torch.empty_like(sent)
             yield [self._post(dist.all_to_all_single, exchanged, sent)]
+            del sent
             part = total(exchanged.unbind())
         return unpack(part.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
 
@@ -161,19 +174,21 @@ class AxisGroup:
         """For tensors of one dtype; `operations` are all equal."""
         maximum = operations[0]
         row, pieces = pack(tensors, (0,) * len(tensors), 1)
-        flat = row.view(-1).view(tensors[0].dtype)
+        del tensors
+        flat = row.view(-1).view(pieces[0].dtype)
+        del row
         if self.sums:
-            if len(tensors) == 1:
+            if len(pieces) == 1:
                 flat = flat.clone()  # in place, and a bucket of one may be the tensor itself
             yield [self._post(dist.all_reduce, flat, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)]
         else:
             # Each rank reduces a part, then all gather the parts: as many bytes as a ring sends.
             size = flat.numel()
-            del row  # which the padded copy takes the place of
             if size % self.size:
                 flat = torch.nn.functional.pad(flat, (0, -size % self.size))
             exchanged = torch.empty_like(flat)
             yield [self._post(dist.all_to_all_single, exchanged, flat)]
+            del flat
             part = total(exchanged.view(self.size, -1).unbind(), maximum)
             yield [self._post(_gather, exchanged.view(torch.uint8), part.view(torch.uint8))]
             flat = exchanged[:size]
@@ -190,6 +205,8 @@ class AxisGroup:
             dtype: reduction(tuple(tensors[i] for i in own), [arguments[i] for i in own])
             for dtype, own in places.items()
         }
+        count = len(tensors)
+        del tensors, tensor
         found: dict[int, torch.Tensor] = {}
         while running:
             works = []
@@ -201,7 +218,7 @@ class AxisGroup:
                     del running[dtype]
             if works:
                 yield works
-        return tuple(found[i] for i in range(len(tensors)))
+        return tuple(found[i] for i in range(count))
 
     # ------------------------------------------------------------ posting
 

@@ -35,7 +35,7 @@ from partita.compiler.instructions import COMPUTE, Channel
 from partita.compiler.mesh import Mesh
 from partita.compiler.streams import START, SUMS, Launch, along
 from partita.runtime.streams import Bound, Handle, Posting, Waits
-from partita.runtime.transports.lines import CommunicationError, Deadlock, Post, UnmatchedOperation
+from partita.runtime.transports.lines import CommunicationError, Deadlock, OrderedQueue, Post, UnmatchedOperation
 from partita.runtime.transports.transport import NO_STREAMS, Tensors
 from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
 
@@ -298,8 +298,8 @@ class StreamTransport(VirtualTransport):
         return self.device.launch(self.names.get(SUMS, SUMS), lambda *own: post(own), tensor)
 
 
-# What may happen next: who moves, by rank and stream or by line, and how.
-_Move = tuple[object, Callable[[], None]]
+# What may happen next: who moves, by rank and stream or by line, and how; which tells for which ranks more is possible.
+_Move = tuple[object, Callable[[], Iterable[int]]]
 
 
 class StreamCluster(VirtualCluster):
@@ -321,45 +321,63 @@ class StreamCluster(VirtualCluster):
         priorities: dict[object, float] = {}
         for transport in self._ends:
             transport.waiting.clear()
-        while moves := self._moves(hosts):
-            for who, _ in moves:
+        # What a rank does changes what it can do next, and which of its lines are ready; a line, what its ends can do.
+        ranks: Iterable[int] = range(self.ranks)
+        moves: dict[int, list[_Move]] = {}
+        while True:
+            for rank in ranks:
+                moves[rank] = self._moves(rank, hosts)
+            ready: list[_Move] = [
+                (line.name, partial(self._complete, line)) for line in self.lines.values() if line.ready()
+            ]
+            every = [*ready, *(move for own in moves.values() for move in own)]
+            if not every:
+                break
+            for who, _ in every:
                 if who not in priorities:
                     priorities[who] = self._random.random()
-            who, move = max(moves, key=lambda each: priorities[each[0]])
-            move()
+            who, move = max(every, key=lambda each: priorities[each[0]])
+            ranks = move()
             if self._random.random() < RESTLESS:
                 priorities[who] = self._random.random()
         self._end(hosts)
 
-    def _moves(self, hosts: dict[int, Iterator[None]]) -> list[_Move]:
-        found: list[_Move] = [(name, line.complete) for name, line in self.lines.items() if line.ready()]
-        for rank, transport in enumerate(self._ends):
-            device, waiting = transport.device, transport.waiting
-            for queue in device.queues.values():
-                while queue and queue[0].post is not None and queue[0].post.complete:
-                    device.ended(queue.popleft())
-            heard = not waiting or any(each.complete for each in waiting)
-            for stream, queue in device.queues.items():
-                first = queue[0] if queue else None
-                if first is None:
-                    continue
-                if first.may_start() or (first.steps is not None and heard):
-                    found.append(((rank, stream), partial(self._advance, device, queue, waiting)))
-            if rank in hosts and not device.queues.get(COMPUTE) and heard:
-                found.append(((rank, "host"), partial(self._host, hosts, rank)))
+    def _moves(self, rank: int, hosts: dict[int, Iterator[None]]) -> list[_Move]:
+        """What a rank can do next."""
+        found: list[_Move] = []
+        transport = self._ends[rank]
+        device, waiting = transport.device, transport.waiting
+        for queue in device.queues.values():
+            while queue and queue[0].post is not None and queue[0].post.complete:
+                device.ended(queue.popleft())
+        heard = not waiting or any(each.complete for each in waiting)
+        for stream, queue in device.queues.items():
+            first = queue[0] if queue else None
+            if first is None:
+                continue
+            if first.may_start() or (first.steps is not None and heard):
+                found.append(((rank, stream), partial(self._advance, rank, queue)))
+        if rank in hosts and not device.queues.get(COMPUTE) and heard:
+            found.append(((rank, "host"), partial(self._host, hosts, rank)))
         return found
 
-    def _host(self, hosts: dict[int, Iterator[None]], rank: int) -> None:
+    def _complete(self, line: OrderedQueue) -> tuple[int, ...]:
+        line.complete()
+        return line.ends
+
+    def _host(self, hosts: dict[int, Iterator[None]], rank: int) -> tuple[int, ...]:
         transport = self._ends[rank]
         transport.waiting.clear()
         if next(hosts[rank], _EXHAUSTED) is _EXHAUSTED:
             transport.waiting.clear()
             del hosts[rank]
         transport.device.memory_.look()
+        return (rank,)
 
     @torch.inference_mode()
-    def _advance(self, device: VirtualStreams, queue: deque[Operation], waiting: list[Any]) -> None:
+    def _advance(self, rank: int, queue: deque[Operation]) -> tuple[int, ...]:
         """Start the first operation of a stream, or resume it."""
+        device, waiting = self._ends[rank].device, self._ends[rank].waiting
         first = queue[0]
         computes = queue is device.queues.get(COMPUTE)
         if computes:
@@ -369,7 +387,7 @@ class StreamCluster(VirtualCluster):
             begun = first.begin(first)
             if isinstance(begun, Post):
                 first.post = begun
-                return
+                return begun.line.ends  # which may have completed it at once
             first.steps = begun  # type: ignore[assignment]
         if first.steps is None or next(first.steps, _EXHAUSTED) is _EXHAUSTED:
             if computes:
@@ -380,6 +398,7 @@ class StreamCluster(VirtualCluster):
                 device.prepare()
         if computes:
             device.memory_.look()
+        return (rank,)
 
     def _end(self, hosts: Mapping[int, Iterator[None]]) -> None:
         """Nothing can move: all has ended, or nothing ever will."""

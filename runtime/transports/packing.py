@@ -11,9 +11,8 @@ from math import prod
 import torch
 from attrs import frozen
 
+from partita.compiler.ops.buffers import ALIGNMENT
 from partita.runtime.transports.transport import Tensors
-
-ALIGNMENT = 16
 
 
 @frozen

@@ -80,6 +80,13 @@ CASES = [
     ("hidden=7 layout=zero", "", []),  # of the layouts, the one in use
     ("", "shard hidden -> pipe", ["E0412"]),
     ("cluster.tensor=5", "shard net.layer.layer_of.up: hidden -> data", ["E0411"]),
+    # What names a tensor replaces the rules for all.
+    (
+        "cluster.tensor=5",
+        "shard net.layer.layer_of.up: hidden -> data\n  shard net.layer.layer_of.down: hidden -> data",
+        [],
+    ),
+    ("cluster.data=5 batch=20", "shard hidden -> data", []),  # of two rules for an axis, the first
 ]
 
 
@@ -109,6 +116,23 @@ def test_an_override_of_microbatches_is_pointed_at_the_schedule_as_well() -> Non
     (found,) = errors(FILE, ["schedule=gpipe(3)"])
     assert found.span is not None
     assert (found.span.source.name, found.span.text) == ("command line", "gpipe(3)")
+
+
+def test_slices_that_do_not_divide_are_called_slices() -> None:
+    slices = "one_f_one_b(microbatches = 4, over = [batch, width], slices = 5)"
+    (found,) = errors(FILE.replace("gpipe(microbatches = 4)", slices))
+    assert (found.code, found.message) == ("E0406", "axis `width` of 12 does not divide into 5 slices")
+
+
+def test_a_parameter_that_all_positions_of_a_scan_share_is_checked() -> None:
+    text = FILE.replace("axis batch", "axis seq = 3, batch").replace("x: [batch, width]", "x: [batch, seq, width]")
+    text = text.replace(
+        "  let y = x\n", "  let y = zeros([batch, width])\n  scan seq {\n    let y = layer_of(y + x)\n  }\n"
+    )
+    head, rest = text.split("  repeat 4", 1)
+    text = f"{head}{rest.split('  }', 1)[1]}".replace("  stage layer -> pipe\n", "").replace("pipe = 2", "pipe = 1")
+    assert [each.code for each in errors(text, ["hidden=7"])] == ["E0411"]
+    assert not errors(text)
 
 
 def test_a_size_that_does_not_divide_names_the_tensor_in_full() -> None:

@@ -26,7 +26,7 @@ model m(x: [batch, embed]) {
 }
 mesh k(data = 2, tensor = 1, pipe = 2 * 2) {
   device = device(flops = 989TFLOP/s, memory = 80GiB, bandwidth = 3.35TB/s)
-  link = [data -> ib400, pipe -> link(bandwidth = 50GB/s, latency = 5us)]
+  link = [data -> ib400, pipe -> link(bandwidth = 50GB/s, latency = 5us, leaf = 32, oversubscribed = 1.5)]
 }
 layout l on k {
   shard m.layer.f.w: embed, batch, state -> data, tensor
@@ -65,8 +65,8 @@ def test_everything_is_complete_and_plain():
     assert mesh.axes == (("data", 2), ("tensor", 1), ("pipe", 4))
     assert mesh.device == spec.Call("device", {"flops": 989e12, "memory": 80 * 2**30, "bandwidth": 3.35e12})
     assert mesh.links == {
-        "data": spec.Call("ib400", {}),
-        "pipe": spec.Call("link", {"bandwidth": 50e9, "latency": 5e-6}),
+        "data": spec.Call("ib400", {"leaf": None, "oversubscribed": None}),
+        "pipe": spec.Call("link", {"bandwidth": 50e9, "latency": 5e-6, "leaf": 32, "oversubscribed": 1.5}),
     }
     assert found.schedule.name == "s"
     arguments = {"microbatches": 4, "chunks": 2, "group": None, "over": "batch", "slices": None}

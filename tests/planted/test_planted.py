@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,10 @@ from tests.planted.trial import ROOT, Copy, Outcome
 MISTAKES = [planted for mistakes in SUBJECTS.values() for planted in mistakes]
 
 
-@cache
-def right(file: str) -> str:
-    """What a file says as it is."""
-    return ast.dump(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+def without_comments(source: str) -> list[str]:
+    """The lines of a piece of Python."""
+    lines = (line.partition("#")[0].rstrip() for line in source.splitlines())
+    return [line for line in lines if line]
 
 
 def test_the_measure_is_wide():
@@ -33,8 +32,10 @@ def test_the_measure_is_wide():
 
 @pytest.mark.parametrize("planted", MISTAKES, ids=str)
 def test_a_mistake_can_be_planted(planted: Planted):
-    text = (ROOT / planted.file).read_text(encoding="utf-8")
-    assert ast.dump(ast.parse(planted.planted(text))) != right(planted.file), "it changes nothing that runs"
+    text = planted.planted((ROOT / planted.file).read_text(encoding="utf-8"))
+    if planted.file.endswith(".py"):
+        ast.parse(text)
+        assert without_comments(planted.old) != without_comments(planted.new), "it changes nothing that runs"
 
 
 @pytest.mark.parametrize("caught", sorted({planted.caught for planted in MISTAKES}))

@@ -190,8 +190,8 @@ class Walk:
         self.note(step, operands)
         result = self.applied(step, path, operands)
         if result.data.is_floating_point() and result.data.numel():
-            size = result.data.detach().abs()
-            self.largest = max(self.largest, float(size[size.isfinite()].max()) if bool(size.isfinite().any()) else 0.0)
+            finite = result.data.detach().nan_to_num(0.0, 0.0, 0.0)
+            self.largest = max(self.largest, float(finite.abs().max()))
         if step.function not in SHAPING or operands[0].source is None:
             return evolve(result, source=None)
         return evolve(result, source=operands[0].source, origins=_origins(step, operands[0].origins, result.axes))

@@ -33,6 +33,8 @@ class Named:
 
     def to(self, axes: Sequence[str]) -> Tensor:
         """The data with axes in this order; those that it lacks of size 1."""
+        if self.axes == tuple(axes):
+            return self.data
         assert set(self.axes) <= set(axes), (self.axes, axes)
         data = self.data.permute([self.axes.index(name) for name in axes if name in self.axes])
         return data[tuple(slice(None) if name in self.axes else None for name in axes)]
@@ -45,6 +47,8 @@ class Named:
 
     def ordered(self, axes: Sequence[str]) -> Named:
         """The same with its axes in another order."""
+        if self.axes == tuple(axes):
+            return self
         assert sorted(axes) == sorted(self.axes), (axes, self.axes)
         return evolve(self, data=self.to(axes), axes=tuple(axes))
 

@@ -46,6 +46,8 @@ CASES = {
     "vocabulary": ((),),
     "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),
 }
+# What changes nothing on one device.
+LAID_OUT = ("layout=", "schedule=", "schedule.microbatches=", "s.microbatches=")
 ARRAYS = (
     ("x", "f32", (23, 3), 0),
     ("y", "f32", (23,), 0),
@@ -69,12 +71,14 @@ def test_every_file_has_a_case():
     ],
 )
 def test_a_file_computes_what_it_means(name: str, overrides: tuple[str, ...], tmp_path: Path):
+    """On one device too, where that is not the first case's program once more."""
     text = (FILES / f"{name}.par").read_text()
     program = Program(text, (), ARRAYS if name == "figures" else (), 5)
     spec, diagnostics = checked(program, tmp_path, ("train.precision=f64", *overrides))
     assert spec is not None, diagnostics
     expected = meant(spec, tmp_path, apart=name == "batch")
     assert any("at the end" in what for what in expected), "what is compared ends in chaos"
-    for what, file in (("on one device", single(spec)), ("laid out", spec)):
+    known = overrides != CASES[name][0] and all(each.startswith(LAID_OUT) for each in overrides)
+    for what, file in (*([] if known else [("on one device", single(spec))]), ("laid out", spec)):
         differences = wrong(computed(file, tmp_path), expected)
         assert not differences, f"{what}:\n" + "\n".join(differences)

@@ -46,7 +46,7 @@ def test_no_other_command_runs_a_files_python(tmp_path: Path):
         ("explain", "own.par"),
         ("explain", "own.par", "norm"),
         ("schedule", "own.par"),
-        ("plan", "own.par", "--devices", "4"),
+        ("plan", "own.par", "--devices", "4", "--within", "2"),
     ):
         done = here(*command, cwd=tmp_path)
         assert done.returncode == 0, (command, done.stdout, done.stderr)

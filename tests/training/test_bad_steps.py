@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from partita import train as train_file
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
-from partita.runtime.bad_steps import FEWEST, BadStep, BadStepPolicy, NotFinite
+from partita.runtime.bad_steps import FEWEST, BadStep, BadStepPolicy, History, NotFinite
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
@@ -258,6 +258,7 @@ FIGURES = st.lists(
 )
 
 
+@example(figures=[(-1.0, 1.0)] * 12, spike=4.0, window=15)
 @given(figures=FIGURES, spike=st.sampled_from([1.5, 4.0, 10.0]), window=st.integers(1, 15))
 def test_a_spike_is_judged_by_the_median_of_the_good_steps_before(
     figures: list[tuple[float, float]], spike: float, window: int
@@ -279,6 +280,7 @@ def test_a_spike_is_judged_by_the_median_of_the_good_steps_before(
     assert judged(judge, figures) == bad
     assert judge.history.skipped == len(bad)
     assert judge.history.losses == tuple(loss for loss, _ in good[-window:])
+    assert judge.history.norms == pytest.approx([norm for _, norm in good[-window:]])
 
 
 def test_a_spike_ends_a_run_that_asks_for_it():
@@ -345,6 +347,28 @@ def test_going_back_leaves_out_all_since_the_checkpoint(layout: str, interval: i
         run_in(folder, *chosen, f"train.steps={to}", keep=part)
     same(tensors(found.run), tensors(by_hand(folder, part, bad, to, chosen)))
     assert list(found.steps) == list(range(1, 9))
+
+
+def test_what_was_left_out_and_how_often_is_counted_on_whatever_one_goes_back_to():
+    """A checkpoint does not know how often a run went back to it."""
+    judge, saved = BadStepPolicy(Call("rewind", {"at_most": 2, "spike": None, "window": 100})), History(skipped=1)
+    for step in (7, 9):
+        assert judged(judge, [(math.nan, 1.0)]) == [1]
+        judge.rewound(step, 3, saved)
+        assert judge.history == History(skipped=1 + step - 3, rewinds=1 if step == 7 else 2)
+        assert judge.updates(step + 1) == 3  # after the checkpoint's two
+    with pytest.raises(NotFinite, match="after rewinding 2 times"):
+        judged(judge, [(math.nan, 1.0)])
+
+
+def test_the_beginning_is_as_it_was():
+    """Of parameters, states, and means of parameters."""
+    run, fresh = (VirtualRun(plan_of("train.ema=0.9", text=TEXT)) for _ in range(2))
+    for rank in run.ranks:
+        for tensor in (*rank.memory.masters.values(), *rank.memory.states.values()):
+            tensor.fill_(7.0)
+        rank.restart()
+    same(tensors(run), tensors(fresh))
 
 
 def test_going_back_is_said_and_ends(folder: Path, tmp_path: Path):

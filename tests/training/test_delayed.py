@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from partita.compiler.analysis.memory import memory_report
 from partita.compiler.analysis.time import predict
-from partita.runtime.rank import Plan
+from partita.runtime.bad_steps import NotFinite
+from partita.runtime.data.binding import open_data
+from partita.runtime.executor import Executor
+from partita.runtime.instructions import Waits
+from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
+from tests.files import checked
 from tests.marks import soak
 from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, trained
 from tests.training.test_local import RATE, close, everything, forget, kept_every, on, same
@@ -97,6 +103,55 @@ def test_gradients_that_are_late_resume_on_another_mesh(tmp_path: Path) -> None:
     close(everything(again.run), everything(whole.run), 1e-4)
 
 
+def test_all_ranks_meet_before_totals_of_the_next_step_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for what one step sends: here, totals of a tied parameter."""
+    run, _ = steps_of(delayed(by=2))
+    assert any(rank.sends for rank in run.plan.program.ranks)
+    told: list[str] = []
+    exchange, summed = Executor._exchange_tied, Executor._summed
+
+    def noted(name: str, method: Callable[..., Waits]) -> Callable[..., Waits]:
+        def call(self: Executor, *arguments: object) -> Waits:
+            if self is run.ranks[0].training:
+                told.append(name)
+            yield from method(self, *arguments)
+
+        return call
+
+    monkeypatch.setattr(Executor, "_exchange_tied", noted("sent", exchange))
+    monkeypatch.setattr(Executor, "_summed", noted("met", summed))
+    run.cluster.run([rank.training.settle() for rank in run.ranks])
+    assert told == ["sent", "met", "sent", "met"]
+
+
+ROOTS = """
+axis batch = 4, embed = 4
+model m(x: [batch, embed]) {
+  param w: [embed] ~ ones()
+  loss mean(sqrt(x * w))
+}
+train { data = arrays("data.npz") optimizer = sgd(lr = 0.1) steps = 8 seed = 5 sync = delayed(2) }
+"""
+
+
+def test_a_norm_that_is_not_finite_is_that_of_a_step_before(tmp_path: Path) -> None:
+    """A root of zero is finite, and its gradient is not: two steps later, rows of that step are named."""
+    x = np.ones((32, 4), np.float32)
+    x[9, 2] = 0.0
+    np.savez(tmp_path / "data.npz", x=x)
+    plan = prepare(checked(ROOTS, "roots.par"))
+    data = open_data(plan.program, plan.train, tmp_path)
+    step = next(number for number in range(1, 7) if "item 9" in data.row_names(number))
+    with pytest.raises(NotFinite) as stopped:
+        VirtualRun(plan).train(data)
+    text = str(stopped.value)
+    assert text.startswith(
+        f"the gradient norm of step {step + 2} is nan; its gradients are of step {step}; the first value"
+    )
+    assert f"row {data.row_names(step).index('item 9')} of the batch (item 9)" in text
+    assert text.endswith("help: look for the cause in the data and the learning rate and restart")
+
+
 def test_a_reduction_hides_behind_the_next_step() -> None:
     """Of a program whose reduction takes less than a step and is exposed, all is hidden."""
     link = "cluster.link=link(bandwidth = 1GB/s, latency = 5us)"
@@ -105,6 +160,13 @@ def test_a_reduction_hides_behind_the_next_step() -> None:
     assert waiting.exposed_communication > 0.01
     assert late.exposed_communication == pytest.approx(0.0, abs=1e-9)
     assert late.step_time == pytest.approx(waiting.step_time - waiting.exposed)
+
+
+def test_a_reduction_that_takes_several_steps_has_as_many_to_end_in_as_the_delay_says() -> None:
+    link = "cluster.link=link(bandwidth = 100KB/s, latency = 5us)"
+    sizes = (link, "cluster.pipe=1", "cluster.tensor=1", "layout=plain")
+    one, two, three = (predict(plan_of(*sizes, f"train.sync=delayed({by})").training).step_time for by in (1, 2, 3))
+    assert [one / two, one / three] == [pytest.approx(2, rel=0.05), pytest.approx(3, rel=0.05)]
 
 
 def test_the_memory_bound_counts_late_gradients() -> None:

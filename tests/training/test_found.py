@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import partita
 from tests.training.test_partition import check
 
 HEAD = """axis batch = 6, seq = 4, embed = 4, heads = 2, key = 2
@@ -98,3 +100,93 @@ CASES = [
 def test_equals_the_whole(model: str, ranks: int, rules: str, schedule: str, tmp_path):
     text = HEAD + model + TAIL.format(ranks=ranks, rules=rules, schedule=schedule)
     check(SimpleNamespace(text=text, single=WHOLE), 1, tmp_path)
+
+
+# ---------------------------------------------------------------- whole files, verified
+
+TRAINED = "train {{ data = random() optimizer = {optimizer} steps = 2 precision = {precision} }}"
+
+# Sums for a metric are in f32 in mixed precision, and with them what is computed of them at the end.
+METRIC = """axis batch = 8, seq = 4
+model m(x: [batch, seq]) {
+  param w: [seq] ~ ones()
+  let y = x * w
+  loss mean(y * y)
+  metric spread = sum(where(mean(y, over = batch) > 0.5, 2 * sqrt(mean(y * y, over = batch)) + w, w))
+}
+mesh ranks(data = 2)
+layout split on ranks { shard seq -> data }
+schedule s = gpipe(microbatches = 4)
+"""
+
+# A rule for a sparse table alone: `pod` splits what is looked up, but not the table.
+TABLE = """axis batch = 4, tables = 2, rows = 8, embed = 4
+model m(id: i64[batch, tables], click: [batch]) {
+  param table: [tables, rows, embed] ~ uniform(0.5)
+  param w: [tables, embed] ~ xavier()
+  loss binary_cross_entropy(sum(embedding(id, table, over = rows) + w, over = [tables, embed]), click)
+}
+mesh ranks(pod = 2, data = 2)
+layout split on ranks {
+  shard batch, rows -> data
+  shard SPLIT -> pod
+  shard m.table: rows -> data
+}
+"""
+
+# A flat gradient is added up before a later reader of the parameter gathers it: then neither is flat.
+FLAT = """axis batch = 4, seq = 6, embed = 12, vocab = 5
+model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param wte: [vocab, embed] ~ normal(0.5)
+  let logits = dot(embedding(tokens, wte, over = vocab), wte, over = embed)
+  loss cross_entropy(logits, targets, over = vocab) + 0.001 * sum(wte * wte)
+}
+mesh ranks(data = 2, expert = 2)
+layout split on ranks {
+  shard batch, embed -> data
+  shard seq -> expert
+  shard param -> expert
+}
+"""
+FILES = {
+    "a_metric_of_sums_in_bf16": METRIC + TRAINED.format(optimizer="sgd(lr = 0.1)", precision="bf16"),
+    "a_table_split_less_than_its_rows": TABLE.replace("SPLIT", "embed")
+    + TRAINED.format(optimizer="adagrad(lr = 0.1)", precision="f32"),
+    "tables_split_less_than_their_rows": TABLE.replace("SPLIT", "tables")
+    + TRAINED.format(optimizer="adagrad(lr = 0.1)", precision="f32"),
+    "a_flat_gradient_of_a_gathered_parameter": FLAT + TRAINED.format(optimizer="adamw(lr = 0.1)", precision="f32"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_is_verified(name: str, tmp_path: Path):
+    file = tmp_path / f"{name}.par"
+    file.write_text(FILES[name])
+    found = partita.verify(file)
+    assert found.passed, found
+
+
+# Masters that are whole along `data` are updated in parts, views of them; one call updates several, and the views are
+# gathered.
+VIEWS = """axis batch = 8, embed = 8, ffn = 4
+model m(x: [batch, embed]) {
+  repeat 2 as layer {
+    param up, down: [embed, ffn] ~ xavier()
+    let x = x + dot(dot(x, up, over = embed), down, over = ffn)
+  }
+  loss mean(x * x)
+}
+mesh ranks(data = 2, context = 2)
+layout split on ranks {
+  shard batch -> data
+  shard param -> context
+  shard grad -> data
+}
+"""
+
+
+def test_views_that_one_call_updates_are_gathered(tmp_path: Path):
+    file = tmp_path / "views.par"
+    file.write_text(VIEWS + TRAINED.format(optimizer="adamw(lr = 0.01)", precision="f64"))
+    split, whole = (partita.train(file, f"ranks.data={n}", f"ranks.context={n}") for n in (2, 1))
+    assert [step["loss"] for step in split] == pytest.approx([step["loss"] for step in whole], rel=1e-12)

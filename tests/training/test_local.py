@@ -17,6 +17,7 @@ from partita.compiler.text.partitioned import parse_update, update_text
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import MEAN, Call
+from partita.runtime.bad_steps import NotFinite
 from partita.runtime.checkpoint.parts import Kept
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.global_tensors import assemble
@@ -210,6 +211,20 @@ def test_communication_falls_by_the_interval() -> None:
     assert all(each.holds for each in outcomes(claimed.training, alone))
 
 
+def test_what_a_rank_sends_for_each_of_its_groups_is_counted() -> None:
+    """Along the axis of tensors, in every step."""
+    sizes = on(tensor=2)
+    small = ("batch=4", "schedule=one_f_one_b(microbatches = 2)", "layout=plain")
+    alone, every = plan_of(*sizes, *small), apart(*sizes, layout="plain")
+    sent = [
+        sum(each.bytes for each in summarize(plan.training).collectives if each.axis == "tensor")
+        for plan in (alone, every)
+    ]
+    assert every.program.members == 4
+    assert sent[1] == pytest.approx(4 * sent[0])
+    assert sent[0] > 0
+
+
 @pytest.mark.parametrize(
     ("mesh", "members"), [(on(data=8), 1), (on(data=4, pipe=2), 1), (on(data=2, pipe=2), 2)], ids=str
 )
@@ -282,6 +297,48 @@ def test_buffers_are_averaged() -> None:
     close({"m.mean": run.besides("anchor")["m.mean"]}, {"m.mean": average}, 1e-6)
     for group in range(3):
         close({"m.mean": run.parameters(group)["m.mean"]}, {"m.mean": average / 2 + rows[group].mean(0) / 2}, 1e-6)
+
+
+def small(loss: str, groups: int, **changes: str) -> VirtualRun:
+    """A run on one rank, which trains all groups."""
+    text = SMALL.format(entries=f"sync = local(groups = {groups}, every = 9)", rule="", buffer="")
+    text = text.replace("loss mean(x * w)", loss).replace("data = 6", "data = 1")
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return VirtualRun(prepare(checked(text, "small.par")))
+
+
+def test_what_is_computed_of_a_whole_batch_is_of_the_rows_of_a_group() -> None:
+    """Of inputs alone, and before the first of two microbatches."""
+    run = small(
+        "let c = x - expand(mean(x, over = batch), batch) loss mean(c * c * w)",
+        3,
+        train="schedule s = gpipe(microbatches = 2)\ntrain",
+    )
+    drawn = batches(run.plan.program, 1)[0]
+    run.step(1, drawn, 0.1)
+    assert run.plan.program.stages[0].full_inputs
+    for group, rows in enumerate(drawn["x"].chunk(3)):
+        expected = rows.var(0, unbiased=False) / 4
+        close({"w": run.gradients(group)["m.w"]}, {"w": expected}, 1e-6)
+
+
+def test_ids_that_are_out_of_range_are_counted_and_not_averaged() -> None:
+    run = small("loss mean(embedding(cast(sum(x, over = embed), i64), w, over = embed))", 3)
+    x = torch.zeros(12, 4)
+    x[[0, 8, 11], 2] = 9.0
+    run.step(1, {"x": x}, 0.1)
+    assert list(run.outside().values()) == [3.0]
+
+
+def test_a_group_whose_step_is_bad_is_not_updated() -> None:
+    run = small("loss mean(x * w)", 3)
+    x = torch.ones(12, 4)
+    x[5, 1] = float("nan")  # of the second group
+    with pytest.raises(NotFinite):
+        run.step(1, {"x": x}, 0.1)
+    before = torch.ones(4)
+    assert [bool((run.parameters(group)["m.w"] == before).all()) for group in range(3)] == [False, True, True]
 
 
 def test_groups_take_their_mean_unless_the_file_says_otherwise() -> None:

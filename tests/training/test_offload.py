@@ -8,19 +8,22 @@ import pytest
 import torch
 from attrs import evolve
 
-from partita.compiler.analysis.memory import memory_report
+from partita.compiler.analysis.memory import memory_report, stored
 from partita.compiler.analysis.time import end_seconds, predict
+from partita.compiler.codegen.plan import functions_of
 from partita.compiler.costs.devices import DEVICES
-from partita.compiler.ops.host import ToHost
+from partita.compiler.graph import substitute
+from partita.compiler.ops.host import CopyOut, Land
+from partita.compiler.ops.optimizer import Store, Update
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.report.summary import summarize
-from partita.compiler.state import Compilation
+from partita.compiler.state import Compilation, Scheduled
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.load import load_text
-from partita.runtime import kernels
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan
 from partita.runtime.training import VirtualRun
+from tests.compiler.test_text import check_every_pass
 from tests.files import checked
 from tests.marks import soak
 from tests.training.test_partition import plan_of
@@ -58,8 +61,11 @@ train {
 ADAMW = "adamw(lr = 0.01)"
 
 
-def text_of(rules: str = "", optimizer: str = ADAMW, precision: str = "f32", mean: bool = False) -> str:
+def text_of(
+    rules: str = "", optimizer: str = ADAMW, precision: str = "f32", mean: bool = False, clip: str = "0.5"
+) -> str:
     text = FILE.replace("RULES", rules).replace("OPTIMIZER", optimizer).replace("f32", precision)
+    text = text.replace("clip = 0.5", f"clip = {clip}")
     return text.replace("batches = 1)", "batches = 1, weights = ema)\n  ema = 0.9") if mean else text
 
 
@@ -76,35 +82,91 @@ def trained(plan: Plan, tmp_path: Path) -> list[torch.Tensor]:
     return found
 
 
-def copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies from one memory to the other are copies, as on a device with its own."""
-    monkeypatch.setattr(kernels, "to_host", torch.clone)
-    monkeypatch.setattr(kernels, "to_device", lambda x, context: x.clone())
-
-
 CASES = [
-    ("shard state -> data", ADAMW, "f32", False),
-    ("", "muon(lr = 0.01)", "bf16", True),
+    ("shard state -> data", ADAMW, "f32", False, "none"),
+    ("", "muon(lr = 0.01)", "bf16", True, "0.5"),
     *soak(
         *(
-            (rules, optimizer, precision, mean)
+            (rules, optimizer, precision, mean, clip)
             for rules in ("", "shard state -> data", "shard param -> data")
             for optimizer in (ADAMW, "muon(lr = 0.01)", "adafactor(lr = 0.01)", "adamw_8bit(lr = 0.01)")
             for precision in ("f64", "bf16")
             for mean in (False, True)
+            for clip in ("0.5", "none")
         )
     ),
 ]
 
 
-@pytest.mark.parametrize(("rules", "optimizer", "precision", "mean"), CASES)
-def test_the_numbers_are_the_same_to_the_last_bit(rules, optimizer, precision, mean, tmp_path, monkeypatch):
-    expected = trained(plan_of(text_of(rules, optimizer, precision, mean)), tmp_path)
-    plan = plan_of(text_of(f"{rules} offload state", optimizer, precision, mean))
+@pytest.mark.parametrize(("rules", "optimizer", "precision", "mean", "clip"), CASES)
+def test_the_numbers_are_the_same_to_the_last_bit(rules, optimizer, precision, mean, clip, tmp_path, own_memory):
+    expected = trained(plan_of(text_of(rules, optimizer, precision, mean, clip)), tmp_path)
+    plan = plan_of(text_of(f"{rules} offload state", optimizer, precision, mean, clip))
     assert validate(plan.training).passed
     assert validate(plan.evaluation).passed
-    copied(monkeypatch)
+    check_every_pass(plan.spec, training=True)
     assert all(map(torch.equal, expected, trained(plan, tmp_path)))
+
+
+WIDE = {
+    "embed = 8, ffn = 8": "embed = 256, ffn = 256",
+    "(pipe = 2, data = 2)": "(pipe = 1, data = 2) { device = h100 link = [data -> link(40GB/s, 1ns)] }",
+}
+
+
+def wide(rules: str, clip: str = "none", precision: str = "bf16") -> Scheduled:
+    text = text_of(rules, precision=precision, clip=clip)
+    for old, new in WIDE.items():
+        text = text.replace(old, new)
+    return schedule_spec(checked(text, "lm.par"))
+
+
+@pytest.mark.parametrize("rules", ["shard state -> data", "shard param -> data", ""])
+def test_gradients_are_on_their_way_while_the_backward_pass_runs(rules: str):
+    """Those of a layer start where the next one's are reduced at the latest, or added up if nothing reduces them."""
+    state = wide(f"{rules} offload state")
+    (of,) = functions_of(state.partitioned, state.schedule)
+    ((_, reduce),) = state.update.reduce
+    nodes = of.closing("BW", of.reduced("BW", reduce, state.update.totals[0]))
+    started = {node.output: i for i, node in enumerate(nodes) if node.op == CopyOut()}
+    last = max(i for i, node in enumerate(nodes) if node.op.accumulator is not None)
+    coming = dict(state.update.coming([0]))
+    assert coming.keys() == {each.name for each in state.update.parameters}
+    for layer in ("up", "down"):
+        assert started[coming[f"lm.layer.1.{layer}"]] < last
+    order = [each for each in started if started[each] < last]
+    updates = state.update.parameter_updates(state.plan.ranks[0].parameters)
+    landed = [node.inputs[0] for node in updates if node.op == Land()]
+    assert landed[: len(order)] == order, "updates are made in the order in which gradients come"
+    assert not wide(f"{rules} offload state", clip="1.0").update.coming([0])
+
+
+@pytest.mark.parametrize("clip", ["none", "1.0"])
+def test_copies_of_an_update_start_before_the_update_before(clip: str):
+    state = wide("offload state", clip, "f32")
+    nodes = state.update.parameter_updates(state.plan.ranks[0].parameters)
+    begun = {node.output: i for i, node in enumerate(nodes) if node.op == CopyOut()}
+    updates = [i for i, node in enumerate(nodes) if isinstance(node.op, Update)]
+    for node in nodes:
+        if node.op == Land() and node.inputs[0] in begun:
+            own = next(i for i in updates if node.output in nodes[i].inputs)
+            assert sum(begun[node.inputs[0]] < i < own for i in updates) >= (own != updates[0])
+
+
+@pytest.mark.parametrize("clip", ["none", "1.0"])
+def test_most_of_the_copies_hide(clip: str):
+    """Beside the backward pass, and beside the host's own work."""
+    found = predict(wide("offload state", clip, "f32"))
+    assert 0 < found.exposed_copies < found.copying / 5
+
+
+def test_the_host_has_room_for_all_gradients_that_are_coming():
+    found = {clip: memory_report(state := wide("offload state", clip), state.plan.ranks[0]) for clip in ("none", "1.0")}
+    sums = sum(each.type.bytes for each in state.plan.stages[0].accumulators if each.parameter)
+    most = max(each.type.bytes for each in state.plan.stages[0].accumulators)
+    kept = sum(sum(part.values()) for part in stored(state, state.plan.ranks[0], host=True))
+    assert found["none"].host >= kept + sums
+    assert kept + most <= found["1.0"].host < kept + sums
 
 
 @pytest.mark.parametrize(("precision", "masters"), [("f32", False), ("bf16", True)])
@@ -173,8 +235,8 @@ def broken(state: Compilation, name: str, **changes) -> Compilation:
 def test_what_lies_in_the_wrong_memory_is_found():
     state = compile_spec(checked(text_of("offload state"), "lm.par"))
     (each,) = (each for each in state.update.parameters if each.name == "lm.table")
-    (copy,) = (node for node in each.update if node.op == ToHost() and each.master not in node.inputs)
-    (gradient,) = copy.inputs
+    (copy,) = (node for node in each.update if node.op == Land() and each.master not in node.inputs)
+    _, gradient = copy.inputs
     update = tuple(
         evolve(node, inputs=tuple(gradient if value is copy.output else value for value in node.inputs))
         for node in each.update
@@ -189,6 +251,33 @@ def test_what_lies_in_the_wrong_memory_is_found():
     records = tuple(evolve(record, host=True) for record in state.program.parameters)
     (problem, *_) = validate(evolve(state, program=evolve(state.program, parameters=records))).problems
     assert "kept in the wrong memory" in problem.message
+
+
+def test_what_is_read_or_written_before_it_has_landed_is_found():
+    state = compile_spec(checked(text_of("offload state", clip="none"), "lm.par"))
+    each = next(each for each in state.update.parameters if each.coming is not None)
+    lands = [node for node in each.update if node.op == Land()]
+    (gradient,) = (node for node in lands if node.inputs[0] is each.coming)
+    (part,) = (node for node in lands if node is not gradient)
+    update = next(node for node in each.update if isinstance(node.op, Update))
+    (store,) = (node for node in each.update if node.op == Store())
+    too_early = tuple(substitute(node, {gradient.output: each.coming}) for node in each.update if node is not gradient)
+    early_store = evolve(store, inputs=(each.master, each.master))
+    at = each.update.index(part)
+    wrong = {
+        "is read before it has landed": {"update": too_early},
+        "what is on its way to the host is overwritten": {
+            "update": (*each.update[:at], early_store, *each.update[at:]),
+        },
+        "is not of": {"update": tuple(substitute(node, {each.gradient: each.master}) for node in each.update)},
+        "is not waited for": {"update": tuple(node for node in each.update if node not in (part, update, store))},
+    }
+    for message, changes in wrong.items():
+        problems = validate(broken(state, each.name, **changes)).problems
+        assert any(message in problem.message for problem in problems), (message, problems)
+    other = next(one for one in state.update.parameters if one.coming is not None and one is not each)
+    problems = validate(broken(state, each.name, coming=other.coming), program=False).problems
+    assert any("is not the gradient of a stage's own parameter" in problem.message for problem in problems)
 
 
 def test_wrong_rules():

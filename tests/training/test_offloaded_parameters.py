@@ -24,7 +24,6 @@ from partita.compiler.verify.equivalence import validate
 from partita.compiler.verify.rules import Rules
 from partita.compiler.verify.value_numbering import ValueNumbering
 from partita.dsl.load import load_text
-from partita.runtime import kernels
 from partita.runtime.kernels.host import arrive, cast_on_host, prefetch
 from tests.compiler.report.test_layout_shown import shown
 from tests.compiler.test_text import check_every_pass
@@ -34,23 +33,6 @@ from tests.programs import Program, programs, sharded_programs
 from tests.training.test_offload import text_of, trained
 from tests.training.test_offloaded_blocks import offloading
 from tests.training.test_partition import plan_of
-
-
-@pytest.fixture
-def own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies are copies, as on a device with its own memory; what is under way has no content yet."""
-    coming: dict[int, torch.Tensor] = {}
-
-    def begin(x: torch.Tensor, context: object) -> torch.Tensor:
-        found = torch.full_like(x, 0 if not x.is_floating_point() else float("nan"))
-        coming[id(found)] = x
-        return found
-
-    monkeypatch.setattr(kernels, "to_host", torch.clone)
-    monkeypatch.setattr(kernels, "to_device", lambda x, context: x.clone())
-    monkeypatch.setattr(kernels, "prefetch", begin)
-    monkeypatch.setattr(kernels, "arrive", lambda x, context: x.copy_(coming.pop(id(x))))
-
 
 ADAMW = "adamw(lr = 0.01)"
 CASES = [
@@ -133,6 +115,31 @@ def test_the_device_holds_the_parameters_of_two_layers(rules: str):
     assert few == many
     layer = 2 * 64 * 64 * 4
     assert layer < few["F"] < 2.5 * layer
+
+
+ENDS = """
+axis batch = 4, embed = 8
+model m(x: [batch, embed]) {
+  param gain: [embed] ~ ones()
+  let x = x * gain
+  repeat 4 as layer {
+    param w: [embed] ~ ones()
+    let x = tanh(x * w)
+  }
+  loss mean(x * gain)
+}
+mesh one(data = 1)
+layout l on one { offload param }
+train { layout = l data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+"""
+
+
+def test_what_the_first_layer_reads_and_the_last_is_copied_for_each():
+    """The device does not keep it in between."""
+    (stage,) = schedule_spec(checked(ENDS, "ends.par")).partitioned.stages
+    copied = [node.inputs[0].name for node in stage.nodes if node.op == Prefetch() and node.phase is Phase.FORWARD]
+    assert copied.count("m.gain") == 2
+    assert len(copied) == 2 + 4
 
 
 def test_copies_run_beside_what_is_computed():
@@ -250,7 +257,7 @@ def test_parameters_in_the_wrong_memory_are_found():
     there, here = (compile_spec(checked(text_of(rules, "sgd(lr = 0.01)"), "lm.par")) for rules in ("offload param", ""))
     for state, other in ((there, here), (here, there)):
         check = Checker(Rules(state.mesh), ValueNumbering())
-        Copies(state.partitioned, None, check, other.prefetched).run()
+        Copies(state.partitioned, state.update, None, check, other.prefetched).run()
         assert all("is read from the wrong memory" in each.message for each in check.problems)
         assert check.problems
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.compiler.analysis.memory import memory_report, peak_memory
+from partita.compiler.analysis.memory import collectives, peak_memory
 from partita.compiler.analysis.time import predict
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.load import load_text
@@ -138,7 +138,7 @@ def test_all_pieces_under_way_are_held():
         train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
     """
     found = [compile_spec(spec_of(text=wide.replace("PIECES", str(pieces)))) for pieces in (1, 4)]
-    whole, pieces = (memory_report(state, state.plan.ranks[0]).buffers for state in found)
+    whole, pieces = (collectives(state, state.plan.ranks[0])[0, "F"] for state in found)
     received = 4 * 4 * 32  # of the sum, by one rank
     assert pieces == whole - received + received // 4
 

@@ -209,6 +209,18 @@ def test_reports_count_what_each_rank_holds(changes):
             "`log_softmax(logits, over = vocab)` needs all of it at once",
         ),
         (
+            text_of(
+                changes={
+                    "adamw(lr = 0.01)": "rowwise_adagrad(lr = 0.01)",
+                    "head: [vocab, embed]": "head: [embed, vocab]",
+                }
+            ),
+            "E0417",
+            5,
+            9,
+            "`lm.head` cannot be split over the pipeline: its optimizer updates it as a whole",
+        ),
+        (
             text_of(changes={"adamw(lr = 0.01)": "adafactor(lr = 0.01)"}),
             "E0417",
             4,

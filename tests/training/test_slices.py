@@ -253,6 +253,13 @@ LAST = "let logits = dot(rms_norm(x, over = embed), table, over = embed)"
             "scaled",
         ),
         (
+            {"= vocab)\n  m": "= vocab)\n  metric spread = mean(sqrt(mean(logits * logits, over = batch)))\n  m"},
+            "E0407",
+            "sqrt(",
+            "that still has the axis `seq`, which is cut into slices",
+            "reduce over `seq`",
+        ),
+        (
             {"slices = 3": "slices = 5"},
             "E0406",
             "one_f_one_b",

@@ -281,6 +281,7 @@ ALL, EMA = "its optimizer updates all rows", "`ema` keeps a mean of all rows"
 WRONG = [
     ("adamw(lr = 0.1)", "", ALL),
     ("adagrad(lr = 0.1, weight_decay = 0.1, decay = all)", "", ALL),
+    ("rowwise_adagrad(lr = 0.1, weight_decay = 0.1, decay = all)", "", ALL),
     ("sgd(lr = 0.1, momentum = 0.9)", "", ALL),
     ("adagrad(lr = 0.1)", "ema = 0.9", EMA),
     ("adagrad(lr = 0.1)", "sum", "it is not only looked up in, along one axis"),

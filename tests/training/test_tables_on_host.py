@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from partita.compiler.analysis.memory import memory_report
-from partita.compiler.ops.host import Prefetch, ToDevice, ToHost
+from partita.compiler.ops.host import CopyOut, Prefetch, ToDevice, ToHost
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.verify.equivalence import validate
 from partita.runtime import kernels
@@ -94,14 +94,15 @@ def test_only_the_rows_of_a_step_are_copied():
         state = compile_spec(checked(text_of("shard rows -> data offload table", rows=rows), "tables.par"))
         nodes = [node for stage in state.partitioned.stages for node in stage.nodes]
         nodes += [node for each in state.update.parameters for node in each.update]
-        copies = [node for node in nodes if node.op in (ToHost(), ToDevice(), Prefetch())]
+        copies = [node for node in nodes if node.op in (ToHost(), CopyOut(), ToDevice(), Prefetch())]
         report = memory_report(state, state.plan.ranks[0])
         assert report.host == 2 * rows // 2 * 4 * 4
         found.append(([(node.op.name, node.output.type) for node in copies], report.total))
     assert found[0] == found[1]
     kinds = [name for name, _ in found[0][0]]
     assert "prefetch" not in kinds
-    assert kinds.count("to_host") >= 3  # ids of the lookup; ids and rows of the gradient
+    assert kinds.count("to_host") >= 1  # ids of the lookup
+    assert kinds.count("copy_out") == 2  # ids and rows of the gradient
 
 
 def test_a_mapped_table_is_no_memory_of_the_host():

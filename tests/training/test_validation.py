@@ -315,6 +315,11 @@ def test_a_step_is_predicted_to_be_as_long_as_the_busiest_rank() -> None:
     assert after.waiting_time == before.step_time == before.waiting_time
     assert before.step_time - after.step_time == pytest.approx(after.timeline.makespan - after.timeline.cost, rel=0.05)
     assert after.timeline.makespan > 1.03 * after.timeline.cost
+    # What copies take is between the update and the next step.
+    plan = ours.plan
+    without = predict(evolve(ours, plan=evolve(plan, ranks=tuple(evolve(each, copied=()) for each in plan.ranks))))
+    copied = 2 * 2 * 32 * 64 * 4 / (ours.device.bandwidth * ours.device.streaming)
+    assert after.step_time - without.step_time == pytest.approx(copied)
     # The first rank and the last exchange the gradient of what both have.
     tied = predict(compile_spec(checked(zero_bubble("after", "gain"), "z.par")))
     assert tied.step_time >= tied.waiting_time

@@ -25,7 +25,6 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.core_model_loading import revert_weight_conversion
 
 from partita.compiler.verify.proxy import single
 from partita.dsl.correspondence import Weights
@@ -155,6 +154,8 @@ class Both:
         tensors = dict(chain(self.module.named_buffers(), self.module.named_parameters()))
         kept = {name for name, tensor in self.module.state_dict().items() if tensor is not None}
         values = {name: _values(each, gradients) for name, each in tensors.items() if name in kept}
+        from transformers.core_model_loading import revert_weight_conversion  # slow: not for those who collect tests
+
         saved = revert_weight_conversion(self.module, values)
         found: dict[str, Tensor] = {}
         for theirs in self.weights.tensors():

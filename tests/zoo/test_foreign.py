@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from partita.cli.main import main
 from partita.runtime.checkpoint.address_store import steps_in
@@ -51,7 +50,6 @@ def test_there_through_training_and_back(name: str, tmp_path: Path, capsys: pyte
     overrides = (*against.overrides, "train.data=random()", "train.eval=none", "train.precision=f32")
     torch.manual_seed(5)
     theirs = against.theirs()
-    assert isinstance(theirs, PreTrainedModel)
     draw(theirs)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
@@ -82,7 +80,6 @@ def test_what_transformers_saves_is_named_whole(name: str, tmp_path: Path):
     file = str(ZOO / against.file)
     overrides = (*against.overrides, "train.data=random()")
     theirs = against.theirs()
-    assert isinstance(theirs, PreTrainedModel)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = tmp_path / "run" / "checkpoints"
     assert main(["checkpoint", "import", str(ours), str(tmp_path / "theirs"), file, *overrides, "--as", "hf"]) == 0
@@ -101,6 +98,8 @@ def test_what_transformers_saves_is_named_whole(name: str, tmp_path: Path):
 @pytest.mark.soak
 def test_the_base_of_adapters_comes_in_and_the_adapters_go_out(tmp_path: Path):
     """What `--only` does not name begins as the file says, and is what goes out alone."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         hidden_size=24, num_attention_heads=6, num_key_value_heads=2, intermediate_size=40, vocab_size=29,
         num_hidden_layers=2, head_dim=4,

@@ -198,13 +198,13 @@ class Copies:
         if layout in known.kept:
             return known.kept[layout]
         whole = known.value
-        value = evolve(whole, type=local_type(whole.type, layout, self.resharding.mesh.sizes), layout=layout)
+        value = whole.laid_out(local_type(whole.type, layout, self.resharding.mesh.sizes), layout)
         if known.kept:
             value = value.derived(self.build.unique(f"{whole.name}.part"))
         if known.node is None:
             self.inputs.append(evolve(self.declared[whole], value=value))
         else:
             op = local_op(known.node, (), (layout,), self.resharding.mesh)
-            self.build.nodes.append(evolve(known.node, op=op, outputs=(value,)))
+            self.build.nodes.append(known.node.changed(op=op, outputs=(value,)))
         known.kept[layout] = value
         return value

@@ -237,6 +237,9 @@ class DefaultLayouts:
             return tuple(notes[:EXAMPLES]), help
         notes = []
         help = f"no tensor has axis `{axis}`"
+        if rule.target.path is not None:
+            called = ".".join(rule.target.path)
+            help = f"no parameter or value is called `{called}`: what a block returns has the name that it has there"
         for name, type in self.seen.values():
             if rule not in self.rules(name):
                 continue
@@ -244,9 +247,11 @@ class DefaultLayouts:
             if late is not None:
                 because, before = late
                 notes.append(f"{name}: {type}: {because}, `{before}` ({before.span.place})")
-                together = ", ".join((*before.mesh_axes, *rule.mesh_axes))
+                together = ", ".join(dict.fromkeys((*before.mesh_axes, *rule.mesh_axes)))
                 help = "move it before that rule, or give it another mesh axis"
-                if before.target.name == axis:
+                if before.target.name == axis and set(rule.mesh_axes) <= set(before.mesh_axes):
+                    help = "remove it: that rule says it already"
+                elif before.target.name == axis:
                     help = f"name all mesh axes in one rule: `shard {axis} -> {together}`"
             elif rule.target.path is not None:
                 notes.append(f"{name}: {type}")

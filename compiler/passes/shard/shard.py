@@ -15,7 +15,7 @@ An op that cannot split an axis that is split is replaced by primitives that can
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
@@ -24,6 +24,7 @@ from attrs import evolve, frozen
 from partita.compiler.graph import LAST, Accumulator, Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type, within_axes
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate, Store, Update
 from partita.compiler.ops.sparse import BLOCK, SOURCE, ExchangeRows
 from partita.compiler.passes.microbatch import OUTPUT
@@ -33,6 +34,7 @@ from partita.compiler.passes.shard.defaults import DefaultLayouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.dsl.layouts import RING
 from partita.dsl.reprs import count, outline, shortened
+from partita.dsl.types import Type
 
 
 @frozen(eq=False)
@@ -139,6 +141,12 @@ class _Sharder:
         self.layouts: dict[str, ParameterLayouts] = {}
         self.parameters: list[Parameter] = []
         self.choices: dict[Node, Choice] = {}
+        # What is decided once for equal nodes: an axis that they cannot split, and what each is on one rank.
+        # Equal operands and results are the same objects, which are compared faster.
+        self.operands: dict[Operand, Operand] = {}
+        self.results: dict[Result, Result] = {}
+        self.unsupported: dict[tuple[Op, tuple[Operand, ...]], str | None] = {}
+        self.local: dict[tuple[Op, tuple[Operand, ...], tuple[Result, ...]], tuple[Op, tuple[Type, ...]]] = {}
         self.deferred = _deferred(graph)
         # Operands that are already split as the replacement in progress needs them.
         self.staying: set[Value] = set()
@@ -256,11 +264,15 @@ class _Sharder:
             return
         if self._exchange(node):
             return
-        operands = tuple(self._operand(value, node, i < node.op.writes) for i, value in enumerate(node.inputs))
-        axis = self._unsupported_axis(node, operands)
+        found = (self._operand(value, node, i < node.op.writes) for i, value in enumerate(node.inputs))
+        operands = tuple(self.operands.setdefault(each, each) for each in found)
+        if (node.op, operands) not in self.unsupported:
+            self.unsupported[node.op, operands] = self._unsupported_axis(node, operands)
+        axis = self.unsupported[node.op, operands]
         if axis is not None and self._replace(node, axis):
             return
-        results = tuple(self._result(value, node) for value in node.outputs)
+        made = (self._result(value, node) for value in node.outputs)
+        results = tuple(self.results.setdefault(each, each) for each in made)
         choice = self.chooser.choose(node.op, operands, results)
         inputs = tuple(
             self.copies.read(self.known[value], layout, node)
@@ -269,13 +281,16 @@ class _Sharder:
         for value, operand, layout in zip(node.inputs, operands, choice.operands, strict=True):
             if value.name in self.layouts and layout not in operand.available:
                 self._move(value, layout)
-        op = local_op(node, choice.operands, choice.results, self.mesh)
-        types = op.infer(*(value.type for value in inputs))
+        same = node.op, operands, results
+        if same not in self.local:
+            op = local_op(node, choice.operands, choice.results, self.mesh)
+            self.local[same] = op, op.infer(*(value.type for value in inputs))
+        op, types = self.local[same]
         outputs = tuple(
-            evolve(value, type=type, layout=layout)
+            value.laid_out(type, layout)
             for value, type, layout in zip(node.outputs, types, choice.results, strict=True)
         )
-        local = evolve(node, op=op, inputs=inputs, outputs=outputs)
+        local = node.changed(op=op, inputs=inputs, outputs=outputs)
         self.build.nodes.append(local)
         self.choices[local] = choice
         for value, output, result in zip(node.outputs, outputs, results, strict=True):
@@ -306,8 +321,9 @@ class _Sharder:
         made = op.blockwise(build, node, along, self.sizes[over])
         if made is None:
             return False
-        # Other mesh axes split what the table has, or else what the ids have.
-        states = {each: stored.state(each) or result.default.state(each) for each in self.mesh.sharding}
+        # Other mesh axes split what they split of the table, or else what only the ids have.
+        alone = within_axes(result.default, ids.type.without(table.type.names))
+        states = {each: stored.state(each) or alone.state(each) for each in self.mesh.sharding}
         split = layout_of((each, along if each == over else state) for each, state in states.items())
         by_source = layout_of((each, SOURCE if each == over else state) for each, state in split.states)
         by_block = layout_of((each, BLOCK if each == over else state) for each, state in split.states)
@@ -488,11 +504,7 @@ class _Sharder:
             layouts = list(dict.fromkeys(value.layout for value in values))
             layout = layouts[0]
             if len(layouts) > 1:
-                states = (
-                    (over, SUM if any(each.state(over) == SUM for each in layouts) else layout.state(over))
-                    for over in self.mesh.sharding
-                )
-                layout = layout_of(states, layout.flat)
+                layout = _joined(layouts, self.mesh.sharding)
                 placed = zip(contributions, values, strict=True)
                 joined.update({i: (value, layout) for (i, _), value in placed if value.layout != layout})
             each = declared[target]
@@ -516,6 +528,23 @@ class _Sharder:
                     moved = self.copies.reshard(value, layout, node.stage, node.phase, node.scope, node)
                     node = evolve(node, inputs=(moved,))
                 self.build.nodes.append(node)
+
+
+def _joined(layouts: Sequence[Layout], axes: Iterable[str]) -> Layout:
+    """The layout in which contributions in several are added up: the first, but partial where any is, and flat only if
+    all are.
+    """
+    first = layouts[0]
+    flat = first.flat if all(each.flat == first.flat for each in layouts) else None
+    gone = None if first.flat == flat else first.flat
+
+    def state(over: str) -> State:
+        if any(each.state(over) == SUM for each in layouts):
+            return SUM
+        own = first.state(over)
+        return None if gone is not None and own == gone.axis else own
+
+    return layout_of(((over, state(over)) for over in axes), flat)
 
 
 def _deferred(graph: Graph) -> set[Value]:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from torch.profiler import ProfilerActivity, profile
 
-from partita.compiler.analysis.memory import peak_memory
-from partita.compiler.graph import Phase
-from partita.compiler.pipeline import compile_spec
+from partita.compiler.analysis.liveness import host_bytes, line_by_line, working_set
+from partita.compiler.analysis.memory import _among as among
+from partita.compiler.analysis.memory import memory_report, peak_memory
+from partita.compiler.graph import Builder, Phase, Value
+from partita.compiler.instructions import Compute, WaitSend
+from partita.compiler.ops.groups import OuterSgd
+from partita.compiler.pipeline import compile_spec, schedule_spec
+from partita.compiler.schedules.communication import peak_in_flight
+from partita.dsl.types import Axis, Type
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
@@ -88,6 +96,67 @@ def test_the_bounds_hold_where_ranks_share_a_vocabulary(schedule: str, tmp_path:
     peak = peak_of(run)
     bound = sum(peak_memory(plan.training, rank) for rank in plan.training.plan.ranks)
     assert 0.85 * bound <= peak <= bound, (bound, peak)
+
+
+def test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs() -> None:
+    build, type = Builder(), Type("f32", (Axis("a", 100),))
+    anchor, total = (Value(name, type) for name in ("anchor", "total"))
+    build.apply(OuterSgd(2, 1.0), anchor, total)
+    (node,) = build.nodes  # in place, with the mean besides
+    assert working_set(line_by_line([node]), (), (anchor, total)) == 3 * 400
+    there = [tuple(evolve(each, host=True) for each in values) for values in (node.inputs, node.outputs)]
+    on_host = evolve(node, inputs=there[0], outputs=there[1])
+    assert working_set(line_by_line([on_host]), (), there[0]) == 0
+    assert working_set(line_by_line([on_host]), (), there[0], size=host_bytes) == 3 * 400
+
+
+FROZEN = """
+axis batch = 2, vocab = 1024, embed = 64
+model m(ids: i64[batch]) {
+  param table: [vocab, embed] ~ normal(0.1)
+  param w: [embed] ~ ones()
+  loss mean(embedding(ids, table, over = vocab) * w)
+}
+optimizer rules { freeze table update all -> sgd(lr = 0.1) }
+train { data = random() optimizer = rules steps = 1 }
+"""
+
+
+def test_a_large_parameter_is_made_in_the_host_s_memory_before_the_first_step() -> None:
+    """Beside where it goes. Without a gradient, nothing else is as large."""
+    state = schedule_spec(checked(FROZEN, "frozen.par"))
+    (report,) = (memory_report(state, rank) for rank in state.plan.ranks)
+    assert report.moment == "before the first step"
+    assert report.total == (2 * 1024 + 1) * 64 * 4
+
+
+def test_a_sum_is_made_beside_what_was_sent_and_what_has_arrived() -> None:
+    """The ranks add on a CPU, where Gloo may still hold what was sent; each makes its half of the sum."""
+    text = FILE.format(schedule="one_f_one_b(microbatches = 2)", rules="shard batch -> data")
+    state = schedule_spec(
+        checked(text.replace("pipe = 1", "pipe = 1, data = 2").replace("batch = 64", "batch = 8"), "n")
+    )
+    (rank,), (stage,) = state.plan.ranks, state.plan.stages
+    gradients = sum(each.type.bytes for each in stage.accumulators if each.parameter)
+    assert (stage.in_flight, stage.reducing, stage.reduced) == (2 * gradients, 2.5 * gradients, gradients)
+    report = memory_report(state, rank)
+    assert report.moment == "as gradients are reduced"
+    assert report.gradients == gradients + sum(each.type.bytes for each in stage.accumulators)
+    inputs = 1.5 * 8 * 64 * 4  # the batch in whole, and the own half
+    assert 0 < report.buffers - 1.5 * gradients - inputs < inputs
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "zb_h1"])
+def test_messages_are_held_from_where_they_are_posted_to_where_they_are_waited_for(schedule: str) -> None:
+    """Those that a rank sends and those that it receives: behind its last action, what it still waits for."""
+    text = FILE.format(schedule=f"{schedule}(microbatches = 4)", rules="").replace("pipe = 1", "pipe = 4")
+    state = schedule_spec(checked(text, "net.par"))
+    for rank in state.plan.ranks:
+        held = [messages for *_, messages in among(state, rank)]
+        assert peak_in_flight(rank.instructions) <= max(held)
+        assert min(held) >= 0
+        left = takewhile(lambda each: not isinstance(each, Compute), reversed(rank.instructions))
+        assert held[-1] == sum(each.transfer.message.bytes for each in left if isinstance(each, WaitSend))
 
 
 @pytest.mark.parametrize("rows", [64, 8192])

@@ -20,7 +20,7 @@ from partita.compiler.analysis.time import (
     silenced,
     stage_seconds,
 )
-from partita.compiler.costs.links import Link
+from partita.compiler.costs.links import LINKS, Link
 from partita.compiler.instructions import Compute, Instruction
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.schedules.communication import communicate, default_messages
@@ -80,6 +80,7 @@ def test_a_slow_link_is_the_step_and_a_fast_one_shows_its_last_message() -> None
     assert ends.ready[0] == pytest.approx(gathered, rel=0.05)
     seconds = stage_seconds(state)
     assert predict(state).exposed == pytest.approx(2 * gathered - seconds[0, "F"] - seconds[0, "BW"], rel=0.05)
+    assert predict(state).mfu == pytest.approx(state.flops / (2 * 1e9 * predict(state).step_time))  # of two devices
     # The first message that is gathered has three of the twelve tensors, the last that is reduced has two.
     fast = compiled(1e9, 1e-7)
     message = 64 * 256 * 4 / 2 / 1e9
@@ -99,6 +100,37 @@ def test_nothing_is_waited_for_that_is_not_gathered() -> None:
     assert Ends(state, state.plan.ranks[0]).ready == {}
     free = evolve(state, mesh=state.mesh.joined_by(Link("nothing", inf, 0.0)))
     assert predict(free).exposed == pytest.approx(0.0, abs=1e-12)
+
+
+def in_groups(sync: str, rows: int) -> Scheduled:
+    """Of one rank of the data and two of tensors, whose link is slow."""
+    text = FILE.format(ranks=1, schedule="gpipe").replace("batch = 32", f"batch = {rows}")
+    text = text.replace("data = 2", "data = 1, tensor = 2").replace("shard state -> data", "shard hidden -> tensor")
+    link = "link = [tensor -> link(bandwidth = 1MB/s, latency = 1us)]"
+    text = text.replace("bandwidth = 10GB/s) }", f"bandwidth = 10GB/s) {link} }}")
+    return schedule_spec(checked(text.replace("steps = 4", f"steps = 4 {sync}"), "net.par"))
+
+
+def test_a_rank_trains_its_groups_one_after_the_other_and_averages_them_once_in_so_many_steps() -> None:
+    alone = predict(in_groups("", 16))
+    every, rarely = (in_groups(f"sync = local(groups = 2, every = {each})", 32) for each in (1, 5))
+    often, seldom = predict(every), predict(rarely)
+    assert often.average == pytest.approx(5 * seldom.average)
+    assert seldom.average > 0
+    for found, state in ((often, every), (seldom, rarely)):
+        assert found.step_time - found.fixed == pytest.approx(2 * (alone.step_time - alone.fixed) + found.average)
+        assert found.exposed == pytest.approx(found.step_time - predict(silenced(state)).step_time)
+        assert found.exposed > 0.5 * found.step_time
+
+
+def test_a_rank_posts_a_collective_and_waits_for_it() -> None:
+    state = compiled(1e6)
+    links = tuple((axis, evolve(link, post=0.25)) for axis, link in state.mesh.links)
+    walk = Walk(evolve(state, mesh=evolve(state.mesh, links=links)), OURS)
+    gather = next(node for node in state.partitioned.stages[0].nodes if node.op.communicates)
+    walk.run([gather])
+    assert walk.now == 0.5
+    assert walk.arrived > 0.5
 
 
 GPUS = """
@@ -135,10 +167,13 @@ def test_what_runs_beside_a_collective_is_slower_but_no_slower_than_behind_it() 
 def test_a_product_beside_a_collective_has_the_speed_that_is_left() -> None:
     """10 ms of work beside 4 ms of 24 blocks: 4 ms at 1 / 1.4 of the speed, then the rest."""
     state = on_gpus()
-    walk = Walk(state, OURS, 1.0, {}, {"ib200": 1.004}, {"ib200": 24})
+    links = {"ib200": evolve(LINKS["ib200"], blocks=24)}
+    walk = Walk(state, OURS, 1.0, {}, {"ib200": 1.004}, links)
     assert walk.after(0.01) == pytest.approx(1.004 + 0.01 - 0.004 / 1.4)
     assert walk.after(0.002) == pytest.approx(1.0 + 0.002 * 1.4)
-    assert Walk(state, OURS, 2.0, {}, {"ib200": 1.004}, {"ib200": 24}).after(0.01) == pytest.approx(2.01)
+    assert Walk(state, OURS, 2.0, {}, {"ib200": 1.004}, links).after(0.01) == pytest.approx(2.01)
+    measured = {"ib200": Link("profiled", 1e9, 1e-6, beside=0.25)}
+    assert Walk(state, OURS, 1.0, {}, {"ib200": 1.004}, measured).after(0.01) == pytest.approx(1.004 + 0.01 - 0.001)
 
 
 def test_systems_run_otherwise_than_ours() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.compiler.codegen.writer import Writer
 from partita.compiler.graph import Builder, Value
+from partita.compiler.ops import dot
+from partita.compiler.ops.collective import AllReduce
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.normalize import LayerNormGradient, NormalizeGradient, RmsNormGradient
-from partita.compiler.ops.op import Argument
+from partita.compiler.ops.normalize import LayerNormGradient, LayerNormScaleGradient, NormalizeGradient, RmsNormGradient
+from partita.compiler.ops.op import Argument, Op
 from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.shape import Rename
 from partita.dsl.types import Axis, Type
 from tests.compiler.interpret import interpret
 
@@ -68,6 +72,29 @@ def test_an_addition_that_repeats_one_operand_stays():
     assert "total = product + row" in source(build, [row, LEFT, RIGHT], {total})
 
 
+def added_to(read: Op | None, first: bool = False) -> list[str]:
+    """What is written of a product that is added to `h`, of which a node before has made something that is read later;
+    or is added to that `first`.
+    """
+    build = Builder()
+    h = build.apply(MULTIPLY, X, X, name="h")
+    other = h if read is None else build.apply(read, h, name="other")
+    product = build.apply(DOT, LEFT, RIGHT, name="product")
+    total = build.apply(ADD, other if first else h, product, name="total")
+    wanted = {total, build.apply(MULTIPLY, other, other, name="last")} if read is not None else {total}
+    return source(build, [X, LEFT, RIGHT], wanted)
+
+
+def test_a_large_product_is_added_into_what_nothing_else_has(monkeypatch: pytest.MonkeyPatch):
+    """Not into what a view is of, or what is being sent; and what may still be on its way is not waited for."""
+    monkeypatch.setattr(dot, "LARGE", 0)
+    assert all("total = kernels.sum_matmul(h, left, right)" in added_to(each) for each in (None, Pointwise("exp")))
+    kept = "total = kernels.matmul(left, right).add_(h)"
+    assert kept in added_to(Rename((("rows", "lines"),)))
+    assert kept in added_to(AllReduce("data", 2))
+    assert "total = other + product" in added_to(AllReduce("data", 2), first=True)
+
+
 def test_gradients_of_norms_add():
     d, y = (Value(name, X.type) for name in ("d", "y"))
     rate, scale = Value("rate", Type("f32", (ROWS,))), Value("scale", Type("f32", (COLUMNS,)))
@@ -80,6 +107,7 @@ def test_gradients_of_norms_add():
         (NormalizeGradient(("columns",), False), (d, y, rate)),
         (NormalizeGradient(("rows",), True), (d, y, scale)),  # not over the last
         (LayerNormGradient(("columns",)), (d, y, rate, scale)),
+        (LayerNormScaleGradient(("columns",)), (d, y, rate, scale)),
         (RmsNormGradient(("columns",)), (d, y, rate, scale)),
     ):
         build = Builder()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from partita.compiler.costs.devices import DEVICES, Device, Products
 from partita.compiler.costs.links import LINKS, Link, Measured, link_of
-from partita.compiler.costs.nodes import seconds, timed
+from partita.compiler.costs.nodes import kernel_of, seconds, timed
+from partita.compiler.costs.record import Timing, Timings
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
 from partita.compiler.ops.dot import Dot
@@ -103,7 +104,7 @@ TIMES = st.lists(st.tuples(BYTES, st.floats(1e-6, 1e-1)), min_size=1, max_size=6
 @given(st.sampled_from(KINDS), TIMES, st.integers(2, 64), BYTES)
 def test_what_was_measured_is_what_is_said(kind: str, times: list[tuple[int, float]], parts: int, bytes: int):
     """Between sizes it lies between their times; a larger group takes longer in the proportion of the model."""
-    measured = tuple(Measured(kind, 2, float(size), took) for size, took in times)
+    measured = tuple(Measured(kind, 2, float(size), took) for size, took in sorted(times))
     plain = Link("wire", 1e9, 1e-5)
     link = evolve(plain, measured=measured)
     for size, took in times:
@@ -197,6 +198,64 @@ def test_groups_share_the_one_port_of_a_machine():
     assert link_of(mesh(32, 1, 8, "ethernet", "cpu"), "data") == port
 
 
+# ---------------------------------------------------------------- oversubscribed networks
+
+AXES = st.sampled_from(("data", "pipe"))
+MESHES = st.tuples(*(st.integers(0, top).map(lambda power: 1 << power) for top in (9, 4, 3)))
+RATIOS = st.floats(1, 16)
+COLLECTIVES = ("gather", "scatter", "add", "exchange", "pass_on")
+
+
+def narrowing(
+    sizes: tuple[int, int, int], axis: str, leaf: int | None, ratio: float | None, pairs: bool = False
+) -> Link:
+    """The link of a mesh whose network has such leaves."""
+    plain = mesh(*sizes)
+    call = Call("ib200", {"leaf": leaf, "oversubscribed": ratio})
+    return link_of(evolve(plain, links=plain.links | {axis: call}), axis, pairs)
+
+
+@given(MESHES, AXES, st.integers(1, 4096), RATIOS, RATIOS, BYTES)
+def test_narrower_uplinks_are_never_faster(sizes, axis: str, leaf: int, ratio: float, more: float, bytes: int):
+    """Nor are smaller leaves; and an even network is as fast as one of which nothing is said."""
+    parts = sizes[("data", "pipe").index(axis)]
+    narrow, wide, larger, even, plain = (
+        [sum(getattr(link, kind)(max(2, parts), bytes)) for kind in COLLECTIVES]
+        + [1 / narrowing(sizes, axis, *network, pairs=True).bandwidth]
+        for network in ((leaf, ratio * more), (leaf, ratio), (2 * leaf, ratio), (leaf, 1.0), (None, None))
+        for link in (narrowing(sizes, axis, *network),)
+    )
+    slack = 1 + 1e-12
+    for slower, faster in ((narrow, wide), (wide, larger), (wide, even)):
+        assert all(one * slack >= other for one, other in zip(slower, faster, strict=True))
+    assert even == plain
+
+
+@given(MESHES, AXES, RATIOS, BYTES)
+def test_what_stays_within_a_leaf_is_untouched(sizes, axis: str, ratio: float, bytes: int):
+    """And what all ranks of a leaf send elsewhere has the bandwidth of the uplinks."""
+    data, pipe, tensor = sizes
+    span = data * pipe * tensor if axis == "data" else pipe * tensor
+    parts = data if axis == "data" else pipe
+    inside, plain = narrowing(sizes, axis, span, ratio), narrowing(sizes, axis, None, None)
+    for kind in COLLECTIVES:
+        assert getattr(inside, kind)(max(2, parts), bytes) == getattr(plain, kind)(max(2, parts), bytes)
+    assert narrowing(sizes, axis, span, ratio, pairs=True).bandwidth == LINKS["ib200"].bandwidth
+    if parts > 1:
+        outside = narrowing(sizes, axis, span // parts, ratio, pairs=True)
+        assert outside.bandwidth == pytest.approx(LINKS["ib200"].bandwidth / ratio)
+
+
+@pytest.mark.parametrize(("leaf", "ring", "all_to_all"), [(8, 4, 240 / 63), (16, 2, 224 / 63), (32, 1, 192 / 63)])
+def test_a_ring_crosses_a_leaf_once_whatever_its_ranks_there(leaf: int, ring: float, all_to_all: float):
+    """Each group has 64 ranks, four in each machine of eight devices. Beneath a leaf of 16 are two machines: two rings
+    come in, each at the speed of four ports, where the uplinks have that of 16 / 4. Most of an all-to-all crosses.
+    """
+    link, plain = narrowing((64, 1, 2), "data", leaf, 4.0), narrowing((64, 1, 2), "data", None, None)
+    assert link.gather(64, 1e10)[1] == pytest.approx(plain.gather(64, 1e10)[1] * ring)
+    assert link.exchange(64, 1e9)[1] == pytest.approx(plain.exchange(64, 1e9)[1] * all_to_all)
+
+
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda each: each.name)
 def test_devices_say_where_their_figures_are_from(device: Device):
     assert device.sources
@@ -251,3 +310,28 @@ def test_a_lookup_reads_rows_and_not_the_table():
             build.apply(op, *(values if isinstance(op, Gather) else reversed(values)))
             times.append(seconds(build.nodes[0], DEVICES["a100"]))
         assert times[0] == times[1]
+
+
+def test_what_an_operation_takes_is_remembered_by_where_it_runs_and_what_it_adds_to():
+    """A device computes each time once."""
+    build = Builder()
+    a, b, c = (Axis(name, 512) for name in "abc")
+    build.apply(Dot(("b",)), Value("x", Type("f32", (a, b))), Value("w", Type("f32", (b, c))))
+    (node,) = build.nodes
+    shape, _ = kernel_of(node) or pytest.fail("a product is a kernel")
+    measured = [
+        Timing(f"{shape.name}{ending}", "f32", shape.features, shape.work, took)
+        for ending, took in (("", 3.0), (".added", 4.0))
+    ]
+    profiled = evolve(DEVICES["cpu"], timings=Timings(tuple(measured)))
+    assert [seconds(node, profiled, added) for added in (False, True, False)] == [3.0, 4.0, 3.0]
+    device = evolve(DEVICES["h100"])
+    on_host = [tuple(evolve(each, host=True) for each in values) for values in (node.inputs, node.outputs)]
+    there = evolve(node, inputs=on_host[0], outputs=on_host[1])
+    moved = 3 * 512 * 512 * 4 / device.host_bandwidth
+    assert seconds(node, device) < seconds(there, device) == pytest.approx(device.launch + moved)
+
+
+@given(PARTS, BYTES)
+def test_ranks_keep_their_own_part_of_an_exchange(parts: int, bytes: int):
+    assert Link("wire", 1e9, 1e-5).exchange(parts, bytes)[1] == pytest.approx(bytes * (parts - 1) / parts / 1e9)

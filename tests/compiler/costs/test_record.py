@@ -38,6 +38,7 @@ LINK = {
     "post": 2e-5,
     "collective_bandwidth": 1e9,
     "collective_latency": 5e-5,
+    "beside": 0.5,
 }
 
 
@@ -111,6 +112,7 @@ def test_what_is_written_is_read_again():
         (text(record(link={**LINK, "bandwidth": 0})), "`bandwidth` must be positive"),
         (text(record(link={**LINK, "bandwidth": "fast"})), "`bandwidth` must be a non-negative number"),
         (text(record(link={**LINK, "bandwidth": 1e-320})), "`bandwidth` must be positive"),
+        (text(record(link={**LINK, "beside": 2})), "`beside` must be a share"),
         (text(record(device={**DEVICE, "gpu": 1})), "`gpu` is no bool"),
         (text(record(device={**DEVICE, "name": "\x1b[2J"})), "`name` is printable"),
         (text(record(device={**DEVICE, "name": "\ud800"})), "`name` is printable"),
@@ -169,3 +171,10 @@ def test_a_kernel_that_was_not_measured_takes_as_long_as_one_alike():
     assert timings.seconds(Kernel("take_rows", (1024.0,), 1024.0), "f32") in (1e-6, 4e-6)
     assert timings.seconds(Kernel("take_rows", (1024.0,), 1024.0), "f64") is None
     assert timings.seconds(Kernel("sorted", (1024.0, 2.0), 1024.0), "f32") is None
+
+
+def test_of_kernels_with_the_same_features_that_of_the_most_similar_work_counts():
+    """Blocks of attention differ by what their queries see."""
+    timings = Timings(tuple(Timing("attend_block", "f32", (64.0, 64.0), work, 1e-6) for work in (100.0, 400.0)))
+    for work in (100.0, 400.0):
+        assert timings.seconds(Kernel("attend_block", (64.0, 64.0), work), "f32") == pytest.approx(1e-6)

@@ -20,11 +20,17 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.float8 import Float8Dot, ToFloat8
 from partita.compiler.ops.groups import OuterNesterov, OuterSgd, SumOfGroups
-from partita.compiler.ops.host import Arrive, Prefetch, ToDevice, ToHost
+from partita.compiler.ops.host import Arrive, CopyOut, Land, Prefetch, ToDevice, ToHost
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
-from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient, RmsNormGradient
+from partita.compiler.ops.normalize import (
+    LayerNormGradient,
+    LayerNormScaleGradient,
+    Normalize,
+    NormalizeGradient,
+    RmsNormGradient,
+)
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Ema
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
@@ -209,6 +215,8 @@ CASES: list[Case] = [
     Case("cast-booleans", Cast("f64"), (bools(A, B),), differentiable=False),
     Case("detach", Detach(), (f(A),), differentiable=False),
     Case("to_host", ToHost(), (f(A),), differentiable=False),
+    Case("copy_out", CopyOut(), (f(A),), differentiable=False),
+    Case("land", Land(), (f(A), f(A)), differentiable=False),
     Case("prefetch", Prefetch(), (f(A),), differentiable=False),
     Case("arrive", Arrive(), (f(A),), differentiable=False),
     Case("to_device", ToDevice(), (f(A),), differentiable=False),
@@ -340,6 +348,12 @@ CASES: list[Case] = [
     Case(
         "layer_norm_gradient",
         LayerNormGradient(("b", "c")),
+        (f(A, B, C), f(A, B, C), f(A), f(B, C)),
+        differentiable=False,
+    ),
+    Case(
+        "layer_norm_scale_gradient",
+        LayerNormScaleGradient(("b", "c")),
         (f(A, B, C), f(A, B, C), f(A), f(B, C)),
         differentiable=False,
     ),
@@ -551,7 +565,7 @@ CASES: list[Case] = [
     Case("sgd", Sgd(0.0, False, 0.1), (f(A, B),) * 2, differentiable=False),
     Case("sgd-momentum", Sgd(0.9, True, 0.1), (f(A, B),) * 3, differentiable=False),
     Case("ema", Ema(0.9), (f(A, B),) * 2, differentiable=False),
-    Case("sum_of_groups", SumOfGroups(), (f(A, B),) * 3, differentiable=False),
+    Case("sum_of_groups", SumOfGroups(3), (f(A, B),) * 3, differentiable=False),
     Case("outer_sgd", OuterSgd(3, 0.7), (f(A, B),) * 2, differentiable=False),
     Case("outer_nesterov", OuterNesterov(3, 0.7, 0.9), (f(A, B),) * 3, differentiable=False),
     Case("lion", Lion(0.9, 0.99, 0.1), (f(A, B),) * 3, differentiable=False),

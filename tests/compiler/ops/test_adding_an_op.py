@@ -135,7 +135,7 @@ def test_every_command_takes_what_three_modules_add(tmp_path: Path):
     for command in (
         ("check", str(path)),
         ("compile", str(path)),
-        ("plan", str(path), "--devices", "4"),
+        ("plan", str(path), "--devices", "4", "--within", "2"),
         ("verify", str(path)),
         ("run", str(path), "--transport", "virtual", "--run-dir=run"),
     ):

@@ -136,6 +136,8 @@ def test_most_kinds_of_arithmetic_compute_row_by_row():
     assert {case.op.name for case in BY_ROW} == {
         "arrive",
         "prefetch",
+        "copy_out",
+        "land",
         "outer_sgd",
         "sum_of_groups",
         "pointwise",

@@ -23,7 +23,8 @@ from tests.compiler.ops.test_sharding_rules import all_ways, feeds
 def node_of(case: Case, order: int, dtype: str = "f64") -> Node:
     """The case as a node, its floats in another dtype; what is computed in f32 at least stays so."""
     types = [type.with_dtype(dtype) if type.is_float else type for type in case.types(order)]
-    norms = dict.fromkeys(("normalize_gradient", "layer_norm_gradient", "rms_norm_gradient"), 2)
+    scaled = ("layer_norm_gradient", "layer_norm_scale_gradient", "rms_norm_gradient")
+    norms = dict.fromkeys(("normalize_gradient", *scaled), 2)
     wide = {**norms, "attend_gradient": -2}.get(case.op.name)
     if wide is not None:
         types[wide] = types[wide].with_dtype("f32" if dtype == "bf16" else dtype)

@@ -20,7 +20,7 @@ from partita.compiler.ops.convolution import Product
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter
 from partita.compiler.ops.float8 import Float8Dot
-from partita.compiler.ops.groups import Outer
+from partita.compiler.ops.groups import Outer, SumOfGroups
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate, Ema, Store, Update
@@ -42,6 +42,7 @@ MOVED = (
     Case("flatten", Flatten("flat", ("a", "b"), A.size * B.size, A.size * B.size), (f(A, B),)),
     Case("unflatten", Unflatten((A,)), (f(Axis("flat", A.size + 1)),)),
     Case("piece", Piece("a", 2, 1, view=True), (f(Axis("a", 4), B),)),
+    Case("sum_of_groups", SumOfGroups(1), (f(A, B),)),
 )
 
 

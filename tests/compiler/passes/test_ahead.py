@@ -37,7 +37,7 @@ def compiled(bandwidth: str, latency: str) -> Compilation:
 def messages(state: Compilation) -> tuple[list[list[str]], list[list[str]]]:
     """The tensors that are gathered, and that are reduced, message by message."""
     (of,) = functions_of(state.partitioned, state.schedule)
-    reduced = of.reduced(dict(state.update.reduce)[0], state.update.totals[0])
+    reduced = of.reduced(state.schedule.last_kind(0), dict(state.update.reduce)[0], state.update.totals[0])
     return tuple(
         [[next(name for name in WEIGHTS if name in value.name) for value in node.inputs] for node in nodes]
         for nodes in (of.gathered.collectives, reduced.collectives)
@@ -81,7 +81,8 @@ def test_every_node_runs_where_what_it_reads_is_there(program: Program) -> None:
         assert opening >= of.read & made
         if of.stage.index in reduce:
             totals = state.update.totals[of.stage.index]
-            reduced = of.reduced(reduce[of.stage.index], totals)
+            kind = state.schedule.last_kind(of.stage.index)
+            reduced = of.reduced(kind, reduce[of.stage.index], totals)
             there: set[Value] = {each.value for each in of.stage.accumulators}
             for node in (*reduced.start, *reduced.others, *reduced.follow):
                 assert there.issuperset(node.inputs)

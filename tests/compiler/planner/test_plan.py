@@ -16,7 +16,7 @@ from partita.compiler.costs.devices import device_of
 from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.planner import search
-from partita.compiler.planner.budget import Budget
+from partita.compiler.planner.budget import ALIKE, OPERATION, Budget, seconds_to_compile
 from partita.compiler.planner.estimate import cut, even, least, memory, parts
 from partita.compiler.planner.moves import moves, orders
 from partita.compiler.planner.search import Search, planned, predicted
@@ -93,6 +93,19 @@ def test_a_mesh_axis_keeps_its_role_whatever_it_is_called():
     assert Search(space, 1, 1.0).run().plans
 
 
+def test_a_mesh_axis_without_a_purpose_goes():
+    """The rule of the vocabulary gives `pipe` the part of `tensor`; nothing is left for the axis of that name."""
+    text = (SPECS / "tiny.par").read_text()
+    text = text.replace("mesh laptop(pipe = 2)", "mesh laptop(data = 1, pipe = 2, tensor = 2)")
+    text = text.replace("stage layer -> pipe", "shard batch -> data\n  shard vocab -> pipe")
+    given, diagnostics = load_text(text, overrides=["schedule=gpipe(microbatches = 1)"], fitting=False)
+    assert given is not None, diagnostics
+    space = space_of(given)
+    assert (space.tensor, space.others) == ("pipe", ())
+    for plan in Search(space, 3, 1.0).run().plans:
+        assert compile_spec(plan.file).mesh.ranks == 4
+
+
 @pytest.mark.soak
 def test_a_mesh_axis_of_another_purpose_stays():
     text = (
@@ -133,7 +146,8 @@ def test_estimates_are_near_what_is_compiled(candidate):
     microbatches = space.microbatches(candidate)
     own = cut(stages, candidate, space.layers)
     plan = planned(space, candidate)
-    seconds = parts(stages, own, candidate, microbatches, 0.0)
+    seconds, more = (parts(stages, own, candidate, microbatches, fixed) for fixed in (0.0, 1.0))
+    assert more.step == pytest.approx(seconds.step + 1.0)
     # How much of what is summed for each microbatch hides depends on how many layers there are.
     assert seconds.step == pytest.approx(plan.prediction.step_time, rel=0.16 if candidate.zero > 1 else 0.04)
     # What is tied stands twice on a rank that has the first and the last stage.
@@ -191,7 +205,7 @@ def test_repeats_that_run_several_times(body, runs, layers):
         # Turns of repeats that differ count as the mean of these.
         near = 0.05 if "mlp(mlp" not in body else 0.25
         assert estimated.step == pytest.approx(plan.prediction.step_time, rel=near)
-    best = Search(space, 3).run().plans[0]
+    best = Search(space, 3, within=2).run().plans[0]
     assert best.file.mesh.ranks == 4
 
 
@@ -212,7 +226,7 @@ def test_the_inputs_of_many_microbatches_are_estimated():
 def test_the_files_own_schedule_may_be_broken(tmp_path):
     (tmp_path / "bad.txt").write_text("F0.0 nonsense")
     (tmp_path / "net.par").write_text(TOWERS.format(body="let x = tower(x)", schedule='from_file("bad.txt")'))
-    found = Search(space_of(spec_of(tmp_path / "net.par")), 1).run()
+    found = Search(space_of(spec_of(tmp_path / "net.par")), 1, within=1).run()
     assert found.plans
     assert found.own is None
     assert found.wrong.code == "E0506"
@@ -386,6 +400,12 @@ def test_the_runner_up_wins_where_it_is_said_to():
     assert {each.record.name for each in found.wins} == {"nvlink4"}
     (wins,) = found.wins
     assert wins.factor < 1
+    state = schedule_spec(best.file)
+    links = tuple((axis, evolve(link, collective_bandwidth=1e9)) for axis, link in state.mesh.links)
+    scaled = wins.record.scaled(evolve(state, mesh=evolve(state.mesh, links=links)), 2.0).mesh.links
+    for (_, own), (_, other) in zip(links, scaled, strict=True):
+        faster = 2.0 if own.name == "nvlink4" else 1.0
+        assert (other.bandwidth, other.collective_bandwidth) == (faster * own.bandwidth, faster * 1e9)
 
     def steps(factor):
         states = (wins.record.scaled(schedule_spec(plan.file), factor) for plan in (best, second))
@@ -395,6 +415,35 @@ def test_the_runner_up_wins_where_it_is_said_to():
     assert other == pytest.approx(first, rel=0.05)
     first, other = steps(wins.factor * 0.7)
     assert other < first
+
+
+def test_each_stage_of_zero_stores_less_in_the_bound():
+    """Masters and states are split from the first on, gradients from the second."""
+    search = Search(space_of(spec_of(GPT)))
+    size = 4 * search._parameters
+    stored = [search._stored(Candidate(8, 1, 2, 1, zero=zero)) for zero in range(4)]
+    assert stored == pytest.approx([4 * size / 2, (3 / 8 + 1) * size / 2, 4 * size / 16, 4 * size / 16])
+
+
+# ---------------------------------------------------------------- what a search may spend
+
+
+def test_phases_share_what_is_left_and_not_reserved():
+    budget = Budget(10.0)
+    budget.spend(2.0)
+    budget.begin(reserved=4.0)
+    budget.spend(1.9)
+    assert not budget.late(0.5)
+    budget.spend(0.2)
+    assert budget.late(0.5)
+    assert not budget.late(1.0)
+    assert budget.exceeded(6.0)
+
+
+def test_operations_of_stages_that_are_alike_compile_sooner():
+    one, other = (seconds_to_compile(1000, 0, alike) for alike in (0.0, 400.0))
+    assert one - other == pytest.approx(400 * (OPERATION - ALIKE))
+    assert one > other
 
 
 # ---------------------------------------------------------------- the file as it is
@@ -524,14 +573,17 @@ def test_a_file_that_does_not_fit_is_said_not_to(tmp_path, capsys):
 
 
 def test_a_file_that_does_not_compile_is_planned_all_the_same(tmp_path, capsys):
-    assert main(["plan", str(_written(tmp_path, "gpipe(microbatches = 3)")), "--top", "1"]) == 0
+    path = _written(tmp_path, "gpipe(microbatches = 3)")
+    assert main(["plan", str(path), "--top", "1", "--within", "1"]) == 0
     out = capsys.readouterr().out
     assert "the original file does not compile: axis `batch` of 4096 does not divide into 3 microbatches" in out
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4, 8, 32])
 def test_bounds_know_what_few_microbatches_take(microbatches):
-    """A long pipeline waits for the first of them and for the last: none of its schedules can do without."""
+    """A long pipeline waits for the first of them and for the last: no schedule can do without. Bounds are such, and
+    near: least so for zb_h2 with a third as many microbatches as ranks, which it is not made for.
+    """
     space = space_of(spec_of(GPT, "batch=1024"))
     stages = stages_of(space, Candidate(1, 2, 1, 1))
     for schedule, chunks in space.schedules(12, microbatches):
@@ -539,7 +591,8 @@ def test_bounds_know_what_few_microbatches_take(microbatches):
         own = cut(stages, candidate, 12 * chunks)
         found = parts(stages, own, candidate, microbatches, 0.0)
         bound = least(stages, even(stages, candidate, 12 * chunks), candidate, microbatches, 12 * chunks)
-        assert 0.65 * (found.step - found.end) <= bound, (schedule, chunks)
+        near = 0.65 if schedule == "zb_h2" else 0.75
+        assert near * (found.step - found.end) <= bound <= found.step - found.end, (schedule, chunks)
 
 
 def test_the_file_brings_what_it_recomputes_and_the_size_of_its_microbatches():
@@ -593,11 +646,12 @@ def test_the_best_is_no_worse_than_any_candidate():
 
 
 def test_what_is_written_holds(tmp_path, capsys):
-    text = GPT.read_text()
+    text = GPT.read_text().replace("repeat 12", "repeat 4")
     (tmp_path / "gpt.par").write_text(text)
     output = tmp_path / "planned.par"
     overrides = ["batch=128", "train.optimizer.lr=1e-3", "seq=512"]
-    assert main(["plan", str(tmp_path / "gpt.par"), *overrides, "--devices", "8", "--top", "2", "-o", str(output)]) == 0
+    within = ["--top", "2", "--within", "3"]
+    assert main(["plan", str(tmp_path / "gpt.par"), *overrides, "--devices", "8", *within, "-o", str(output)]) == 0
     out = capsys.readouterr().out
     assert "why slower" in out
     written = output.read_text()
@@ -632,7 +686,7 @@ def test_imports_stay(tmp_path):
 
 
 def test_json(capsys):
-    assert main(["plan", str(SPECS / "tiny.par"), "--json", "--top", "3"]) == 0
+    assert main(["plan", str(SPECS / "tiny.par"), "--json", "--top", "3", "--within", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["devices"] == 2
     assert 1 <= len(found["plans"]) <= 3
@@ -748,5 +802,5 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     path = tmp_path / "tiny.par"
     text = (SPECS / "tiny.par").read_text()
     path.write_text(text.replace("stage layer -> pipe", "stage layer -> pipe\n  place wpe -> pipe[0]"))
-    assert main(["plan", str(path), "--top", "1"]) == 0
+    assert main(["plan", str(path), "--top", "1", "--within", "1"]) == 0
     assert "dropped, since they name stages: place wpe -> pipe[0]" in capsys.readouterr().out

@@ -195,4 +195,18 @@ MISTAKES = [
         "for order in [type.names])",
         f"{IMPORTING}::test_axes_that_give_a_shape",
     ),
+    Planted(
+        "files-that-have-grown-seem-whole",
+        "runtime/checkpoint/commits.py",
+        "if size != file.size:",
+        "if size < file.size:",
+        "tests/runtime/checkpoint/test_damage.py::test_ls_shows_what_is_damaged",
+    ),
+    Planted(
+        "manifests-of-a-server-read-however-large",
+        "runtime/checkpoint/folders.py",
+        "        if size > most:\n",
+        "        if False:\n",
+        "tests/runtime/checkpoint/test_addresses.py::test_what_ought_to_be_small_is_not_read_where_it_is_not",
+    ),
 ]

@@ -131,8 +131,8 @@ MISTAKES = [
     Planted(
         "collectives-read-before-they-are-done",
         "runtime/transports/groups.py",
-        "            for work in self.works:\n                work.done()\n",
-        "",
+        "                self.works.pop(0).done()",
+        "                self.works.pop(0)",
         RANKS,
     ),
     Planted(
@@ -162,5 +162,12 @@ MISTAKES = [
         "fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256",
         "fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 1 and size <= 256",
         f"{RANKS[: RANKS.index('::')]}::test_attention_makes_no_scores_on_gpus",
+    ),
+    Planted(
+        "memory-is-that-of-the-stream-that-frees-it",
+        "runtime/fake_gpu/watch.py",
+        "if not all(self._behind(memory.stream, each)",
+        "if not all(self._behind(self.current, each)",
+        "tests/runtime/fake_gpu/test_watch.py::test_memory_is_freed_after_other_streams",
     ),
 ]

@@ -9,8 +9,40 @@ DERIVATIVE = "tests/compiler/ops/test_ops.py::test_gradient_is_the_derivative"
 PRODUCTS = "tests/runtime/kernels/test_products.py"
 DTYPES = "tests/compiler/test_dtypes.py"
 PASSES = "tests/compiler/passes/test_cases.py::test_a_pass_makes_what_is_expected"
+OWNERSHIP = "tests/compiler/codegen/test_ownership.py"
+MULTI_TENSOR = "tests/compiler/codegen/test_multi_tensor.py"
+SEGMENTS = "tests/compiler/codegen/test_segments.py"
+COMPILED = "tests/training/test_compiled.py::test_a_segment_is_called_as_it_is_traced"
 
 MISTAKES = [
+    Planted(
+        "segments-add-before-products-to-the-same-total",
+        "compiler/codegen/segments.py",
+        "each.op.accumulator == node.op.accumulator for each in later",
+        "each is node for each in later",
+        SEGMENTS,
+    ),
+    Planted(
+        "segments-wait-for-what-they-add",
+        "compiler/codegen/segments.py",
+        "return not under_way.isdisjoint(node.inputs) or any(",
+        "return any(",
+        SEGMENTS,
+    ),
+    Planted(
+        "compilation-adds-to-totals",
+        "runtime/kernels/compiling.py",
+        "*(each.clone() for each in tensors[count:])",
+        "*tensors[count:]",
+        COMPILED,
+    ),
+    Planted(
+        "segments-not-called-as-they-are-traced",
+        "runtime/kernels/compiling.py",
+        "    with _under_way():\n",
+        "    results(*tensors)\n    with _under_way():\n",
+        COMPILED,
+    ),
     Planted(
         "large-products-overwrite-their-accumulator",
         "runtime/kernels/products.py",
@@ -24,6 +56,48 @@ MISTAKES = [
         'return f"kernels.add_matmul({total}, {left}, {right})"',
         'return f"{total}.copy_(kernels.matmul({left}, {right}))"',
         PRODUCTS,
+    ),
+    Planted(
+        "products-added-to-what-is-kept",
+        "compiler/codegen/writer.py",
+        "ends = plus in own and plus not in keep and last[plus] <= i",
+        "ends = plus in own and last[plus] <= i",
+        OWNERSHIP,
+    ),
+    Planted(
+        "products-added-to-what-the-caller-reads-again",
+        "compiler/codegen/emit.py",
+        "inner.own.update(writer.own.intersection(ending))",
+        "inner.own.update(given)",
+        OWNERSHIP,
+    ),
+    Planted(
+        "what-only-a-layer-reads-left-as-it-is",
+        "compiler/codegen/emit.py",
+        "writer.own.update(inner.own.intersection(results))",
+        "pass",
+        OWNERSHIP,
+    ),
+    Planted(
+        "parameters-updated-before-they-are-read",
+        "compiler/codegen/multi_tensor.py",
+        "if read.isdisjoint(written):",
+        "if True:",
+        MULTI_TENSOR,
+    ),
+    Planted(
+        "updates-at-other-rates-in-one-call",
+        "compiler/codegen/multi_tensor.py",
+        "groups.setdefault((node.op, node.inputs[0].type.dtype, node.inputs[0].host), [])",
+        "groups.setdefault((type(node.op), node.inputs[0].type.dtype, node.inputs[0].host), [])",
+        MULTI_TENSOR,
+    ),
+    Planted(
+        "clipped-gradients-of-all-at-once",
+        "compiler/codegen/multi_tensor.py",
+        "given = all(maker is None or maker in views for maker in makers)",
+        "given = True",
+        MULTI_TENSOR,
     ),
     Planted(
         "operands-exchanged-where-square",
@@ -261,7 +335,7 @@ MISTAKES = [
         "runtime/kernels/rows.py",
         "    return inner if plus is None else inner.add_(plus)\n",
         "    return inner\n",
-        "tests/compiler/codegen/test_sums.py",
+        "tests/runtime/kernels/test_for_gpus.py::test_norms_are_those_of_torch",
     ),
     Planted(
         "derivative-of-gelu-in-blocks",

@@ -69,4 +69,11 @@ MISTAKES = [
         "label",
         ANY_MESH,
     ),
+    Planted(
+        "what-was-judged-is-forgotten",
+        "runtime/checkpoint/checkpoints.py",
+        "        self.rank.judge.history = saved.history\n        if copying.several:",
+        "        if copying.several:",
+        f"{COPIES}::test_a_run_resumes_from_the_newest_that_is_whole",
+    ),
 ]

@@ -8,6 +8,8 @@ RUNS = "tests/runtime/test_own_operations.py"
 LIES = "tests/runtime/verification/test_operations.py::test_a_lie_is_found_at_its_place"
 
 COSTS = "tests/compiler/costs/test_costs.py"
+RECORDS = "tests/compiler/costs/test_record.py"
+PROFILES = "tests/runtime/profiling/test_profile.py"
 
 MISTAKES = [
     Planted(
@@ -37,6 +39,27 @@ MISTAKES = [
         "1 / (1 + _SLOWED * blocks / _CHANNELS)",
         "1.0",
         f"{COSTS}::test_collectives_slow_what_runs_beside_them",
+    ),
+    Planted(
+        "nothing-slower-beside-measured-collectives",
+        "compiler/analysis/time.py",
+        "min(each.beside for each in under_way)",
+        "1.0",
+        "tests/compiler/analysis/test_time.py::test_a_product_beside_a_collective_has_the_speed_that_is_left",
+    ),
+    Planted(
+        "any-work-of-the-same-features",
+        "compiler/costs/record.py",
+        "abs(log(each.work / max(kernel.work, 1.0)))",
+        "0.0",
+        f"{RECORDS}::test_of_kernels_with_the_same_features_that_of_the_most_similar_work_counts",
+    ),
+    Planted(
+        "pieces-like-nothing-else",
+        "compiler/ops/attention.py",
+        'whole._replace(name=f"{name}.pieces", alike=whole)',
+        'whole._replace(name=f"{name}.pieces")',
+        f"{PROFILES}::test_attention_in_pieces_is_timed_on_ranks_that_take_turns",
     ),
     Planted(
         "window-as-quick-as-all-keys",

@@ -191,4 +191,18 @@ MISTAKES = [
         'squares = max(value for name, value in named.items() if name.startswith(SQUARE) or name == "loss")',
         f"{FILE}[tied]",
     ),
+    Planted(
+        "epsilon-of-adagrad-under-the-root",
+        "runtime/kernels/optimizers.py",
+        "parameter.addcdiv_(gradient, accumulated.sqrt().add_(eps), value=-rate)",
+        "parameter.addcdiv_(gradient, accumulated.add(eps).sqrt(), value=-rate)",
+        "tests/runtime/kernels/test_optimizers.py::test_adagrad_is_that_of_torch",
+    ),
+    Planted(
+        "blocks-of-small-numbers-not-scaled",
+        "runtime/kernels/quantized.py",
+        "LEAST_SCALE = 1e-12",
+        "LEAST_SCALE = 1e-3",
+        "tests/runtime/kernels/test_optimizers.py::test_eight_bits_are_relative_to_their_block",
+    ),
 ]

@@ -68,8 +68,8 @@ MISTAKES = [
     Planted(
         "norms-with-two-gradients-not-fused",
         "compiler/passes/fuse.py",
-        "if last is None or readers.get(last.output):",
-        "if last is None or len(readers[d]) > 2:",
+        "if of_scale is None or readers.get(of_scale.output):",
+        "if of_scale is None or len(readers[d]) > 2:",
         case("fuse/layer_norm"),
     ),
 ]

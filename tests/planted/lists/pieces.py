@@ -118,8 +118,8 @@ MISTAKES = [
     Planted(
         "only-the-largest-buffer-held",
         "compiler/analysis/memory.py",
-        "most = max(most, sum(sent for sent, _ in flying.values()) +",
-        "most = max(most, max(sent for sent, _ in flying.values()) +",
+        "most = max(most, sum(own for own, _ in sizes) +",
+        "most = max(most, max(own for own, _ in sizes) +",
         f"{TRAINING}::test_all_pieces_under_way_are_held",
     ),
 ]

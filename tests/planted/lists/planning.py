@@ -1,8 +1,9 @@
-"""Plans: where a search begins, where it goes, and what it writes."""
+"""Plans: where a search begins, where it goes, what it writes, and what it takes for alike."""
 
 from tests.planted.planted import Planted
 
 PLAN = "tests/compiler/planner/test_plan.py"
+ALIKE = "tests/compiler/analysis/test_alike.py"
 MOVED = f"{PLAN}::test_a_plan_may_cut_collectives_and_make_updates_at_once"
 
 MISTAKES = [
@@ -40,5 +41,54 @@ MISTAKES = [
         "records = [known[name] for name in dict.fromkeys(rank.parameters)]",
         'records = [known[name] for name in dict.fromkeys(rank.parameters) if not name.endswith(".0")]',
         "tests/compiler/analysis/test_memory.py::test_the_bounds_hold_where_ranks_share_a_vocabulary",
+    ),
+    Planted(
+        "stages-alike-whatever-they-offload",
+        "compiler/passes/cut.py",
+        "    yield tuple(map(known, stage.offloaded))\n",
+        "",
+        ALIKE,
+    ),
+    Planted(
+        "stages-alike-whatever-they-compute",
+        "compiler/passes/cut.py",
+        "        yield op.unnamed, sums",
+        "        yield type(op), sums",
+        ALIKE,
+    ),
+    Planted(
+        "estimates-without-what-every-step-takes",
+        "compiler/planner/estimate.py",
+        "max(ends) + fixed,",
+        "max(ends),",
+        f"{PLAN}::test_estimates_are_near_what_is_compiled",
+    ),
+    Planted(
+        "collectives-of-a-link-as-fast-as-ever",
+        "compiler/planner/sensitivity.py",
+        "bandwidth=link.bandwidth * factor, collective_bandwidth=link.collective_bandwidth * factor)",
+        "bandwidth=link.bandwidth * factor)",
+        f"{PLAN}::test_the_runner_up_wins_where_it_is_said_to",
+    ),
+    Planted(
+        "what-is-reserved-is-spent",
+        "compiler/planner/budget.py",
+        "self.seconds - self.reserved - self.begun",
+        "self.seconds - self.begun",
+        f"{PLAN}::test_phases_share_what_is_left_and_not_reserved",
+    ),
+    Planted(
+        "operations-that-are-alike-counted-twice",
+        "compiler/planner/budget.py",
+        "(operations - alike) * OPERATION",
+        "operations * OPERATION",
+        f"{PLAN}::test_operations_of_stages_that_are_alike_compile_sooner",
+    ),
+    Planted(
+        "states-are-split-from-the-second-stage-on",
+        "compiler/planner/search.py",
+        "for stage in (1, 2, 1))",
+        "for stage in (1, 2, 2))",
+        f"{PLAN}::test_each_stage_of_zero_stores_less_in_the_bound",
     ),
 ]

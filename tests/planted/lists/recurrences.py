@@ -150,4 +150,11 @@ MISTAKES = [
         "sums = [x for _, x in zip(sums, terms, strict=True)]",
         f"{FILE}[recurrences]",
     ),
+    Planted(
+        "sums-over-positions-in-bf16",
+        "runtime/kernels/scan.py",
+        "[widened(x) for x in terms]",
+        "list(terms)",
+        "tests/runtime/kernels/test_scan.py",
+    ),
 ]

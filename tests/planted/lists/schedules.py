@@ -276,8 +276,8 @@ MISTAKES = [
     Planted(
         "invariant-of-matching-forgets-sizes",
         "compiler/schedules/invariants.py",
-        "if sent != received or sent.message.bytes != received.message.bytes:",
-        "if sent != received:",
+        "(sent != received or sent.message.bytes != received.message.bytes)",
+        "sent != received",
         INVARIANTS,
     ),
     Planted(
@@ -293,5 +293,12 @@ MISTAKES = [
         "times if minimize == BUBBLE else times[::-1]",
         "times",
         "tests/compiler/schedules/test_improvement.py::test_the_file_says_what_is_minimized",
+    ),
+    Planted(
+        "a-search-is-repeated-with-more-memory",
+        "compiler/fit/schedule.py",
+        "left -= excess",
+        "left += excess",
+        "tests/compiler/fit/test_schedule.py::test_a_search_whose_program_needs_more_is_repeated_with_that_much_less",
     ),
 ]

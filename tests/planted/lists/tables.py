@@ -96,8 +96,8 @@ MISTAKES = [
     Planted(
         "lists-arrive-as-long-as-they-were-sent",
         "runtime/transports/groups.py",
-        "        found = torch.arange(room, device=ids.device) < arriving.unsqueeze(-1)\n",
-        "        found = torch.arange(room, device=ids.device) < lengths.unsqueeze(-1)\n",
+        "device=there.device) < arriving.unsqueeze(-1)\n",
+        "device=there.device) < lengths.unsqueeze(-1)\n",
         f"{PROCESSES}::test_collectives_on_gloo_and_on_the_virtual_cluster_agree_bit_for_bit",
     ),
     Planted(
@@ -134,5 +134,12 @@ MISTAKES = [
         "        require(found == touched, f",
         "        require(found is not None, f",
         f"{TABLES}::test_an_update_of_other_rows_than_the_gradient_has_is_reported",
+    ),
+    Planted(
+        "weight-decay-of-whole-rows-alone",
+        "compiler/optimizers/rowwise_adagrad.py",
+        "return not self.decay",
+        "return True",
+        "tests/training/test_tables.py::test_what_cannot_be_sparse_says_why",
     ),
 ]

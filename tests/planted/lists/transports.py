@@ -147,4 +147,12 @@ MISTAKES = [
         "whole = total([post.tensors[0] for post in posts[:2]])",
         AXES,
     ),
+    Planted(
+        "a-backend-sums-into-the-operand",
+        "runtime/transports/groups.py",
+        "            if len(pieces) == 1:\n"
+        "                flat = flat.clone()  # in place, and a bucket of one may be the tensor itself\n",
+        "",
+        "tests/bench/test_collectives.py::test_what_a_backend_sums_in_place_is_a_copy",
+    ),
 ]

@@ -172,4 +172,11 @@ MISTAKES = [
         "0, len(filled))",
         "tests/cli/test_predict.py::test_outputs_of_all_rows_are_written",
     ),
+    Planted(
+        "a-window-that-is-full-is-left",
+        "runtime/inference/scoring.py",
+        "len(text) - window - 1, max(1, window // 2)",
+        "len(text) - window, max(1, window // 2)",
+        f"{INFERENCE}/test_sampling.py::test_a_text_that_grows_beyond_the_window_is_seen_from_half_a_window_later_on",
+    ),
 ]

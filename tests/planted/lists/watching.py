@@ -77,4 +77,19 @@ MISTAKES = [
         "if isinstance(each, tree.Mesh)",
         f"{NAMES}::test_a_name_and_all_its_places",
     ),
+    Planted(
+        "failures-go-with-the-number",
+        "runtime/supervision/fleet.py",
+        "            self._failures.clear()  # the others get new numbers\n",
+        "",
+        "tests/runtime/supervision/test_fleet.py"
+        "::test_the_failures_of_a_rank_are_not_those_of_the_one_that_gets_its_number",
+    ),
+    Planted(
+        "who-lost-a-peer-is-to-blame",
+        "runtime/supervision/launcher.py",
+        "for rank, status in found.items() if status not in SECONDARY]",
+        "for rank, status in found.items()]",
+        "tests/runtime/supervision/test_fleet.py::test_a_rank_that_only_lost_another_is_not_to_blame",
+    ),
 ]

@@ -26,6 +26,7 @@ from partita.runtime.checkpoint.address_store import AddressStore, steps_in
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.folders import RemoteFolder
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.remote_tensors import RemoteTensors
 from partita.runtime.checkpoint.settings import settings_of
@@ -188,6 +189,14 @@ def test_an_upload_that_fails_is_not_there(server: S3, monkeypatch: pytest.Monke
     addresses.write(PLACE / "large", blocks(False))
     assert addresses.size_of(PLACE / "large") == 8 << 20
     assert not server.client.list_multipart_uploads(Bucket="runs").get("Uploads")
+
+
+def test_what_ought_to_be_small_is_not_read_where_it_is_not(server: S3):
+    folder = RemoteFolder(PLACE)
+    folder.put("a.json", b"123456789")
+    assert folder.read("a.json", 9) == b"123456789"
+    with pytest.raises(Damaged, match=r"a\.json has 9 bytes; at most 8 are read"):
+        folder.read("a.json", 8)
 
 
 @pytest.mark.soak

@@ -364,7 +364,8 @@ class Watched(Outcome):
 
 def one_rank(directory: Path, memory: Memory | None, copies: str, stop: int | None = None) -> Watched:
     """Run on one rank, from whatever is there on; a commit every third of seven steps."""
-    plan = plan_of(*ONE_RANK, "train.steps=7", f"train.checkpoint=every(3{copies})")
+    judged = "train.on_bad_step=skip(spike = 100)"  # by a history of all steps
+    plan = plan_of(*ONE_RANK, "train.steps=7", judged, f"train.checkpoint=every(3{copies})")
     found = Watched(VirtualRun(plan), stop=stop)
     where = settings_of(plan.spec, directory, directory)
     assert where is not None
@@ -416,6 +417,8 @@ def test_a_run_resumes_from_the_newest_that_is_whole(
     assert again.codes == codes
     assert again.steps == {step: values for step, values in whole.steps.items() if step > from_step}
     same(tensors(again.run), tensors(whole.run))
+    assert again.run.ranks[0].judge.history == whole.run.ranks[0].judge.history
+    assert len(whole.run.ranks[0].judge.history.losses) == 7
 
 
 def test_where_nothing_keeps_memory_no_copies_are_made(tmp_path: Path) -> None:

@@ -361,8 +361,13 @@ def test_every_rank_falls_back_when_one_finds_damage(copy: Path):
         assert resumed.codes == ["W0801"]
 
 
-def test_ls_shows_what_is_damaged(copy: Path, capsys: pytest.CaptureFixture[str]):
-    truncate(copy / "checkpoints" / NEWEST / LAST)
+def lengthen(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 1)
+
+
+@pytest.mark.parametrize("damage", [truncate, lengthen])
+def test_ls_shows_what_is_damaged(damage: Callable[[Path], None], copy: Path, capsys: pytest.CaptureFixture[str]):
+    damage(copy / "checkpoints" / NEWEST / LAST)
     assert main(["checkpoint", "ls", str(copy)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["step", "2", "4"]

@@ -315,6 +315,23 @@ def test_what_can_be_spared_goes_first_where_room_is_short_and_the_newest_whole_
     ]
 
 
+def test_what_runs_that_died_left_behind_goes_and_nothing_else(tmp_path: Path):
+    for name in ("step-00000002", "step-00000004.partial-1f", "step-00000006.removed", "step-00000008.damaged"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    Store(tmp_path).clean()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000008.damaged"]
+
+
+def test_a_damaged_commit_goes_with_the_whole_ones_of_its_time(tmp_path: Path):
+    store = Store(tmp_path)
+    (tmp_path / "step-00000002.damaged").mkdir()
+    for step in (3, 5, 7):
+        (tmp_path / f"step-{step:08}").mkdir()
+        store.prune(2)
+        assert (tmp_path / "step-00000002.damaged").exists() == (step < 5)
+    assert store.steps() == [5, 7]
+
+
 def test_the_ranks_that_could_not_write_are_named_and_only_they_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Ranks 2 and 5 of eight have a full disk. So a supervisor, which names a rank that failed, names one of them."""
     blocks = Shard.blocks

@@ -320,6 +320,24 @@ def test_documents_are_encoded_once(tmp_path: Path, made: list[str]):
     assert again(tokenizer="t.json") == ["a.jsonl", "c.jsonl", "d.jsonl"]
 
 
+def test_another_field_of_a_file_is_other_documents(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 60, "answer": "y" * 60}) + "\n")
+    for field, letter in (("text", "x"), ("answer", "y")):
+        assert set(all_ids(opened("jsonl", tmp_path, glob="a.jsonl", field=field))) == {ord(letter)}
+
+
+def test_a_large_file_is_another_when_it_was_written_again(
+    tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Of which only blocks are hashed, between which it may have changed."""
+    monkeypatch.setattr(documents, "WHOLE", 10)
+    write_lines(tmp_path / "a.jsonl", TEXTS)
+    for time in (5, 5, 6):
+        os.utime(tmp_path / "a.jsonl", (time, time))
+        opened("jsonl", tmp_path, glob="a.jsonl", field="text")
+    assert made == ["a.jsonl"] * 2
+
+
 @pytest.mark.parametrize("damage", [b"", b"short", None])
 def test_a_damaged_entry_is_made_anew(damage: bytes | None, tmp_path: Path, kept: Path, made: list[str]):
     write_lines(tmp_path / "a.jsonl", TEXTS)

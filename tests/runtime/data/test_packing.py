@@ -98,6 +98,11 @@ def test_held_out_documents_are_whole_and_never_trained_on():
     assert dataset.holdout_row_names(0) == ["row 0 (documents 6)", "row 1 (documents 5)", "row 0 (documents 6)"]
 
 
+def test_a_document_that_begins_where_the_holdout_does_is_held_out():
+    (row,) = documents(of([5, 5], 7, holdout=0.5, batch=1).holdout_batch(0))
+    assert row == ([5, 6, 7, 8, 9], [6, 7, 8, 9, -100])
+
+
 def written(root: Path) -> None:
     texts = [f"document {i} " * (i % 9) for i in range(40)]
     (root / "a.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))

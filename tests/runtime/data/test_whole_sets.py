@@ -26,6 +26,7 @@ model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
   loss cross_entropy(logits, targets, over = vocab IGNORE)
   metric perplexity = exp(cross_entropy(logits, targets, over = vocab IGNORE))
   metric largest = max(x, over = [batch, seq, embed])
+  metric below = max(0.0 - 1.0 - x * x, over = [batch, seq, embed])
   metric spread = sqrt(mean(x * x))
   metric size = sum(x * 0.0 + 1.0)
   MORE

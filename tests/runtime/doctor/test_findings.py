@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from partita.dsl.codes import CODES
 from partita.runtime.doctor import findings, machine, parts, ranks, selftest
 from partita.runtime.doctor.gpus import gpus_of, links_of
+from partita.runtime.kernels.native import library
 from partita.runtime.transports.collectives import COLLECTIVES
 
 # Two GPUs as `nvidia-smi` answers for them.
@@ -78,6 +80,7 @@ def test_a_sound_machine_has_no_finding() -> None:
         ("torch.problem", "CUDA driver version is insufficient", "E1102"),
         ("torch.cuda", None, "E1102"),
         ("torch.NCCL", None, "E1102"),
+        ("torch.no_kernels", "there is no compiler `c++`", "W1107"),
         ("torch.gpus.1.problem", "no kernel image is available", "E1102"),
         ("driver_problem", "nvidia-smi had not ended after 20 s, and was killed", "E1102"),
         ("network.master_addresses", [], "E1107"),
@@ -139,6 +142,16 @@ def test_versions_that_differ_between_machines_are_found() -> None:
     assert list(findings.of_machines([SOUND, SOUND])) == []
 
 
+def test_kernels_that_are_not_wanted_are_no_finding_but_one_on_some_of_the_machines(monkeypatch) -> None:
+    monkeypatch.setenv("PARTITA_NATIVE", "0")
+    library._found.cache_clear()
+    unwanted, compiled = copy.deepcopy(SOUND), copy.deepcopy(SOUND)
+    unwanted["torch"]["no_kernels"], compiled["torch"]["no_kernels"] = library.why_none(), ""
+    library._found.cache_clear()
+    assert codes(unwanted) == codes(compiled) == []
+    assert [each.code for each in findings.of_machines([unwanted, compiled])] == ["E1108"]
+
+
 # ---------------------------------------------------------------- what ranks measured
 
 
@@ -196,6 +209,9 @@ def test_a_part_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
     ended = parts.run_part(["sh", "-c", program], 100.0, over=(tmp_path / "child").exists)
     assert (ended.status, "was killed" in str(ended.problem)) == (None, True)
     child = int((tmp_path / "child").read_text() or 0)
+    until = time.monotonic() + 30
+    while child and _running(child) and time.monotonic() < until:  # signals take effect when a core is free
+        time.sleep(0.01)
     assert not child or not _running(child)
 
 

@@ -7,17 +7,21 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from partita.runtime.context import Context
 from partita.runtime.fake_gpu.device import DEVICE, fake_gpu
 from partita.runtime.fake_gpu.nccl import FakeNccl
 from partita.runtime.fake_gpu.watch import Kind, Stopped, Watch
+from partita.runtime.kernels.host import copy_out, land
+from partita.runtime.kernels.optimizers import ema
+from partita.runtime.streams import DeviceStreams
 
 
 def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
 
-def kinds(wrong: Callable[[Watch], object]) -> set[Kind]:
-    watch = Watch(torch.float32)
+def kinds(wrong: Callable[[Watch], object], offloads: bool = False) -> set[Kind]:
+    watch = Watch(torch.float32, offloads)
     with fake_gpu(watch):
         try:
             wrong(watch)
@@ -82,6 +86,40 @@ def test_what_is_sent_stays_as_it_is():
     assert kinds(lambda watch: sent(watch, changed)) == {Kind.LIFETIME}
 
 
+def test_the_host_reads_what_has_landed():
+    kept = []
+
+    def updated(watch: Watch, waits: bool) -> None:
+        context, gradient = Context(0, DEVICE, streams=DeviceStreams(DEVICE)), new(4)
+        copy = copy_out(gradient, context)
+        if waits:
+            land(copy, context)
+            del gradient  # what is freed then has been copied
+        else:
+            kept.append(gradient)
+        ema(torch.zeros(4), copy, 1, 0.9)
+
+    def overwritten(watch: Watch) -> None:
+        master = torch.zeros(4, pin_memory=True)
+        there = master.to(DEVICE, non_blocking=True)
+        ema(master, torch.zeros(4), 1, 0.9)
+        there + 1
+
+    assert kinds(lambda watch: updated(watch, False), offloads=True) == {Kind.LIFETIME}
+    assert not kinds(lambda watch: updated(watch, True), offloads=True)
+    assert kinds(overwritten, offloads=True) == {Kind.LIFETIME}
+
+
+def test_what_is_changed_in_place_is_written_once():
+    """Also if it was there before it was watched."""
+    total = torch.zeros(4, device="meta")
+    watch = Watch(torch.float32, there="meta")
+    with watch:
+        total.add_(1)
+    (launch,) = watch.taken()
+    assert (launch.read, launch.written) == (16, 16)
+
+
 def test_memory_is_freed_after_other_streams():
     def freed(watch: Watch, waits: bool) -> None:
         stream, x = torch.cuda.Stream(DEVICE), new(4)
@@ -92,7 +130,16 @@ def test_memory_is_freed_after_other_streams():
             torch.cuda.current_stream(DEVICE).wait_stream(stream)
         del x
 
+    def freed_there(watch: Watch) -> None:
+        """While another stream is current: the memory is given back to that which computes all the same."""
+        stream, x = torch.cuda.Stream(DEVICE), new(4)
+        stream.wait_stream(torch.cuda.current_stream(DEVICE))
+        with torch.cuda.stream(stream):
+            x + 1
+            del x
+
     assert kinds(lambda watch: freed(watch, False)) == {Kind.LIFETIME}
+    assert kinds(freed_there) == {Kind.LIFETIME}
     assert not kinds(lambda watch: freed(watch, True))
 
 

@@ -9,9 +9,9 @@ from attrs import evolve
 from partita.dsl.diagnostic import Refused
 from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.sampling import writer_of
+from partita.runtime.inference.scoring import seen
 from tests.files import checked
 from tests.runtime.inference.models import both, drawn, model
-from tests.zoo.models import llama3
 
 GREEDY = Choice(temperature=0)
 PROMPT = [3, 1, 4, 1, 5]
@@ -19,6 +19,8 @@ PROMPT = [3, 1, 4, 1, 5]
 
 def test_greedy_text_is_that_of_transformers() -> None:
     """64 tokens of Llama, with the same weights, with what is kept and anew."""
+    from tests.zoo.models import llama3
+
     theirs = llama3.MODEL._both("seq=69")
     given = theirs.run.plan.spec
     module, weights = theirs.module.eval(), theirs.parameters()
@@ -101,3 +103,15 @@ def test_a_model_that_writes_ids_that_it_cannot_read_is_refused() -> None:
     """
     with pytest.raises(Refused, match="it has logits for more=6, and reads ids of vocab=5"):
         writer_of(checked(text, "m.par"))
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 8])
+def test_a_text_that_grows_beyond_the_window_is_seen_from_half_a_window_later_on(window: int):
+    """And goes on from there until it is as long as the window again: so what is kept of it is of use."""
+    before = list(seen(range(1), window))
+    assert before == [0]
+    for length in range(2, 5 * window):
+        found = list(seen(range(length), window))
+        full = len(before) == window
+        assert found == (list(range(length - max(1, window // 2), length)) if full else [*before, length - 1])
+        before = found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from partita.runtime.kernels.optimizers import adamw, sgd
+from partita.runtime.kernels.optimizers import adamw, adamw_of_each, sgd
 
 STEPS = 4
 Laid = Callable[[torch.Tensor], torch.Tensor]
@@ -41,6 +41,21 @@ def torchs(kind: type[torch.optim.Optimizer], first: torch.Tensor, gradients: li
         parameter.grad = gradient.clone()
         optimizer.step()
         yield parameter.detach().clone()
+
+
+def test_adamw_of_each_parameter_is_that_of_one():
+    """Also of those that torch's kernel does not take."""
+    forms = straight, sliced, straight
+    first, gradients = drawn(1)
+    alone, together = (
+        [[laid(x) for laid in forms] for x in (first, torch.zeros_like(first), torch.ones_like(first))] for _ in "ab"
+    )
+    constants = 0.03, 2, 0.7, 0.95, 0.3, 0.4
+    adamw_of_each(together[0], gradients[:3], *together[1:], *constants)
+    for parameter, gradient, mean, square in zip(alone[0], gradients[:3], *alone[1:], strict=True):
+        adamw(parameter, gradient, mean, square, *constants)
+    for expected, found in zip(alone, together, strict=True):
+        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("laid", [straight, sliced])

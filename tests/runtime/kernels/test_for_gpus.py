@@ -55,8 +55,10 @@ def test_norms_are_those_of_torch(over: tuple[int, ...], plus: bool, monkeypatch
     backward = torch.ops.aten._fused_rms_norm_backward
     monkeypatch.setattr(rows, "fused_rms", lambda x, over: True)
     monkeypatch.setattr(torch.ops.aten, "_fused_rms_norm_backward", decomposition_table[backward.default])
-    for found, each in zip(all_of_it(), expected, strict=True):
-        torch.testing.assert_close(found, each)
+    found = all_of_it()
+    monkeypatch.undo()  # what torch imports to compare reads the operation
+    for one, each in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, each)
 
 
 def test_a_total_may_be_wider_than_the_products_that_are_added():

@@ -13,6 +13,7 @@ from partita.compiler.optimizers.registry import OPTIMIZERS, Trained
 from partita.compiler.passes.readers import Matrix
 from partita.dsl.types import Axis, Type
 from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.kernels.quantized import dequantized, quantize
 from tests.compiler.interpret import prepare
 
 STEPS, RATE = 20, 0.01
@@ -94,19 +95,30 @@ def test_lion_is_that_of_its_authors_formula():
     same(ours("lion", (6, 10), 0.1), parameter)
 
 
-def test_adagrad_is_that_of_torch():
+@pytest.mark.parametrize("eps", [1e-10, 0.5])
+def test_adagrad_is_that_of_torch(eps: float):
     def make(parameters):
-        return torch.optim.Adagrad(parameters, lr=RATE, eps=1e-10)
+        return torch.optim.Adagrad(parameters, lr=RATE, eps=eps)
 
-    same(ours("adagrad", (6, 10)), theirs(make, (6, 10)))
+    same(ours("adagrad", (6, 10), eps=eps), theirs(make, (6, 10)))
 
 
-def test_rowwise_adagrad_with_rows_of_one_element_is_adagrad():
+@pytest.mark.parametrize("eps", [1e-8, 0.5])
+def test_rowwise_adagrad_with_rows_of_one_element_is_adagrad(eps: float):
     def make(parameters):
-        return torch.optim.Adagrad(parameters, lr=RATE, eps=1e-8)
+        return torch.optim.Adagrad(parameters, lr=RATE, eps=eps)
 
-    same(ours("rowwise_adagrad", (7, 1)), theirs(make, (7, 1)))
-    same(ours("rowwise_adagrad", (7,)), theirs(make, (7,)))
+    same(ours("rowwise_adagrad", (7, 1), eps=eps), theirs(make, (7, 1)))
+    same(ours("rowwise_adagrad", (7,), eps=eps), theirs(make, (7,)))
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e-4, 1e-10])
+def test_eight_bits_are_relative_to_their_block(magnitude: float):
+    """However small it is, as squares of gradients are; and the last block is not full."""
+    x = start((5, 20)).abs() * magnitude
+    codes, scales = torch.zeros(x.shape, dtype=torch.uint8), torch.zeros(4)
+    quantize(x, codes, scales, 32, signed=False)
+    assert float((dequantized(codes, scales, 32, signed=False) - x).abs().max()) < 0.02 * float(x.max())
 
 
 def test_eight_bits_are_those_of_torchao():

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from partita.runtime.kernels import pointwise
 from partita.runtime.kernels.pointwise import BLOCK, gelu, gelu_gradient
 from partita.runtime.transports.lines import same_bits
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["native", "torch"])
+def _by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels in C++ where there is a compiler, and by torch's operations."""
+    if not request.param:
+        monkeypatch.setattr(pointwise, "native", lambda x: None)
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (1, BLOCK + 1), (2, BLOCK), (129, 1021)])

@@ -52,14 +52,14 @@ def test_both_libraries_multiply(
 
 @pytest.mark.parametrize("name", ["axes", "skips", "tied"])
 def test_products_are_the_same_where_they_count_as_large(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """What is emitted for them adds into accumulators, as what is emitted for small ones does."""
+    """What is emitted for them adds into accumulators, and into what they are added to, as that of small ones does."""
     spec, diagnostics = load(FILES / f"{name}.par", ["train.precision=f64"])
     assert spec is not None, diagnostics
     found = []
-    for large in (dot.LARGE, 0):
-        monkeypatch.setattr(dot, "LARGE", large)
+    for large in (False, True):
+        monkeypatch.setattr(dot.Dot, "_large", lambda *_, large=large: large)
         plan = prepare(spec)
-        assert ("kernels.matmul(" in plan.program.source) is (large == 0)
+        assert ("kernels.matmul(" in plan.program.source) is large
         run = VirtualRun(plan)
         dataset = open_data(plan.program, plan.train, FILES)
         assert dataset is not None

@@ -19,8 +19,9 @@ from partita.compiler.costs.record import read
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.load import load
+from partita.runtime.profiling import models
 from partita.runtime.profiling.kernels import measure
-from partita.runtime.profiling.models import programs
+from partita.runtime.profiling.models import Size, in_context, programs
 from tests.files import SPECS
 
 
@@ -62,6 +63,20 @@ def test_every_operation_of_a_program_is_timed_where_it_stands():
         rest = [node for node in nodes if node not in set(adding.values()) and not isinstance(node.op, Constant)]
         expected |= {kernel_of(node, node in adding) for node in rest}
     assert found.keys() == expected - {None}
+
+
+def test_attention_in_pieces_is_timed_on_ranks_that_take_turns(monkeypatch: pytest.MonkeyPatch):
+    """And it is like attention that is not, where that alone was measured."""
+    monkeypatch.setattr(models, "ON_A_CPU", (Size(1, 8, 16, 8, 64),))
+    for state, whole in zip(in_context(gpu=False, precisions=("f32",)), ("attend", "attend_block"), strict=True):
+        names = {kernel.name: kernel for kernel, _ in measure(state, torch.device("cpu"))}
+        for name in (f"{whole}.causal.pieces", f"{whole.replace('attend', 'attend_gradient', 1)}.causal.pieces"):
+            name = name.replace("attend_gradient_block", "attend_block_gradient")
+            kernel, alike = names[name], []
+            while kernel is not None:
+                alike.append(kernel.name)
+                kernel = kernel.alike
+            assert name.replace("_block", "").removesuffix(".pieces") in alike
 
 
 def test_no_ranks_are_refused():

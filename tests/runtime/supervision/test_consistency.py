@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.runtime.rank import Plan, prepare
-from partita.runtime.supervision.consistency import Statement, agree, compared, digest
+from partita.runtime.supervision.consistency import Statement, agree, compared, compared_kernels, digest
 from partita.runtime.transports.failures import ConnectionLost
 from tests.files import SPECS
 from tests.marks import soak
@@ -155,6 +157,21 @@ def test_those_who_differ_from_the_most_are_named():
     assert len(many.splitlines()) < 12
 
 
+def test_ranks_without_kernels_among_others_are_named():
+    lacking, other = (evolve(ONE, no_kernels=why) for why in ("there is no compiler `c++`", "PARTITA_NATIVE=0"))
+    assert compared_kernels([ONE, ONE]) is None
+    assert compared_kernels([lacking, other]) is None
+    assert compared([lacking, ONE]) is None  # the same program
+    found = compared_kernels([lacking, ONE, lacking, other])
+    assert found is not None
+    assert found.diagnostics[0].render() == (
+        "error[E0625]: ranks 0, 2, 3 have no kernels in C++, and rank 1 has\n"
+        "  = ranks 0, 2: there is no compiler `c++`\n"
+        "  = rank 3: PARTITA_NATIVE=0\n"
+        "  help: install a C++ compiler on all machines, or set PARTITA_NATIVE=0 on all"
+    )
+
+
 class Shelf:
     """A store of one process, in which the other ranks have said something already."""
 
@@ -178,6 +195,9 @@ def test_ranks_that_have_ended_are_not_waited_for():
     agree(Shelf({1: own}), 0, 2, plan.spec, plan.programs)
     with pytest.raises(Refused, match="rank 1 has a different file than rank 0"):
         agree(Shelf({1: f"{'0' * 64} {'0' * 64}"}), 0, 2, plan.spec, plan.programs)
+    with pytest.raises(Refused, match=r"rank 1 has no kernels in C\+\+, and rank 0 has"):
+        agree(Shelf({1: f"{own}  no compiler"}), 0, 2, plan.spec, plan.programs)
+    agree(Shelf({1: f"{own}  no compiler"}), 0, 2, plan.spec, plan.programs, no_kernels="nor here")
 
 
 def test_a_store_that_is_gone_is_a_connection_lost():
@@ -249,6 +269,17 @@ def test_a_rank_with_another_file_ends_the_run(tmp_path: Path, old: str, new: st
     assert "Traceback" not in shown + silent
     assert "error" not in silent  # said once
     assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX") or "c++") is None, reason="no C++ compiler")
+def test_a_rank_without_kernels_among_others_ends_the_run(tmp_path: Path):
+    def start(folder: Path, rank: int) -> dict[str, str]:
+        return by_port(folder, rank) | {"PARTITA_NATIVE": str(1 - rank)}
+
+    (first, shown), (second, silent) = outcomes(tmp_path, start, TINY, TINY)
+    assert (first, second) == (1, 1), shown + silent
+    assert shown.count("error[E0625]: rank 1 has no kernels in C++, and rank 0 has\n  = rank 1: PARTITA_NATIVE=0") == 1
+    assert "error" not in silent
 
 
 @pytest.mark.soak

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,10 @@ from partita.cli.training.elastic import Minimum, fitted
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime.run_directory import RunDirectory
+from partita.runtime.supervision.attempts import Rank
 from partita.runtime.supervision.fleet import Crew, Fleet
+from partita.runtime.supervision.launcher import _Supervision
+from partita.runtime.supervision.statuses import SECONDARY
 
 TEXT = """
 axis batch = 24, width = 12, hidden = 24
@@ -95,6 +100,21 @@ def test_a_rank_is_gone_after_more_failures_than_restarts(
             if gone:
                 break
         assert (count > 0) == any(failures.count(rank) > restarts for rank in set(failures))
+
+
+def test_the_failures_of_a_rank_are_not_those_of_the_one_that_gets_its_number(tmp_path: Path) -> None:
+    with RunDirectory.open(tmp_path) as directory:
+        fleet = fleet_of(directory, restarts=1)
+        assert [fleet.lose([rank]) for rank in (2, 1, 1, 2, 2)] == [[], [], [1], [], [2]]
+        assert fleet.size == 2
+
+
+def test_a_rank_that_only_lost_another_is_not_to_blame() -> None:
+    watched = object.__new__(_Supervision)
+    watched.stall = None
+    statuses = (-signal.SIGKILL, *SECONDARY)
+    watched.causes = [Rank(i, SimpleNamespace(returncode=each)) for i, each in enumerate(statuses)]  # type: ignore[arg-type]
+    assert watched.culprits == [0]
 
 
 def test_ranks_return_when_somebody_says_so(tmp_path: Path) -> None:

@@ -127,8 +127,11 @@ def test_any_order_computes_the_same_bits(program: Program, seed: int):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", [programs(), sharded_programs(8)], ids=["pipelines", "meshes"])
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [(programs(), 1), (programs(), 2), (sharded_programs(8), 1), (sharded_programs(4), 2)],
+    ids=["pipelines", "pipelines-twice", "meshes", "small-meshes-twice"],
+)
 def test_any_order_computes_the_same_bits_at_length(kind: st.SearchStrategy[Program], steps: int):
     """Ten thousand orders in all."""
 

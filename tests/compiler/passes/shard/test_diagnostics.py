@@ -106,11 +106,30 @@ def test_a_second_rule_for_an_axis() -> None:
     assert "help: name all mesh axes in one rule: `shard batch -> data, tensor`" in found
 
 
+def test_a_rule_that_says_no_more_than_one_before_it() -> None:
+    first, second = warnings("data = 2, tensor = 2", "shard batch -> data, tensor", "shard batch, batch -> data")
+    for found in (first, second):
+        assert "warning[W0301]: `shard batch -> data` applies to no tensor" in found
+        assert "help: remove it: that rule says it already" in found
+
+
+def test_a_further_mesh_axis_beside_one_that_was_named() -> None:
+    (found,) = warnings("data = 2, tensor = 2", BATCH, "shard batch -> data, tensor")
+    assert "help: name all mesh axes in one rule: `shard batch -> data, tensor`" in found
+
+
 def test_a_rule_for_an_axis_that_its_tensor_lacks() -> None:
     (found,) = warnings("data = 2", BATCH, "shard net.up: batch -> data")
     assert "warning[W0301]: `shard net.up: batch -> data` applies to no tensor" in found
     assert "= net.up: f32[width=6, hidden=12]\n" in found
     assert "help: name one of its axes: width, hidden" in found
+
+
+def test_a_rule_for_a_name_that_no_tensor_has() -> None:
+    """Although every part of it is a name of the model, and tensors have the axis."""
+    (found,) = warnings("data = 2", BATCH, "shard layer.up: width -> data")
+    assert "warning[W0301]: `shard layer.up: width -> data` applies to no tensor" in found
+    assert "help: no parameter or value is called `layer.up`" in found
 
 
 def test_two_rules_for_one_tensor_that_want_one_mesh_axis() -> None:

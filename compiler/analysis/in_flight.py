@@ -1,0 +1,127 @@
+"""Collectives as what they do to memory: from where they start to where their results are read.
+
+A collective becomes three nodes. The first, where it starts, makes what is in flight: what is sent and what is
+received. The others stand where the function waits for it, which is where it first reads a result
+(`partita.compiler.codegen.writer`). The second is the last to read what is sent, or the operands if they are sent as
+they are; the third makes the results of what was received. But Gloo's threads may hold on to what was sent for a moment
+longer: where the ranks do the addition, it is there until the results are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.analysis.liveness import device_bytes, roots
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.buffers import Buffers
+from partita.dsl.types import Axis, Type
+
+
+@frozen(eq=False)
+class Posted:
+    """A collective: its `start` makes what is in `flight`, and its `end` the results. `behind` has the memory of those
+    that have none of their own.
+    """
+
+    start: Node
+    end: tuple[Node, Node]
+    flight: tuple[Value, ...]
+    behind: Mapping[Value, Value]
+
+
+@define(eq=False)
+class Communicating:
+    """The `nodes` of a function in order; for each view, the tensor whose memory it aliases; and what has `begun`."""
+
+    nodes: list[Node]
+    behind: dict[Value, Value] = field(factory=dict)
+    begun: set[Value] = field(factory=set)
+
+    def left(self, values: Iterable[Value]) -> int:
+        """Bytes of the memory behind values that the function makes, or has been given in flight."""
+        made = self.begun.union(*(node.outputs for node in self.nodes))
+        return sum(device_bytes(value) for value in {self.behind.get(value, value) for value in values} & made)
+
+
+def buffers_of(node: Node, adds: bool) -> Buffers:
+    """What a node holds while it communicates; `adds`: the ranks do the addition."""
+    operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
+    return node.op.buffers(operands, results, adds)
+
+
+def besides(node: Node, adds: bool) -> tuple[int, int]:
+    """Bytes that a collective holds besides its results, if these are counted from its start on: in flight, and how
+    many more as they are made.
+    """
+    found, results = buffers_of(node, adds), sum(value.type.bytes for value in node.outputs)
+    in_flight = found.sent + max(results, found.received)
+    made = found.received + (0 if found.in_place else found.made or results) + found.adding + adds * found.sent
+    return in_flight - results, max(0, made - in_flight)
+
+
+def posted(node: Node, adds: bool) -> Posted:
+    """A collective as what it does to memory."""
+    found = buffers_of(node, adds)
+    sent, received = buffer("sent", node, found.sent), buffer("received", node, found.received)
+    made = received if found.in_place else buffer("made", node, found.made) if found.made else None
+    results = node.outputs if made is None else () if found.in_place else (made,)
+    read = (received, *((sent,) if found.sent else node.inputs))
+    return Posted(
+        evolve(node, outputs=(sent, received)),
+        (
+            evolve(node, inputs=read, outputs=()),
+            evolve(
+                node, inputs=read if adds else (received,), outputs=(*results, buffer("adding", node, found.adding))
+            ),
+        ),
+        (sent, received),
+        {} if made is None else dict.fromkeys(node.outputs, made),
+    )
+
+
+def buffer(name: str, node: Node, size: int) -> Value:
+    """So many bytes of a collective, as a value."""
+    return Value(f"{name} of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),)))
+
+
+def communicating(
+    nodes: Sequence[Node],
+    adds: bool,
+    wanted: Iterable[Value] = (),
+    begun: Iterable[tuple[Node, Posted]] = (),
+) -> Communicating:
+    """The nodes of a function, with those of its collectives: `begun` are those that others have started. It waits for
+    `wanted` values at its end.
+    """
+    flying: dict[Value, Posted] = {}
+    found = Communicating([])
+
+    def fly(node: Node, each: Posted) -> None:
+        flying.update(dict.fromkeys(node.outputs, each))
+        found.behind.update(each.behind)
+
+    def arrive(values: Iterable[Value]) -> Iterator[Node]:
+        for value in values:
+            each = flying.get(value)
+            if each is not None:
+                for other in [other for other, own in flying.items() if own is each]:
+                    del flying[other]
+                yield from each.end
+
+    for node, each in begun:
+        fly(node, each)
+        found.begun.update(each.flight)
+    for node in nodes:
+        found.nodes += arrive(node.inputs)
+        if node.op.communicates:
+            own = posted(node, adds)
+            found.nodes.append(own.start)
+            fly(node, own)
+        else:
+            found.nodes.append(node)
+    found.nodes += arrive(wanted)
+    for view, tensor in roots(nodes).items():
+        found.behind[view] = found.behind.get(tensor, tensor)
+    return found

@@ -1,0 +1,74 @@
+"""One of two ranks on Gloo: trains a small model in every way that changes what is held for gradients and averages, and
+prints the bound and the peak of live tensors of each of the cases that its arguments name, as one JSON line.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from measure import joined
+from memory import held
+
+from partita.dsl.load import load_text
+from partita.runtime.rank import Plan, prepare
+from partita.runtime.transports.process import ProcessTransport
+
+MODEL = """
+axis batch = 16, embed = 64, ffn = 256
+block mlp(x: [batch, embed]) {
+  param scale, shift: [embed] ~ ones()
+  param up: [embed, ffn] ~ normal(0.1)
+  param down: [ffn, embed] ~ normal(0.1)
+  let h = layer_norm(x, over = embed, scale = scale, shift = shift)
+  return x + dot(gelu(dot(h, up, over = embed)), down, over = ffn)
+}
+model net(x: [batch, embed]) {
+  repeat 3 as layer { let x = mlp(x) }
+  loss mean(x * x)
+}
+mesh two(split = 2)
+layout chosen on two { RULES }
+schedule s = one_f_one_b(microbatches = 2)
+train { model = net layout = chosen schedule = s data = random() optimizer = OPTIMIZER steps = 5 MORE }
+"""
+ADAMW = "adamw(lr = 1e-3)"
+ROWS = "shard batch -> split"
+# Rules of the layout, the optimizer, and settings.
+CASES = {
+    "copied": (ROWS, ADAMW, ""),
+    "sgd": (ROWS, "sgd(lr = 0.1)", ""),
+    "zero1": (f"{ROWS} shard state -> split", ADAMW, ""),
+    "zero2": (f"{ROWS} shard state -> split shard grad -> split", ADAMW, ""),
+    "zero3": (f"{ROWS} shard param -> split", ADAMW, ""),
+    "tensor": ("shard ffn -> split", ADAMW, ""),
+    "groups": (ROWS, ADAMW, "sync = local(groups = 2, every = 2)"),
+    "groups of one rank": (ROWS, ADAMW, "sync = local(groups = 4, every = 2)"),
+    "delayed": (ROWS, ADAMW, "sync = delayed(1)"),
+    "delayed by two, zero1": (f"{ROWS} shard state -> split", ADAMW, "sync = delayed(2)"),
+    "eight bits": (ROWS, "adamw_8bit(lr = 1e-3)", ""),
+    "validated after": (ROWS, ADAMW, "validate = after(calm = 0)"),
+}
+
+
+def planned(rules: str, optimizer: str, more: str) -> Plan:
+    text = MODEL.replace("RULES", rules).replace("OPTIMIZER", optimizer).replace("MORE", more)
+    spec, diagnostics = load_text(text, "net.par")
+    assert spec is not None, [each.render() for each in diagnostics]
+    return prepare(spec)
+
+
+def main() -> None:
+    joined()
+    device = torch.device("cpu")
+    found = {name: held(planned(*CASES[name]), Path(), ProcessTransport(device)) for name in sys.argv[1:]}
+    os.write(1, (json.dumps(found) + "\n").encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The compiler's memory bound beside the peak of live tensors, between real processes: it holds, and is near."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.bench.held import CASES
+from tests.files import ROOT
+from tests.marks import soak
+
+USUAL = ("zero3", "groups", "delayed", "eight bits")
+# Half of the gradients: the sum that a rank makes of its part, beside what was sent, which Gloo may have freed by then.
+SUM = 2 * 3 * (2 * 64 * 256 + 2 * 64)
+
+
+def held(*cases: str) -> list[dict[str, tuple[int, int]]]:
+    """The bounds and the peaks of two ranks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, str(ROOT / "tests" / "runtime" / "programs" / "supervise.py"), "2", "2"]
+    command = [*program, str(ROOT / "tests" / "bench" / "held.py"), *cases]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("cases", [USUAL, *soak((tuple(CASES),))], ids=["usual", "all"])
+def test_the_bound_of_each_construct_holds_and_is_near(cases: tuple[str, ...]) -> None:
+    ranks = held(*cases)
+    assert len(ranks) == 2
+    for found in ranks:
+        assert set(found) == set(cases)
+        for name, (bound, peak) in found.items():
+            assert peak <= bound <= 1.05 * peak + SUM, (name, bound, peak)

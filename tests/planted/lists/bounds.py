@@ -1,0 +1,141 @@
+"""The memory bound: what collectives and messages hold, and what they really do."""
+
+from tests.planted.planted import Planted
+
+HELD = "tests/bench/test_collectives.py"
+MEMORY = "compiler/analysis/memory.py"
+SUM = "tests/compiler/analysis/test_memory.py::test_a_sum_is_made_beside_what_was_sent_and_what_has_arrived"
+MESSAGES = (
+    "tests/compiler/analysis/test_memory.py"
+    "::test_messages_are_held_from_where_they_are_posted_to_where_they_are_waited_for"
+)
+
+MISTAKES = [
+    Planted(
+        "tensors-of-a-bucket-end-anywhere",
+        "compiler/ops/buffers.py",
+        "-(-type.bytes // parts // ALIGNMENT) * ALIGNMENT",
+        "type.bytes // parts",
+        HELD,
+    ),
+    Planted(
+        "shards-that-lie-apart-arrive-in-place",
+        "compiler/ops/collective.py",
+        "in_place=alone and _outermost(operands[0], self.axes[0]))",
+        "in_place=alone)",
+        HELD,
+    ),
+    Planted(
+        "shards-that-lie-apart-are-sent-as-they-are",
+        "compiler/ops/collective.py",
+        "sent = 0 if len(own) == 1 and _outermost(*own[0]) else rows",
+        "sent = 0 if len(own) == 1 else rows",
+        HELD,
+    ),
+    Planted(
+        "one-part-of-a-sum-arrives",
+        "compiler/ops/collective.py",
+        "found += Buffers(sent, rows, part) if adds",
+        "found += Buffers(sent, part, part) if adds",
+        HELD,
+    ),
+    Planted(
+        "sums-are-not-filled-up",
+        "compiler/ops/collective.py",
+        "filled = row + -row % (self.parts * BYTES[own[0][0].dtype])",
+        "filled = row",
+        HELD,
+    ),
+    Planted(
+        "rows-that-arrive-are-put-nowhere",
+        "compiler/ops/sparse.py",
+        "adding=marks + max(type.bytes for type in operands))",
+        "adding=0)",
+        HELD,
+    ),
+    Planted(
+        "what-is-turned-is-not-copied",
+        "compiler/ops/ring.py",
+        "return Buffers(row, row, in_place=True)",
+        "return Buffers(0, row, in_place=True)",
+        HELD,
+    ),
+    Planted(
+        "what-was-gathered-is-kept",
+        "runtime/transports/groups.py",
+        "        yield [self._post(_gather, rows.view(-1), row.view(-1))]\n        del row\n",
+        "        yield [self._post(_gather, rows.view(-1), row.view(-1))]\n",
+        HELD,
+    ),
+    Planted(
+        "what-was-scattered-is-kept",
+        "runtime/transports/groups.py",
+        "            yield [self._post(dist.all_to_all_single, exchanged, sent)]\n            del sent\n",
+        "            yield [self._post(dist.all_to_all_single, exchanged, sent)]\n",
+        HELD,
+    ),
+    Planted(
+        "what-was-summed-is-kept",
+        "runtime/transports/groups.py",
+        "            yield [self._post(dist.all_to_all_single, exchanged, flat)]\n            del flat\n",
+        "            yield [self._post(dist.all_to_all_single, exchanged, flat)]\n",
+        HELD,
+    ),
+    Planted(
+        "messages-that-are-sent-take-no-memory",
+        MEMORY,
+        "messages += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]",
+        "messages -= arriving[instruction.stage, DIRECTION[kind]]",
+        MESSAGES,
+    ),
+    Planted(
+        "messages-that-have-arrived-stay",
+        MEMORY,
+        "leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]",
+        "leaving[instruction.stage, DIRECTION[kind]]",
+        MESSAGES,
+    ),
+    Planted(
+        "gradients-are-reduced-in-no-memory",
+        MEMORY,
+        "most = max(most, now + stage.reducing)",
+        "most = max(most, now)",
+        SUM,
+    ),
+    Planted(
+        "what-threads-have-sent-is-gone-at-once",
+        "compiler/analysis/in_flight.py",
+        "node, inputs=read if adds else (received,), outputs",
+        "node, inputs=(received,), outputs",
+        SUM,
+    ),
+    Planted(
+        "the-batch-in-whole-takes-no-memory",
+        MEMORY,
+        "whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())",
+        "whole = 0",
+        SUM,
+    ),
+    Planted(
+        "initial-values-take-no-memory",
+        MEMORY,
+        "(0 if state.device.gpu else max(made, default=0))",
+        "0",
+        "tests/compiler/analysis/test_memory.py"
+        "::test_a_large_parameter_is_made_in_the_host_s_memory_before_the_first_step",
+    ),
+    Planted(
+        "kernels-need-no-memory",
+        "compiler/analysis/liveness.py",
+        "(node.op.workspace(operands, results) if there else 0)",
+        "0",
+        "tests/compiler/analysis/test_memory.py::test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs",
+    ),
+    Planted(
+        "kernels-need-memory-wherever-they-run",
+        "compiler/analysis/liveness.py",
+        "(node.op.workspace(operands, results) if there else 0)",
+        "node.op.workspace(operands, results)",
+        "tests/compiler/analysis/test_memory.py::test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs",
+    ),
+]

@@ -1,0 +1,66 @@
+"""Kernels in C++: what fills up a vector or a tile, causality, factors, threads, strides, and what is loaded."""
+
+from tests.planted.planted import Planted
+
+FOLDER = "runtime/kernels/native"
+NATIVE = "tests/runtime/kernels/test_native.py"
+POINTWISE = "tests/runtime/kernels/test_pointwise.py"
+
+MISTAKES = [
+    Planted(
+        "unseen-keys-of-the-last-tile-get-gradients",
+        f"{FOLDER}/attention.cc",
+        "      memset(slopes + own * BLOCK, 0, (across - own) * BLOCK * sizeof(float));\n",
+        "",
+        NATIVE,
+    ),
+    Planted(
+        "a-query-sees-the-next-key",
+        f"{FOLDER}/attention.cc",
+        "return s.causal ? ~first(key - query) : first(LANES);",
+        "return s.causal ? ~first(key - query - 1) : first(LANES);",
+        NATIVE,
+    ),
+    Planted(
+        "gradient-of-queries-without-their-scale",
+        f"{FOLDER}/attention.cc",
+        "s.dq[2], made, count, width, s.size, scale);",
+        "s.dq[2], made, count, width, s.size, 1.0f);",
+        NATIVE,
+    ),
+    Planted(
+        "variance-counts-what-fills-up-a-vector",
+        f"{FOLDER}/rows.cc",
+        "      if (n - i < LANES) each = first(n - i) ? each : Vector{};\n",
+        "",
+        NATIVE,
+    ),
+    Planted(
+        "gradient-of-a-scale-is-the-first-thread's",
+        f"{FOLDER}/rows.cc",
+        "for (ptrdiff_t part = 1; part < threads; part++)",
+        "for (ptrdiff_t part = threads; part < threads; part++)",
+        NATIVE,
+    ),
+    Planted(
+        "what-is-added-to-the-gradient-of-a-norm-is-lost",
+        f"{FOLDER}/rows.cc",
+        "        if (plus) each += load(plus + row * n + i, n - i);\n",
+        "",
+        NATIVE,
+    ),
+    Planted(
+        "kernels-read-tensors-that-lie-otherwise-as-if-dense",
+        "runtime/kernels/pointwise.py",
+        "d, x = (each.contiguous() for each in ((d, x) if",
+        "d, x = (each for each in ((d, x) if",
+        POINTWISE,
+    ),
+    Planted(
+        "a-library-that-others-wrote-is-loaded",
+        f"{FOLDER}/library.py",
+        "            if not _ours(each):\n",
+        "            if False:\n",
+        NATIVE,
+    ),
+]
