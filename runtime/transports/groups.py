@@ -33,6 +33,8 @@ from partita.runtime.transports.packing import pack, unpack
 from partita.runtime.transports.transport import Handle, Tensors
 
 CollectiveSteps = Generator[list[Handle], None, Tensors]
+# Starts an operation of torch.distributed, given it and its arguments.
+Post = Callable[..., Handle]
 
 # Renamed in torch 2.13.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -94,29 +96,32 @@ class AxisGroup:
             # A GPU exchanges lists in whole: else it would have to tell the host how long they are.
             EXCHANGE_ROWS: self._all_to_all if self.sums else self._exchange_rows,
         }
-        launches = started[kind](tensors, *zip(*arguments, strict=True))
-        return Collecting(f"the {kind} along {self.axis}", launches, next(launches))
+        description = f"the {kind} along {self.axis}"
+        launches = started[kind](partial(self._post, description), tensors, *zip(*arguments, strict=True))
+        return Collecting(description, launches, next(launches))
 
     # ------------------------------------------------------------ the collectives
 
-    def _all_gather(self, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
+    def _all_gather(self, post: Post, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
         row, pieces = pack(tensors, dims, 1)
         del tensors
         rows = row.new_empty(self.size, row.shape[1])
-        yield [self._post(_gather, rows.view(-1), row.view(-1))]
+        yield [post(_gather, rows.view(-1), row.view(-1))]
         del row
         return unpack(rows, pieces, dims)
 
-    def _all_to_all(self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]) -> CollectiveSteps:
+    def _all_to_all(
+        self, post: Post, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
+    ) -> CollectiveSteps:
         sent, pieces = pack(tensors, cut_dims, self.size)
         del tensors
         rows = torch.empty_like(sent)
-        yield [self._post(dist.all_to_all_single, rows, sent)]
+        yield [post(dist.all_to_all_single, rows, sent)]
         del sent
         return unpack(rows, pieces, gathered_dims)
 
     def _exchange_rows(
-        self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
+        self, post: Post, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
     ) -> CollectiveSteps:
         """The lengths of all lists first, then what is in them, rank by rank."""
         # Lists by the rank that they are for, or come from.
@@ -126,12 +131,12 @@ class AxisGroup:
         there = sent[0] >= 0
         lengths = there.sum(-1)
         arriving = torch.empty_like(lengths)
-        yield [self._post(dist.all_to_all_single, arriving, lengths)]
+        yield [post(dist.all_to_all_single, arriving, lengths)]
         found = torch.arange(there.shape[-1], device=there.device) < arriving.unsqueeze(-1)
         counts = [each.flatten(1).sum(1).tolist() for each in (arriving, lengths)]
         flat = [sent.pop(0)[there] for _ in shapes]
         filled = [each.new_empty(sum(counts[0]), *each.shape[1:]) for each in flat]
-        yield [self._post(dist.all_to_all_single, into, each, *counts) for into, each in zip(filled, flat, strict=True)]
+        yield [post(dist.all_to_all_single, into, each, *counts) for into, each in zip(filled, flat, strict=True)]
         del there, flat
         results = []
         for i, (shape, dim) in enumerate(zip(shapes, gathered_dims, strict=True)):
@@ -141,7 +146,7 @@ class AxisGroup:
             results.append(torch.cat(whole.unbind(), dim))
         return tuple(results)
 
-    def _turn(self, tensors: Tensors) -> CollectiveSteps:
+    def _turn(self, post: Post, tensors: Tensors) -> CollectiveSteps:
         """An all-to-all in which everything is for the next rank."""
         dims = (0,) * len(tensors)
         row, pieces = pack(tensors, dims, 1)
@@ -150,11 +155,11 @@ class AxisGroup:
         rank = dist.get_rank(self.group)
         sent, received = list(counts), list(counts)
         sent[(rank + 1) % self.size] = received[(rank - 1) % self.size] = row.numel()
-        yield [self._post(dist.all_to_all_single, arriving.view(-1), row.view(-1), received, sent)]
+        yield [post(dist.all_to_all_single, arriving.view(-1), row.view(-1), received, sent)]
         del row
         return unpack(arriving, pieces, dims)
 
-    def _reduce_scatter(self, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
+    def _reduce_scatter(self, post: Post, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
         """For tensors of one dtype."""
         rows, pieces = pack(tensors, dims, self.size)
         del tensors
@@ -162,15 +167,15 @@ class AxisGroup:
         del rows
         if self.sums:
             part = sent.new_empty(sent.shape[1])
-            yield [self._post(_scatter, part, sent)]
+            yield [post(_scatter, part, sent)]
         else:
             exchanged = torch.empty_like(sent)
-            yield [self._post(dist.all_to_all_single, exchanged, sent)]
+            yield [post(dist.all_to_all_single, exchanged, sent)]
             del sent
             part = total(exchanged.unbind())
         return unpack(part.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
 
-    def _all_reduce(self, tensors: Tensors, operations: Sequence[bool]) -> CollectiveSteps:
+    def _all_reduce(self, post: Post, tensors: Tensors, operations: Sequence[bool]) -> CollectiveSteps:
         """For tensors of one dtype; `operations` are all equal."""
         maximum = operations[0]
         row, pieces = pack(tensors, (0,) * len(tensors), 1)
@@ -180,29 +185,33 @@ class AxisGroup:
         if self.sums:
             if len(pieces) == 1:
                 flat = flat.clone()  # in place, and a bucket of one may be the tensor itself
-            yield [self._post(dist.all_reduce, flat, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)]
+            yield [post(dist.all_reduce, flat, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)]
         else:
             # Each rank reduces a part, then all gather the parts: as many bytes as a ring sends.
             size = flat.numel()
             if size % self.size:
                 flat = torch.nn.functional.pad(flat, (0, -size % self.size))
             exchanged = torch.empty_like(flat)
-            yield [self._post(dist.all_to_all_single, exchanged, flat)]
+            yield [post(dist.all_to_all_single, exchanged, flat)]
             del flat
             part = total(exchanged.view(self.size, -1).unbind(), maximum)
-            yield [self._post(_gather, exchanged.view(torch.uint8), part.view(torch.uint8))]
+            yield [post(_gather, exchanged.view(torch.uint8), part.view(torch.uint8))]
             flat = exchanged[:size]
         return unpack(flat.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
 
     def _for_each_dtype(
-        self, reduction: Callable[[Tensors, Sequence[Any]], CollectiveSteps], tensors: Tensors, arguments: Sequence[Any]
+        self,
+        reduction: Callable[[Post, Tensors, Sequence[Any]], CollectiveSteps],
+        post: Post,
+        tensors: Tensors,
+        arguments: Sequence[Any],
     ) -> CollectiveSteps:
         """Run a reduction for the tensors of each dtype, concurrently."""
         places: dict[torch.dtype, list[int]] = {}
         for i, tensor in enumerate(tensors):
             places.setdefault(tensor.dtype, []).append(i)
         running = {
-            dtype: reduction(tuple(tensors[i] for i in own), [arguments[i] for i in own])
+            dtype: reduction(post, tuple(tensors[i] for i in own), [arguments[i] for i in own])
             for dtype, own in places.items()
         }
         count = len(tensors)
@@ -222,6 +231,6 @@ class AxisGroup:
 
     # ------------------------------------------------------------ posting
 
-    def _post(self, operation: Callable[..., Any], *arguments: Any) -> Handle:
-        begin = partial(self.posting, f"a collective along {self.axis}", arguments, operation, *arguments)
+    def _post(self, description: str, operation: Callable[..., Any], *arguments: Any) -> Handle:
+        begin = partial(self.posting, description, arguments, operation, *arguments)
         return self.streams.launch(self.stream, partial(begin, group=self.group, async_op=True))

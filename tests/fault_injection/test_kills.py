@@ -49,7 +49,7 @@ SAID = re.compile(
     r"partita: (rank \d (was killed by SIG\w+|lost its connection|ended with exit status).*"
     r"|interrupted|ended by SIGTERM|no progress for \d+ s|restarting all ranks, 1 of at most 1 times)"
     r"|  rank \d (was|waited|waits|is) .*|  details: run/fault\.json|  ending all ranks"
-    r"|rank \d: partita: the .* failed: .*"
+    r"|rank \d: partita: (.* failed: |lost the store at ).*"  # of a peer, by who is ended next
 )
 
 
