@@ -63,22 +63,22 @@ MISTAKES = [
     Planted(
         "what-was-gathered-is-kept",
         "runtime/transports/groups.py",
-        "        yield [self._post(_gather, rows.view(-1), row.view(-1))]\n        del row\n",
-        "        yield [self._post(_gather, rows.view(-1), row.view(-1))]\n",
+        "        yield [post(_gather, rows.view(-1), row.view(-1))]\n        del row\n",
+        "        yield [post(_gather, rows.view(-1), row.view(-1))]\n",
         HELD,
     ),
     Planted(
         "what-was-scattered-is-kept",
         "runtime/transports/groups.py",
-        "            yield [self._post(dist.all_to_all_single, exchanged, sent)]\n            del sent\n",
-        "            yield [self._post(dist.all_to_all_single, exchanged, sent)]\n",
+        "            yield [post(dist.all_to_all_single, exchanged, sent)]\n            del sent\n",
+        "            yield [post(dist.all_to_all_single, exchanged, sent)]\n",
         HELD,
     ),
     Planted(
         "what-was-summed-is-kept",
         "runtime/transports/groups.py",
-        "            yield [self._post(dist.all_to_all_single, exchanged, flat)]\n            del flat\n",
-        "            yield [self._post(dist.all_to_all_single, exchanged, flat)]\n",
+        "            yield [post(dist.all_to_all_single, exchanged, flat)]\n            del flat\n",
+        "            yield [post(dist.all_to_all_single, exchanged, flat)]\n",
         HELD,
     ),
     Planted(
