@@ -119,9 +119,12 @@ class Stage:
         """At the start of a step: clear the accumulators, or those of the step before the oldest that is kept."""
         self.accumulators = self._next[0]
         self._next.rotate(-1)
+        sums = []
         for record, tensor in zip(self.record.accumulators, self.accumulators, strict=True):
             if record.maximum:
                 floats = tensor.is_floating_point()
                 tensor.fill_(float("-inf") if floats else torch.iinfo(tensor.dtype).min)
             else:
-                tensor.zero_()
+                sums.append(tensor)
+        if sums:
+            torch._foreach_zero_(sums)

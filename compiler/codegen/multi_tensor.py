@@ -1,51 +1,117 @@
-"""Updates of many tensors by one call, which on a GPU is one kernel.
+"""Updates of many tensors by one call, which on a GPU is one kernel or a few.
 
 Updates that are equal but for their tensors are made where the first of them stands. They read only tensors that are
 there when the function begins, or views of these, so that nothing is kept for longer; and what they write is read by
-nothing that stands before them.
+nothing that stands before them. Gradients that are multiplied by one factor first, as clipping does, are multiplied by
+the same call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from attrs import evolve, frozen
 
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.pointwise import Cast, Pointwise
+
+MULTIPLY = Pointwise("multiply")
 
 
-def together(nodes: Sequence[Node]) -> tuple[list[Node], Mapping[Node, tuple[Node, ...]]]:
-    """The nodes in an order in which updates that are one call are adjacent; and these, by the first of them."""
+@frozen(eq=False)
+class Together:
+    """Updates that one call makes: as they stand, and with the gradients that are multiplied by the `factor`."""
+
+    nodes: tuple[Node, ...]
+    updates: tuple[Node, ...]
+    factor: Value | None
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        """What the call reads."""
+        inputs = tuple(value for node in self.updates for value in node.inputs)
+        return inputs if self.factor is None else (*inputs, self.factor)
+
+
+@frozen(eq=False)
+class _Found:
+    """An update that one call may make with others, and the nodes that it makes as well."""
+
+    node: Node
+    update: Node
+    factor: Value | None = None
+    clipping: tuple[Node, ...] = ()
+
+
+def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node], Mapping[Node, Together]]:
+    """The nodes in an order in which updates that are one call are adjacent, without what clips their gradients; and
+    these, by the first of them.
+    """
     if not any(node.op.multi_tensor for node in nodes):  # of most functions
         return list(nodes), {}
     made = {value: node for node in nodes for value in node.outputs}
+    readers = Counter(value for node in nodes for value in dict.fromkeys(node.inputs))
     behind = roots(nodes)
     read: set[Value] = set()  # by what is not moved
-    groups: dict[tuple[object, ...], list[Node]] = {}
+    groups: dict[tuple[object, ...], list[_Found]] = {}
     views: dict[Node, None] = {}  # of what is there
+
+    def given(value: Value) -> bool:
+        return value not in made or made[value] in views
+
+    def alone(value: Value) -> Node | None:
+        """What makes a value for one reader."""
+        return made.get(value) if readers[value] == 1 and value not in keep else None
+
+    def found(node: Node) -> _Found | None:
+        parameter, gradient, *states = node.inputs
+        if not all(map(given, (parameter, *states))):
+            return None
+        if given(gradient):
+            return _Found(node, node)
+        product = alone(gradient)
+        if product is None or product.op != MULTIPLY or not given(product.inputs[0]):
+            return None
+        factor, cast = product.inputs[1], alone(product.inputs[1])
+        if factor.type.axes or product.inputs[0].type != gradient.type:
+            return None
+        clipping: tuple[Node, ...] = (product,)
+        if cast is not None and cast.op == Cast(gradient.type.dtype):
+            factor, clipping = cast.inputs[0], (cast, product)
+        if factor in made:
+            return None
+        return _Found(node, evolve(node, inputs=(parameter, product.inputs[0], *states)), factor, clipping)
+
     for node in nodes:
-        makers = [made.get(value) for value in node.inputs]
-        given = all(maker is None or maker in views for maker in makers)
-        if given and node.op.is_view:
+        own = found(node) if node.op.multi_tensor else None
+        if node.op.is_view and all(map(given, node.inputs)):
             views[node] = None
-        elif node.op.multi_tensor and given:
+        elif own is not None:
             written = {behind.get(value, value) for value in node.op.in_place(node.inputs)}
             if read.isdisjoint(written):
-                groups.setdefault((node.op, node.inputs[0].type.dtype, node.inputs[0].host), []).append(node)
+                key = (node.op, node.inputs[0].type.dtype, node.inputs[0].host, own.factor)
+                groups.setdefault(key, []).append(own)
                 continue
         if node not in views:
             read.update(behind.get(value, value) for value in node.inputs)
-    found = {own[0]: tuple(own) for own in groups.values() if len(own) > 1}
-    moved = {node: own[0] for own in found.values() for node in own}
+    calls = {each[0].node: each for each in groups.values() if len(each) > 1}
+    moved = {one.node for each in calls.values() for one in each}
+    moved |= {node for each in calls.values() for one in each for node in one.clipping}
     order: dict[Node, None] = {}
     for node in nodes:
-        if node in found:
-            wanted = [made[value] for each in found[node] for value in each.inputs if value in made]
+        if node in calls:
+            wanted = [made[value] for one in calls[node] for value in one.update.inputs if value in made]
             for view in _with_makers(wanted, made):
                 order.setdefault(view)
-            order.update(dict.fromkeys(found[node]))
+            order.update(dict.fromkeys(one.node for one in calls[node]))
         elif node not in moved:
             order.setdefault(node)
-    return list(order), found
+    return list(order), {
+        first: Together(tuple(one.node for one in each), tuple(one.update for one in each), each[0].factor)
+        for first, each in calls.items()
+    }
 
 
 def _with_makers(nodes: Sequence[Node], made: Mapping[Value, Node]) -> list[Node]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
+from partita.compiler.codegen.multi_tensor import Together
 from partita.compiler.codegen.names import Names, View, place
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
@@ -82,16 +83,19 @@ class Compute(Operation):
 class Each(Statement):
     """Updates of several parameters by one call."""
 
-    nodes: tuple[Node, ...]
+    call: Together
 
     @property
     def reads(self) -> Sequence[Value]:
         """Operands."""
-        return [value for node in self.nodes for value in node.inputs]
+        return self.call.reads
 
     def text(self, names: Names) -> str:
         """`kernels.adamw_of_each([m[0], m[1]], [t[1], t[0]], …)`."""
-        return self.nodes[0].op.emit_each([names.arguments(node) for node in self.nodes])
+        updates, factor = self.call.updates, self.call.factor
+        return updates[0].op.emit_each(
+            [names.arguments(node) for node in updates], None if factor is None else names.texts[factor]
+        )
 
 
 @frozen(eq=False)

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from attrs import evolve
 
-from partita.compiler.codegen.multi_tensor import together
+from partita.compiler.codegen.multi_tensor import Together, together
 from partita.compiler.codegen.names import Names, View, local_stem
 from partita.compiler.codegen.segments import Segment, literals, segmented
+from partita.compiler.codegen.squares import with_sums_of_squares
 from partita.compiler.codegen.statements import (
     Add,
     Call,
@@ -213,9 +214,9 @@ class Writer:
         last line; `more` means that lines follow.
         """
         texts = self.names.texts
-        groups: Mapping[Node, tuple[Node, ...]] = {}
+        groups: Mapping[Node, Together] = {}
         if self.probe is None:
-            nodes, groups = together(nodes)
+            nodes, groups = together(with_sums_of_squares(nodes, keep), keep)
         accumulations = targets(nodes)
         adding = accumulated(nodes, keep)
         read = {value for node in nodes for value in node.inputs}
@@ -226,8 +227,8 @@ class Writer:
             apart = True
         sums = {} if apart or self.probe is not None else summed(nodes, keep, literal)
         written: set[Node] = set(sums.values())
-        for updates in groups.values():
-            written.update(updates[1:])
+        for call in groups.values():
+            written.update(call.nodes[1:])
         reads = [_reads(unit, sums, written, groups) for unit in units]
         last = {value: i for i, each in enumerate(reads) for value in each}
         local: set[Value] = set()
@@ -307,11 +308,11 @@ class Writer:
         type = node.output.type
         self.names.texts[node.output] = Argument(node.op.emit((), (type,)), type, literal=True)
 
-    def _each(self, updates: tuple[Node, ...]) -> list[tuple[Value, Value]]:
+    def _each(self, call: Together) -> list[tuple[Value, Value]]:
         """Makes updates in one call. Their results are what they have written to, which is returned beside each."""
-        self.add(Each(updates))
+        self.add(Each(call))
         results: list[tuple[Value, Value]] = []
-        for node in updates:
+        for node in call.updates:
             results += zip(node.outputs, node.op.in_place(node.inputs), strict=True)
         for result, operand in results:
             self.names.texts[result] = evolve(self.names.texts[operand], type=result.type)
@@ -347,13 +348,13 @@ class Writer:
 
 
 def _reads(
-    unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node], groups: Mapping[Node, Sequence[Node]]
+    unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node], groups: Mapping[Node, Together]
 ) -> tuple[Value, ...]:
     """What a unit reads, with what is made by the same call; the other operand of a sum that it makes comes last."""
     if unit in written:
         return ()
     if isinstance(unit, Node) and unit in groups:
-        return tuple(value for node in groups[unit] for value in node.inputs)
+        return groups[unit].reads
     if not isinstance(unit, Node) or unit not in sums:
         return unit.inputs
     (other,) = (value for value in sums[unit].inputs if value is not unit.outputs[0])

@@ -508,8 +508,10 @@ class Op:
         """The operands that become its results, where `multi_tensor` holds."""
         raise NotImplementedError
 
-    def emit_each(self, arguments: Sequence[Sequence[Argument]]) -> str:
-        """A statement that makes several of them, where `multi_tensor` holds; of each, the operands."""
+    def emit_each(self, arguments: Sequence[Sequence[Argument]], factor: Argument | None) -> str:
+        """A statement that makes several of them, where `multi_tensor` holds; of each, the operands. The second ones,
+        which are gradients, are multiplied by a factor in f64 first.
+        """
         raise NotImplementedError
 
     def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:

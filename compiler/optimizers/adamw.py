@@ -34,10 +34,11 @@ class AdamW(Update):
         texts = ", ".join(argument.text for argument in arguments)
         return f"kernels.adamw({texts}, {self._numbers})"
 
-    def emit_each(self, arguments: Sequence[Sequence[Argument]]) -> str:
-        """One kernel for all parameters."""
+    def emit_each(self, arguments: Sequence[Sequence[Argument]], factor: Argument | None) -> str:
+        """One call for all parameters."""
         lists = (f"[{', '.join(each.text for each in own)}]" for own in zip(*arguments, strict=True))
-        return f"kernels.adamw_of_each({', '.join(lists)}, {self._numbers})"
+        by = "" if factor is None else f", {factor.text}"
+        return f"kernels.adamw_of_each({', '.join(lists)}, {self._numbers}{by})"
 
     @property
     def _numbers(self) -> str:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import Array, c_int64
 from functools import lru_cache
 from math import prod
 
 import torch
 from torch import Tensor
 
+from partita.runtime.kernels.native.library import native
 from partita.runtime.kernels.registry import kernel
+
+
+@kernel
+def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """Of all elements of several tensors of one dtype, in f64: for a norm."""
+    functions = native(tensors[0])
+    if functions is None:
+        return torch.stack(torch._foreach_norm(list(tensors), 2, torch.float64)).square_().sum()
+    dense, total = [each.contiguous() for each in tensors], torch.empty((), dtype=torch.float64)
+    listed = [number for each in dense for number in (each.data_ptr(), each.numel())]
+    functions.sum_of_squares(total.data_ptr(), _numbers(listed), len(dense))
+    return total
 
 
 @kernel
@@ -27,8 +41,8 @@ def adamw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One AdamW update in place, like torch.optim.AdamW; updates count from 1."""
     tensors = (parameter, gradient, mean, square)
-    if _fused(tensors):
-        _fused_adamw([tensors], rate, update, beta1, beta2, eps, decay)
+    if _flat(tensors):
+        _adamw_flat([tensors], rate, update, beta1, beta2, eps, decay, None)
         return parameter, mean, square
     if decay:
         parameter.mul_(1 - rate * decay)
@@ -52,35 +66,78 @@ def adamw_of_each(
     beta2: float,
     eps: float,
     decay: float,
+    factor: Tensor | None = None,
 ) -> None:
-    """AdamW updates of several parameters of one dtype in place: one kernel, where torch's fused one applies."""
-    fused = []
-    for tensors in zip(parameters, gradients, means, squares, strict=True):
-        if _fused(tensors):
-            fused.append(tensors)
-        else:
-            adamw(*tensors, rate, update, beta1, beta2, eps, decay)
-    if fused:
-        _fused_adamw(fused, rate, update, beta1, beta2, eps, decay)
-
-
-def _fused_adamw(
-    each: Sequence[Sequence[Tensor]], rate: float, update: int, beta1: float, beta2: float, eps: float, decay: float
-) -> None:
-    """Torch's fused kernel, on the parameter, gradient, mean and square of each of several parameters."""
-    parameters, gradients, means, squares = (list(own) for own in zip(*each, strict=True))
-    torch._fused_adamw_(
-        parameters, gradients, means, squares, [], [_number(update, parameters[0].device)] * len(parameters),
-        lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
-    )  # fmt: skip
-
-
-def _fused(tensors: Sequence[Tensor]) -> bool:
-    """Whether torch's fused kernel applies: it makes one pass over memory instead of seven, but treats tensors as flat
-    arrays. Shapes, strides and dtypes must be equal; a slice of a parameter has different strides.
+    """AdamW updates of several parameters of one dtype in place, with gradients times a factor, which are left as they
+    are: as few kernels as are possible without memory for more than the largest gradient.
     """
-    form = tensors[0].shape, tensors[0].dtype
-    return all(each.is_contiguous() and (each.shape, each.dtype) == form for each in tensors)
+    flat = []
+    for tensors in zip(parameters, gradients, means, squares, strict=True):
+        if _flat(tensors):
+            flat.append(tensors)
+        else:
+            parameter, gradient, mean, square = tensors
+            scaled = gradient if factor is None else gradient * factor.to(gradient.dtype)
+            adamw(parameter, scaled, mean, square, rate, update, beta1, beta2, eps, decay)
+    if flat:
+        _adamw_flat(flat, rate, update, beta1, beta2, eps, decay, factor)
+
+
+def _adamw_flat(
+    each: Sequence[Sequence[Tensor]],
+    rate: float,
+    update: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    factor: Tensor | None,
+) -> None:
+    """AdamW on the parameter, gradient, mean and square of each of several parameters."""
+    one = each[0][0]
+    functions = native(one)
+    if functions is not None:
+        listed = [number for own in each for number in (*[x.data_ptr() for x in own], own[0].numel())]
+        functions.adamw(
+            _numbers(listed), len(each), 1.0 if factor is None else float(factor), 1 - rate * decay, 1 - beta1, beta2,
+            1 - beta2, (1 - beta2**update) ** 0.5, eps, rate / (1 - beta1**update),
+        )  # fmt: skip
+        return
+    for some in [each] if factor is None else _runs(each):
+        parameters, gradients, means, squares = (list(own) for own in zip(*some, strict=True))
+        if factor is not None:
+            gradients = list(torch._foreach_mul(gradients, factor.to(one.dtype)))
+        torch._fused_adamw_(
+            parameters, gradients, means, squares, [], [_number(update, one.device)] * len(parameters),
+            lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+def _runs(each: Sequence[Sequence[Tensor]]) -> list[list[Sequence[Tensor]]]:
+    """In runs, none larger than the largest parameter."""
+    most, room = max(own[0].numel() for own in each), 0
+    runs: list[list[Sequence[Tensor]]] = []
+    for own in each:
+        if own[0].numel() > room:
+            runs.append([])
+            room = most
+        runs[-1].append(own)
+        room -= own[0].numel()
+    return runs
+
+
+def _numbers(listed: Sequence[int]) -> Array[c_int64]:
+    return (c_int64 * len(listed))(*listed)
+
+
+def _flat(tensors: Sequence[Tensor]) -> bool:
+    """Whether kernels apply that make one pass over memory instead of seven, but treat tensors as flat arrays. Shapes,
+    strides and dtypes must be equal; a slice of a parameter has different strides.
+    """
+    one, *others = tensors
+    if not one.is_contiguous():
+        return False
+    return all(each.is_contiguous() and each.shape == one.shape and each.dtype == one.dtype for each in others)
 
 
 @kernel

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from partita.runtime.kernels.compiling import is_tracing
+from partita.runtime.kernels.native.library import native
 from partita.runtime.kernels.registry import kernel
 
 _mkldnn: Any = torch.backends.mkldnn
@@ -30,6 +31,7 @@ def _by_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 ONEDNN = _mkldnn.is_available() and _AVX512 and not _by_intel()
+_linear: Any = torch.ops.mkldnn._linear_pointwise.default if _mkldnn.is_available() else None
 
 
 def by_onednn(a: Tensor) -> bool:
@@ -42,8 +44,20 @@ def _add_wide(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """By oneDNN, whose weight argument is the transposed right matrix."""
-    return cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(a, b.t(), None, "none", [], ""))
+    """By oneDNN, whose weight argument is the transposed right matrix, and which would copy a transposed left one."""
+    if a.stride(0) == 1:
+        a = _in_rows(a)
+    return cast(Tensor, _linear(a, b.t(), None, "none", [], ""))
+
+
+def _in_rows(a: Tensor) -> Tensor:
+    """A matrix that lies column by column, row by row."""
+    functions, source = native(a), a.t()
+    if functions is None or not source.is_contiguous():
+        return a.contiguous()
+    copied = a.new_empty(a.shape)
+    functions.transpose(copied.data_ptr(), source.data_ptr(), *source.shape)
+    return copied
 
 
 _make_library: Any = torch.library.Library

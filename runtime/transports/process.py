@@ -35,7 +35,7 @@ from partita.runtime.streams import Streams, streams_of
 from partita.runtime.transports.collectives import total
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting
-from partita.runtime.transports.posted import posting
+from partita.runtime.transports.posted import Posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
 from partita.runtime.transports.transport import NO_STREAMS, Handle, Links, Tensors
@@ -188,8 +188,10 @@ class ProcessTransport:
         Every rank gathers the parts and adds them in rank order: intended for small tensors (losses, norms, metrics),
         it gives the same bits on every rank and on every transport.
         """
-        parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
         what = "the sum over all ranks"
+        if self.ranks == 1:
+            return Summing(Posted(None, (), what), tensor, [], summed=True)
+        parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
         begin = partial(self._posting, what, (tensor, parts), dist.all_gather, parts, tensor)
         handle = self._streams.launch(self._sums_stream, partial(begin, group=self._world, async_op=True))
         return Summing(handle, tensor, parts)

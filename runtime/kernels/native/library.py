@@ -32,12 +32,15 @@ SECONDS = 120  # for the compiler
 # What the functions take: pointers, counts, numbers and flags.
 _POINTER, _COUNT, _NUMBER, _FLAG = c_void_p, c_ssize_t, c_float, c_int
 _TAKEN: dict[str, tuple[Any, ...]] = {
+    "transpose": (*[_POINTER] * 2, _COUNT, _COUNT),
     "gelu": (*[_POINTER] * 2, _COUNT),
     "gelu_gradient": (*[_POINTER] * 3, _COUNT),
     "normalize": (*[_POINTER] * 3, _COUNT, _COUNT, _NUMBER, _FLAG),
     "normalize_gradient": (*[_POINTER] * 8, _COUNT, _COUNT, _FLAG),
     "nll": (*[_POINTER] * 4, _COUNT, _COUNT),
     "nll_gradient": (*[_POINTER] * 5, _COUNT, _COUNT, _COUNT, _NUMBER),
+    "adamw": (_POINTER, _COUNT, *[_NUMBER] * 8),
+    "sum_of_squares": (*[_POINTER] * 2, _COUNT),
     "attend": (*[_POINTER] * 6, _NUMBER),
     "attend_gradient": (*[_POINTER] * 10, _NUMBER),
 }

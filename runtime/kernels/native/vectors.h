@@ -8,6 +8,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
 #ifdef __AVX512F__
 constexpr ptrdiff_t LANES = 16;
 #else
@@ -54,6 +58,17 @@ static inline float sum(Vector x) {
   for (ptrdiff_t half = LANES / 2; half; half /= 2)
     for (ptrdiff_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
   return lanes[0];
+}
+
+static inline Vector square_root(Vector x) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX__)
+  return (Vector)_mm256_sqrt_ps((__m256)x);
+#else
+  for (ptrdiff_t i = 0; i < LANES; i++) x[i] = std::sqrt(x[i]);
+  return x;
+#endif
 }
 
 // True for the first `count` lanes.

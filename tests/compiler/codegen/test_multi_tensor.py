@@ -8,7 +8,7 @@ from partita.compiler.codegen.writer import Writer
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.op import Argument, Op
 from partita.compiler.ops.optimizer import Ema
-from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.pointwise import Cast, Pointwise
 from partita.compiler.optimizers.adamw import AdamW
 from partita.dsl.types import Axis, Type
 
@@ -28,9 +28,10 @@ def source(build: Builder, *given: list[Value]) -> list[str]:
     return writer.body()
 
 
-def call(*stems: str, rate: int = 0) -> str:
+def call(*stems: str, rate: int = 0, factor: str = "") -> str:
     lists = ", ".join(f"[{', '.join(f'{stem}{i}' for stem in stems)}]" for i in range(4))
-    return f"kernels.adamw_of_each({lists}, c.rates[{rate}], c.update, 0.9, 0.99, 1e-08, 0.0)"
+    by = factor and f", {factor}"
+    return f"kernels.adamw_of_each({lists}, c.rates[{rate}], c.update, 0.9, 0.99, 1e-08, 0.0{by})"
 
 
 def updated(build: Builder, op: Op, operands: list[Value]) -> Value:
@@ -78,3 +79,47 @@ def test_what_is_read_before_its_update_is_not_written_earlier():
     assert lines[0] == call("a", "c")
     assert lines[1] == "kept = b0 * b1"
     assert "kernels.adamw(b0, b1, b2, b3," in lines[-1]
+
+
+def clipped(build: Builder, own: list[Value], factor: Value) -> Value:
+    """A parameter's update with its gradient times a factor; returns the product."""
+    cast = build.apply(Cast("f32"), factor)
+    product = build.apply(Pointwise("multiply"), own[1], cast)
+    updated(build, ADAMW, [own[0], product, *own[2:]])
+    return product
+
+
+def factors(*names: str) -> list[Value]:
+    return [Value(name, Type("f64", ())) for name in names]
+
+
+def test_gradients_are_clipped_by_the_same_call():
+    a, b, (k,) = tensors("a"), tensors("b"), factors("k")
+    build = Builder()
+    for own in (a, b):
+        clipped(build, own, k)
+    assert source(build, a, b, [k]) == [call("a", "b", factor="k")]
+
+
+def test_gradients_of_another_factor_are_clipped_by_another_call():
+    a, b, c, d = map(tensors, "abcd")
+    k, other = factors("k", "other")
+    build = Builder()
+    for own in (a, b):
+        clipped(build, own, k)
+    for own in (c, d):
+        clipped(build, own, other)
+    assert source(build, a, b, c, d, [k, other]) == [
+        call("a", "b", factor="k"),
+        call("c", "d", factor="other"),
+    ]
+
+
+def test_clipped_gradients_that_others_read_are_made():
+    a, b, (k,) = tensors("a"), tensors("b"), factors("k")
+    build = Builder()
+    products = [clipped(build, own, k) for own in (a, b)]
+    build.apply(Pointwise("add"), *products, name="both")
+    lines = source(build, a, b, [k])
+    assert "adamw_of_each" not in "\n".join(lines)
+    assert lines[-1] == "both = multiply + multiply_2"

@@ -11,6 +11,8 @@ DTYPES = "tests/compiler/test_dtypes.py"
 PASSES = "tests/compiler/passes/test_cases.py::test_a_pass_makes_what_is_expected"
 OWNERSHIP = "tests/compiler/codegen/test_ownership.py"
 MULTI_TENSOR = "tests/compiler/codegen/test_multi_tensor.py"
+SQUARES = "tests/compiler/codegen/test_squares.py"
+OPTIMIZERS = "tests/runtime/kernels/test_adamw_and_sgd.py"
 SEGMENTS = "tests/compiler/codegen/test_segments.py"
 COMPILED = "tests/training/test_compiled.py::test_a_segment_is_called_as_it_is_traced"
 
@@ -88,16 +90,58 @@ MISTAKES = [
     Planted(
         "updates-at-other-rates-in-one-call",
         "compiler/codegen/multi_tensor.py",
-        "groups.setdefault((node.op, node.inputs[0].type.dtype, node.inputs[0].host), [])",
-        "groups.setdefault((type(node.op), node.inputs[0].type.dtype, node.inputs[0].host), [])",
+        "key = (node.op, node.inputs[0].type.dtype,",
+        "key = (type(node.op), node.inputs[0].type.dtype,",
         MULTI_TENSOR,
     ),
     Planted(
         "clipped-gradients-of-all-at-once",
         "compiler/codegen/multi_tensor.py",
-        "given = all(maker is None or maker in views for maker in makers)",
-        "given = True",
+        "return value not in made or made[value] in views",
+        "return True",
         MULTI_TENSOR,
+    ),
+    Planted(
+        "gradients-clipped-by-the-factor-of-others",
+        "compiler/codegen/multi_tensor.py",
+        "node.inputs[0].host, own.factor)",
+        "node.inputs[0].host)",
+        MULTI_TENSOR,
+    ),
+    Planted(
+        "clipped-gradients-that-others-read-are-lost",
+        "compiler/codegen/multi_tensor.py",
+        "if readers[value] == 1 and value not in keep else None",
+        "if value not in keep else None",
+        MULTI_TENSOR,
+    ),
+    Planted(
+        "squares-that-others-read-are-lost",
+        "compiler/codegen/squares.py",
+        "if readers[value] == 1 and value not in keep else None",
+        "if readers[value] == 1 else None",
+        SQUARES,
+    ),
+    Planted(
+        "a-product-of-two-tensors-taken-for-a-square",
+        "compiler/codegen/squares.py",
+        "if len(node.inputs) != 2 or node.inputs[0] is not node.inputs[1]:",
+        "if len(node.inputs) != 2:",
+        SQUARES,
+    ),
+    Planted(
+        "gradients-on-a-gpu-not-clipped",
+        "runtime/kernels/optimizers.py",
+        "gradients = list(torch._foreach_mul(gradients, factor.to(one.dtype)))",
+        "pass",
+        OPTIMIZERS,
+    ),
+    Planted(
+        "clipped-gradients-larger-than-the-largest",
+        "runtime/kernels/optimizers.py",
+        "        if own[0].numel() > room:\n",
+        "        if not runs:\n",
+        OPTIMIZERS,
     ),
     Planted(
         "operands-exchanged-where-square",
@@ -109,8 +153,8 @@ MISTAKES = [
     Planted(
         "weight-not-turned-for-onednn",
         "runtime/kernels/products.py",
-        "_linear_pointwise.default(a, b.t(), None,",
-        "_linear_pointwise.default(a, b if a.shape == b.shape else b.t(), None,",
+        "_linear(a, b.t(), None,",
+        "_linear(a, b if a.shape == b.shape else b.t(), None,",
         PRODUCTS,
     ),
     Planted(

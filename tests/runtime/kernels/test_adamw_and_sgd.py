@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import pytest
 import torch
@@ -56,6 +57,34 @@ def test_adamw_of_each_parameter_is_that_of_one():
         adamw(parameter, gradient, mean, square, *constants)
     for expected, found in zip(alone, together, strict=True):
         assert all(map(torch.equal, found, expected))
+
+
+def test_gradients_are_clipped_in_runs_no_larger_than_the_largest(monkeypatch: pytest.MonkeyPatch):
+    """Also of those that torch's kernel does not take; gradients are left as they are."""
+    counts: list[int] = []
+    multiply = torch._foreach_mul
+
+    def counted(tensors: list[torch.Tensor], factor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        counts.append(sum(each.numel() for each in tensors))
+        return multiply(tensors, factor)
+
+    monkeypatch.setattr(torch, "_foreach_mul", counted)
+    first, gradients = drawn(1)
+    shapes = [(2, 3), (4, 3), (3,), (2, 3), (5,), (6,), (4, 2)]
+    laid = [straight] * 6 + [sliced]
+    factor, constants = torch.tensor(0.3, dtype=torch.float64), (0.03, 2, 0.7, 0.95, 0.3, 0.4)
+
+    def tensors(x: torch.Tensor) -> list[torch.Tensor]:
+        return [form(x.reshape(-1)[: prod(shape)].reshape(shape)) for form, shape in zip(laid, shapes, strict=True)]
+
+    found, expected = ([tensors(x) for x in (first, gradients[0], first / 2, first.square())] for _ in "ab")
+    adamw_of_each(*found, *constants, factor)
+    for parameter, gradient, mean, square in zip(*expected, strict=True):
+        adamw(parameter, gradient * factor, mean, square, *constants)
+    for kind in (0, 2, 3):
+        assert all(map(torch.equal, found[kind], expected[kind]))
+    assert all(map(torch.equal, found[1], tensors(gradients[0])))
+    assert counts == [6, 12, 9, 11]
 
 
 @pytest.mark.parametrize("laid", [straight, sliced])

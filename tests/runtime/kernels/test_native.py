@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from partita.runtime.kernels import rows
+from partita.runtime.kernels import products, rows
 from partita.runtime.kernels.native import attention, library
+from partita.runtime.kernels.optimizers import adamw, adamw_of_each, sum_of_squares
 from partita.runtime.kernels.pointwise import gelu, gelu_gradient
 from partita.runtime.transports.lines import same_bits
 
@@ -23,6 +25,16 @@ needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX") or "c++")
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -50,12 +62,10 @@ def test_attention(sizes: tuple[int, int, int, int, int], causal: bool) -> None:
     batch, heads, queries, keys, size = sizes
     q, d = (drawn(batch, queries, heads, size, seed=seed).transpose(1, 2) for seed in (1, 2))
     k, v = (drawn(batch, keys, heads, size, seed=seed).transpose(1, 2) for seed in (3, 4))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    found = attention.attended(q, k, v, causal, 0.3)
-    assert found is not None
-    gradients = attention.gradients(d, q, k, v, *found, causal, 0.3)
-    torch.set_num_threads(threads)
+    with threads(1):
+        found = attention.attended(q, k, v, causal, 0.3)
+        assert found is not None
+        gradients = attention.gradients(d, q, k, v, *found, causal, 0.3)
     assert gradients is not None
     exact = [x.double().requires_grad_() for x in (q, k, v)]
     expected = attend_exactly(*exact, causal, 0.3)
@@ -101,10 +111,8 @@ def test_norms(size: int, center: bool, plus: bool) -> None:
 @needs_compiler
 def test_norms_by_several_threads() -> None:
     x, d, scale = drawn(500, 70), drawn(500, 70, seed=1), drawn(70, seed=2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    found = _norms(x, d, d, scale, True, False)
-    torch.set_num_threads(threads)
+    with threads(2):
+        found = _norms(x, d, d, scale, True, False)
     for one, each in zip(found, _norms(*(each.double() for each in (x, d, d, scale)), True, False), strict=True):
         close(one, each)
 
@@ -146,6 +154,79 @@ def test_a_small_loss_is_precise() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 17), (17, 1), (5, 70), (16, 64), (33, 129), (300, 200)])
+def test_a_matrix_is_turned(shape: tuple[int, int], count: int) -> None:
+    source = drawn(*shape)
+    with threads(count):
+        found = products._in_rows(source.t())
+    assert found.is_contiguous()
+    assert torch.equal(found, source.t())
+    assert torch.equal(products._in_rows(drawn(9, 9)[:7, :5].t()), drawn(9, 9)[:7, :5].t())
+
+
+def drawn_updates(*sizes: int) -> list[list[Tensor]]:
+    """Parameters, gradients, means and squares of such sizes."""
+    found = [[drawn(size, seed=4 * i + kind) for i, size in enumerate(sizes)] for kind in range(4)]
+    return [*found[:3], [each.square() for each in found[3]]]
+
+
+NUMBERS = (0.03, 3, 0.7, 0.95, 0.1)  # rate, update, betas, eps
+
+
+@needs_compiler
+@pytest.mark.parametrize("decay", [0.0, 0.4])
+@pytest.mark.parametrize("factor", [None, 0.3])
+def test_adamw(decay: float, factor: float | None) -> None:
+    """It is torch's, by which it is computed in f64; and leaves gradients as they are."""
+    found = drawn_updates(1, 16, 37, 1000)
+    exact = [[each.double() for each in own] for own in found]
+    given = [each.clone() for each in found[1]]
+    adamw_of_each(*found, *NUMBERS, decay, None if factor is None else torch.tensor(factor, dtype=torch.float64))
+    if factor is not None:
+        exact[1] = [each * factor for each in exact[1]]
+    adamw_of_each(*exact, *NUMBERS, decay)
+    for one, other in zip((found[0], *found[2:]), (exact[0], *exact[2:]), strict=True):
+        for each, expected in zip(one, other, strict=True):
+            close(each, expected)
+    assert all(map(torch.equal, found[1], given))
+
+
+@needs_compiler
+def test_an_update_has_the_same_bits_alone_in_parts_and_by_any_threads() -> None:
+    """As layouts have it that split parameters, or that clip by an operation of its own."""
+    sizes = 50_000, 37
+    together, alone, parts = (drawn_updates(*sizes) for _ in range(3))
+    factor = torch.tensor(1 / 3, dtype=torch.float64)
+    with threads(2):
+        adamw_of_each(*together, *NUMBERS, 0.1, factor)
+    with threads(1):
+        for parameter, gradient, mean, square in zip(*alone, strict=True):
+            adamw(parameter, gradient * factor.float(), mean, square, *NUMBERS, 0.1)
+        for part in (slice(0, 19), slice(19, None)):
+            adamw_of_each(*[[each[part] for each in own] for own in parts], *NUMBERS, 0.1, factor)
+    for kind in (0, 2, 3):
+        assert all(map(same_bits, together[kind], alone[kind]))
+        assert all(map(same_bits, together[kind], parts[kind]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("sizes", [(1,), (37, 16), (8_192, 8_193, 5), (100_000, 3)])
+def test_a_sum_of_squares(sizes: Sequence[int]) -> None:
+    tensors = [drawn(size, seed=i) for i, size in enumerate(sizes)]
+    expected = sum(float(each.double().square().sum()) for each in tensors)
+    with threads(1):
+        found = sum_of_squares(tensors)
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+    with threads(2):
+        assert same_bits(found, sum_of_squares(tensors))
+    lying_apart = [drawn(2, size)[0:2:2] if size % 2 else drawn(size, 2).t()[:1] for size in sizes]
+    exact = sum(float(each.double().square().sum()) for each in lying_apart)
+    assert float(sum_of_squares(lying_apart)) == pytest.approx(exact, rel=1e-5)
+
+
+@needs_compiler
 @pytest.mark.parametrize("function", [gelu, lambda x: gelu_gradient(torch.ones_like(x), x)], ids=["gelu", "gradient"])
 def test_what_is_not_finite_stays_so(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.tensor([float("nan"), 1.0, 100.0, -100.0, 0.0])
@@ -156,7 +237,7 @@ def test_what_is_not_finite_stays_so(function: Callable[[Tensor], Tensor]) -> No
 
 def test_without_a_library_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = drawn(4, 33)
-    by_library = gelu(x)
+    by_library, squares = gelu(x), sum_of_squares([x, x[0]])
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
     for variable, value in (("PARTITA_NATIVE", "0"), ("CXX", "no-such-compiler"), ("CXX", "false")):
         with monkeypatch.context() as patched:
@@ -165,6 +246,8 @@ def test_without_a_library_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_p
             assert library.library() is None
             assert value in library.why_none()
             torch.testing.assert_close(gelu(x), by_library, rtol=1e-5, atol=1e-6)
+            assert torch.equal(products._in_rows(x.t()), x.t())
+            assert float(sum_of_squares([x, x[0]])) == pytest.approx(float(squares), rel=1e-6)
     library._found.cache_clear()
 
 

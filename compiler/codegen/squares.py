@@ -1,0 +1,88 @@
+"""Norms by one call: squares of many tensors, added one after the other, become one operation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from attrs import evolve, frozen
+
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.op import Argument, Op
+from partita.compiler.ops.pointwise import Cast, Pointwise
+from partita.dsl.types import Type
+
+ADD = Pointwise("add")
+WIDE = Cast("f64")
+
+
+@frozen
+class SumOfSquares(Op):
+    """Of all elements of its operands, in f64. It exists in emitted functions alone."""
+
+    fusible = False
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """One number."""
+        return (Type("f64", ()),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        return f"kernels.sum_of_squares([{', '.join(argument.text for argument in arguments)}])"
+
+
+def with_sums_of_squares(nodes: Sequence[Node], keep: Collection[Value]) -> Sequence[Node]:
+    """The nodes, with one in place of each sum of squares of several tensors of f32; `keep` outlives them.
+
+    A square in f32 that is added in f64 is that of all products of a tensor's elements with themselves.
+    """
+    made = {value: node for node in nodes for value in node.outputs}
+    if not any(_squared(node) for node in nodes):  # of most functions
+        return nodes
+    readers = Counter(value for node in nodes for value in node.inputs)
+    gone: set[Node] = set()
+    sums: dict[Node, Node] = {}
+
+    def alone(value: Value) -> Node | None:
+        """What makes a value for one reader."""
+        return made.get(value) if readers[value] == 1 and value not in keep else None
+
+    def square(value: Value) -> tuple[Node, Node] | None:
+        """The nodes that square a tensor, and make it wide."""
+        wide = alone(value)
+        if wide is None or wide.op != WIDE:
+            return None
+        dot = made.get(wide.inputs[0])
+        if dot is None or readers[dot.output] != 1 or dot.output in keep or not _squared(dot):
+            return None
+        return dot, wide
+
+    for node in reversed(nodes):
+        if node in gone or node.op != ADD:
+            continue
+        covered: list[Node] = []
+        operands: list[Value] = []
+        last: Node | None = node
+        while last is not None and last.op == ADD:
+            right = square(last.inputs[1])
+            if right is None:
+                break
+            covered += [last, *right]
+            operands.append(right[0].inputs[0])
+            left = square(last.inputs[0])
+            if left is not None:
+                gone.update(covered, left)
+                inputs = (left[0].inputs[0], *reversed(operands))
+                sums[node] = evolve(node, op=SumOfSquares(), inputs=inputs)
+                break
+            last = alone(last.inputs[0])
+    return [sums.get(node, node) for node in nodes if node in sums or node not in gone]
+
+
+def _squared(node: Node) -> bool:
+    """Whether a node makes the sum of the squares of all elements of a tensor of f32."""
+    if len(node.inputs) != 2 or node.inputs[0] is not node.inputs[1]:
+        return False
+    type = node.inputs[0].type
+    return bool(type.axes) and type.dtype == "f32" and node.op == Dot(type.names)
