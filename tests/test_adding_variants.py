@@ -387,6 +387,7 @@ ELSE = {
     },
     "compile": {"cli/training/standalone.py": "a setting"},
     "gloo": {"runtime/transports/process.py": "what copies in the host's memory go over, whatever the transport"},
+    "adamw": {"runtime/kernels/native/library.py": "a function in C++"},
     "sgd": {"dsl/spec.py": "the default of `outer`"},
     "completion": {"cli/extras.py": "an extra of the package", "cli/main.py": "an extra of the package"},
     "schedule": {

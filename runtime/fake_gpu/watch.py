@@ -385,8 +385,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
 
 def _only_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The operands that an operation writes without reading: results, and what is filled or copied to."""
-    if func.overloadpacket in (aten.copy_, aten.fill_, aten.zero_):
-        return [args[0]]
+    if func.overloadpacket in (aten.copy_, aten.fill_, aten.zero_, aten._foreach_zero_):
+        return tree_leaves(args[0])
     return [each for name in kwargs if name.startswith("out") for each in tree_leaves(kwargs[name])]
 
 

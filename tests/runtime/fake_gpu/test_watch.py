@@ -120,6 +120,16 @@ def test_what_is_changed_in_place_is_written_once():
     assert (launch.read, launch.written) == (16, 16)
 
 
+def test_what_is_cleared_is_not_read():
+    """One tensor, or many by one kernel."""
+    totals = [torch.ones(4, device="meta"), torch.ones(2, device="meta")]
+    watch = Watch(torch.float32, there="meta")
+    with watch:
+        totals[0].zero_()
+        torch._foreach_zero_(totals)
+    assert [(each.read, each.written) for each in watch.taken()] == [(0, 16), (0, 24)]
+
+
 def test_memory_is_freed_after_other_streams():
     def freed(watch: Watch, waits: bool) -> None:
         stream, x = torch.cuda.Stream(DEVICE), new(4)
