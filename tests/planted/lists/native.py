@@ -50,10 +50,10 @@ MISTAKES = [
         NATIVE,
     ),
     Planted(
-        "the-last-rows-of-a-turned-matrix-overwrite-others",
+        "the-last-row-of-a-matrix-is-not-turned",
         f"{FOLDER}/transpose.cc",
         "store(to + (column + i) * rows + row, square[i], down);",
-        "store(to + (column + i) * rows + row, square[i], LANES);",
+        "store(to + (column + i) * rows + row, square[i], down < LANES ? down - 1 : down);",
         NATIVE,
     ),
     Planted(
@@ -61,13 +61,6 @@ MISTAKES = [
         "runtime/kernels/products.py",
         "if functions is None or not source.is_contiguous():",
         "if functions is None:",
-        NATIVE,
-    ),
-    Planted(
-        "clipping-rounded-otherwise-where-it-is-part-of-an-update",
-        f"{FOLDER}/updates.cc",
-        "        hold(d);",
-        "        ;",
         NATIVE,
     ),
     Planted(

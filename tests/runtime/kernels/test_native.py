@@ -256,7 +256,8 @@ def test_a_library_in_which_others_may_write_is_not_loaded(monkeypatch: pytest.M
     own = library._compiled(shutil.which(os.environ.get("CXX") or "c++") or "")
     for folder, file, loaded in ((0o700, 0o700, True), (0o777, 0o700, False), (0o700, 0o777, False)):
         tmp_path.chmod(folder)
-        (copy := Path(shutil.copy(own, tmp_path))).chmod(file)
+        # Under a name of its own: what is written over a library that is loaded is run.
+        (copy := Path(shutil.copy(own, tmp_path / f"{folder:o}-{file:o}.so"))).chmod(file)
         monkeypatch.setattr(library, "_compiled", lambda compiler, copy=copy: copy)
         library._found.cache_clear()
         assert (library.library() is not None) == loaded
