@@ -94,7 +94,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     import torch
 
     from partita.runtime.inference.ranks import one_here
-    from partita.runtime.kernels.native.library import why_none
+    from partita.runtime.kernels.native.library import why_none_on
     from partita.runtime.rank import check_ranks
     from partita.runtime.training import unheard
 
@@ -104,8 +104,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     meeting = meet(identity, CONNECT_SECONDS)
-    no_kernels = why_none() if device.type == "cpu" else ""
-    agree(meeting.store, identity.rank, identity.ranks, given, (), no_kernels=no_kernels)
+    agree(meeting.store, identity.rank, identity.ranks, given, (), no_kernels=why_none_on(device))
     check_ranks(given, identity.ranks)
     connect(identity, kind.backend, meeting)
     transport = kind.end(device, meeting.secret)

@@ -156,25 +156,18 @@ SLAB = 1 << 23
 
 
 @frozen(kw_only=True)
-class StagePlan:
-    """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch. In
-    bytes: `saved` is what one microbatch keeps from F for the backward pass; `kept` what it keeps from B to W,
-    including what B adds; `peaks` the most that each kind of function (F, B, W, BW, C) holds in addition to what its
-    microbatch holds before or after it, whichever is more, with the buffers of reductions that have started. `shared`
-    is what the slices of a part of the batch share: from the first F on, and from the first B on. `offloaded` is what
-    of `saved` lies in the host's memory between O and L. `gathering` is what gathers that start ahead of a step send,
-    until the first F waits for them, and `opening` the most that this F holds, with them and with what it has saved.
-    Of its gradients, `in_flight` is what the last action leaves: what the collectives that it has started send and
-    receive; `reducing` is the most that there is of it until all have arrived, and `reduced` what they leave.
+class StageNeeds:
+    """What a stage needs of memory, in bytes. `saved` is what one microbatch keeps from F for the backward pass; `kept`
+    what it keeps from B to W, including what B adds; `peaks` the most that each kind of function (F, B, W, BW, C) holds
+    in addition to what its microbatch holds before or after it, whichever is more, with the buffers of reductions that
+    have started. `shared` is what the slices of a part of the batch share: from the first F on, and from the first B
+    on. `offloaded` is what of `saved` lies in the host's memory between O and L. `gathering` is what gathers that start
+    ahead of a step send, until the first F waits for them, and `opening` the most that this F holds, with them and with
+    what it has saved. Of its gradients, `in_flight` is what the last action leaves: what the collectives that it has
+    started send and receive; `reducing` is the most that there is of it until all have arrived, and `reduced` what they
+    leave.
     """
 
-    index: int
-    rank: int
-    chunk: int
-    parameters: tuple[str, ...]
-    full_inputs: tuple[InputPart, ...]
-    inputs: tuple[InputPart, ...]
-    accumulators: tuple[AccumulatorRecord, ...]
     saved: int
     kept: int
     offloaded: int
@@ -185,6 +178,19 @@ class StagePlan:
     in_flight: int
     reducing: int
     reduced: int
+
+
+@frozen(kw_only=True)
+class StagePlan(StageNeeds):
+    """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch."""
+
+    index: int
+    rank: int
+    chunk: int
+    parameters: tuple[str, ...]
+    full_inputs: tuple[InputPart, ...]
+    inputs: tuple[InputPart, ...]
+    accumulators: tuple[AccumulatorRecord, ...]
 
     __repr__ = shortened
 

@@ -212,10 +212,9 @@ class _Planned:
 
     def agree(self, store: Store, identity: Identity) -> None:
         """Let all ranks compare what they are to do (`consistency.agree`)."""
-        from partita.runtime.kernels.native.library import why_none
+        from partita.runtime.kernels.native.library import why_none_on
 
-        no_kernels = why_none() if self.device.type == "cpu" else ""
-        plan, files = self.plan, self.data.all_files
+        plan, files, no_kernels = self.plan, self.data.all_files, why_none_on(self.device)
         agree(store, identity.rank, identity.ranks, plan.spec, plan.programs, files, no_kernels)
 
 

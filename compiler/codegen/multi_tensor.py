@@ -8,12 +8,12 @@ the same call.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from attrs import evolve, frozen
 
 from partita.compiler.analysis.liveness import roots
+from partita.compiler.codegen.sums import read_once
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.pointwise import Cast, Pointwise
 
@@ -52,7 +52,7 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
     if not any(node.op.multi_tensor for node in nodes):  # of most functions
         return list(nodes), {}
     made = {value: node for node in nodes for value in node.outputs}
-    readers = Counter(value for node in nodes for value in dict.fromkeys(node.inputs))
+    once = read_once(nodes, keep)
     behind = roots(nodes)
     read: set[Value] = set()  # by what is not moved
     groups: dict[tuple[object, ...], list[_Found]] = {}
@@ -61,20 +61,16 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
     def given(value: Value) -> bool:
         return value not in made or made[value] in views
 
-    def alone(value: Value) -> Node | None:
-        """What makes a value for one reader."""
-        return made.get(value) if readers[value] == 1 and value not in keep else None
-
     def found(node: Node) -> _Found | None:
         parameter, gradient, *states = node.inputs
         if not all(map(given, (parameter, *states))):
             return None
         if given(gradient):
             return _Found(node, node)
-        product = alone(gradient)
+        product = once.get(gradient)
         if product is None or product.op != MULTIPLY or not given(product.inputs[0]):
             return None
-        factor, cast = product.inputs[1], alone(product.inputs[1])
+        factor, cast = product.inputs[1], once.get(product.inputs[1])
         if factor.type.axes or product.inputs[0].type != gradient.type:
             return None
         clipping: tuple[Node, ...] = (product,)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import TypedDict
 
-from attrs import evolve
+from attrs import asdict, evolve
 
 from partita.compiler.analysis.in_flight import Posted, besides, buffer, buffers_of, communicating, posted
 from partita.compiler.analysis.liveness import (
@@ -35,6 +34,7 @@ from partita.compiler.program import (
     InputRecord,
     ParameterRecord,
     RankPlan,
+    StageNeeds,
     StagePlan,
     StateRecord,
     StepPlan,
@@ -89,7 +89,7 @@ def plan_step(
     names = (*(each.name for each in update.parameters), *(each.name for each in update.buffers))
     written = set(names) if late else set[str]()
     reduce = dict(update.reduce)
-    needs: dict[tuple[int, str], _Needs] = {}
+    needs: dict[tuple[int, str], StageNeeds] = {}
     stages = []
     of_stages = functions_of(partitioned, schedule, compiled)
     for functions, form in zip(of_stages, forms(partitioned, update.reduce), strict=True):
@@ -204,24 +204,9 @@ def _parameter_record(
     )
 
 
-class _Needs(TypedDict):
-    """What a stage needs of memory, as its plan says it."""
-
-    saved: int
-    kept: int
-    offloaded: int
-    shared: Mapping[str, int]
-    peaks: Mapping[str, int]
-    gathering: int
-    opening: int
-    in_flight: int
-    reducing: int
-    reduced: int
-
-
 def _needs(
     functions: StageFunctions, last_kind: str, reduce: Sequence[Node], totals: Sequence[Value], adds: bool
-) -> _Needs:
+) -> StageNeeds:
     """The memory of a stage whose gradients are reduced from its last action on, of this kind."""
     stage = functions.stage
     forward, backward = functions.groups["F"], functions.groups["B"]
@@ -253,7 +238,7 @@ def _needs(
             ends = left_over(reduce)
             reducing = working_set([[[node]] for node in rest.nodes], ends, left, rest.behind)
             reduced = rest.left(ends) + held(ahead.made, ())
-    return _Needs(
+    return StageNeeds(
         saved=held(saved, forward),
         kept=held(kept, (*forward, *backward)),
         offloaded=held(stage.offloaded, forward),
@@ -267,7 +252,7 @@ def _needs(
     )
 
 
-def _stage(stage: StageGraph, schedule: Schedule, needs: _Needs) -> StagePlan:
+def _stage(stage: StageGraph, schedule: Schedule, needs: StageNeeds) -> StagePlan:
     rank, chunk = schedule.position(stage.index)
     return StagePlan(
         index=stage.index,
@@ -282,7 +267,7 @@ def _stage(stage: StageGraph, schedule: Schedule, needs: _Needs) -> StagePlan:
             AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum, each.value.layout, each.term)
             for each in stage.accumulators
         ),
-        **needs,
+        **asdict(needs, recurse=False),
     )
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 
 from attrs import evolve, frozen
 
+from partita.compiler.codegen.sums import ADD, read_once
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Argument, Op
-from partita.compiler.ops.pointwise import Cast, Pointwise
+from partita.compiler.ops.pointwise import Cast
 from partita.dsl.types import Type
 
-ADD = Pointwise("add")
 WIDE = Cast("f64")
 
 
@@ -37,26 +36,19 @@ def with_sums_of_squares(nodes: Sequence[Node], keep: Collection[Value]) -> Sequ
 
     A square in f32 that is added in f64 is that of all products of a tensor's elements with themselves.
     """
-    made = {value: node for node in nodes for value in node.outputs}
     if not any(_squared(node) for node in nodes):  # of most functions
         return nodes
-    readers = Counter(value for node in nodes for value in node.inputs)
+    once = read_once(nodes, keep)
     gone: set[Node] = set()
     sums: dict[Node, Node] = {}
 
-    def alone(value: Value) -> Node | None:
-        """What makes a value for one reader."""
-        return made.get(value) if readers[value] == 1 and value not in keep else None
-
     def square(value: Value) -> tuple[Node, Node] | None:
         """The nodes that square a tensor, and make it wide."""
-        wide = alone(value)
+        wide = once.get(value)
         if wide is None or wide.op != WIDE:
             return None
-        dot = made.get(wide.inputs[0])
-        if dot is None or readers[dot.output] != 1 or dot.output in keep or not _squared(dot):
-            return None
-        return dot, wide
+        dot = once.get(wide.inputs[0])
+        return (dot, wide) if dot is not None and _squared(dot) else None
 
     for node in reversed(nodes):
         if node in gone or node.op != ADD:
@@ -76,7 +68,7 @@ def with_sums_of_squares(nodes: Sequence[Node], keep: Collection[Value]) -> Sequ
                 inputs = (left[0].inputs[0], *reversed(operands))
                 sums[node] = evolve(node, op=SumOfSquares(), inputs=inputs)
                 break
-            last = alone(last.inputs[0])
+            last = once.get(last.inputs[0])
     return [sums.get(node, node) for node in nodes if node in sums or node not in gone]
 
 

@@ -25,14 +25,13 @@ def collective(node: Node) -> Collective | None:
 
 def accumulated(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, Node]:
     """Nodes that can add their only result to an accumulator themselves, with the accumulation that alone reads it."""
-    made = {value: node for node in nodes for value in node.outputs}
-    uses = uses_of(nodes)
+    once = read_once(nodes, keep)
     found: dict[Node, Node] = {}
     for node, op in targets(nodes).items():
         if not op.maximum and not op.keep and not op.stacked:
             (value,) = node.inputs
-            producer = made.get(value)
-            if producer is None or not len(producer.outputs) == uses[value] == 1 or value in keep:
+            producer = once.get(value)
+            if producer is None or len(producer.outputs) != 1:
                 continue
             if producer.op.adds_to(op.type, [each.type for each in producer.inputs], value.type):
                 found[producer] = node
@@ -58,6 +57,14 @@ def summed(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[V
             found[producer] = node
             places[node.output] = (at, producer)
     return found
+
+
+def read_once(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Value, Node]:
+    """The values that nodes make for one of them alone, which reads them once, with what makes them; `keep` outlives
+    the nodes.
+    """
+    uses = uses_of(nodes)
+    return {value: node for node in nodes for value in node.outputs if uses[value] == 1 and value not in keep}
 
 
 def uses_of(nodes: Sequence[Node]) -> Counter[Value]:

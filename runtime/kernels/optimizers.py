@@ -40,17 +40,7 @@ def adamw(
     decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One AdamW update in place, like torch.optim.AdamW; updates count from 1."""
-    tensors = (parameter, gradient, mean, square)
-    if _flat(tensors):
-        _adamw_flat([tensors], rate, update, beta1, beta2, eps, decay, None)
-        return parameter, mean, square
-    if decay:
-        parameter.mul_(1 - rate * decay)
-    mean.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    correction = (1 - beta2**update) ** 0.5
-    denominator = square.sqrt().div_(correction).add_(eps)
-    parameter.addcdiv_(mean, denominator, value=-rate / (1 - beta1**update))
+    adamw_of_each([parameter], [gradient], [mean], [square], rate, update, beta1, beta2, eps, decay)
     return parameter, mean, square
 
 
@@ -78,9 +68,30 @@ def adamw_of_each(
         else:
             parameter, gradient, mean, square = tensors
             scaled = gradient if factor is None else gradient * factor.to(gradient.dtype)
-            adamw(parameter, scaled, mean, square, rate, update, beta1, beta2, eps, decay)
+            mean.lerp_(scaled, 1 - beta1)
+            square.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
+            adam_step(parameter, mean, square, rate, update, beta1, beta2, eps, decay)
     if flat:
         _adamw_flat(flat, rate, update, beta1, beta2, eps, decay, factor)
+
+
+def adam_step(
+    parameter: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    rate: float,
+    update: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+) -> None:
+    """Update a parameter with its decay and the means after this update, in place."""
+    if decay:
+        parameter.mul_(1 - rate * decay)
+    correction = (1 - beta2**update) ** 0.5
+    denominator = square.sqrt().div_(correction).add_(eps)
+    parameter.addcdiv_(mean, denominator, value=-rate / (1 - beta1**update))
 
 
 def _adamw_flat(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from partita.runtime.declared import waits
+from partita.runtime.kernels.optimizers import adam_step
 from partita.runtime.kernels.registry import kernel
 
 EXPONENTS = 7
@@ -84,10 +85,7 @@ def adamw_8bit(
     """One AdamW update in place; the new states are rounded only after the parameter has been updated with them."""
     mean_now = dequantized(mean, mean_scale, block, signed=True).lerp_(gradient, 1 - beta1)
     square_now = dequantized(square, square_scale, block, signed=False).lerp_(gradient.square(), 1 - beta2)
-    if decay:
-        parameter.mul_(1 - rate * decay)
-    denominator = square_now.sqrt().div_((1 - beta2**update) ** 0.5).add_(eps)
-    parameter.addcdiv_(mean_now, denominator, value=-rate / (1 - beta1**update))
+    adam_step(parameter, mean_now, square_now, rate, update, beta1, beta2, eps, decay)
     quantize(mean_now, mean, mean_scale, block, signed=True)
     quantize(square_now, square, square_scale, block, signed=False)
     return parameter, mean, mean_scale, square, square_scale

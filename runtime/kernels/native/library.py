@@ -57,6 +57,11 @@ def why_none() -> str:
     return _found()[1]
 
 
+def why_none_on(device: torch.device) -> str:
+    """Why ranks that compute on a device have no such kernels, where they could have: on a CPU."""
+    return why_none() if device.type == "cpu" else ""
+
+
 @cache
 def _found() -> tuple[Any, str]:
     """The functions, or why there are none."""

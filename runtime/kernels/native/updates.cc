@@ -2,21 +2,6 @@
 // runtime/kernels/optimizers.py.
 #include "vectors.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-// The part of `count` elements that one of so many threads takes: whole vectors, the last may be filled up.
-struct Part {
-  ptrdiff_t begin, end;
-  Part(ptrdiff_t count, ptrdiff_t thread, ptrdiff_t threads) {
-    ptrdiff_t vectors = (count + LANES - 1) / LANES;
-    begin = vectors * thread / threads * LANES;
-    end = vectors * (thread + 1) / threads * LANES;
-    if (end > count) end = count;
-  }
-};
-
 // AdamW of parameters in place, like torch.optim.AdamW: `tensors` has the addresses of each parameter, its gradient, mean
 // and mean square, and how many elements they have. Gradients are multiplied by `factor` first, `kept` of a parameter
 // remains after its decay, and `step` and `root` correct the means for the number of updates.
@@ -25,29 +10,22 @@ extern "C" void adamw(const int64_t* tensors, ptrdiff_t count, float factor, flo
   ptrdiff_t elements = 0;
   for (ptrdiff_t i = 0; i < count; i++) elements += tensors[5 * i + 4];
 #pragma omp parallel if (elements > SHARED)
-  {
-#ifdef _OPENMP
-    ptrdiff_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-#else
-    ptrdiff_t thread = 0, threads = 1;
-#endif
-    for (ptrdiff_t i = 0; i < count; i++) {
-      const int64_t* own = tensors + 5 * i;
-      float *parameter = (float*)own[0], *mean = (float*)own[2], *square = (float*)own[3];
-      const float* gradient = (const float*)own[1];
-      Part part(own[4], thread, threads);
-      for (ptrdiff_t j = part.begin; j < part.end; j += LANES) {
-        ptrdiff_t left = part.end - j;
-        Vector d = load(gradient + j, left) * factor;
-        hold(d);  // rounded, as where clipping is an operation of its own
-        Vector first = load(mean + j, left);
-        first += of_mean * (d - first);
-        Vector second = load(square + j, left) * beta2 + of_square * d * d;
-        Vector weight = load(parameter + j, left) * kept - step * (first / (square_root(second) / root + eps));
-        store(parameter + j, weight, left);
-        store(mean + j, first, left);
-        store(square + j, second, left);
-      }
+  for (ptrdiff_t i = 0; i < count; i++) {
+    const int64_t* own = tensors + 5 * i;
+    float *parameter = (float*)own[0], *mean = (float*)own[2], *square = (float*)own[3];
+    const float* gradient = (const float*)own[1];
+#pragma omp for nowait
+    for (ptrdiff_t j = 0; j < own[4]; j += LANES) {
+      ptrdiff_t left = own[4] - j;
+      Vector d = load(gradient + j, left) * factor;
+      hold(d);  // rounded, as where clipping is an operation of its own
+      Vector first = load(mean + j, left);
+      first += of_mean * (d - first);
+      Vector second = load(square + j, left) * beta2 + of_square * d * d;
+      Vector weight = load(parameter + j, left) * kept - step * (first / (square_root(second) / root + eps));
+      store(parameter + j, weight, left);
+      store(mean + j, first, left);
+      store(square + j, second, left);
     }
   }
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attrs import evolve
+from attrs import asdict, evolve
 
 from partita.compiler.analysis.time import stage_seconds
 from partita.compiler.codegen.plan import _needs, functions_of
@@ -96,5 +96,6 @@ def as_each_alone(state: Scheduled) -> None:
     for functions in functions_of(partitioned, state.schedule, state.compiled):
         index = functions.stage.index
         own = reduce.get(index, ()), state.update.totals[index]
-        found = _needs(functions, state.schedule.last_kind(index), *own, not state.device.gpu)
+        needs = _needs(functions, state.schedule.last_kind(index), *own, not state.device.gpu)
+        found = asdict(needs, recurse=False)
         assert found == {name: getattr(plan.stages[index], name) for name in found}

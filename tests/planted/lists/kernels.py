@@ -110,16 +110,16 @@ MISTAKES = [
     ),
     Planted(
         "clipped-gradients-that-others-read-are-lost",
-        "compiler/codegen/multi_tensor.py",
-        "if readers[value] == 1 and value not in keep else None",
-        "if value not in keep else None",
+        "compiler/codegen/sums.py",
+        "if uses[value] == 1 and value not in keep}",
+        "if value not in keep}",
         MULTI_TENSOR,
     ),
     Planted(
         "squares-that-others-read-are-lost",
-        "compiler/codegen/squares.py",
-        "if readers[value] == 1 and value not in keep else None",
-        "if readers[value] == 1 else None",
+        "compiler/codegen/sums.py",
+        "if uses[value] == 1 and value not in keep}",
+        "if uses[value] == 1}",
         SQUARES,
     ),
     Planted(

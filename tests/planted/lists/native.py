@@ -64,10 +64,10 @@ MISTAKES = [
         NATIVE,
     ),
     Planted(
-        "the-last-elements-of-a-thread's-part-not-updated",
+        "the-last-elements-of-a-parameter-not-updated",
         f"{FOLDER}/updates.cc",
-        "end = vectors * (thread + 1) / threads * LANES;",
-        "end = vectors * (thread + 1) / threads * LANES - thread;",
+        "for (ptrdiff_t j = 0; j < own[4]; j += LANES) {",
+        "for (ptrdiff_t j = 0; j + LANES <= own[4]; j += LANES) {",
         NATIVE,
     ),
     Planted(

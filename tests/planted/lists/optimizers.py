@@ -124,8 +124,8 @@ MISTAKES = [
     Planted(
         "decay-behind-the-update",
         "runtime/kernels/optimizers.py",
-        "    if decay:\n        parameter.mul_(1 - rate * decay)\n    mean",
-        "    if decay:\n        parameter.mul_(1 - decay)\n    mean",
+        "    if decay:\n        parameter.mul_(1 - rate * decay)\n    correction",
+        "    if decay:\n        parameter.mul_(1 - decay)\n    correction",
         OPTIMIZERS,
     ),
     Planted(

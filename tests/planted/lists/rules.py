@@ -140,9 +140,9 @@ MISTAKES = [
     Planted(
         "states-rounded-before-the-update",
         "runtime/kernels/quantized.py",
-        "    if decay:\n        parameter.mul_(1 - rate * decay)\n    denominator",
+        "    adam_step(parameter, mean_now",
         "    quantize(mean_now, mean, mean_scale, block, signed=True)\n"
-        "    mean_now = dequantized(mean, mean_scale, block, signed=True)\n    denominator",
+        "    mean_now = dequantized(mean, mean_scale, block, signed=True)\n    adam_step(parameter, mean_now",
         f"{FILE}[rules]",
     ),
     Planted(
