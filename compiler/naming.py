@@ -1,19 +1,25 @@
-"""Which tensors a name in a rule refers to: full names or suffixes, with or without iteration numbers."""
+"""What a path of a rule, or a name on the command line, refers to: full names, or the ends of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from partita.compiler.graph import without_iterations
+from partita.dsl.paths import is_end
 from partita.dsl.report import nearest
 
 
+def matches(path: Sequence[str], name: str) -> bool:
+    """Whether a rule's path, which has no iteration numbers, names a scope or tensor."""
+    return is_end(path, without_iterations(name))
+
+
 def means(name: str, tensor: str) -> bool:
-    """Whether a name refers to a tensor. `d(h)` is the cotangent of `h`."""
+    """Whether a name, with iteration numbers or without, refers to a tensor. `d(h)` is the cotangent of `h`."""
     if name.startswith("d(") != tensor.startswith("d("):
         return False
     name, tensor = _inner(name), _inner(tensor)
-    return any(each == name or each.endswith("." + name) for each in (tensor, without_iterations(tensor)))
+    return is_end(name.split("."), tensor) or matches(name.split("."), tensor)
 
 
 def end_of(name: str, parts: int = 1) -> str:

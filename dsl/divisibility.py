@@ -12,6 +12,7 @@ from math import prod
 from partita.dsl import spec
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.groups import groups_of
+from partita.dsl.paths import is_end
 from partita.dsl.report import Report
 from partita.dsl.source import Span
 from partita.dsl.types import Axis, Type
@@ -212,8 +213,7 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
 
 def _names(target: spec.Target, tensor: str) -> bool:
     """Whether a target names this tensor by path."""
-    path = ".".join(target.path or ())
-    return target.path is not None and (tensor == path or tensor.endswith(f".{path}"))
+    return target.path is not None and is_end(target.path, tensor)
 
 
 def _assigned(

@@ -1,10 +1,17 @@
-"""Names that a layout's paths may use: a model's blocks, repeats, parameters and values."""
+"""Names that a layout's paths may use: a model's blocks, repeats, parameters and values; and what a path names."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from attrs import frozen
 
 from partita.dsl import spec
+
+
+def is_end(path: Sequence[str], name: str) -> bool:
+    """Whether a path is the end of a name, whole parts of it."""
+    return name.split(".")[-len(path) :] == list(path)
 
 
 @frozen

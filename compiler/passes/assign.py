@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Graph, Parameter, within, without_iterations
+from partita.compiler.naming import matches
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
-from partita.compiler.passes.place import matches, named_scopes
+from partita.compiler.passes.place import named_scopes
 from partita.compiler.passes.readers import Readers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.report import suggestion

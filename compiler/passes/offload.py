@@ -17,6 +17,7 @@ from attrs import evolve
 
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.graph import Graph, Node, Parameter, Phase, Value, within, without_iterations
+from partita.compiler.naming import matches
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import named_scopes
 from partita.dsl.builtins import ALL
@@ -72,9 +73,8 @@ def of_values(graph: Graph, rule: OffloadRule) -> list[int]:
 
 
 def _is(parameter: Parameter, path: Sequence[str]) -> bool:
-    """Whether a path, without iteration numbers, is the end of a parameter's name."""
-    name = parameter.name if parameter.part is None else parameter.part.name
-    return without_iterations(f".{name}").endswith("." + ".".join(path))
+    """Whether a path names a parameter, or what it is a part of."""
+    return matches(path, parameter.name if parameter.part is None else parameter.part.name)
 
 
 def _named(graph: Graph, rules: Sequence[OffloadRule]) -> Iterator[tuple[str, Span, Scopes]]:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Graph, Node, Value, without_iterations
+from partita.compiler.naming import matches
 from partita.dsl.diagnostic import refuse
+from partita.dsl.paths import is_end
 from partita.dsl.source import Span
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
 
@@ -235,12 +237,6 @@ def _cut(
 # ---------------------------------------------------------------- place
 
 
-def matches(path: Sequence[str], name: str) -> bool:
-    """Whether a rule's path names a scope or value: it is a suffix of its path, without iteration numbers."""
-    parts = without_iterations(name).split(".")
-    return parts[-len(path) :] == list(path)
-
-
 def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
     """Paths (without iterations) of the blocks and repeats that a rule's path names, by segment or declared name."""
     found = []
@@ -248,7 +244,7 @@ def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
     for scope in declared:
         parts = scope.split(".")
         names = [declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)]
-        if parts[-len(path) :] == list(path) or names[-len(path) :] == list(path):
+        if is_end(path, scope) or names[-len(path) :] == list(path):
             found.append(scope)
     return found
 

@@ -50,7 +50,10 @@ class Input:
 
 
 class Dataset(Protocol):
-    """Batches by input name: arrays in the declared axis order, with the numpy dtype of the input's type."""
+    """Batches by input name: arrays in the declared axis order, with the numpy dtype of the input's type.
+
+    Rows of a batch that are asked for alone follow each other.
+    """
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The batch of a training step, or the given rows of it."""

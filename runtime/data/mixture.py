@@ -122,11 +122,9 @@ class Mixture:
             own = numbers[places]
             for at in np.unique(own // batch).tolist():
                 here = own // batch == at
+                # Rows that follow each other have numbers that do, in each source.
                 first, last = (int(each) % batch for each in own[here][[0, -1]])
-                wanted = own[here] % batch - first
                 found = read(self.sources[source], at, range(first, last + 1))
-                if len(wanted) <= last - first:  # not all of those between
-                    found = {each.name: _rows(found[each.name], each, wanted) for each in self.inputs}
                 parts.setdefault(source, []).append((places[here], found))
         return self._together(len(sources), parts)
 
@@ -157,10 +155,6 @@ class Mixture:
         return found
 
 
-def _rows(values: np.ndarray, given: Input, rows: np.ndarray) -> np.ndarray:
-    return np.take(values, rows, given.batch_position)
-
-
 def open_mixture(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Mixture:
     """The sources of a call, opened. Raises Refused (E06xx), at the source that is wrong."""
     for given in inputs:
@@ -178,4 +172,4 @@ def open_mixture(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, u
         for i, each in enumerate(shares)
     ]
     names = tuple(f"source {i + 1} (`{each.call.name}`)" for i, each in enumerate(shares))
-    return Mixture(inputs, names, tuple(opened), (*bounds[:-1], ONE), seed)
+    return Mixture(inputs, names, tuple(opened), tuple(bounds), seed)

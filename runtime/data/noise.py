@@ -54,7 +54,7 @@ class Noise:
         for given in self.inputs:
             region = None
             if rows is not None:
-                assert rows.step == 1, "rows are contiguous"
+                assert rows.step == 1, "rows follow each other"
                 region = tuple(
                     slice(rows.start, rows.stop) if axis.name == given.batch_axis else slice(None)
                     for axis in given.type.axes

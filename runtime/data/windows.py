@@ -52,8 +52,7 @@ class Windows:
         rows = range(self.inputs[0].batch) if rows is None else rows
         choices = len(self.training) - self.length
         key = stream(self.seed, "windows", step)
-        drawn = words(key, rows.start, max(0, rows.stop - rows.start))[:: rows.step]
-        return [below(word, choices) for word in drawn]
+        return [below(word, choices) for word in words(key, rows.start, len(rows))]
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The windows of an evaluation batch; the same for every seed."""

@@ -187,7 +187,7 @@ def test_any_text_for_ten_minutes():
         max_examples=2000,
         deadline=2000,
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.proxy_of],
+        phases=[Phase.generate, Phase.shrink],
         database=None,
     )
     @given(anything)

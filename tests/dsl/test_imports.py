@@ -107,6 +107,13 @@ def test_what_is_no_text_or_too_much(tmp_path, content, code):
     assert codes(path) == [code]
 
 
+def test_the_first_byte_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "x.par"
+    path.write_bytes(b"axis a = 1\r\n# \xc3\xa9\n# \xe9 \xff\n")
+    (diagnostic,) = load(path)[1]
+    assert diagnostic.message == f"`{path}` is not UTF-8 text: byte 19 on line 3"
+
+
 def test_files_that_are_none(tmp_path):
     (tmp_path / "near.par").write_text("axis a = 1\n")
     os.mkfifo(tmp_path / "pipe.par")

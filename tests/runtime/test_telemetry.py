@@ -81,7 +81,7 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
     telemetry.close()
 
 
-@pytest.mark.parametrize("rest", ["", '{"step": 4, "lo', "\0\0\n", "3\n", "\n"])
+@pytest.mark.parametrize("rest", ["", '{"step": 4, "lo', '{"step": 2}', "\0\0\n", "3\n", "\n"])
 def test_a_resumed_run_keeps_the_lines_up_to_its_step(tmp_path: Path, rest: str) -> None:
     directory = RunDirectory.open(tmp_path)
     with Telemetry(directory) as telemetry:

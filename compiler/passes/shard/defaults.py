@@ -14,9 +14,9 @@ from math import prod
 
 from attrs import define, field, frozen
 
-from partita.compiler.graph import without_iterations
 from partita.compiler.layout import Layout, State, flat_form, layout_of
 from partita.compiler.mesh import Mesh
+from partita.compiler.naming import matches
 from partita.compiler.passes.shard.choice import Exchange
 from partita.dsl import spec
 from partita.dsl.diagnostic import Diagnostic, Refused
@@ -40,11 +40,8 @@ class LayoutRule:
     exchange: str | None = None
 
     def names(self, tensor: str) -> bool:
-        """Whether the target's path, if any, is this tensor's name or a suffix, with or without iteration numbers."""
-        if self.target.path is None:
-            return True
-        path = ".".join(self.target.path)
-        return any(name == path or name.endswith("." + path) for name in (tensor, without_iterations(tensor)))
+        """Whether the target's path, if any, names this tensor."""
+        return self.target.path is None or matches(self.target.path, tensor)
 
     def stores(self, kind: str, parameter: str) -> bool:
         """Whether a rule for a class applies to the `kind` (`param`, `grad` or `state`) of this parameter."""

@@ -33,4 +33,32 @@ MISTAKES = [
         'cuts[axis] = count, "microbatches"',
         f"{SIZES}::test_slices_that_do_not_divide_are_called_slices",
     ),
+    Planted(
+        "a-quotient-keeps-its-unit",
+        "dsl/constants.py",
+        "PLAIN if same else left.dimension, formula",
+        "left.dimension, formula",
+        "tests/dsl/test_arithmetic.py::test_units_follow_from_those_of_the_operands",
+    ),
+    Planted(
+        "a-negative-number-keeps-its-value",
+        "dsl/constants.py",
+        'computed("negate", quantity.term)',
+        "None",
+        "tests/dsl/test_arithmetic.py::test_a_formula_follows_the_sizes_of_axes",
+    ),
+    Planted(
+        "lines-counted-to-the-end-of-the-file",
+        "dsl/reader.py",
+        'data.count(b"\\n", 0, error.start)',
+        'data.count(b"\\n")',
+        "tests/dsl/test_imports.py::test_the_first_byte_that_is_no_text_is_named",
+    ),
+    Planted(
+        "a-path-is-the-end-of-a-text",
+        "dsl/paths.py",
+        'name.split(".")[-len(path) :] == list(path)',
+        'name.endswith(".".join(path))',
+        "tests/compiler/test_naming.py",
+    ),
 ]

@@ -209,4 +209,18 @@ MISTAKES = [
         "        if False:\n",
         "tests/runtime/checkpoint/test_addresses.py::test_what_ought_to_be_small_is_not_read_where_it_is_not",
     ),
+    Planted(
+        "set-aside-once",
+        "runtime/checkpoint/store.py",
+        '            aside = f"{commit_name(step)}.damaged"\n            _remove(aside, handle)\n',
+        '            aside = f"{commit_name(step)}.damaged"\n',
+        "tests/runtime/checkpoint/test_damage.py::test_a_step_may_be_damaged_again",
+    ),
+    Planted(
+        "a-quota-is-no-lack-of-space",
+        "runtime/checkpoint/saving.py",
+        "NO_ROOM = (errno.ENOSPC, errno.EDQUOT)",
+        "NO_ROOM = (errno.ENOSPC,)",
+        "tests/runtime/checkpoint/test_saving.py::test_a_full_disk_and_a_used_up_quota_are_lack_of_space",
+    ),
 ]

@@ -129,6 +129,16 @@ def test_damage_is_named_and_the_commit_before_is_used(
     read_manifest(copy / "checkpoints", 4)
 
 
+def test_a_step_may_be_damaged_again(copy: Path):
+    for _ in range(2):
+        flip(copy / "checkpoints" / NEWEST / FIRST, 12345)
+        resumed = trained(plan_of("train.steps=4"), copy)
+        assert resumed.found is not None
+        assert resumed.found.step == 2
+        assert resumed.codes == ["W0801"]
+    assert sorted(os.listdir(copy / "checkpoints")) == ["lock", "step-00000002", NEWEST, f"{NEWEST}.damaged"]
+
+
 @pytest.mark.soak
 def test_what_is_damaged_stays_for_as_long_as_a_whole_one_would(copy: Path):
     """`keep` newer ones, and it is gone."""

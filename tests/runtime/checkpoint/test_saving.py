@@ -196,6 +196,25 @@ def test_a_file_that_cannot_even_be_made_says_why(tmp_path: Path, monkeypatch: p
     assert error.errno == errno.EDQUOT
 
 
+@pytest.mark.parametrize(
+    ("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False), (errno.EFBIG, False)]
+)
+def test_a_full_disk_and_a_used_up_quota_are_lack_of_space(number: int, full: bool, tmp_path: Path):
+    class Failing(Store):
+        def commit(self, *_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+    class Empty(Shard):
+        def blocks(self):
+            yield from ()
+
+    plan = plan_of(*ONE_RANK)
+    save = Save(Failing(tmp_path), manifest_of(plan.spec, plan.program), 0, Empty((), ()), 3)
+    assert save.written(print) is None
+    save.conclude(True, lambda: None)
+    assert (save.full, save.trouble) == (full, f"rank 0: {os.strerror(number)}")
+
+
 def test_a_rank_that_cannot_write_gives_its_space_back_at_once(tmp_path: Path):
     """Other ranks may need it, and are still writing."""
 

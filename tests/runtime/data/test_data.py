@@ -180,6 +180,38 @@ def test_windows_cover_the_training_part_and_the_holdout_the_rest(
     assert set(held) == set(range(1800, 1999))
 
 
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_window_and_its_last_target_are_enough(length: int, tmp_path: Path) -> None:
+    inputs = tuple(ids(name, batch=2, seq=length) for name in ("tokens", "targets"))
+    for trained, held in ((length, length + 1), (length + 1, length), (length + 1, length + 1)):
+        count = trained + held
+        np.arange(count, dtype="<u2").tofile(tmp_path / "ids.bin")
+        settings = call("tokens", path="ids.bin", dtype="u16", holdout=held / count)
+        if min(trained, held) == length:
+            with pytest.raises(Refused, match=rf"too short: {length} ids.* one window takes {length + 1}"):
+                open_dataset(settings, inputs, 0, tmp_path, evaluates=True)
+            continue
+        dataset = open_dataset(settings, inputs, 0, tmp_path, evaluates=True)
+        for begin, batch in ((0, dataset.batch(3)), (trained, dataset.holdout_batch(3))):
+            assert batch["tokens"].tolist() == [list(range(begin, begin + length))] * 2
+            assert batch["targets"].tolist() == [list(range(begin + 1, begin + length + 1))] * 2
+
+
+def test_windows_are_named_by_their_first_ids(datasets: dict[tuple[str, int], Dataset]) -> None:
+    # The ids of train.bin are their own places.
+    dataset = datasets["tokens", 0]
+    for index in range(1, 20):
+        named = (
+            (dataset.batch(index), dataset.row_names(index)),
+            (
+                dataset.holdout_batch(index),
+                dataset.holdout_row_names(index),
+            ),
+        )
+        for batch, names in named:
+            assert names == [f"id {first}" for first in batch["tokens"][:, 0]]
+
+
 def test_windows_are_uniform(datasets: dict[tuple[str, int], Dataset]) -> None:
     starts = np.concatenate([datasets["tokens", 0].batch(step)["tokens"][:, 0] for step in range(1, 3000)])
     counts, _ = np.histogram(starts, bins=10, range=(0, 1795))

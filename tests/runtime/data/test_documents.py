@@ -249,6 +249,14 @@ def test_unusable_tokenizers_are_refused(tmp_path: Path):
         opened("text", tmp_path, glob="b.txt", alphabet="bytes", tokenizer="t.json")
 
 
+def test_bytes_of_a_text_are_counted_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("partita.runtime.data.text.PIECE", 4)
+    tokenizer().save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthree\nfour\n\xc3\xa9\nfive \xe9\n")
+    with pytest.raises(Refused, match=r"`a\.txt` is not UTF-8 text: byte 27 is 0xe9"):
+        opened("text", tmp_path, glob="a.txt", alphabet="bytes", tokenizer="t.json")
+
+
 def test_ids_beyond_the_vocabulary_are_refused_before_any_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("partita.runtime.data.windows.CHECKED_AT_ONCE", 0)
     tokenizer().save(str(tmp_path / "t.json"))
