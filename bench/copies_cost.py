@@ -1,13 +1,14 @@
 """What copies in memory cost the training loop: with a neighbour that keeps up, and with a slow one.
 
-    python bench/copies_cost.py [--blocks N] [--steps N] [--seconds N]
+    python bench/copies_cost.py [--blocks N] [--steps N] [--seconds N] [NEIGHBOUR ...]
 
 Two ranks on two hosts (two agents of torchrun, one rank each) train a stack of 17 million parameters, ZeRO-3. Blocks of
 steps alternate, in the same processes: with a copy every ten steps, and without. Shown is the median of the ratios of
-neighbouring blocks' times; first as it is, then with a neighbour that is slow: the second rank takes `--seconds` before
-it receives each block of a copy, which the first cannot send until then, so that a copy takes longer than ten steps and
-some are skipped. Times are those of the second half of each block of steps: the first is for what is left of copies
-begun before. The ratio of blocks of which none copies shows the noise.
+neighbouring blocks' times, and where it lies with a probability of 95% whatever their distribution; first as it is
+(`quick`), then with a neighbour that is `slow`: the second rank takes `--seconds` before it receives each block of a
+copy, which the first cannot send until then, so that a copy takes longer than ten steps and some are skipped. Times are
+those of the second half of each block of steps: the first is for what is left of copies begun before. The ratio of
+blocks of which none copies shows the noise.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import torch
 
 EVERY = 10
+NEIGHBOURS = {"quick": "a neighbour that keeps up", "slow": "a slow one"}
 TEXT = """
 axis batch = 64, embed = 512, ffn = 2048
 
@@ -120,11 +123,15 @@ def shown(what: str, seconds: list[float]) -> None:
     pairs = range(1, len(seconds) - 1, 2)
     ratios = [2 * seconds[i] / (seconds[i - 1] + seconds[i + 1]) for i in pairs]
     noise = [seconds[i + 1] / seconds[i - 1] for i in pairs]
-    print(
-        f"{what}: {statistics.median(ratios):.3f} times as long ({len(ratios)} blocks; without copies "
-        f"{statistics.median(noise):.3f}, half of them from {statistics.quantiles(noise)[0]:.3f} to "
-        f"{statistics.quantiles(noise)[2]:.3f})"
-    )
+    print(f"{what}: {middle(ratios)} times as long ({len(ratios)} blocks; without copies {middle(noise)})", flush=True)
+
+
+def middle(values: Sequence[float]) -> str:
+    """The median, and what it is within with a probability of 95%: how many of n values lie below it is binomial."""
+    ordered, apart = sorted(values), 0.98 * sqrt(len(values))
+    first, last = int(len(ordered) / 2 - apart), int(len(ordered) / 2 + apart)
+    within = f"{ordered[max(first, 0)]:.3f} to {ordered[min(last, len(ordered) - 1)]:.3f}"
+    return f"{statistics.median(ordered):.3f} ({within})"
 
 
 def main() -> int:
@@ -132,12 +139,16 @@ def main() -> int:
     if "--rank" in sys.argv:
         block, seconds, *arguments = sys.argv[sys.argv.index("--rank") + 1 :]
         return rank(int(block), float(seconds), arguments)
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("neighbours", nargs="*", default=list(NEIGHBOURS), metavar="NEIGHBOUR", help="quick or slow")
     parser.add_argument("--blocks", type=int, default=11)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=1.5)
     given = parser.parse_args()
-    for what, seconds in (("a neighbour that keeps up", 0.0), ("a slow one", given.seconds)):
+    if unknown := set(given.neighbours) - NEIGHBOURS.keys():
+        parser.error(f"no such neighbour: {', '.join(sorted(unknown))}; there are {', '.join(NEIGHBOURS)}")
+    for each in given.neighbours:
+        what, seconds = NEIGHBOURS[each], given.seconds if each == "slow" else 0.0
         found, said = trained(given.blocks, given.steps, seconds)
         shown(what, found)
         step = 2 * statistics.median(found) / given.steps

@@ -4,9 +4,10 @@
 
 The model of `specs/tiny.par`, which `bench/models/groups.par` trains, written by hand, from the same initial values, on
 the same batches, with the same optimizer. It shares no code with what `bench/groups.py` measures beyond these. Loops:
-`none`, `local` (four groups, averaged every 20 steps), `delayed` (the gradient of the step before), and `eager`:
-delayed by a step, but each of four parts of the batch has its gradient where the parameters would be after an update
-with its own last one, as eager updates (arXiv:2502.12996) do for groups.
+`none`, `local` (four groups, averaged every 20 steps), `diloco` (the same, with Nesterov's outer momentum, as
+arXiv:2311.08105 has it), `delayed` (the gradient of the step before), and `eager`: delayed by a step, but each of four
+parts of the batch has its gradient where the parameters would be after an update with its own last one, as eager
+updates (arXiv:2502.12996) do for groups.
 """
 
 from __future__ import annotations
@@ -34,13 +35,19 @@ Weights = dict[str, Tensor]
 def main() -> None:
     """Train, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("loops", nargs="*", default=["none", "local", "delayed", "eager"])
+    parser.add_argument("loops", nargs="*", default=["none", "local", "diloco", "delayed", "eager"])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     given = workload("../../specs/tiny.par", arguments.set)
-    loops = {"none": partial(late, delay=0), "delayed": partial(late, delay=1), "local": local, "eager": eager}
+    loops = {
+        "none": partial(late, delay=0),
+        "local": local,
+        "diloco": partial(local, rate=0.7, momentum=0.9),
+        "delayed": partial(late, delay=1),
+        "eager": eager,
+    }
     print("| loop | eval loss |\n|---|---|")
     for name in arguments.loops:
         print(f"| {name} | {evaluated(given, loops[name](given, arguments.steps)):.4f} |", flush=True)
@@ -132,18 +139,22 @@ def late(given: Workload, count: int, delay: int) -> Weights:
     return state.weights
 
 
-def local(given: Workload, count: int) -> Weights:
-    """Groups with optimizers of their own, whose parameters are averaged now and then."""
+def local(given: Workload, count: int, rate: float = 1.0, momentum: float = 0.0) -> Weights:
+    """Groups with optimizers of their own, whose parameters are averaged now and then: a gradient of what they had."""
     states = [AdamW.of(given) for _ in range(GROUPS)]
+    anchor = states[0].weights
+    velocity = {name: torch.zeros_like(weight) for name, weight in anchor.items()}
     for step, batch in steps(given, count):
         states = [
             each.after(gradient(each.weights, part), step) for each, part in zip(states, parts(batch), strict=True)
         ]
         if step % EVERY == 0 or step == count:
-            average = mean([each.weights for each in states])
+            moved = {name: anchor[name] - value for name, value in mean([each.weights for each in states]).items()}
+            velocity = {name: momentum * velocity[name] + value for name, value in moved.items()}
+            anchor = {name: anchor[name] - rate * (moved[name] + momentum * velocity[name]) for name in anchor}
             for each in states:
-                each.weights = average
-    return states[0].weights
+                each.weights = anchor
+    return anchor
 
 
 def eager(given: Workload, count: int) -> Weights:
