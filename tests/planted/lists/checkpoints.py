@@ -209,4 +209,11 @@ MISTAKES = [
         "        if False:\n",
         "tests/runtime/checkpoint/test_addresses.py::test_what_ought_to_be_small_is_not_read_where_it_is_not",
     ),
+    Planted(
+        "copy-of-a-run-has-the-checkpoints-of-the-original",
+        "runtime/checkpoint/settings.py",
+        "place.resolve().is_relative_to(whole):",
+        "not whole.exists():",
+        "tests/runtime/test_run_directory.py::test_a_copy_of_a_run_goes_on_from_its_own_checkpoints",
+    ),
 ]
