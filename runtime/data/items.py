@@ -138,6 +138,8 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
         if found[given.name].dtype.kind in "iu":
             check_limit(found[given.name], given, f"`{given.name}` in `{name}`", call.span)
     items = next(iter(counts.values()))
+    if items == 0:
+        raise refuse("E0604", f"`{name}` has no items", call.span)
     holdout = share_held_out(call, use)
     held = round(items * holdout)
     if items - held < 1 and use != Use.EVALUATE:

@@ -366,7 +366,7 @@ WRONG = {
     "labels too large": (arrays("large.npz"), ARRAYS, "E0605", "has the id 10"),
     "nothing held out": (arrays("small.npz", 0.1), ARRAYS, "E0604", "less than one of the 3 items"),
     "no holdout of arrays": (arrays("small.npz"), ARRAYS, "E0608", "there is no `holdout`"),
-    "no items": (arrays("empty.npz"), ARRAYS, "E0604", "no items to train on"),
+    "no items": (arrays("empty.npz"), ARRAYS, "E0604", "`empty.npz` has no items"),
     "a scalar": (arrays("scalar.npz"), ARRAYS, "E0607", "has shape []"),
     "no batch axis at all": (arrays("small.npz"), ARRAYS[2:], "E0607", "no input has the batch axis"),
     "no limit": (call("random"), (ids("tokens", limit=None),), "E0609", "the range of the integers of `tokens`"),
