@@ -173,6 +173,9 @@ def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -
     """The arrays of the inputs. Nothing is unpacked before all of them are known to fit and not to be too large."""
     try:
         refuse_format(path, name, "`arrays` reads numpy archives", span, but=(NPY, NPZ))
+        with path.open("rb") as file:
+            if not file.read(6).startswith((b"PK", b"\x93NUMPY")):  # numpy takes all else for a pickle, and says so
+                raise refuse("E0603", f"`{name}` is not a numpy archive", span, help=_SAVE)
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise refuse("E0603", f"`{name}` is one array, not an archive of named ones", span, help=_SAVE)

@@ -11,6 +11,13 @@ REGIONS = f"{RESHARD}::test_any_region_of_any_tensor_can_be_read"
 
 MISTAKES = [
     Planted(
+        "imported-beside-the-checkpoints-of-a-run",
+        "runtime/checkpoint/exchange.py",
+        "for place in (path, path / DIRECTORY):",
+        "for place in (path,):",
+        "tests/runtime/checkpoint/test_importing.py::test_nothing_is_imported_beside_checkpoints",
+    ),
+    Planted(
         "step-of-a-checkpoint-run-again",
         "runtime/training.py",
         "number = resumed.step + 1 if resumed is not None else 1",

@@ -351,7 +351,7 @@ WRONG = {
         "E0607",
         "same size",
     ),
-    "no archive": (arrays("not.npz"), ARRAYS, "E0603", "cannot read `not.npz`"),
+    "no archive": (arrays("not.npz"), ARRAYS, "E0603", "`not.npz` is not a numpy archive"),
     "not an archive": (arrays("one.npy"), ARRAYS, "E0603", "is one array"),
     "objects": (arrays("objects.npz"), ARRAYS[:2], "E0603", "cannot read `objects.npz`"),
     "no such array": (arrays("nolabel.npz"), ARRAYS, "E0606", "no array called `label`"),
