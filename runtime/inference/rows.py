@@ -54,7 +54,7 @@ def data_of(given: Spec, folder: Path, named: Place | None) -> Data:
         if own is not None:
             return Data(alike(own, train.data, folder), folder)
         for source in sources_of(train.data):
-            if source.arguments.get("holdout") == 0:
+            if not source.arguments.get("holdout"):
                 message = "nothing is held out of this data, and no other is named"
                 raise refuse("E0608", message, source.span, help="name data: `--data rows.npz`")
         return Data(None, folder)

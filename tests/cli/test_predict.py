@@ -156,6 +156,7 @@ WRONG = {
     "E0603 is not a numpy archive": ("evaluate", "--data", "m.par"),
     "E0608 no other is named": ("evaluate", 'train.data=arrays("all.npz")', "train.eval=none"),
     "E0604 has no items": ("predict", *OUT, "--outputs", "logits", "--data", "no_items.npz"),
+    "E0608 is held out of this data": ("predict", *OUT, "--outputs", "logits", "train.data=random()"),
     "E0816 has no mean": ("evaluate", "--weights", "ema"),
 }
 
