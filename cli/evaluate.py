@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from partita.cli.command import SUMMARIES, Command, register
@@ -38,12 +39,13 @@ def _evaluate(arguments: argparse.Namespace, given: Spec, here: Here | None, say
     found = evaluated(given, folder, data, say, arguments.place, python, arguments.weights, here)
     if here is not None and not here.first:
         return 0
+    numbers = {"loss": found.loss, **found.metrics}
     if arguments.json:
-        numbers = {"loss": found.loss, **found.metrics}
-        print(json.dumps({"rows": found.rows, "checkpoint": str(found.checkpoint), "numbers": numbers}, indent=2))
+        plain = {name: value if isfinite(value) else None for name, value in numbers.items()}  # JSON has no NaN
+        print(json.dumps({"rows": found.rows, "checkpoint": str(found.checkpoint), "numbers": plain}, indent=2))
         return 0
-    numbers_text = "  ".join(f"{name} {value:.6g}" for name, value in (("loss", found.loss), *found.metrics.items()))
-    rows = f"{found.rows:,} rows, " if found.rows is not None else ""
+    numbers_text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+    rows = f"{found.rows:,} row{'s' if found.rows > 1 else ''}, " if found.rows is not None else ""
     print(f"{numbers_text}  ({rows}{found.checkpoint})")
     return 0
 

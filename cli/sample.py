@@ -12,7 +12,7 @@ from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.inference import add_transport_argument, use
 from partita.cli.source import printable
 from partita.cli.trained import add_trained_arguments, folder_of
-from partita.dsl.language_model import USUAL
+from partita.dsl.language_model import USUAL, language_model
 from partita.dsl.limits import DIGITS
 from partita.dsl.spec import Spec
 from partita.runtime.addresses import place_of
@@ -78,11 +78,12 @@ def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: R
 
     folder = folder_of(arguments)
     choice = Choice(arguments.seed, arguments.temperature, arguments.top_k, arguments.top_p)
-    _, train = given.trained
+    model, train = given.trained
+    language = language_model(model, given.batch, arguments.output)
     encoding = encoding_of(train.data, folder, arguments.tokenizer)
     prompt = encoding.ids(arguments.prompt)
+    check_prompt(language, prompt)
     writer = writer_of(given, arguments.output, arguments.allow_python, here)
-    check_prompt(writer.model, prompt)
     first = here is None or here.first
     if writer.scoring.warning is not None and first:
         say(writer.scoring.warning)

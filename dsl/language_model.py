@@ -15,6 +15,8 @@ from partita.dsl.spec import Call, Model
 from partita.dsl.types import INTEGERS, Axis, Type
 
 USUAL = "logits"
+# The argument by which a mixture names its sources.
+SOURCES_OF = "sources"
 # Inputs that describe one document which begins at the first position.
 DESCRIBING = ("segments", "positions")
 
@@ -43,13 +45,28 @@ class LanguageModel:
         return (self.tokens, *self.others)
 
 
+def sources_of(data: Call) -> list[Call]:
+    """The sources of a mixture, or the one that the data are."""
+    if SOURCES_OF not in data.arguments:
+        return [data]
+    return [found for each in data.arguments[SOURCES_OF] for found in sources_of(each.call)]
+
+
+def how_spelled(data: Call) -> str | None:
+    """How a source makes ids of text, in words; None if its ids come from elsewhere."""
+    if data.arguments.get("tokenizer") is not None:
+        return f"by `{data.arguments['tokenizer']}`"
+    if not DATA[data.name].textual:
+        return None
+    return "by characters" if data.arguments.get("alphabet") == "chars" else "by bytes"
+
+
 def spelling_of(data: Call, place: Span | None = None, help: str | None = None) -> Call:
     """The source that says how text becomes ids: the data or, of a mixture, the first of them. Raises Refused (E1003),
     with this help, at a place or at the data, if they have ids of something else.
     """
-    if "sources" in data.arguments:  # a mixture, of one encoding
-        return spelling_of(data.arguments["sources"][0].call, place, help)
-    if data.arguments.get("tokenizer") is None and not DATA[data.name].textual:
+    data = sources_of(data)[0]  # a mixture is of one encoding
+    if how_spelled(data) is None:
         message = f"`{data.name}` has ids, and does not say how text becomes ids"
         raise refuse("E1003", message, place or data.span, help=help)
     return data

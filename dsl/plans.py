@@ -25,7 +25,7 @@ from partita.dsl.builtins import (
 from partita.dsl.correspondence import Weights
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused
-from partita.dsl.language_model import language_model, spelling_of
+from partita.dsl.language_model import how_spelled, language_model, sources_of, spelling_of
 from partita.dsl.layouts import CLASSES, Layouts
 from partita.dsl.optimizers import Optimizers
 from partita.dsl.overrides import Chosen, parameters_of_call, selected_schedule
@@ -325,6 +325,8 @@ class Plans:
             return None
         if values["sync"] is not None and not self.fits_sync(values, written):
             return None
+        if not self.spelled_alike(values["data"], values["eval"]):
+            return None
         if values["eval"] is not None and values["eval"].arguments["sample"] is not None:
             written["sample"] = self.sample_span(written["eval"])
             if not self.writes(values["data"], model, schedule, written["sample"]):
@@ -343,6 +345,19 @@ class Plans:
             if given:
                 message = f"`sync = {name}` cannot be combined with {what} yet"
                 self.report.error("E0318", message, written.get(entry), help=f"leave out `{entry}`, or `sync`")
+                return False
+        return True
+
+    def spelled_alike(self, data: spec.Call, evaluation: spec.Call | None) -> bool:
+        """Whether all text that is read becomes ids in one way; reports which does not."""
+        own = evaluation.arguments["data"] if evaluation is not None else None
+        parts = [*sources_of(data), *([] if own is None else sources_of(own))]
+        spelled = [(part, how) for part in parts if (how := how_spelled(part)) is not None]
+        for part, how in spelled:
+            if how != spelled[0][1]:
+                message = f"text becomes ids {how} here, and {spelled[0][1]} in other data of this model"
+                help = "give all of them the same `tokenizer` or `alphabet`"
+                self.report.error("E0318", message, part.span, help=help)
                 return False
         return True
 

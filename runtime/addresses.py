@@ -71,9 +71,9 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def place_of(text: str) -> Place:
-    """The place that a text on the command line names."""
-    return Address(text.rstrip("/")) if is_address(text) else Path(text)
+def place_of(text: str, folder: Path | None = None) -> Place:
+    """The place that a text on the command line names; a relative path is in `folder`, by default the current one."""
+    return Address(text.rstrip("/")) if is_address(text) else (folder or Path()) / text
 
 
 def resolved(place: Place) -> str:

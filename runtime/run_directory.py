@@ -41,7 +41,8 @@ class Origin:
 
 @frozen
 class Record:
-    """How a run began: the texts of its files by path, and where its checkpoints go, if anywhere.
+    """How a run began: the texts of its files by path, and where its checkpoints go, if anywhere: a path is relative to
+    the run's directory if it is in it, so that this may be copied and moved.
 
     `run` identifies the run; all its attempts share it. `origin` is its command, None if Python started it.
     """

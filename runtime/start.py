@@ -9,9 +9,8 @@ from partita.compiler.program import Program
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reader import Reader
 from partita.dsl.spec import Spec
-from partita.runtime.addresses import resolved
 from partita.runtime.checkpoint.identity import manifest_of
-from partita.runtime.checkpoint.settings import Settings, check_newest, refuse_unused
+from partita.runtime.checkpoint.settings import Settings, check_newest, recorded_at, refuse_unused
 from partita.runtime.data_files import DataFile
 from partita.runtime.run_directory import Origin, Record, RunDirectory
 
@@ -52,5 +51,5 @@ def record(
     before = directory.record()
     span = given.train.span if given.train is not None else None
     refuse_unused(directory.path, before.checkpoints if before is not None else None, settings, span)
-    where = resolved(settings.path) if settings is not None else None
+    where = recorded_at(settings.path, directory.path) if settings is not None else None
     directory.keep(Record(run, files, where, origin))

@@ -84,9 +84,16 @@ class _Divided:
             metrics=tuple((name, self._end(value)) for name, value in self.source.metrics),
             gradients=tuple(part for each in self.source.gradients for part in self._gradient(each)),
             updates=tuple(evolve(each, value=self._end(each.value)) for each in self.source.updates),
-            asked=tuple((name, self._end(value)) for name, value in self.source.asked),
+            asked=tuple((name, self._asked(name, value)) for name, value in self.source.asked),
         )
         return evolve(graph, nodes=tuple(self.build.nodes)), self.stages
+
+    def _asked(self, name: str, value: Value) -> Value:
+        """An output of the model, whole."""
+        state = self.state.get(value)
+        if state is not None and is_split(state):
+            raise self._refused(state, f"output `{name}` is needed whole", None)
+        return self._end(value)
 
     # ------------------------------------------------------------ what is where
 

@@ -19,7 +19,7 @@ from partita.compiler.layout import REPLICATED
 from partita.compiler.mesh import ONE_RANK
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.runtime.addresses import Address, Place, check_writable
-from partita.runtime.checkpoint.address_store import store_at
+from partita.runtime.checkpoint.address_store import steps_in, store_at
 from partita.runtime.checkpoint.checksummed import with_checksum
 from partita.runtime.checkpoint.files import KINDS, directory
 from partita.runtime.checkpoint.folders import LocalFolder, RemoteFolder
@@ -27,6 +27,7 @@ from partita.runtime.checkpoint.foreign_files import refuse_names
 from partita.runtime.checkpoint.loading import Commit, by_width
 from partita.runtime.checkpoint.manifest import Manifest, Tensor, file_name
 from partita.runtime.checkpoint.parts import mean_name
+from partita.runtime.checkpoint.settings import DIRECTORY
 from partita.runtime.checkpoint.shards import Entry, bytes_of, header, write_file
 
 MOST_SHOWN = 8
@@ -129,8 +130,9 @@ def commit_tensors(path: Place, manifest: Manifest, read: Callable[[Tensor], tor
     store = store_at(path, secrets.randbits(48))
     unlocked = store.lock()
     try:
-        if store.steps():
-            raise refuse("E0802", f"{path} already has checkpoints", help="import into a new directory")
+        for place in (path, path / DIRECTORY):  # in that of a run they would be taken for its own
+            if steps_in(place):
+                raise refuse("E0802", f"{place} already has checkpoints", help="import into a new directory")
         try:
             with store.save(manifest.step) as folder:
                 written = write_file(file_name(0, store.suffix), folder, blocks())

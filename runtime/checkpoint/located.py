@@ -54,4 +54,4 @@ def _recorded(directory: Path) -> Place | None:
         return None
     with RunDirectory.open(directory) as opened:
         record = opened.record()
-    return place_of(record.checkpoints) if record is not None and record.checkpoints is not None else None
+    return place_of(record.checkpoints, directory) if record is not None and record.checkpoints is not None else None

@@ -59,6 +59,16 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
     return Settings(path, int(call.arguments["interval"]), int(call.arguments["keep"]), copies=copies and int(copies))
 
 
+def recorded_at(place: Place, run_directory: Path) -> str:
+    """The text by which a run records where its checkpoints go: relative to its directory if they go there, so that a
+    copy of it has its own, whatever becomes of the original.
+    """
+    whole = run_directory.resolve()
+    if isinstance(place, Path) and place.resolve().is_relative_to(whole):
+        return str(place.resolve().relative_to(whole))
+    return resolved(place)
+
+
 def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings | None, span: Span | None) -> None:
     """Refuse (E0814) to start next to checkpoints from which this run would not resume.
 
@@ -67,7 +77,7 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
     """
     own = resolved(settings.path) if settings is not None else None
     places: list[Place] = [run_directory / DIRECTORY, run_directory]
-    for place in (*places, *([place_of(recorded)] if recorded is not None else [])):
+    for place in (*places, *([place_of(recorded, run_directory)] if recorded is not None else [])):
         steps = steps_in(place) if resolved(place) != own else []
         if not steps:
             continue

@@ -93,7 +93,7 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
         dataset = evaluated = open_dataset(train.data, inputs, train.seed, root, use=Use.HOLD_OUT)
     else:
         dataset = open_dataset(train.data, inputs, train.seed, root)
-        evaluated = open_dataset(own, inputs, train.seed, root, use=Use.EVALUATE)
+        evaluated = open_dataset(own, inputs, train.seed, root, use=Use.EVALUATE, trained=train.data)
     if not whole:
         return dataset if own is None else Evaluated(dataset, evaluated)
     if evaluated.held_out is None:

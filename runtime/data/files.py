@@ -1,8 +1,11 @@
-"""Files named in a `.par` file, which are looked for under its directory and nowhere else."""
+"""Files named in a `.par` file, which are looked for under its directory and nowhere else; and those that a user names
+on the command line, which may be anywhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
@@ -19,11 +22,14 @@ PACK = Setting("pack", Flag(), False)
 Files: TypeAlias = Callable[[Call, Path], list[tuple[str, Path]]]
 
 
-def named(pattern: str, root: Path, span: Span | None) -> list[tuple[str, Path]]:
-    """The files that a pattern or an address matches, with their names: the path under the root, or the address.
+def named(pattern: str | Path, root: Path, span: Span | None) -> list[tuple[str, Path]]:
+    """The files that a pattern or an address matches, with their names: the path under the root, or the address. A
+    `Path` is what the user has named, a file or a pattern: relative to the current directory, and wherever it leads.
 
     Raises Refused (E0601 to E0603, and E0617 and E0618 for addresses).
     """
+    if isinstance(pattern, Path):
+        return [(str(path), path) for path in _anywhere(pattern)]
     if "://" in pattern:
         from partita.runtime.data.remote import fetched
 
@@ -62,6 +68,16 @@ def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
     return tuple(found)
 
 
+def _anywhere(pattern: Path) -> tuple[Path, ...]:
+    """The files that a path or pattern on the command line matches, sorted; at least one. Raises Refused (E0601)."""
+    found = (
+        [pattern] if pattern.is_file() else sorted(filter(Path.is_file, map(Path, glob(str(pattern), recursive=True))))
+    )
+    if not found:
+        raise refuse("E0601", f"there is no file `{pattern}`", notes=[f"looked in {Path.cwd()}"])
+    return tuple(found)
+
+
 def matched(argument: str) -> Files:
     """Returns a function that lists the files that a pattern argument matches, as (path under the root, path)."""
 
@@ -82,7 +98,7 @@ def with_tokenizer(files: Files) -> Files:
     return found
 
 
-def single(name: str, root: Path, span: Span | None) -> Path:
+def single(name: str | Path, root: Path, span: Span | None) -> Path:
     """The one file that a name, pattern or address matches. Raises Refused, as `named` does."""
     found = named(name, root, span)
     if len(found) > 1:

@@ -55,7 +55,7 @@ def _is_npz(path: Path, head: bytes, size: int) -> bool:
             names = archive.namelist()
     except Exception:  # whatever zipfile raises for a damaged archive, it is still a zip
         return False
-    return bool(names) and all(name.endswith(".npy") for name in names)
+    return all(name.endswith(".npy") for name in names)
 
 
 def _is_gzip(path: Path, head: bytes, size: int) -> bool:

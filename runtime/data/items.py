@@ -138,6 +138,8 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
         if found[given.name].dtype.kind in "iu":
             check_limit(found[given.name], given, f"`{given.name}` in `{name}`", call.span)
     items = next(iter(counts.values()))
+    if items == 0:
+        raise refuse("E0604", f"`{name}` has no items", call.span)
     holdout = share_held_out(call, use)
     held = round(items * holdout)
     if items - held < 1 and use != Use.EVALUATE:
@@ -171,6 +173,9 @@ def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -
     """The arrays of the inputs. Nothing is unpacked before all of them are known to fit and not to be too large."""
     try:
         refuse_format(path, name, "`arrays` reads numpy archives", span, but=(NPY, NPZ))
+        with path.open("rb") as file:
+            if not file.read(6).startswith((b"PK", b"\x93NUMPY")):  # numpy takes all else for a pickle, and says so
+                raise refuse("E0603", f"`{name}` is not a numpy archive", span, help=_SAVE)
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise refuse("E0603", f"`{name}` is one array, not an archive of named ones", span, help=_SAVE)

@@ -4,22 +4,27 @@ imported when data is opened, so that files can be checked without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.dsl import builtins
 from partita.dsl.builtins import DataSignature
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.language_model import SOURCES_OF, sources_of
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
 from partita.runtime.data.files import Files
 
 if TYPE_CHECKING:
     from partita.runtime.data.dataset import Dataset, Input
+
+
+# The argument that opening adds to calls: what their ids have in common.
+COMMON = "common"
 
 
 class Use(IntEnum):
@@ -36,12 +41,15 @@ class Source(DataSignature):
 
     `files` are those that a call reads, each with the name by which it is compared with others; `open` makes the
     dataset for a call, the model's inputs, a seed, the directory that paths are relative to, and what the
-    run does with it; `doubts` is what looks wrong in data that can be opened. All raise Refused (E06xx).
+    run does with it; `doubts` is what looks wrong in data that can be opened; `common` is what the ids of all calls of
+    this source have to have in common, for a model to be trained and evaluated on them, by what it is trained on. All
+    raise Refused (E06xx).
     """
 
     open: Callable[[Call, tuple[Input, ...], int, Path, Use], Dataset]
     files: Files = lambda call, root: []
     doubts: Callable[[Call, Path], list[Diagnostic]] = lambda call, root: []
+    common: Callable[[Sequence[Call], Path], Mapping[str, Any] | None] = lambda calls, root: None
 
 
 # All entries are of type Source.
@@ -57,15 +65,39 @@ def open_dataset(
     *,
     evaluates: bool = False,
     use: Use | None = None,
+    trained: Call | None = None,
 ) -> Dataset:
     """The dataset that a call such as `text("corpus/*.txt", holdout = 10%)` names, for a model's inputs.
 
     `root` is the directory of the `.par` file, which paths are relative to. `evaluates`: the run has an `eval` and so
-    needs a holdout; `use` says what else it may do with the data. Raises Refused (E06xx, at the call) for data that is
+    needs a holdout; `use` says what else it may do with the data; `trained` is what the model is trained on, if that is
+    other data. Raises Refused (E06xx, at the call) for data that is
     missing, damaged, too short, or does not fit the inputs; out-of-range ids in a very large file are found when they
     are used.
     """
     assert inputs, "a model without inputs needs no data"
     if use is None:
         use = Use.HOLD_OUT if evaluates else Use.TRAIN
+    call = alike(call, call if trained is None else trained, root)
     return SOURCES[call.name].open(call, inputs, seed, root, use)
+
+
+def alike(call: Call, trained: Call, root: Path) -> Call:
+    """A call, with what it has in `COMMON` with the data that a model is trained on. Raises Refused (E06xx)."""
+    if call is trained and len(sources_of(call)) == 1:
+        return call  # it has everything by itself
+    known: dict[str, Mapping[str, Any] | None] = {}
+
+    def one(call: Call) -> Call:
+        if SOURCES_OF in call.arguments:
+            parts = tuple(evolve(each, call=one(each.call)) for each in call.arguments[SOURCES_OF])
+            return evolve(call, arguments={**call.arguments, SOURCES_OF: parts})
+        if COMMON in call.arguments:
+            return call
+        if call.name not in known:
+            same = [each for each in sources_of(trained) if each.name == call.name]
+            known[call.name] = SOURCES[call.name].common(same, root)
+        common = known[call.name]
+        return call if common is None else evolve(call, arguments={**call.arguments, COMMON: common})
+
+    return one(call)

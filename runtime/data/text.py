@@ -16,7 +16,7 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.files import END, TOKENIZER, matched, read, with_tokenizer
-from partita.runtime.data.registry import Source, Use, register
+from partita.runtime.data.registry import COMMON, Source, Use, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +68,8 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use:
     if arguments.get("alphabet", "bytes") == "bytes":
         ids = np.frombuffer(b"".join(read(path, call.span) + end.encode() for _, path in files), np.uint8)
         return open_windows(ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
-    ids, alphabet = numbered(_characters(call, files))
+    alphabet = arguments[COMMON]["alphabet"] if COMMON in arguments else None
+    ids, alphabet = numbered(_characters(call, files), alphabet, f"`{pattern}`", call.span)
     return open_windows(
         ids,
         f"`{pattern}`, with {len(alphabet)} different characters,",
@@ -83,7 +84,15 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use:
 
 def alphabet_of(call: Call, root: Path) -> str:
     """The characters of a text with `alphabet = chars`: id i is the i-th. Raises Refused."""
+    if COMMON in call.arguments:
+        return str(call.arguments[COMMON]["alphabet"])
     return numbered(_characters(call, FILES(call, root)))[1]
+
+
+def common_alphabet(calls: Sequence[Call], root: Path) -> dict[str, str] | None:
+    """The characters of all texts with `alphabet = chars` that a model is trained on; None if there are none."""
+    found = {each for call in calls if call.arguments.get("alphabet") == "chars" for each in alphabet_of(call, root)}
+    return {"alphabet": "".join(sorted(found))} if found else None
 
 
 def _characters(call: Call, files: Sequence[tuple[str, Path]]) -> str:
@@ -92,13 +101,25 @@ def _characters(call: Call, files: Sequence[tuple[str, Path]]) -> str:
     return "".join(_decoded(path, call.span) + end for _, path in files)
 
 
-def numbered(text: str) -> tuple[np.ndarray, str]:
-    """The ids of a text's characters, and its sorted alphabet: id i is its i-th character."""
+def numbered(
+    text: str, alphabet: str | None = None, what: str = "", span: Span | None = None
+) -> tuple[np.ndarray, str]:
+    """The ids of a text's characters, and the sorted alphabet, its own unless given: id i is the i-th character.
+
+    Raises Refused (E0605) if the text, which is `what` in messages, has a character that is not in the alphabet.
+    """
     import numpy as np
 
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
     present = np.zeros(CODE_POINTS, np.bool_)
     present[points] = True
+    if alphabet is not None:
+        known = np.zeros(CODE_POINTS, np.bool_)
+        known[np.frombuffer(alphabet.encode("utf-32-le"), "<u4")] = True
+        if (unknown := np.flatnonzero(present & ~known)).size:
+            message = f"{what} has {chr(unknown[0])!r}, which is not in the text that the model learns"
+            raise refuse("E0605", message, span, help="train on text that has it, or use `alphabet = bytes`")
+        present = known
     numbers = np.cumsum(present, dtype=np.uint32) - np.uint32(1)
     return numbers[points], "".join(map(chr, np.flatnonzero(present)))
 
@@ -139,6 +160,7 @@ register(
         (Setting("glob", Text()), Setting("alphabet", Keyword(("bytes", "chars")), "bytes"), HOLDOUT, TOKENIZER, END),
         open=open_text,
         textual=True,
+        common=common_alphabet,
         files=with_tokenizer(FILES),
     )
 )

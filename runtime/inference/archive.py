@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -17,8 +18,11 @@ def write_archive(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with aside.open("xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+        # As `np.savez`, which cannot have arrays of its arguments' names.
+        with ZipFile(aside, "x") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
         os.replace(aside, path)
     except BaseException:
         with suppress(FileNotFoundError):

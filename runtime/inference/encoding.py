@@ -15,6 +15,7 @@ from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.addresses import Place
 from partita.runtime.data.encoders import Tokens, encoder_of
+from partita.runtime.data.registry import alike
 from partita.runtime.data.text import alphabet_of
 
 
@@ -94,19 +95,18 @@ def encoding_of(data: Call, folder: Path, tokenizer: Place | None) -> Encoding:
     Raises Refused (E1003; E0601 to E0603, E0617, E0619).
     """
     if tokenizer is not None:
-        if isinstance(tokenizer, Path):
-            return _tokenizer(tokenizer.name, tokenizer.parent, None)
-        return _tokenizer(str(tokenizer), folder, None)
-    data = spelling_of(data, help="name a tokenizer: `--tokenizer tokenizer.json`")
+        return _tokenizer(tokenizer if isinstance(tokenizer, Path) else str(tokenizer), folder, None)
+    trained = data
+    data = spelling_of(trained, help="name a tokenizer: `--tokenizer tokenizer.json`")
     arguments = data.arguments
     if arguments.get("tokenizer") is not None:
         return _tokenizer(arguments["tokenizer"], folder, data.span)
     if arguments.get("alphabet") == "chars":
-        return Characters(alphabet_of(data, folder))
+        return Characters(alphabet_of(alike(data, trained, folder), folder))
     return Bytes()
 
 
-def _tokenizer(name: str, folder: Path, span: Span | None) -> Encoding:
+def _tokenizer(name: str | Path, folder: Path, span: Span | None) -> Encoding:
     """The encoding of a `tokenizer.json`."""
     encoder = encoder_of(Call("text", {"tokenizer": name}, span), folder)
     assert isinstance(encoder, Tokens)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from attrs import evolve, frozen
 
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import refuse
+from partita.dsl.language_model import sources_of
 from partita.dsl.spec import Call, Spec, Train
 from partita.runtime.addresses import Place
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.data.registry import Use, open_dataset
+from partita.runtime.data.registry import Use, alike, open_dataset
 
 # The arguments by which sources name their files.
 PATHS = ("path", "glob")
@@ -51,9 +51,16 @@ def data_of(given: Spec, folder: Path, named: Place | None) -> Data:
     _, train = given.trained
     if named is None:
         own = train.eval.arguments.get("data") if train.eval is not None else None
-        return Data(own, folder)
+        if own is not None:
+            return Data(alike(own, train.data, folder), folder)
+        for source in sources_of(train.data):
+            if not source.arguments.get("holdout"):
+                message = "nothing is held out of this data, and no other is named"
+                raise refuse("E0608", message, source.span, help="name data: `--data rows.npz`")
+        return Data(None, folder)
+    place = named if isinstance(named, Path) else str(named)
     if named.name.endswith(".npz"):
-        return Data(Call("arrays", {"path": str(named)}), Path())
+        return Data(Call("arrays", {"path": place}), folder)
     path = next((name for name in PATHS if name in train.data.arguments), None)
     if path is None or train.data.name == "arrays":
         raise refuse(
@@ -63,5 +70,4 @@ def data_of(given: Spec, folder: Path, named: Place | None) -> Data:
             help='`numpy.savez("rows.npz", …)`, with an array for each input of the model',
         )
     arguments = {name: value for name, value in train.data.arguments.items() if name != "holdout"}
-    inside = os.path.relpath(named.resolve(), folder.resolve()) if isinstance(named, Path) else str(named)
-    return Data(Call(train.data.name, {**arguments, path: inside}), folder)
+    return Data(alike(Call(train.data.name, {**arguments, path: place}), train.data, folder), folder)

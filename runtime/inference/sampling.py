@@ -110,9 +110,10 @@ def samples_of(given: Spec, training: Compilation, folder: Path, gpu: bool = Fal
     if prompt is None:
         return None
     span = train.spans.get("sample")
+    language = language_model(model, given.batch, span=span)
     encoding = encoding_of(train.data, folder, None)
     ids = encoding.ids(prompt, span)
-    check_prompt(language_model(model, given.batch, span=span), ids, span)
+    check_prompt(language, ids, span)
     scoring = scoring_of(given, beside=training, gpu=gpu)
     for program in scoring.programs:
         _check_stored(program, training.program, span)

@@ -127,7 +127,7 @@ def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Typ
     there = {each.name: each.type for each in saved.tensors}
     notes = [difference(name, there.get(name), type) for name, type in needed.items() if there.get(name) != type]
     if notes:
-        help = "name the run that trained this model, with the same overrides of sizes: --from"
+        help = "name the run that trained this model, with the same overrides of sizes and `precision`: --from"
         raise refuse("E0804", f"{path} is of another model", notes=_few(notes), help=help)
     model, _ = given.trained
     if saved.steps_digest != digest_of(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import partita
+from partita.runtime.inference.archive import write_archive
 from tests.commands import here
 from tests.servers import http
 
@@ -46,6 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "all.npz", x=x, y=(x.sum(1) > 0).astype(np.int64))
     np.savez(folder / "inputs.npz", x=x)
     np.savez(folder / "narrow.npz", x=x[:, :2], y=np.zeros(ROWS, np.int64))
+    np.savez(folder / "no_items.npz", x=x[:0], y=np.zeros(0, np.int64))
     np.savez(folder / "wrong.npz", x=x, y=np.full(ROWS, 2))
     partita.train(folder / "m.par", run_dir=folder / "runs" / "m")
     return folder
@@ -119,18 +122,41 @@ def test_data_may_be_at_an_address(trained: Path, tmp_path: Path, monkeypatch: p
     assert (gone.returncode, f"E0601]: nothing is at `{url}/gone.npz`" in gone.stderr) == (1, True)
 
 
+def test_data_that_the_user_names_may_lie_anywhere(trained: Path, tmp_path: Path) -> None:
+    """As a file, or by a pattern: only what a file names has to lie in its directory."""
+    shutil.copy(trained / "all.npz", tmp_path / "other[1].npz")
+    expected = here("evaluate", "m.par", "--data", "all.npz", cwd=trained).stdout
+    for place in (tmp_path / "other[1].npz", f"../{trained.name}/al?.npz"):
+        assert here("evaluate", "m.par", "--data", str(place), cwd=trained).stdout == expected
+
+
+def test_what_is_not_finite_is_null_in_json(trained: Path) -> None:
+    np.savez(trained / "nan.npz", x=np.full((3, 3), np.nan), y=np.zeros(3, np.int64))
+    done = here("evaluate", "m.par", "--data", "nan.npz", "--json", cwd=trained)
+    assert json.loads(done.stdout, parse_constant=pytest.fail)["numbers"]["loss"] is None
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle"])
+def test_an_output_may_have_any_name(name: str, tmp_path: Path) -> None:
+    write_archive(tmp_path / "out.npz", {name: torch.arange(3)})
+    with np.load(tmp_path / "out.npz") as found:
+        assert found[name].tolist() == [0, 1, 2]
+
+
 OUT = ("-o", "none.npz")
 WRONG = {
     "E0807 there is no checkpoint in nowhere": ("predict", *OUT, "--outputs", "logits", "--from", "nowhere"),
     "E0804 is of another model": ("predict", *OUT, "--outputs", "logits", "hidden=6"),
     "E0302 has no output `logit`": ("predict", *OUT, "--outputs", "logit"),
     "E1004 output most": ("predict", *OUT),
-    "E0601 no file matches `gone.npz`": ("predict", *OUT, "--outputs", "logits", "--data", "gone.npz"),
+    "E0601 there is no file `gone.npz`": ("predict", *OUT, "--outputs", "logits", "--data", "gone.npz"),
     "E0607 shape [30, 2]": ("predict", *OUT, "--outputs", "logits", "--data", "narrow.npz"),
     "E0606 has no array called `y`": ("evaluate", "--data", "inputs.npz"),
     "E0605 out of range for `y`": ("evaluate", "--data", "wrong.npz"),
     "E0603 is not a numpy archive": ("evaluate", "--data", "m.par"),
-    "E0608 no `holdout`": ("evaluate", 'train.data=arrays("all.npz")', "train.eval=none"),
+    "E0608 no other is named": ("evaluate", 'train.data=arrays("all.npz")', "train.eval=none"),
+    "E0604 has no items": ("predict", *OUT, "--outputs", "logits", "--data", "no_items.npz"),
+    "E0608 is held out of this data": ("predict", *OUT, "--outputs", "logits", "train.data=random()"),
     "E0816 has no mean": ("evaluate", "--weights", "ema"),
 }
 

@@ -23,6 +23,16 @@ model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
 }
 train { data = text("all.txt") optimizer = sgd(lr = 0.1) steps = 2 checkpoint = every(1) }
 """
+NUMBERS = """
+axis batch = 4, features = 3, classes = 2
+model numbers(x: [batch, features], y: i64[batch]) {
+  param w: [features, classes] ~ zeros()
+  let logits = dot(x, w, over = features)
+  loss cross_entropy(logits, y, over = classes)
+  output logits = logits
+}
+train { data = arrays("all.npz") optimizer = sgd(lr = 0.1) steps = 2 }
+"""
 ASKED = ("--prompt", "ab", "--length", "5")
 
 
@@ -31,6 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file and the run that has trained it."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "m.par").write_text(TEXT)
+    (folder / "numbers.par").write_text(NUMBERS)
     (folder / "all.txt").write_text("abc" * 100)
     partita.train(folder / "m.par", run_dir=folder / "runs" / "m")
     return folder
@@ -68,8 +79,9 @@ WRONG = {
     "E0816 has no mean of the weights": ("m.par", "--weights", "ema"),
     "E1002 the prompt is empty": ("m.par", "--prompt", ""),
     "E1002 the prompt has 13 tokens, and `seq` has 12": ("m.par", "--prompt", "a" * 13),
-    "E0601 no file matches `none.json`": ("m.par", "--tokenizer", "none.json"),
+    "E0601 there is no file `none.json`": ("m.par", "--tokenizer", "none.json"),
     "E0619 `m.par` is not a tokenizer": ("m.par", "--tokenizer", "m.par"),
+    "E1001 `numbers` is not a model that writes: `logits` needs `x`": ("numbers.par",),
     "E1003 does not say how text becomes ids": ("m.par", "train.data=random()"),
     "E1002 which is not in the text": ("m.par", 'train.data=text("all.txt", alphabet = chars)', "--prompt", "xyz"),
 }

@@ -260,3 +260,11 @@ def test_a_run_goes_on_from_what_is_its_own(folder: Path) -> None:
         assert run(folder, 'train.checkpoint=every(2, dir = "other")').returncode == 0
     assert steps_in(folder / "other")
     assert json.loads((folder / "run" / "run.json").read_text())["checkpoints"] == str(folder / "other")
+
+
+def test_a_copy_of_a_run_goes_on_from_its_own_checkpoints(folder: Path) -> None:
+    """Though the original has some as well, and goes on too."""
+    run(folder, "train.checkpoint=every(2)")
+    shutil.copytree(folder / "run", folder / "copy")
+    for each in ("copy", "run"):
+        assert run(folder, "train.checkpoint=every(2)", "train.steps=6", "--run-dir", each).returncode == 0

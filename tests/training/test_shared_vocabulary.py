@@ -11,7 +11,7 @@ from attrs import evolve
 
 from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.analysis.time import predict
-from partita.compiler.pipeline import compile_spec, schedule_spec
+from partita.compiler.pipeline import compile_outputs, compile_spec, schedule_spec
 from partita.compiler.report.explain import explain
 from partita.compiler.report.summary import summarize
 from partita.compiler.schedules.forms.json_form import as_json
@@ -234,3 +234,10 @@ def test_wrong_files(text, code, line, column, words):
     assert (found.code, found.span.line, found.span.column) == (code, line, column), found.render()
     assert words in found.message
     assert found.help
+
+
+def test_an_output_that_has_the_vocabulary_is_said_to_be_needed_whole():
+    loss = "loss cross_entropy(logits, targets, over = vocab)\n"
+    given, _ = load_text(text_of(changes={loss: f"{loss}  output logits = logits\n"}), "lm.par")
+    with pytest.raises(Refused, match="output `logits` is needed whole"):
+        compile_outputs(given)

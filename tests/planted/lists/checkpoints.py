@@ -11,6 +11,13 @@ REGIONS = f"{RESHARD}::test_any_region_of_any_tensor_can_be_read"
 
 MISTAKES = [
     Planted(
+        "imported-beside-the-checkpoints-of-a-run",
+        "runtime/checkpoint/exchange.py",
+        "for place in (path, path / DIRECTORY):",
+        "for place in (path,):",
+        "tests/runtime/checkpoint/test_importing.py::test_nothing_is_imported_beside_checkpoints",
+    ),
+    Planted(
         "step-of-a-checkpoint-run-again",
         "runtime/training.py",
         "number = resumed.step + 1 if resumed is not None else 1",
@@ -222,5 +229,12 @@ MISTAKES = [
         "NO_ROOM = (errno.ENOSPC, errno.EDQUOT)",
         "NO_ROOM = (errno.ENOSPC,)",
         "tests/runtime/checkpoint/test_saving.py::test_a_full_disk_and_a_used_up_quota_are_lack_of_space",
+    ),
+    Planted(
+        "copy-of-a-run-has-the-checkpoints-of-the-original",
+        "runtime/checkpoint/settings.py",
+        "place.resolve().is_relative_to(whole):",
+        "not whole.exists():",
+        "tests/runtime/test_run_directory.py::test_a_copy_of_a_run_goes_on_from_its_own_checkpoints",
     ),
 ]

@@ -9,6 +9,27 @@ REMOTE = "tests/runtime/data/test_remote.py"
 
 MISTAKES = [
     Planted(
+        "characters-numbered-by-each-text",
+        "runtime/data/registry.py",
+        "return call if common is None else",
+        "return call if True else",
+        "tests/runtime/data/test_mix.py::test_characters_have_one_number_in_all_texts_of_a_model",
+    ),
+    Planted(
+        "texts-spelled-in-several-ways-taken",
+        "dsl/plans.py",
+        "if how != spelled[0][1]:",
+        "if False:",
+        "tests/dsl/test_wrong.py",
+    ),
+    Planted(
+        "data-of-the-command-line-confined-to-the-directory",
+        "runtime/inference/rows.py",
+        "place = named if isinstance(named, Path) else str(named)",
+        "place = str(named)",
+        "tests/cli/test_predict.py::test_data_that_the_user_names_may_lie_anywhere",
+    ),
+    Planted(
         "alphabet-without-what-ends-files",
         "runtime/data/text.py",
         'return "".join(_decoded(path, call.span) + end for _, path in files)',

@@ -12,6 +12,13 @@ SAMPLES = f"{INFERENCE}/test_samples.py"
 
 MISTAKES = [
     Planted(
+        "what-the-first-position-does-not-see-ahead-none-does",
+        "runtime/inference/scoring.py",
+        "compared = range(0, half, -(-half // COMPARED))",
+        "compared = range(1)",
+        f"{INFERENCE}/test_sampling.py::test_a_model_that_sees_what_follows_is_refused",
+    ),
+    Planted(
         "window-that-sees-ahead-kept",
         "compiler/ops/windows.py",
         "self.padding[i] != (by, 0):",

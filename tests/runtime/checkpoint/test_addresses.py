@@ -28,6 +28,7 @@ from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.folders import RemoteFolder
 from partita.runtime.checkpoint.loading import Commit
+from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.remote_tensors import RemoteTensors
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import opened
@@ -277,14 +278,14 @@ def test_a_server_that_is_lost_while_ranks_load_stops_all_of_them(
 ):
     """And damages nothing: the commit is not taken for a damaged one."""
     trained(small("train.steps=2", saving()), tmp_path)
-    fill = Checkpoints._fill
+    loaded = Checkpoints._loaded
 
-    def lost(checkpoints: Checkpoints, commit: Commit) -> None:
+    def lost(checkpoints: Checkpoints, saved: Manifest) -> bool:
         if checkpoints.rank.rank == 1:
             raise Refused((Diagnostic("E0819", "cannot read it"),))
-        fill(checkpoints, commit)
+        return loaded(checkpoints, saved)
 
-    monkeypatch.setattr(Checkpoints, "_fill", lost)
+    monkeypatch.setattr(Checkpoints, "_loaded", lost)
     with pytest.raises(Refused):
         trained(small(saving()), tmp_path)
     assert steps_in(PLACE) == [2]

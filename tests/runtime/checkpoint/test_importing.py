@@ -359,6 +359,14 @@ def test_what_is_said_to_train_from_it_does(
     assert "step 0/2  resumed from " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("first", ["run/checkpoints", "run"])
+def test_nothing_is_imported_beside_checkpoints(first: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Nor into a run's directory, where it would be taken for what the run has saved."""
+    assert partita(capsys, "import", first, "m.safetensors", "m.par")[0] == 0
+    status, _, err = partita(capsys, "import", "run", "m.safetensors", "m.par")
+    assert (status, f"error[E0802]: {first} already has checkpoints" in err) == (1, True)
+
+
 def test_an_override_does_not_hide_the_entry_that_is_wanted(folder: Path, capsys: pytest.CaptureFixture[str]):
     checkpoint = 'train.checkpoint=every(7, dir = "other")'
     status, out, _ = partita(capsys, "import", "new/checkpoints", "m.safetensors", "m.par", "batch=8", checkpoint)

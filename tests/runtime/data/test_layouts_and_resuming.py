@@ -68,7 +68,12 @@ SOURCES = {
         "batches = 3",
     ),
     "mix of texts": (
-        'mix([text("*.txt", tokenizer = "t.json", holdout = 20%) -> 1, stdlib(holdout = 1%) -> 1])',
+        'mix([text("*.txt", tokenizer = "t.json", holdout = 9%) -> 1, '
+        'jsonl("*.jsonl", tokenizer = "t.json", holdout = 9%) -> 1])',
+        "batches = 2",
+    ),
+    "mix of characters": (
+        'mix([text("a.txt", alphabet = chars, holdout = 9%) -> 1, text("b.txt", alphabet = chars, holdout = 9%) -> 1])',
         "batches = 2",
     ),
     "characters": ('text("*.txt", alphabet = chars, holdout = 20%)', "batches = all"),

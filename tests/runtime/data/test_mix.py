@@ -17,7 +17,8 @@ from partita.runtime.checkpoint.identity import text_of
 from partita.runtime.data.binding import identify
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.mixture import BLOCK, Mixture
-from partita.runtime.data.registry import SOURCES, open_dataset
+from partita.runtime.data.registry import SOURCES, Use, open_dataset
+from partita.runtime.inference.encoding import encoding_of
 from tests.runtime.data.test_data import SPAN, call, ids
 
 BATCH = 8
@@ -126,6 +127,24 @@ def test_what_is_wrong_with_a_source_is_said_at_it(tmp_path: Path):
     table = Input("x", Type("f32", (Axis("features", 3),)))
     with pytest.raises(Refused, match="`mix` takes rows, and `x` has none"):
         open_dataset(call("mix", sources=(good, good)), (table, *TOKENS), 0, tmp_path)
+
+
+def test_characters_have_one_number_in_all_texts_of_a_model(tmp_path: Path):
+    """In each source of a mixture, in what evaluates, and in what is written."""
+    for name, text in {"a.txt": "abcd" * 50, "b.txt": "dz" * 50}.items():
+        (tmp_path / name).write_text(text)
+    texts = [call("text", glob=glob, alphabet="chars") for glob in ("a.txt", "b.txt")]
+    mixed = call("mix", sources=tuple(Share(each, 0.5) for each in texts))
+    alphabet = "abcdz"
+    dataset = open_dataset(mixed, TOKENS, 0, tmp_path)
+    rows = {"".join(alphabet[id] for id in row) for step in range(1, 20) for row in dataset.batch(step)["tokens"]}
+    assert rows == {"abcda", "bcdab", "cdabc", "dabcd", "dzdzd", "zdzdz"}
+    for trained, known in ((mixed, alphabet), (texts[1], "dz")):
+        assert encoding_of(trained, tmp_path, None).ids("dz") == [known.index("d"), known.index("z")]
+    evaluated = open_dataset(texts[1], TOKENS, 0, tmp_path, use=Use.EVALUATE, trained=mixed)
+    assert set(np.unique(evaluated.holdout_batch(0)["tokens"])) == {3, 4}
+    with pytest.raises(Refused, match=r"`b\.txt` has .z., which is not in the text"):
+        open_dataset(texts[1], TOKENS, 0, tmp_path, use=Use.EVALUATE, trained=texts[0])
 
 
 FILE = """axis batch = 4, seq = 8, vocab = 256, embed = 4

@@ -78,12 +78,19 @@ def test_the_first_of_the_most_likely_is_taken() -> None:
     assert GREEDY.of(torch.tensor([0.0, 2.0, 2.0]), 0) == 1
 
 
-def test_a_model_that_sees_what_follows_is_refused() -> None:
-    anew = writer_of(model("let h = x + mean(x, over = seq)"))
+AFTER = "shift(x, over = seq, by = -1)"
+
+
+@pytest.mark.parametrize("what", ["mean(x, over = seq)", AFTER, f"{AFTER} * cast(iota(seq) >= 1, f32)"])
+def test_a_model_that_sees_what_follows_is_refused(what: str) -> None:
+    """Whether its first position does or only later ones."""
+    anew = writer_of(model(f"let h = x + {what}"))
     anew.ranks.set_parameters(drawn(anew))
     with pytest.raises(Refused, match="the model sees what follows"):
         anew.check_causal()
-    # What looks ahead only to what it then ignores is no model that sees it.
+
+
+def test_a_model_that_ignores_what_follows_writes() -> None:
     anew = writer_of(model("let h = x + 0 * mean(x, over = seq)"))
     anew.ranks.set_parameters(drawn(anew))
     anew.check_causal()
