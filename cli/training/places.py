@@ -66,7 +66,8 @@ def writable(directory: Path) -> bool:
 
 def unwritable(directory: Path, error: OSError) -> None:
     """Report that the system does not allow writing there."""
-    print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
+    reason = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
+    print(f"partita: cannot write to {directory}: {reason}", file=sys.stderr)
 
 
 def recordable(spec: Spec, trace: Path) -> bool:

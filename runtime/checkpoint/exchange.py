@@ -47,7 +47,7 @@ def export(commit: Commit, path: Place, states: bool = False, weights: str = "tr
     With `weights` "ema", each parameter that was trained has the value of its mean. The file is written atomically.
     Raises Refused (E0810, E0816), OSError, and Damaged if the commit is.
     """
-    check_place(path)
+    check_place(path, is_safetensors)
     source = weights_of(commit.manifest, weights)
     tensors = by_width(each for each in commit.manifest.tensors if states or not is_state(each))
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
@@ -87,8 +87,19 @@ def weights_of(manifest: Manifest, weights: str) -> Mapping[str, str]:
     return {name: means.get(name, name) for name in names}
 
 
-def check_place(path: Place) -> None:
-    """Raise OSError if a path exists and is not a regular file; a link would be replaced and not followed.
+def is_archive(head: bytes) -> bool:
+    """Whether a file that begins so is a zip archive, such as numpy's."""
+    return head.startswith(b"PK")
+
+
+def is_safetensors(head: bytes) -> bool:
+    """Whether a file that begins so may be one of tensors: the size of a header, which is JSON."""
+    return head[8:9] == b"{"
+
+
+def check_place(path: Place, own: Callable[[bytes], bool]) -> None:
+    """Raise OSError if a path exists and is not a regular file, or one with content that is not of one's `own` kind, by
+    its first bytes: it was named by mistake. A link would be replaced and not followed.
 
     Refuses (E0602) an address that cannot be written to.
     """
@@ -103,6 +114,10 @@ def check_place(path: Place) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(kind):
         raise OSError(errno.EINVAL, f"it is {KINDS.get(kind, 'not a regular file')}; name a regular file, or a new one")
+    with path.open("rb") as file:
+        head = file.read(16)
+    if head and not own(head):
+        raise FileExistsError(errno.EEXIST, "it is a file of another kind; name a new one, or remove it")
 
 
 def on_one_rank(wanted: Manifest, step: int) -> Manifest:

@@ -178,3 +178,22 @@ def test_a_place_that_cannot_be_written_is_status_2(trained: Path) -> None:
     assert "partita: cannot write gone/out.npz" in done.stderr
     done = here("predict", "m.par", "--outputs", "logits", "-o", "runs", cwd=trained)
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["predict", "m.par", "--outputs", "logits", "-o", "m.par"], ["checkpoint", "export", "runs/m", "-o", "m.par"]],
+    ids=" ".join,
+)
+def test_what_is_of_another_kind_is_not_written_over(command: list[str], trained: Path) -> None:
+    before = (trained / "m.par").read_bytes()
+    done = here(*command, cwd=trained)
+    assert done.returncode == 2
+    assert "m.par: it is a file of another kind; name a new one, or remove it" in done.stderr
+    assert (trained / "m.par").read_bytes() == before
+
+
+def test_a_run_has_a_directory_and_no_file(trained: Path) -> None:
+    done = here("run", "m.par", "--run-dir", "m.par", cwd=trained)
+    assert done.returncode == 2
+    assert "partita: cannot write to m.par: there is a file of that name" in done.stderr
