@@ -13,10 +13,54 @@ from partita.compiler.ops.collective import AllGather, Part
 from partita.compiler.ops.optimizer import Ema, Store, Update
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.optimizers.adamw import AdamW
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
 from tests.compiler.verify.broken import FILE, Edit, compiled, gathering, output, problem, program
 from tests.compiler.verify.changes import places
+from tests.compiler.verify.mutants import Mutant, some
+from tests.compiler.verify.node_mutants import node_mutants
+from tests.files import ROOT, checked
+from tests.marks import soak
+
+FILES = ROOT / "tests" / "planted" / "files"
+
+# ---------------------------------------------------------------- any node
+
+# Programs, and how many mutants there are at least: of groups that train apart, tied parameters, shared work on whole
+# matrices and means, buffers, flat parameters, states and parameters in the host's memory, and tables.
+PROGRAMS = {
+    "groups": 170,
+    "tied": 190,
+    "rules": 1000,
+    "buffers": 550,
+    "flat": 160,
+    "offload": 210,
+    "parameters": 170,
+    "tables": 60,
+}
+
+
+@cache
+def mutants(name: str) -> list[Mutant]:
+    state = compile_spec(checked((FILES / f"{name}.par").read_text(encoding="utf-8"), f"{name}.par"))
+    assert validate(state).passed
+    return list(node_mutants(state))
+
+
+def landed(mutant: Mutant) -> bool:
+    """A copy that has landed is read under the name that it had on its way."""
+    arrives = (node for node in mutant.nodes[1:] if node.op.name == "land" and mutant.value is node.inputs[0])
+    return any(node.output in mutant.nodes[0].inputs for node in arrives)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("of_each", [3, *soak(2000)])
+def test_no_node_can_be_left_out_or_done_again_or_read_something_else(name: str, of_each: int):
+    assert len(mutants(name)) >= PROGRAMS[name]
+    escaped = [mutant for mutant in some(mutants(name), of_each) if validate(mutant.build()).passed]
+    assert [str(mutant) for mutant in escaped if not landed(mutant)] == []
+
 
 # ---------------------------------------------------------------- the end of the step
 
