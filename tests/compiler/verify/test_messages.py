@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from attrs import evolve, fields, has
+from attrs import evolve
 
-from partita.compiler.graph import Node, Phase, Term
-from partita.compiler.layout import REPLICATED, SUM, Layout, layout_of
+from partita.compiler.graph import Node, Phase
+from partita.compiler.layout import REPLICATED, SUM, layout_of
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.pipeline import compile_spec
-from partita.compiler.program import ParameterRecord, StateRecord
 from partita.compiler.streams import launches_of
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.load import load
-from partita.dsl.spec import Call
-from partita.dsl.types import Type
 from tests.compiler.verify.broken import FILE, Edit, compiled, output, problem, program
 from tests.compiler.verify.changes import Place, places
+from tests.compiler.verify.record_mutants import others
 from tests.files import ROOT
+from tests.marks import soak
 
 FILES = ROOT / "tests" / "planted" / "files"
 
@@ -222,54 +218,9 @@ def test_the_runtime_is_told_what_a_stage_has():
     assert "the program has other parameters" in problem(evolve(program(), program=fewer)).message
 
 
-# What is no matter of layouts: how a file in the host's memory is kept.
-UNCHECKED = {(ParameterRecord, "mapped")}
-
-
-def other(value: Any) -> Any:
-    """Another value of the same kind."""
-    match value:
-        case bool():
-            return not value
-        case int():
-            return value + 1
-        case str():
-            return f"{value}x"
-        case Type():
-            return value.with_dtype("f64" if value.dtype == "f32" else "f32")
-        case Layout():
-            return evolve(value, states=() if value.states else (("data", SUM),))
-        case Call():
-            return evolve(value)  # an equal one of another declaration
-        case Term():
-            return evolve(value, number=other(value.number))
-        case None:
-            return Term(0, True)
-        case tuple():
-            return (*value[:-1], other(value[-1])) if value else (StateRecord("more", Type("f32", ())),)
-    return evolve(value, name=other(value.name))
-
-
-def others(record: Any) -> Iterator[tuple[str, Any]]:
-    """A record with another value of each of its fields, one at a time, and of those of the records in it."""
-    for field in fields(type(record)):
-        value = getattr(record, field.name)
-        if (type(record), field.name) not in UNCHECKED:
-            yield f"{type(record).__name__}.{field.name}", evolve(record, **{field.name: other(value)})
-        if isinstance(value, tuple):
-            yield from ((what, evolve(record, **{field.name: new})) for what, new in others_of_one(value))
-
-
-def others_of_one(records: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Records with one that is another."""
-    for i, each in enumerate(records):
-        if has(type(each)):
-            yield from ((f"{i}: {what}", (*records[:i], new, *records[i + 1 :])) for what, new in others(each))
-
-
 RECORDED = [
-    *("groups", "offload", "rules", "tables", "buffers", "tied train.sync=delayed(2)"),
-    *("vocabulary", "vocabulary train.sync=delayed(1)"),
+    *("groups", "offload", "tables", "tied train.sync=delayed(2)", "vocabulary train.sync=delayed(1)"),
+    *soak("rules", "buffers", "vocabulary"),
 ]
 
 
@@ -282,9 +233,9 @@ def test_no_record_can_say_anything_else(case: str):
     state = compile_spec(spec)
     assert validate(state).passed
     program = state.program
-    wrong = [(what, {"parameters": new}) for what, new in others_of_one(program.parameters)]
+    wrong = [(what, {"parameters": new}) for what, new in others(program.parameters)]
     for i, stage in enumerate(program.stages):
-        for what, new in others_of_one(stage.accumulators):
+        for what, new in others(stage.accumulators):
             stages = (*program.stages[:i], evolve(stage, accumulators=new), *program.stages[i + 1 :])
             wrong.append((what, {"stages": stages}))
     wrong += [(field, {field: getattr(program, field) + 1}) for field in ("slices", "delay", "members")]
