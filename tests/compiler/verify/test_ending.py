@@ -33,6 +33,7 @@ FILES = ROOT / "tests" / "planted" / "files"
 # matrices and means, buffers, flat parameters, states and parameters in the host's memory, and tables.
 PROGRAMS = {
     "groups": 170,
+    "groups cluster.data=2": 170,  # two on each rank
     "tied": 190,
     "rules": 1000,
     "buffers": 550,
@@ -44,8 +45,9 @@ PROGRAMS = {
 
 
 @cache
-def compiled_file(name: str) -> Compilation:
-    state = compile_spec(checked((FILES / f"{name}.par").read_text(encoding="utf-8"), f"{name}.par"))
+def compiled_file(case: str) -> Compilation:
+    name, *overrides = case.split()
+    state = compile_spec(checked((FILES / f"{name}.par").read_text(encoding="utf-8"), f"{name}.par", overrides))
     assert validate(state).passed
     return state
 
@@ -70,7 +72,7 @@ def test_no_node_can_be_left_out_or_done_again_or_read_something_else(name: str,
 
 
 # Those of which each kind of what is kept has few.
-SMALL = [*soak("rules", "buffers", "tied"), *("groups", "flat", "offload", "parameters", "tables")]
+SMALL = [*soak("rules", "buffers", "tied"), *("groups cluster.data=2", "flat", "offload", "parameters", "tables")]
 
 
 @pytest.mark.parametrize("name", SMALL)

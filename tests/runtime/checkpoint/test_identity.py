@@ -123,7 +123,10 @@ def others(model: Model) -> Iterator[tuple[str, Model]]:
         for field in fields(type(thing)):
             if field.name not in NO_MATTER[type(thing)] and (type(thing), field.name) != (Body, "steps"):
                 value = getattr(thing, field.name)
-                yield f"{type(thing).__name__}.{field.name}", evolve(thing, **{field.name: other(value)})
+                what = f"{type(thing).__name__}.{field.name}"
+                yield what, evolve(thing, **{field.name: other(value)})
+                if isinstance(value, tuple) and len(set(value)) > 1:
+                    yield what, evolve(thing, **{field.name: value[::-1]})
 
     yield from changed(model)
     for body, around in bodies(model.body):
