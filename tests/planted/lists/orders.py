@@ -77,13 +77,13 @@ MISTAKES = [
         "compiler/passes/remat_cheap.py",
         "return until.get(value, 0) if node.stage == reader.stage else 0",
         "return until.get(value, 0)",
-        "tests/compiler/passes/test_cases.py",
+        case("remat_cheap/made_of_what_was_sent"),
     ),
     Planted(
         "made-again-for-the-last-reader",
         "compiler/passes/remat_cheap.py",
         "needed[each] = min(needed.get(each, 2), needed[value])",
         "needed[each] = needed[value]",
-        "tests/compiler/passes/test_cases.py",
+        case("remat_cheap/read_in_two_phases"),
     ),
 ]
