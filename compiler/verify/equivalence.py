@@ -85,7 +85,7 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         if program:
             late, delay = compilation.training and train.late, train.delay if compilation.training else 0
             given = compilation.update, whole, compilation.program, check, compilation.on_host, late, delay
-            Records(partitioned, layouts, *given).run()
+            Records(partitioned, layouts, *given, compilation.members).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
     return Validation(
         check.nodes,

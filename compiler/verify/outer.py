@@ -16,6 +16,7 @@ from partita.compiler.ops.optimizer import Store
 from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.update import OuterUpdate
 from partita.compiler.verify.checker import Checker, quoted
+from partita.compiler.verify.copies import memories
 from partita.compiler.verify.ending import Ending, Values
 from partita.compiler.verify.rules import Rules, require
 from partita.compiler.verify.value_numbering import UNKNOWN, ValueNumbering
@@ -76,6 +77,7 @@ class Outers:
         new, stored = UNKNOWN, list[Value]()
         for node in each.nodes:
             require(node.phase is Phase.OUTER, f"{quoted(node)} is in phase {node.phase}")
+            memories(node)
             for value in node.inputs:
                 require(value in values, f"`{value.name}` is not available", value)
             late = [value for value in node.inputs if value in stored]

@@ -16,7 +16,15 @@ from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import UpdateGraph
-from partita.compiler.program import AccumulatorRecord, InputPart, ParameterRecord, Program, StageProgram, late_name
+from partita.compiler.program import (
+    AccumulatorRecord,
+    InputPart,
+    ParameterRecord,
+    Program,
+    StageProgram,
+    StateRecord,
+    late_name,
+)
 from partita.compiler.verify.checker import Checker
 from partita.compiler.verify.reference import Reference
 from partita.compiler.verify.rules import require
@@ -25,7 +33,8 @@ from partita.compiler.verify.rules import require
 @define(eq=False)
 class Records:
     """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory. `late`: updates
-    may be made before their step is validated. They have gradients of `delay` steps before.
+    may be made before their step is validated. They have gradients of `delay` steps before. A rank trains `members`
+    groups.
     """
 
     partitioned: PartitionedGraph
@@ -37,6 +46,7 @@ class Records:
     on_host: Collection[str] = ()
     late: bool = False
     delay: int = 0
+    members: int = 1
 
     def run(self) -> None:
         """Check all records."""
@@ -50,6 +60,8 @@ class Records:
             require(self.program.slices == self.program.schedule.slices, "the program has other slices")
             entries = [name for name, _, _ in self.update.statistics]
             require(self.program.delay == self.delay, f"updates have gradients of {self.program.delay} steps before")
+            trains = f"a rank trains {self.members} groups, and not {self.program.members}"
+            require(self.program.members == self.members, trains)
             require(list(self.program.statistics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()
         states = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.parameters}
@@ -60,12 +72,11 @@ class Records:
             if record is None or name not in stage_sets:
                 continue
             with self.check.at(declared.span, f"the record of `{record.name}`"):
-                own = states.get(name, ())
-                if declared.part is None:
-                    self._besides(record, besides.get(name, ()), self.delay if name in states else 0)
-                    self._parameter(record, declared, stage_sets[name], own)
-                else:
-                    self._of_part(record, declared, declared.part, stage_sets[name], own)
+                own = record
+                if declared.part is not None:
+                    own = self._of_part(record, declared, declared.part, stage_sets[name])
+                self._besides(own, besides.get(name, ()), self.delay if name in states else 0)
+                self._parameter(own, declared, stage_sets[name], states.get(name, ()))
         for stage, graph in zip(self.program.stages, self.partitioned.stages, strict=True):
             with self.check.at(where=f"the record of stage {stage.index}"):
                 self._stage(stage, graph)
@@ -94,41 +105,39 @@ class Records:
         return part.name if part is not None else name
 
     def _of_part(
-        self,
-        record: ParameterRecord,
-        declared: Parameter,
-        part: Part,
-        stages: tuple[int, ...],
-        states: tuple[tuple[str, Value], ...],
-    ) -> None:
-        """The record of a whole parameter describes each of its parts: those of ranks, along their mesh axis."""
+        self, record: ParameterRecord, declared: Parameter, part: Part, stages: tuple[int, ...]
+    ) -> ParameterRecord:
+        """The record of one of the parts that the record of a whole parameter describes: those of ranks, along their
+        mesh axis.
+        """
         outer = ((part.over, part.axis),)
         for layout in (record.layout, record.state_layout):
             require(layout.states[:1] == outer, f"the parts of `{record.name}` are not said to be those of ranks")
         parts = part.master.axis(part.axis).size // declared.master.axis(part.axis).size
         same = parts == self.check.rules.mesh.sizes[part.over] and record.type == part.master
+        size = declared.master.axis(part.axis).size
         require(
-            same and part.master.resized(part.axis, declared.master.axis(part.axis).size) == declared.master,
+            same and part.master.resized(part.axis, size) == declared.master,
             f"`{record.name}` is another parameter than its parts are of",
         )
         ranks = {self.program.stages[stage].rank for stage in stages}
         require(ranks == {part.rank}, f"part {part.rank} of `{record.name}` is on ranks {sorted(ranks)}")
         require(set(stages) <= set(record.stages), f"`{record.name}` is not on stages {stages}")
-        sizes = {size.name: size for size in declared.master.axes}
-        own = evolve(
+
+        def cut(kept: tuple[StateRecord, ...]) -> tuple[StateRecord, ...]:
+            types = (each.type.resized(part.axis, size) if each.type.has(part.axis) else each.type for each in kept)
+            return tuple(evolve(each, type=type) for each, type in zip(kept, types, strict=True))
+
+        return evolve(
             record,
+            name=declared.name,
             type=declared.master,
             stages=stages,
-            layout=of_part(record.layout, part.over, part.axis, sizes[part.axis].size),
-            state_layout=of_part(record.state_layout, part.over, part.axis, sizes[part.axis].size),
-            states=tuple(
-                evolve(each, type=each.type.resized(part.axis, sizes[part.axis].size))
-                if each.type.has(part.axis)
-                else each
-                for each in record.states
-            ),
+            layout=of_part(record.layout, part.over, part.axis, size),
+            state_layout=of_part(record.state_layout, part.over, part.axis, size),
+            states=cut(record.states),
+            besides=cut(record.besides),
         )
-        self._parameter(evolve(own, name=declared.name), declared, stages, states)
 
     def _parameter(
         self,

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 
 from partita.dsl import tree
 from partita.dsl.diagnostic import Refused
-from partita.dsl.format import WIDTH, format_text
+from partita.dsl.format import DEEPEST, WIDTH, format_text
 from partita.dsl.lexer import tokenize
 from partita.dsl.parser import parse_file
 from partita.dsl.report import Report
@@ -143,3 +143,11 @@ def test_a_break_that_another_one_makes_needless_does_not_come_and_go():
     text = "axis A=0,A" + "0" * 77 + "=(0/0<[0,0<0/0]),A=0"
     once = format_text(text)
     assert format_text(once) == once
+
+
+@pytest.mark.parametrize("name", ["h", "h" * (DEEPEST - 13), "h" * (DEEPEST - 12)])
+def test_a_line_goes_on_below_its_bracket_unless_that_is_far_to_the_right(name):
+    text = f"model m(x: [batch]) {{\n  let {name} = max(x,\nover = batch)\n  loss {name}\n}}\n"
+    first, second = format_text(text).splitlines()[1:3]
+    below = first.index("(") + 1
+    assert second == " " * (below if below <= DEEPEST else 6) + "over = batch)"

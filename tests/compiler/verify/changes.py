@@ -8,17 +8,18 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Accumulator, Input, Node, Parameter, Value
+from partita.compiler.graph import Accumulator, Input, Master, Node, Parameter, Value
 from partita.compiler.ops.communication import Send
 from partita.compiler.passes.cut import StageGraph, message_of
 from partita.compiler.passes.stacked import Stacked
-from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
+from partita.compiler.passes.update import BufferUpdate, OuterUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.state import Compilation
 
 Exchange: TypeAlias = Mapping[Value, Value]
 Replacement: TypeAlias = Mapping[Node, Sequence[Node]]
 
-RECORDS = (StageGraph, UpdateGraph, ParameterUpdate, Stacked, Input, Parameter, Accumulator)
+ENDS = (UpdateGraph, ParameterUpdate, BufferUpdate, OuterUpdate, Stacked, Master)
+RECORDS = (*ENDS, StageGraph, Input, Parameter, Accumulator)
 
 
 @frozen(eq=False)
@@ -63,6 +64,9 @@ def places(state: Compilation) -> Iterator[Place]:
         yield Place(state, f"the update of {each.name}", each.update)
     for stacked in update.stacked:
         yield Place(state, f"what updates of {', '.join(stacked.parameters)} share", stacked.nodes)
+    yield Place(state, "the updates of buffers", update.buffer_nodes)
+    for average in update.outer:
+        yield Place(state, f"the average of {average.name} over groups", average.nodes)
 
 
 @frozen(eq=False)

@@ -25,13 +25,18 @@ def layout_mutants(state: Compilation) -> Iterator[Mutant]:
             for each in (*stage.inputs, *stage.parameters, *stage.accumulators):
                 values.append(each.value)
         yield from (mutant for value in values for mutant in _laid_otherwise(place, value))
-    end = Place(state, "the end of the step", ())
-    for each in state.update.parameters:
-        for value in (each.master, *each.states):
-            yield from _laid_otherwise(end, value)
-    for value in state.update.norms:
-        yield from _laid_otherwise(end, value)
+    yield from kept_mutants(state)
     yield from _recorded_otherwise(state)
+
+
+def kept_mutants(state: Compilation) -> Iterator[Mutant]:
+    """What is there at the end of a step without a node that makes it, with another state."""
+    end, update = Place(state, "the end of the step", ()), state.update
+    values = [value for each in update.parameters for value in (each.master, *each.states)]
+    values += [each.master for each in update.buffers]
+    values += [value for average in update.outer for value in (*average.masters, *average.states)]
+    for value in dict.fromkeys((*values, *update.norms)):
+        yield from _laid_otherwise(end, value)
 
 
 def _laid_otherwise(place: Place, value: Value) -> Iterator[Mutant]:

@@ -10,7 +10,7 @@ can check and the virtual cluster run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,18 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.op}: {self.what}"
+
+
+def some(mutants: Iterable[Mutant], of_each: int) -> list[Mutant]:
+    """Of each kind of mutant so many, at equal distances."""
+    kinds: dict[tuple[str, str, bool], list[Mutant]] = {}
+    for mutant in mutants:
+        kinds.setdefault((mutant.kind, mutant.op, mutant.wired), []).append(mutant)
+    found = []
+    for own in kinds.values():
+        count = min(of_each, len(own))
+        found += [own[i * len(own) // count] for i in range(count)]
+    return found
 
 
 def communication_mutants(state: Compilation) -> Iterator[Mutant]:

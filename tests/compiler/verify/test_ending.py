@@ -13,10 +13,94 @@ from partita.compiler.ops.collective import AllGather, Part
 from partita.compiler.ops.optimizer import Ema, Store, Update
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.optimizers.adamw import AdamW
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
 from tests.compiler.verify.broken import FILE, Edit, compiled, gathering, output, problem, program
-from tests.compiler.verify.changes import places
+from tests.compiler.verify.changes import Place, places
+from tests.compiler.verify.layout_mutants import kept_mutants
+from tests.compiler.verify.mutants import Mutant, some
+from tests.compiler.verify.node_mutants import node_mutants
+from tests.compiler.verify.record_mutants import others
+from tests.files import ROOT, checked
+from tests.marks import soak
+
+FILES = ROOT / "tests" / "planted" / "files"
+
+# ---------------------------------------------------------------- any node
+
+# Programs, and how many mutants there are at least: of groups that train apart, tied parameters, shared work on whole
+# matrices and means, buffers, flat parameters, states and parameters in the host's memory, and tables.
+PROGRAMS = {
+    "groups": 170,
+    "groups cluster.data=2": 170,  # two on each rank
+    "tied": 190,
+    "rules": 1000,
+    "buffers": 550,
+    "flat": 160,
+    "offload": 210,
+    "parameters": 170,
+    "tables": 60,
+}
+
+
+@cache
+def compiled_file(case: str) -> Compilation:
+    name, *overrides = case.split()
+    state = compile_spec(checked((FILES / f"{name}.par").read_text(encoding="utf-8"), f"{name}.par", overrides))
+    assert validate(state).passed
+    return state
+
+
+@cache
+def mutants(name: str) -> list[Mutant]:
+    return list(node_mutants(compiled_file(name)))
+
+
+def landed(mutant: Mutant) -> bool:
+    """A copy that has landed is read under the name that it had on its way."""
+    arrives = (node for node in mutant.nodes[1:] if node.op.name == "land" and mutant.value is node.inputs[0])
+    return any(node.output in mutant.nodes[0].inputs for node in arrives)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("of_each", [3, *soak(2000)])
+def test_no_node_can_be_left_out_or_done_again_or_read_something_else(name: str, of_each: int):
+    assert len(mutants(name)) >= PROGRAMS[name]
+    escaped = [mutant for mutant in some(mutants(name), of_each) if validate(mutant.build()).passed]
+    assert [str(mutant) for mutant in escaped if not landed(mutant)] == []
+
+
+# Those of which each kind of what is kept has few.
+SMALL = [*soak("rules", "buffers", "tied"), *("groups cluster.data=2", "flat", "offload", "parameters", "tables")]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_nothing_that_is_kept_can_lie_otherwise(name: str):
+    """Nor in the other memory."""
+    state = compiled_file(name)
+    escaped = [str(mutant) for mutant in some(kept_mutants(state), 200) if validate(mutant.build()).passed]
+    update = state.update
+    kept = [value for each in update.parameters for value in (each.master, *each.states, each.gradient)]
+    kept += [value for each in update.outer for value in (*each.masters, *each.states)]
+    end = Place(state, "the end of the step", ())
+    for value in kept:
+        elsewhere = end.changed({value: evolve(value, host=not value.host)}, made=True)
+        escaped += [value.name] * validate(elsewhere).passed
+    assert escaped == []
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_record_of_an_update_can_say_anything_else(name: str):
+    state = compiled_file(name)
+    escaped = [
+        what
+        for kind in ("parameters", "buffers", "stacked", "outer", "masters")
+        for what, new in others(getattr(state.update, kind))
+        if validate(evolve(state, update=evolve(state.update, **{kind: new}))).passed
+    ]
+    assert escaped == []
+
 
 # ---------------------------------------------------------------- the end of the step
 

@@ -8,11 +8,18 @@ from attrs import evolve
 from partita.compiler.graph import Node, Phase
 from partita.compiler.layout import REPLICATED, SUM, layout_of
 from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.streams import launches_of
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.load import load
 from tests.compiler.verify.broken import FILE, Edit, compiled, output, problem, program
 from tests.compiler.verify.changes import Place, places
+from tests.compiler.verify.record_mutants import others
+from tests.files import ROOT
+from tests.marks import soak
+
+FILES = ROOT / "tests" / "planted" / "files"
 
 # ---------------------------------------------------------------- messages
 
@@ -209,3 +216,28 @@ def test_the_runtime_is_told_what_a_stage_has():
     assert "the stage has other accumulators" in recorded(0, accumulators=()).message
     fewer = evolve(program().program, parameters=program().program.parameters[1:])
     assert "the program has other parameters" in problem(evolve(program(), program=fewer)).message
+
+
+RECORDED = [
+    *("groups", "offload", "tables", "tied train.sync=delayed(2)", "vocabulary train.sync=delayed(1)"),
+    *soak("rules", "buffers", "vocabulary"),
+]
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_no_record_can_say_anything_else(case: str):
+    """Of parameters, what is kept of them, and what stages add up."""
+    name, *overrides = case.split()
+    spec, _ = load(FILES / f"{name}.par", overrides)
+    assert spec is not None
+    state = compile_spec(spec)
+    assert validate(state).passed
+    program = state.program
+    wrong = [(what, {"parameters": new}) for what, new in others(program.parameters)]
+    for i, stage in enumerate(program.stages):
+        for what, new in others(stage.accumulators):
+            stages = (*program.stages[:i], evolve(stage, accumulators=new), *program.stages[i + 1 :])
+            wrong.append((what, {"stages": stages}))
+    wrong += [(field, {field: getattr(program, field) + 1}) for field in ("slices", "delay", "members")]
+    passed = [what for what, each in wrong if validate(evolve(state, program=evolve(program, **each))).passed]
+    assert passed == []

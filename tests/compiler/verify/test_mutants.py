@@ -31,7 +31,7 @@ from partita.compiler.verify.equivalence import validate
 from partita.dsl.load import load
 from partita.runtime.verification.experiment import Experiment, Figures, experiment_of, settled
 from tests.compiler.verify.layout_mutants import layout_mutants
-from tests.compiler.verify.mutants import Mutant, communication_mutants, executed, first_step, refused
+from tests.compiler.verify.mutants import Mutant, communication_mutants, executed, first_step, refused, some
 from tests.files import SPECS, checked
 from tests.marks import soak
 from tests.programs import Program, sharded_programs
@@ -55,18 +55,6 @@ def experiment(name: str) -> tuple[Experiment, Figures]:
     found = experiment_of(spec)
     assert validate(found.plan.training).passed
     return found, first_step(found, found.plan.training)
-
-
-def some(mutants: Iterable[Mutant], of_each: int) -> list[Mutant]:
-    """Of each kind of mutant so many, at equal distances."""
-    kinds: dict[tuple[str, str, bool], list[Mutant]] = {}
-    for mutant in mutants:
-        kinds.setdefault((mutant.kind, mutant.op, mutant.wired), []).append(mutant)
-    found = []
-    for own in kinds.values():
-        count = min(of_each, len(own))
-        found += [own[i * len(own) // count] for i in range(count)]
-    return found
 
 
 # ---------------------------------------------------------------- layouts

@@ -7,6 +7,8 @@ BITS = f"{RESUME}::test_a_resumed_run_is_the_undisturbed_one_bit_for_bit"
 RESHARD = "tests/runtime/checkpoint/test_reshard.py"
 ADDRESSES = "tests/runtime/checkpoint/test_addresses.py"
 IMPORTING = "tests/runtime/checkpoint/test_importing.py"
+IDENTITY = "tests/runtime/checkpoint/test_identity.py"
+MODEL = f"{IDENTITY}::test_whatever_a_model_computes_with_makes_it_another_one"
 REGIONS = f"{RESHARD}::test_any_region_of_any_tensor_can_be_read"
 
 MISTAKES = [
@@ -236,5 +238,48 @@ MISTAKES = [
         "place.resolve().is_relative_to(whole):",
         "not whole.exists():",
         "tests/runtime/test_run_directory.py::test_a_copy_of_a_run_goes_on_from_its_own_checkpoints",
+    ),
+    # ------------------------------------------------------------ what a commit is bound to
+    Planted(
+        "means-of-weights-are-no-setting",
+        "runtime/checkpoint/identity.py",
+        '        "ema": text_of(train.ema),\n',
+        "",
+        f"{IDENTITY}::test_whatever_a_run_does_otherwise_is_said",
+    ),
+    Planted(
+        "settings-that-are-gone-not-said",
+        "runtime/checkpoint/identity.py",
+        "names = [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]",
+        "names = [*wanted.settings]",
+        f"{IDENTITY}::test_whatever_a_run_does_otherwise_is_said",
+    ),
+    Planted(
+        "scans-in-either-direction-are-the-same-model",
+        "runtime/checkpoint/identity.py",
+        "own = [step.axis.name, step.backward, numbers[id(step.body)]]",
+        "own = [step.axis.name, numbers[id(step.body)]]",
+        MODEL,
+    ),
+    Planted(
+        "numbers-of-values-taken-for-numbers",
+        "runtime/checkpoint/identity.py",
+        'return ["literal", value.value]',
+        "return value.value",
+        MODEL,
+    ),
+    Planted(
+        "blocks-are-the-same-whatever-they-return",
+        "runtime/checkpoint/identity.py",
+        "steps, _plain(body.results), *updates])",
+        "steps, *updates])",
+        MODEL,
+    ),
+    Planted(
+        "operands-in-any-order",
+        "runtime/checkpoint/identity.py",
+        'return ["apply", step.function, _plain(step.operands), ',
+        'return ["apply", step.function, sorted(map(str, step.operands)), ',
+        MODEL,
     ),
 ]

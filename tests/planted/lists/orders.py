@@ -72,4 +72,18 @@ MISTAKES = [
         "if of_scale is None or len(readers[d]) > 2:",
         case("fuse/layer_norm"),
     ),
+    Planted(
+        "made-again-of-what-another-stage-keeps",
+        "compiler/passes/remat_cheap.py",
+        "return until.get(value, 0) if node.stage == reader.stage else 0",
+        "return until.get(value, 0)",
+        case("remat_cheap/made_of_what_was_sent"),
+    ),
+    Planted(
+        "made-again-for-the-last-reader",
+        "compiler/passes/remat_cheap.py",
+        "needed[each] = min(needed.get(each, 2), needed[value])",
+        "needed[each] = needed[value]",
+        case("remat_cheap/read_in_two_phases"),
+    ),
 ]

@@ -186,4 +186,11 @@ MISTAKES = [
         "len(text) - window, max(1, window // 2)",
         f"{INFERENCE}/test_sampling.py::test_a_text_that_grows_beyond_the_window_is_seen_from_half_a_window_later_on",
     ),
+    Planted(
+        "what-is-kept-of-another-text",
+        "runtime/inference/scoring.py",
+        "if seen >= len(ids) or self._seen != list(ids[:seen]):",
+        "if seen >= len(ids):",
+        ALONG,
+    ),
 ]

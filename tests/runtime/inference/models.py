@@ -70,13 +70,15 @@ def both(given: Spec) -> tuple[Writer, Writer]:
 
 
 def difference(given: Spec, lengths: list[int]) -> float:
-    """The largest difference of the logits after so many ids, relative to the largest."""
+    """The largest difference of the logits after so many ids, relative to the largest; before them, after another id
+    than they begin with, of which nothing may be left.
+    """
     anew, keeping = both(given)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, anew.model.vocab.size, (anew.model.window,), generator=generator).tolist()
     found = 0.0
-    for length in lengths:
-        one, other = anew.logits(ids[:length]), keeping.logits(ids[:length])
+    for text in ([(ids[0] + 1) % anew.model.vocab.size], *(ids[:length] for length in lengths)):
+        one, other = anew.logits(text), keeping.logits(text)
         assert one is not None
         assert other is not None
         assert float(one.std()) > 0
