@@ -219,8 +219,8 @@ def test_the_runtime_is_told_what_a_stage_has():
 
 
 RECORDED = [
-    *("groups", "offload", "tables", "tied train.sync=delayed(2)", "vocabulary train.sync=delayed(1)"),
-    *soak("rules", "buffers", "vocabulary"),
+    *("groups", "offload", "tables", "vocabulary train.sync=delayed(1)"),
+    *soak("rules", "buffers", "vocabulary", "tied train.sync=delayed(2)"),
 ]
 
 

@@ -574,6 +574,7 @@ def test_nothing_but_a_file_is_replaced(
 
 def test_a_file_is_replaced(saved: Path, capsys: pytest.CaptureFixture[str]):
     out = saved.parent / "m.safetensors"
-    out.write_text("old")
+    assert partita(capsys, "export", str(saved), "-o", str(out), "--states")[0] == 0
+    assert len(load_file(out)) > 10
     assert partita(capsys, "export", str(saved), "-o", str(out))[0] == 0
     assert len(load_file(out)) == 10
