@@ -115,4 +115,11 @@ MISTAKES = [
         "+ {self.turn}) % {self.blocks}",
         f"{CONTEXT}::test_three_ranks_turn_a_ring",
     ),
+    Planted(
+        "windows-that-look-ahead-end-one-key-early",
+        "runtime/kernels/pieces.py",
+        "min(end, q + count - 1 + window)",
+        "min(end, q + count - 2 + window)",
+        f"{PIECES}::test_parts_in_zigzag_order_make_the_whole",
+    ),
 ]
