@@ -188,12 +188,14 @@ def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
             if not {each.code for each in refused.diagnostics} <= OF_THE_BATCH:
                 raise
             if rows is not None and batches.denominator > 1:
+                divisor = next(each for each in range(size, 0, -1) if rows % each == 0)
+                fewer = f"; or, in a run, `batches = {rows // size}`" if rows > size else ""
                 raise refuse(
                     "E0623",
                     f"the evaluation set has {rows:,} rows, and this model needs full batches of {size}",
                     state.train.spans.get("eval"),
                     notes=[each.message for each in refused.diagnostics],
-                    help=f"`batches = {rows // size}`, or a batch that divides the set" if rows > size else None,
+                    help=f"`{state.batch} = {divisor}`, which divides the set{fewer}",
                 ) from refused
     return _timed("assemble", assembled, _rest(_joint(state)))
 

@@ -220,6 +220,7 @@ def test_what_cannot_be_evaluated_is_refused(name: str, tmp_path: Path):
         assert found.span is not None
         assert found.span.text == place
     if code == "E0623":  # what needs full batches can be had where they are
+        assert found.help == "`batch = 3`, which divides the set"
         evaluated(tmp_path, text("batches = 2", more=more))
         fill(tmp_path, 33)
         evaluated(tmp_path, text(eval, more=more))
