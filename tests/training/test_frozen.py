@@ -112,3 +112,46 @@ def test_what_is_frozen_and_used_by_nothing_is_refused() -> None:
     text = FILE.replace("USE", "x").replace("optimizer = adamw(lr = 0.1)", "optimizer = rules")
     _, diagnostics = load_text(rules + text, "m.par")
     assert [each.code for each in diagnostics] == ["E0408"]
+
+
+UNREAD = """\
+axis batch = 4, embed = 4
+model m(x: [batch, embed], y: [batch, embed]) {
+  let h = x
+  let g = x
+  repeat 2 as layer {
+    param v, u: [embed] ~ normal(0.5)
+    let h = h * g * u
+    let g = g * v
+  }
+  loss mse(h, y)
+}
+optimizer rules { freeze v update all -> sgd(lr = 0.1) }
+mesh two(pipe = 2)
+layout stages on two { stage layer -> pipe }
+schedule s = gpipe(microbatches = 2)
+train {
+  layout = stages
+  schedule = s
+  data = random()
+  optimizer = rules
+  steps = 2
+  checkpoint = every(2, dir = "kept")
+}
+"""
+
+
+def test_what_is_frozen_and_read_in_earlier_iterations_alone_is_kept_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.par").write_text(UNREAD)
+    monkeypatch.chdir(tmp_path)
+    spec, _ = load_text(UNREAD, "m.par")
+    assert spec is not None
+    state = compile_spec(spec)
+    assert validate(state).passed
+    stages = {each.name: each.stages for each in state.program.parameters}
+    assert stages == {"m.layer.0.v": (0,), "m.layer.0.u": (0,), "m.layer.1.v": (0,), "m.layer.1.u": (1,)}
+    assert main(["run", "m.par", "--transport", "virtual"]) == 0
+    kept = [load_file(tmp_path / "kept" / "step-00000002" / f"rank-{rank}.safetensors") for rank in range(2)]
+    assert [sorted(each) for each in kept] == [["m.layer.0.u", "m.layer.0.v", "m.layer.1.v"], ["m.layer.1.u"]]

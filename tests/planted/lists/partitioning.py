@@ -416,4 +416,18 @@ MISTAKES = [
         "total = totals[0]",
         TIED,
     ),
+    Planted(
+        "frozen-parameters-that-nothing-reads-dropped",
+        "compiler/passes/cut.py",
+        "    kept = {each.value for each in graph.parameters if each.frozen} - read\n",
+        "    kept = set()\n",
+        "tests/training/test_frozen.py::test_what_is_frozen_and_read_in_earlier_iterations_alone_is_kept_once",
+    ),
+    Planted(
+        "frozen-parameters-that-nothing-reads-on-all-stages",
+        "compiler/passes/cut.py",
+        "accumulators, set() if index else kept)",
+        "accumulators, kept)",
+        "tests/training/test_frozen.py::test_what_is_frozen_and_read_in_earlier_iterations_alone_is_kept_once",
+    ),
 ]
