@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from partita.compiler.passes.place import balance, matches
+from partita.compiler.passes.place import balance
 from partita.compiler.pipeline import compile_run
 from tests.files import checked
 
@@ -73,9 +73,3 @@ def test_evaluation_has_the_stages_of_training():
 def test_equal_costs_are_cut_evenly(parts, each):
     counts = balance([1.0] * (parts * each), parts)
     assert counts == (each,) * parts
-
-
-def test_a_path_is_the_tail_without_iterations():
-    assert matches(("layer", "mlp", "up"), "gpt.layer.3.mlp.up")
-    assert matches(("up",), "gpt.layer.3.mlp.up")
-    assert not matches(("layer", "up"), "gpt.layer.3.mlp.up")

@@ -430,4 +430,18 @@ MISTAKES = [
         "accumulators, kept)",
         "tests/training/test_frozen.py::test_what_is_frozen_and_read_in_earlier_iterations_alone_is_kept_once",
     ),
+    Planted(
+        "what-comes-before-costs-nothing",
+        "compiler/passes/place.py",
+        "        costs[paths[0]] += pending\n",
+        "        pass\n",
+        "tests/compiler/passes/test_cases.py",
+    ),
+    Planted(
+        "what-no-rule-names-where-the-last-iteration-was",
+        "compiler/passes/place.py",
+        "stage = max([current, *fed])",
+        "stage = current",
+        "tests/compiler/passes/test_cases.py",
+    ),
 ]
