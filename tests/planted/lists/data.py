@@ -421,4 +421,25 @@ MISTAKES = [
         "",
         "tests/runtime/test_telemetry.py::test_a_resumed_run_keeps_the_lines_up_to_its_step",
     ),
+    Planted(
+        "parameters-with-a-row-each-resized",
+        "compiler/passes/larger_batch.py",
+        "if batch in axes.parameters or any(",
+        "if any(",
+        "tests/compiler/passes/test_larger_batch.py::test_what_depends_on_their_number_is_refused",
+    ),
+    Planted(
+        "sizes-that-depend-on-the-batch-kept",
+        "compiler/passes/larger_batch.py",
+        "if batch in axes.parameters or any(batch in (each.whole, *each.parts) for each in axes.relations):",
+        "if batch in axes.parameters:",
+        "tests/compiler/passes/test_larger_batch.py::test_what_depends_on_their_number_is_refused",
+    ),
+    Planted(
+        "outputs-of-as-many-rows-as-before",
+        "compiler/passes/larger_batch.py",
+        "answering=resized.body(model.answering))",
+        "answering=model.answering)",
+        "tests/compiler/passes/test_larger_batch.py::test_all_that_has_the_axis_has_more_rows",
+    ),
 ]
