@@ -503,7 +503,7 @@ def test_a_disk_that_takes_its_time_is_no_stall(tmp_path: Path, monkeypatch: pyt
         real(handle)
 
     plan = plan_of(*ONE_RANK, "train.steps=4")
-    monkeypatch.setattr("partita.runtime.checkpoint.saving.LOOK_SECONDS", slow / 20)
+    monkeypatch.setattr("partita.runtime.checkpoint.saving.POLL_SECONDS", slow / 20)
     monkeypatch.setattr("os.fsync", fsync)
     run = VirtualRun(plan)
     rank = run.ranks[0]
