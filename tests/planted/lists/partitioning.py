@@ -444,4 +444,18 @@ MISTAKES = [
         "stage = current",
         "tests/compiler/passes/test_cases.py",
     ),
+    Planted(
+        "losses-added-up-in-narrow-dtypes",
+        "compiler/passes/microbatch.py",
+        "        type = local.type.with_dtype(accumulation(local.type.dtype))\n",
+        "        type = local.type\n",
+        "tests/compiler/passes/test_cases.py",
+    ),
+    Planted(
+        "gradients-of-backward-nodes-added-up-there",
+        "compiler/passes/microbatch.py",
+        "                if node.phase is Phase.BACKWARD:\n                    self.build.phase = Phase.WEIGHT\n",
+        "",
+        "tests/compiler/passes/test_cases.py",
+    ),
 ]
