@@ -113,9 +113,9 @@ class Records:
         outer = ((part.over, part.axis),)
         for layout in (record.layout, record.state_layout):
             require(layout.states[:1] == outer, f"the parts of `{record.name}` are not said to be those of ranks")
-        parts = part.master.axis(part.axis).size // declared.master.axis(part.axis).size
-        same = parts == self.check.rules.mesh.sizes[part.over] and record.type == part.master
         size = declared.master.axis(part.axis).size
+        parts = part.master.axis(part.axis).size // size
+        same = parts == self.check.rules.mesh.sizes[part.over] and record.type == part.master
         require(
             same and part.master.resized(part.axis, size) == declared.master,
             f"`{record.name}` is another parameter than its parts are of",
@@ -125,8 +125,10 @@ class Records:
         require(set(stages) <= set(record.stages), f"`{record.name}` is not on stages {stages}")
 
         def cut(kept: tuple[StateRecord, ...]) -> tuple[StateRecord, ...]:
-            types = (each.type.resized(part.axis, size) if each.type.has(part.axis) else each.type for each in kept)
-            return tuple(evolve(each, type=type) for each, type in zip(kept, types, strict=True))
+            return tuple(
+                evolve(each, type=each.type.resized(part.axis, size)) if each.type.has(part.axis) else each
+                for each in kept
+            )
 
         return evolve(
             record,
