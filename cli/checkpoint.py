@@ -265,13 +265,14 @@ def _problems(path: Place, step: int) -> tuple[Manifest | None, list[str]]:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from partita.runtime.checkpoint.exchange import check_place, export, is_safetensors
+    from partita.runtime.checkpoint.exchange import check_place, export
     from partita.runtime.checkpoint.loading import Commit
+    from partita.runtime.data.formats import SAFETENSORS
 
     path, step = _chosen(arguments)
     try:  # before everything is read
         if arguments.program is None:
-            check_place(arguments.output, is_safetensors)
+            check_place(arguments.output, SAFETENSORS)
         elif not _is_empty(arguments.output):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
     except OSError as error:

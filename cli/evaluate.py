@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.inference import add_transport_argument, use
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
 from partita.dsl.spec import Spec
+from partita.runtime.telemetry import plain
 
 if TYPE_CHECKING:
     from partita.runtime.inference.ranks import Here
@@ -41,8 +41,8 @@ def _evaluate(arguments: argparse.Namespace, given: Spec, here: Here | None, say
         return 0
     numbers = {"loss": found.loss, **found.metrics}
     if arguments.json:
-        plain = {name: value if isfinite(value) else None for name, value in numbers.items()}  # JSON has no NaN
-        print(json.dumps({"rows": found.rows, "checkpoint": str(found.checkpoint), "numbers": plain}, indent=2))
+        told = {name: plain(value) for name, value in numbers.items()}
+        print(json.dumps({"rows": found.rows, "checkpoint": str(found.checkpoint), "numbers": told}, indent=2))
         return 0
     numbers_text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
     rows = f"{found.rows:,} row{'s' if found.rows > 1 else ''}, " if found.rows is not None else ""

@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> int:
-    from partita.runtime.checkpoint.exchange import check_place, is_archive
+    from partita.runtime.checkpoint.exchange import check_place
+    from partita.runtime.data.formats import NPZ
     from partita.runtime.inference.archive import write_archive
     from partita.runtime.inference.predicting import Predictor
     from partita.runtime.inference.rows import data_of
@@ -47,7 +48,7 @@ def _predict(arguments: argparse.Namespace, given: Spec, here: Here | None, say:
     _, train = given.trained
     try:
         if first:
-            check_place(arguments.output, is_archive)  # before everything is computed
+            check_place(arguments.output, NPZ)  # before everything is computed
         predictor = Predictor(given, names, arguments.allow_python, here)
         dataset, count = data_of(given, folder, arguments.data).opened(train, predictor.inputs)
         read = load_weights(given, folder, predictor.outputs.ranks, say, arguments.place, arguments.weights)

@@ -130,7 +130,7 @@ class Recorder:
             self._telemetry = None
 
     def _recorded(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        record = {name: _plain(value) for name, value in values.items()}
+        record = {name: plain(value) for name, value in values.items()}
         try:
             telemetry = self._writer()
             if telemetry is not None:
@@ -148,7 +148,8 @@ class Recorder:
         return self._telemetry
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON can have it, which has no NaN and no infinity: null in place of these."""
     if isinstance(value, (str, list, Mapping)):
         return value
     if isinstance(value, int):

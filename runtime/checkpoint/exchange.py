@@ -29,6 +29,7 @@ from partita.runtime.checkpoint.manifest import Manifest, Tensor, file_name
 from partita.runtime.checkpoint.parts import mean_name
 from partita.runtime.checkpoint.settings import DIRECTORY
 from partita.runtime.checkpoint.shards import Entry, bytes_of, header, write_file
+from partita.runtime.data.formats import SAFETENSORS, Format, format_of
 
 MOST_SHOWN = 8
 
@@ -47,7 +48,7 @@ def export(commit: Commit, path: Place, states: bool = False, weights: str = "tr
     With `weights` "ema", each parameter that was trained has the value of its mean. The file is written atomically.
     Raises Refused (E0810, E0816), OSError, and Damaged if the commit is.
     """
-    check_place(path, is_safetensors)
+    check_place(path, SAFETENSORS)
     source = weights_of(commit.manifest, weights)
     tensors = by_width(each for each in commit.manifest.tensors if states or not is_state(each))
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
@@ -87,19 +88,9 @@ def weights_of(manifest: Manifest, weights: str) -> Mapping[str, str]:
     return {name: means.get(name, name) for name in names}
 
 
-def is_archive(head: bytes) -> bool:
-    """Whether a file that begins so is a zip archive, such as numpy's."""
-    return head.startswith(b"PK")
-
-
-def is_safetensors(head: bytes) -> bool:
-    """Whether a file that begins so may be one of tensors: the size of a header, which is JSON."""
-    return head[8:9] == b"{"
-
-
-def check_place(path: Place, own: Callable[[bytes], bool]) -> None:
-    """Raise OSError if a path exists and is not a regular file, or one with content that is not of one's `own` kind, by
-    its first bytes: it was named by mistake. A link would be replaced and not followed.
+def check_place(path: Place, own: Format) -> None:
+    """Raise OSError if a path exists and is not a regular file, or has content that is not of one's `own` format: it
+    was named by mistake. A link would be replaced and not followed.
 
     Refuses (E0602) an address that cannot be written to.
     """
@@ -114,9 +105,7 @@ def check_place(path: Place, own: Callable[[bytes], bool]) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(kind):
         raise OSError(errno.EINVAL, f"it is {KINDS.get(kind, 'not a regular file')}; name a regular file, or a new one")
-    with path.open("rb") as file:
-        head = file.read(16)
-    if head and not own(head):
+    if path.stat().st_size and format_of(path) != own:
         raise FileExistsError(errno.EEXIST, "it is a file of another kind; name a new one, or remove it")
 
 

@@ -104,6 +104,9 @@ GZIP = Format("compressed with gzip", _is_gzip, "unpack it: `gunzip --keep`")
 BZIP2 = Format("compressed with bzip2", _is_bzip2, "unpack it: `bunzip2 --keep`")
 XZ = Format("compressed with xz", _begins(b"\xfd7zXZ\x00"), "unpack it: `unxz --keep`")
 NPZ = Format("a numpy archive (.npz)", _is_npz, '`arrays("…")` reads it, an array for each input of the model')
+SAFETENSORS = Format(
+    "a safetensors file", _is_safetensors, "weights come in with `partita checkpoint import`, not as data"
+)
 FORMATS = (
     NPY,
     NPZ,
@@ -115,8 +118,16 @@ FORMATS = (
     Format("a Parquet table", _is_parquet, '`parquet("…", column = "…")` reads text from it'),
     Format("an Arrow table", _begins(b"ARROW1\0\0"), "write it as Parquet, for `parquet`"),
     Format("an HDF5 file", _begins(b"\x89HDF\r\n\x1a\n"), "write its arrays with `numpy.savez`, for `arrays`"),
-    Format("a safetensors file", _is_safetensors, "weights come in with `partita checkpoint import`, not as data"),
+    SAFETENSORS,
 )
+
+
+def format_of(path: Path) -> Format | None:
+    """The known format of a file. Raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    size = path.stat().st_size
+    return next((format for format in FORMATS if format.is_it(path, head, size)), None)
 
 
 def refuse_format(path: Path, name: str, reads: str, span: Span | None, but: Collection[Format] = ()) -> None:
@@ -124,10 +135,7 @@ def refuse_format(path: Path, name: str, reads: str, span: Span | None, but: Col
 
     Raises OSError.
     """
-    with path.open("rb") as file:
-        head = file.read(HEAD)
-    size = path.stat().st_size
-    found = next((format for format in FORMATS if format.is_it(path, head, size)), None)
+    found = format_of(path)
     if found is not None and found not in but:
         raise refuse("E0603", f"`{name}` is {found.name}, and {reads}", span, help=found.help)
 
