@@ -113,8 +113,9 @@ class Diagnosis:
         return f"{condition}{verb}{state.doing} for {state.position.seconds:.0f} s"
 
     def _program(self, position: Position) -> Program:
-        evaluating = position.activity == flight.EVALUATING and self.evaluation is not None
-        return self.evaluation if evaluating and self.evaluation is not None else self.training
+        if position.activity == flight.EVALUATING and self.evaluation is not None:
+            return self.evaluation
+        return self.training
 
     def _state(self, position: Position, known: Mapping[int, Position], condition: str) -> State:
         if position.activity not in (flight.TRAINING, flight.EVALUATING):

@@ -102,11 +102,11 @@ def test_a_stage_that_has_more_to_do_is_not_slow_but_a_rank_that_takes_longer_th
     plan = plan_of("ranks.data=1", "ranks.pipe=2")
     assert all(seconds > 0 for seconds in plan.predicted)
     rows = {"BW of stage 0": 0.03}, {"BW of stage 1": 0.09}
-    assert sums_of(plan, *rows, waited=(0.06, 0.001)).slow((1.0, 3.0)) == ()
-    (found,) = sums_of(plan, *rows, waited=(0.06, 0.001)).slow((1.0, 1.0))
+    assert sums_of(plan, *rows, waited=(0.06, 0.001)).slow((2.0, 6.0)) == ()
+    (found,) = sums_of(plan, *rows, waited=(0.06, 0.001)).slow((2.0, 2.0))
     assert (found.rank, found.action) == (1, "BW of stage 1")
     rows = {"BW of stage 0": 0.03}, {"BW of stage 1": 0.27}
-    (found,) = sums_of(plan, *rows, waited=(0.24, 0.001)).slow((1.0, 3.0))
+    (found,) = sums_of(plan, *rows, waited=(0.24, 0.001)).slow((2.0, 6.0))
     assert (found.rank, found.action) == (1, "BW of stage 1")
 
 

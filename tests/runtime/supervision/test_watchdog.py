@@ -122,7 +122,8 @@ def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
         with pytest.raises(Deadlock):
             cluster.run([_until_frozen(rank.step(1, batch, (0.1,))) for rank in ranks])
         positions = Watchdog(Diagnosis(program), plan.ranks, 1.0, RunDirectory.open(directory)).positions(directory)
-    diagnosis = Diagnosis(program)
+    # They train: the other program is none of theirs.
+    diagnosis = Diagnosis(program, plan.evaluation.program if plan.evaluation is not None else None)
     states = diagnosis.states(positions)
     note("\n".join(diagnosis.lines(states)))
     assert [each.rank for each in blame(states)] == [victim]

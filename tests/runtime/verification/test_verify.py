@@ -296,6 +296,9 @@ def test_a_file_without_a_small_copy_is_certified_all_the_same(capsys: pytest.Ca
     assert not found.diagnostics
     assert found.as_json()["execution"] is None
     assert [each["code"] for each in found.as_json()["diagnostics"]] == ["W0702"]
+    assert found.as_json()["certificate"]["passed"]
+    right, wrong = found.validations[0], evolve(found.validations[0], problems=(Diagnostic("E0701", "wrong"),))
+    assert not evolve(found, validations=(right, wrong)).as_json()["certificate"]["passed"]
 
 
 def test_what_is_larger_than_its_device_is_named(capsys: pytest.CaptureFixture, tmp_path: Path):
