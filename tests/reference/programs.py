@@ -670,6 +670,9 @@ class Maker:
     def _gather(self, depth: int) -> Expression | None:
         x = self.expression(depth)
         along = self.some(self.reducible(x), 1, 1)
+        if along and along[0] != "batch" and self.chance(20):  # an evaluation of a part of the batch has no whole set
+            position = self.one(["0", f"size({along[0]}) - 1"])
+            return self._made(f"gather({x}, {position}, along = {along[0]})", x.axes - {along[0]}, x)
         ids = self.ids(along[0], depth) if along else None
         if ids is None:
             return None
