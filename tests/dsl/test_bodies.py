@@ -418,3 +418,9 @@ def test_parameters_that_do_not_reach_the_loss(body, unreached):
     errors = [d for d in diagnostics if d.severity == "error"]
     assert [d.code for d in errors] == ["E0408"] * len(unreached)
     assert [d.span.source.text[d.span.start : d.span.end] for d in errors] == unreached
+
+
+def test_a_statement_declares_several_samples():
+    found = model("  sample a, b: [batch, embed] ~ normal(1.0)\n  loss mean((a - b) * x)", "x: [batch, embed]")
+    samples = [step for step in found.body.steps if isinstance(step, spec.Sample)]
+    assert [(step.name, step.span.column) for step in samples] == [("a", 10), ("b", 13)]
