@@ -206,6 +206,8 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("grads gradients", "grad"),
             ("states optimizer optimizer_state moments", "state"),
             ("randn gaussian trunc_normal normal_", "normal"),
+            ("step steplr step_lr multistep exponential", "stepwise"),
+            ("noam inverse_square_root inv_sqrt rsqrt", "inverse_sqrt"),
             ("uniform_ rand", "uniform"),
             ("zero zeros_", "zeros"),
             ("one ones_", "ones"),

@@ -51,6 +51,8 @@ RATES = (
     "linear(peak = 0.02, warmup = 2, total = 5)",
     "cosine(peak = 0.02, warmup = 0, total = 4, floor = 0.001)",
     "wsd(peak = 0.02, warmup = 1, total = 4, decay = 2)",
+    "inverse_sqrt(peak = 0.02, warmup = 2)",
+    "stepwise(peak = 0.02, warmup = 1, every = 1, factor = 0.3)",
 )
 EVALUATIONS = ("", "eval = every(2, batches = 1)", "eval = every(1, batches = 3)", "eval = every(3, batches = 2)")
 BAD_STEPS = (
