@@ -46,6 +46,7 @@ from partita.compiler.passes.place import pipeline_of, place
 from partita.compiler.passes.prefetch import prefetched
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
+from partita.compiler.passes.rounded import rounded
 from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
@@ -276,6 +277,7 @@ def _build(state: Configured) -> Built:
     if state.training:
         found = assign(forward, state.train.optimizer)
         warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
+        warnings += rounded(forward)
         forward = cast_by_rows(found.graph, found.updates)
         return extended(Built, state, forward=forward, rules=found.rules, updates=found.updates, warnings=warnings)
     if state.beside is not None:

@@ -48,14 +48,9 @@ class BodyChecker:
     def _reserve_segments(self, body: Sequence[tree.Statement]) -> None:
         """Parameters, buffers and samples get their names as path segments; calls and repeats take what is left."""
         for statement in body:
-            names = (
-                statement.names
-                if isinstance(statement, tree.Param | tree.Buffer)
-                else (statement.name,)
-                if isinstance(statement, tree.Sample)
-                else ()
-            )
-            for name in names:
+            if not isinstance(statement, tree.Param | tree.Buffer | tree.Sample):
+                continue
+            for name in statement.names:
                 if name.text in self.scope.segments:
                     notes = [f"the first is at {self.scope.segments[name.text].place}"]
                     self.report.error("E0217", f"`{name.text}` is declared twice here", name.span, notes)
@@ -192,14 +187,15 @@ class BodyChecker:
             self.bind(name, meaning, "buffer")
 
     def sample(self, statement: tree.Sample) -> None:
-        """`sample name: type ~ distribution`."""
+        """`sample names: type ~ distribution`."""
         type = self.float_type(statement.type, "a sample")
         call = self.distribution(statement.distribution, SAMPLED, "distribution")
-        meaning: Value | Unknown = UNKNOWN
-        if type is not None and call is not None:
-            step = spec.Sample(statement.name.text, type, call, statement.name.span)
-            (meaning,) = self.scope.add(step, [type])
-        self.bind(statement.name, meaning, "sample")
+        for name in statement.names:
+            meaning: Value | Unknown = UNKNOWN
+            if type is not None and call is not None:
+                step = spec.Sample(name.text, type, call, name.span)
+                (meaning,) = self.scope.add(step, [type])
+            self.bind(name, meaning, "sample")
 
     def float_type(self, written: tree.TensorType, what: str) -> Type | None:
         """A type that must be floating-point; None after reporting errors."""

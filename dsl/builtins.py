@@ -197,12 +197,15 @@ DEFAULT_SCHEDULE = "one_f_one_b"
 
 _PEAK, _FLOOR = Setting("peak", POSITIVE), Setting("floor", NOT_NEGATIVE, 0.0)
 _WARMUP, _TOTAL = Setting("warmup", INDEX, 0), Setting("total", COUNT)
+FACTOR = Number(exclusive_minimum=0, exclusive_maximum=1)
 
 LEARNING_RATES = _table(
     Signature("constant", (Setting("value", NOT_NEGATIVE),)),
     Signature("linear", (_PEAK, _WARMUP, _TOTAL, _FLOOR)),
     Signature("cosine", (_PEAK, _WARMUP, _TOTAL, _FLOOR)),
     Signature("wsd", (_PEAK, _WARMUP, _TOTAL, Setting("decay", COUNT), _FLOOR)),
+    Signature("inverse_sqrt", (_PEAK, Setting("warmup", COUNT), _FLOOR)),
+    Signature("stepwise", (_PEAK, _WARMUP, Setting("every", COUNT), Setting("factor", FACTOR, 0.1), _FLOOR)),
 )
 
 # Parameters that optimizers share.

@@ -36,6 +36,8 @@ from partita.dsl.units import PLAIN, RATIO, Quantity, read, shortened
 from partita.dsl.walk import bindings_in
 
 Result = Tensor | Constant
+# What to do about a tensor in a scan that has its axis.
+MADE_BEFORE = "make it before the scan, and use it inside; or rename the axis"
 
 
 class Expressions:
@@ -52,7 +54,8 @@ class Expressions:
         """Check an expression that must be a tensor."""
         found = self.one(written, name)
         if isinstance(found, Constant):
-            self.report.error("E0213", f"`{found.text}` is a number where a tensor is needed", written.span)
+            help = f"`zeros([…]) + {found.text}`, with axes in the brackets, is a tensor of it"
+            self.report.error("E0213", f"`{found.text}` is a number where a tensor is needed", written.span, help=help)
             return None
         return found
 
@@ -268,6 +271,11 @@ class Expressions:
                 made.append(self._step(part.function, operands, part.options, part.type, use.span, own))
             return [Tensor(made[i].number, made[i].type, text, use.span) for i in typed.results]
         type, options = typed
+        seen = self.scope.scans().intersection(type.names)
+        if seen:
+            axis = min(seen)
+            message = f"`{text}` has the axis `{axis}` of this scan, of which the body sees one position"
+            raise refuse("E0227", message, use.span, help=MADE_BEFORE)
         tensors = use.tensors
         dtype = next((t.type.dtype for t in tensors if t.type.dtype != "bool"), type.dtype)
         operands = []

@@ -15,8 +15,7 @@ def _by_name(rows: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: text for names, text in rows for name in names.split()}
 
 
-# Functions: the equivalent, or the fact that there is none.
-_NOT_YET = "there is no such function yet"
+# Functions: the equivalent.
 FUNCTIONS: Mapping[str, str] = _by_name(
     (
         (
@@ -31,11 +30,24 @@ FUNCTIONS: Mapping[str, str] = _by_name(
         ("unsqueeze broadcast broadcast_to repeat_interleave tile", "`expand(x, axis)`"),
         ("squeeze", "`sum(x, over = axis)`, of an axis of size 1"),
         ("take index_select take_along_dim take_along_axis", "`gather(x, ids, along = axis)`"),
+        ("select first last unbind", "`gather(x, 0, along = axis)`; the last position is `size(axis) - 1`"),
         ("lookup", "`embedding(ids, table, over = axis)` looks up rows of a table"),
         ("onehot", "`one_hot(ids, axis)`"),
         ("argmax", "`arg_max(x, over = axis)`"),
         ("argmin", "`arg_max(-x, over = axis)`"),
         ("cumulative_sum cumsum_", "`cumsum(x, over = axis)`"),
+        ("cumprod", "`exp(cumsum(log(x), over = axis))`, of positive numbers"),
+        ("sort argsort", "`top_k(x, axis -> ranks)`, with an axis `ranks` of the same size, gives both"),
+        (
+            "flip reverse",
+            "`gather(x, size(axis) - 1 - iota(ranks), along = axis)`, with an axis `ranks` of the same size",
+        ),
+        ("roll", "`concat(slice(x, axis -> rest, start = …), slice(x, axis -> part), [rest, part] -> axis)`"),
+        ("pad", "`concat(x, zeros([…]), [axis, more] -> longer)`; `conv` and `patches` have `padding`"),
+        (
+            "scatter scatter_add index_add segment_sum scatter_sum",
+            "`dot(one_hot(ids, axis), x, over = …)` adds up at each position of `axis` what has its id",
+        ),
         ("logical_xor xor", "`a != b`, of booleans"),
         ("cat stack concatenate hstack vstack", "`concat(x, y, [first, second] -> both)`"),
         ("chunk narrow crop", "`slice(x, axis -> part, start = 0)`"),
@@ -53,7 +65,8 @@ FUNCTIONS: Mapping[str, str] = _by_name(
         ("swish", "`silu(x)`"),
         ("leaky_relu", "`maximum(x, 0.01 * x)`"),
         ("logsigmoid", "`log_sigmoid(x)`"),
-        ("mul prod", "`x * y`"),
+        ("mul", "`x * y`"),
+        ("mod fmod remainder", "`x - n * floor(x / n)`, of floats"),
         ("sub", "`x - y`"),
         ("div", "`x / y`"),
         ("neg", "`-x`"),
@@ -65,15 +78,14 @@ FUNCTIONS: Mapping[str, str] = _by_name(
         ("rmsnorm", "`rms_norm(x, over = axis)`"),
         ("rotary apply_rotary_emb rotary_embedding", "`rope(x, over = seq, pairs = key)`"),
         ("tril triu masked_fill", "`where(mask, x, y)`, with a mask made of `iota(axis)`"),
-        ("var std", "`mean(x * x, over = axis)`, if the mean is 0"),
+        ("var std", "the mean of the squares of `x - mean(x, over = axis)`"),
         ("norm", "`sqrt(sum(x * x, over = axis))`"),
+        ("normalize cosine_similarity", "`x * rsqrt(sum(x * x, over = axis) + 1e-12)` has length 1"),
         ("checkpoint remat", "`recompute` is a rule of the layout"),
         ("associative_scan selective_scan mamba ssm", "`linear_scan(a, b, over = axis)`: h[t] = a[t]·h[t−1] + b[t]"),
         ("tan", "`sin(x) / cos(x)`"),
         ("ceil", "`-floor(-x)`"),
         ("trunc", "`sign(x) * floor(abs(x))`"),
-        ("cumprod pad", _NOT_YET),
-        ("sort roll scatter", _NOT_YET),
         ("topk", "`top_k(x, axis -> chosen)` gives the greatest elements and their indices"),
         ("bincount histc", "`load(ids, over = axis, into = experts)` counts how often each id occurs"),
         ("moe mixture_of_experts grouped_mm", "`routed_dot(x, w, ids, over = axis, along = experts)`, after `top_k`"),
@@ -102,7 +114,20 @@ FUNCTIONS: Mapping[str, str] = _by_name(
             "blocks to import: `batch_norm` and `batch_norm_image` of specs/zoo/blocks/batch_norm.par",
         ),
         ("bce bce_loss bce_with_logits", "`binary_cross_entropy(logits, targets)`"),
-        ("elu relu6 hardswish lstm gru rnn scan kl_div huber", _NOT_YET),
+        ("relu6", "`minimum(relu(x), 6)`"),
+        ("elu", "`where(x > 0, x, exp(minimum(x, 0)) - 1)`"),
+        ("hardswish", "`x * minimum(relu(x + 3), 6) / 6`"),
+        ("kl_div", "`sum(p * (log_p - log_q), over = axis)`, of two results of `log_softmax`, and `exp` of the first"),
+        ("huber huber_loss smooth_l1 smooth_l1_loss", "`where(abs(e) < 1, 0.5 * e * e, abs(e) - 0.5)`"),
+        ("lstm gru rnn", "a block with `scan seq { … }`, which runs a cell at one position after the other"),
+        (
+            "conv_transpose conv_transpose1d conv_transpose2d convtranspose2d deconv",
+            "each element repeated, by `expand` and `merge`, and a `conv`; or, without overlap, a `dot` and `merge`",
+        ),
+        (
+            "bernoulli",
+            "`sample u: [batch, seq] ~ uniform(1.0)` is a statement, and `u < 2 * p - 1` is true with probability p",
+        ),
         (
             "all_reduce allreduce all_gather reduce_scatter all_to_all psum send recv barrier",
             "communication is implicit: the layout says how tensors are split, and the compiler inserts collectives",
@@ -181,6 +206,8 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("grads gradients", "grad"),
             ("states optimizer optimizer_state moments", "state"),
             ("randn gaussian trunc_normal normal_", "normal"),
+            ("step steplr step_lr multistep exponential", "stepwise"),
+            ("noam inverse_square_root inv_sqrt rsqrt", "inverse_sqrt"),
             ("uniform_ rand", "uniform"),
             ("zero zeros_", "zeros"),
             ("one ones_", "ones"),
@@ -235,9 +262,14 @@ SIGNS: Mapping[str, str] = {
     "&": "booleans are joined by `and`",
     "|": "booleans are joined by `or`",
     "!": "booleans are inverted by `not`, and compared by `!=`",
-    "^": "there is no power operator: `x * x`, or `exp(p * log(x))`",
+    "%": "the remainder is `x - n * floor(x / n)`, of floats",
+    "?": "`where(condition, x, y)` selects elementwise",
+    "^": "there is no power operator: `x * x`, or `power(x, p)`",
 }
 
+_INDEXING = (
+    "there is no indexing: `gather(x, 0, along = axis)` takes one position, `slice(x, axis -> part, start = 0)` several"
+)
 _METHOD = re.compile(r"\.(\w{1,40})\s*‸\(")
 # (terminal, pattern, help): `‸` in the pattern marks the unexpected token; the terminal, unless empty, must be one of
 # the expected ones.
@@ -257,10 +289,10 @@ _WRITTEN = tuple(
             '`import "file.par"` reads a file; functions are built in',
         ),
         ("", r"‸(?:if|else)\b", "`where(condition, x, y)` selects elementwise"),
-        ("", r"\*\s*‸\*", "there is no power operator: `x * x`, or `exp(p * log(x))`"),
+        ("", r"\*\s*‸\*", "there is no power operator: `x * x`, or `power(x, p)`"),
         ("", r"/\s*‸/|‸//", "comments start with `#`"),
         ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
-        ("PLUS", r"[\w)\]]\s*‸\[", "there is no indexing: `slice(x, axis -> part, start = 0)` takes a part of an axis"),
+        ("PLUS", r"[\w)\]]\s*‸\[", _INDEXING),
         ("PLUS", _METHOD, r"functions are called without a path: `\1(…)`"),
         ("", r"(?:[<>]=?|[=!]=)[^<>=!\n]*‸(?:[<>]=?|[=!]=)", "comparisons do not chain: `a < b and b < c`"),
         ("EQUAL", r"let\s+(\w{1,40})\s*‸:", r"the type of a value is inferred: `let \1 = …`"),

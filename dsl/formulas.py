@@ -83,6 +83,14 @@ def value_of(term: Term, sizes: Mapping[str, int]) -> Number:
     return FUNCTIONS[term.operator](float(operands[0]))
 
 
+def resized(formula: Formula | Size, sizes: Mapping[str, int]) -> Formula | Size:
+    """The formula in a file of other sizes; axes not in `sizes` keep those of the file."""
+    if isinstance(formula, Size):
+        return Size(formula.axis, sizes.get(formula.axis, formula.value))
+    operands = (resized(each, sizes) if isinstance(each, (Size, Formula)) else each for each in formula.operands)
+    return Formula(formula.operator, tuple(operands))
+
+
 def sizes_in(term: Term) -> tuple[str, ...]:
     """The axes whose sizes take part in a term, each once."""
     if isinstance(term, Size):

@@ -15,7 +15,7 @@ from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import positive_integer
 from partita.dsl.declarations import unreserved
 from partita.dsl.diagnostic import Refused
-from partita.dsl.expressions import Expressions
+from partita.dsl.expressions import MADE_BEFORE, Expressions
 from partita.dsl.functions import Constant
 from partita.dsl.report import Report
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
@@ -80,11 +80,15 @@ class Loops:
         if axis is None:
             self.forget(before)
             return False
+        sound = self.scannable(statement, axis, before)
         inner = self.entered(before, axis.name)
+        if not sound:
+            for name, binding in before.items():
+                inner.bind(name, UNKNOWN, binding.span)
         # The parts of the body belong to the enclosing scope.
         inner.segments, inner.counts = self.scope.segments, self.scope.counts
         results = self.iteration(inner, statement.body, before)
-        if results is None or not self.scannable(statement, axis, before):
+        if results is None or not sound:
             self.forget(before)
             return False
         checked = inner.finish(tuple(before), results)
@@ -165,8 +169,7 @@ class Loops:
                 return False
             if any(type.has(axis.name) for type in each.types):
                 message = f"a tensor in this scan has its axis `{axis.name}`, of which the body sees one position"
-                help = "make it before the scan, and use it inside; or rename the axis"
-                self.report.error("E0227", message, place, help=help)
+                self.report.error("E0227", message, place, help=MADE_BEFORE)
                 return False
         return True
 

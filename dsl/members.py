@@ -58,10 +58,8 @@ class Members:
     def reserve(self, body: Body, statements: Sequence[tree.Statement]) -> None:
         """The names of parameters, buffers and samples, which calls and repeats cannot have as segments."""
         for statement in statements:
-            if isinstance(statement, tree.Param | tree.Buffer):
+            if isinstance(statement, tree.Param | tree.Buffer | tree.Sample):
                 self._taken[id(body)].update((name.text, 1) for name in statement.names)
-            elif isinstance(statement, tree.Sample):
-                self._taken[id(body)][statement.name.text] = 1
 
     def enter(self, body: Body, declared: tree.Name, kind: str, inside: Body | None = None) -> None:
         """A parameter, input or value of a body; or a repeat or called block, which gets the first free segment."""

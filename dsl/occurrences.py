@@ -262,10 +262,11 @@ class _Names:
                     self._expression(value, scope)
                     for name in names:
                         self._bind(name, scope, "parameter" if isinstance(statement, tree.Param) else "buffer")
-                case tree.Sample(name=name, type=type, distribution=value):
+                case tree.Sample(names=names, type=type, distribution=value):
                     self._type(type)
                     self._expression(value, scope)
-                    self._bind(name, scope)
+                    for name in names:
+                        self._bind(name, scope)
                 case tree.Repeat():
                     self._repeat(statement, within, scope)
                 case tree.Scan(axis=axis, body=body):

@@ -350,7 +350,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "results": lambda s, *values: tree.Return(values, s),
     "param": lambda s, names, type, initial: tree.Param(names, type, initial, s),
     "buffer": lambda s, names, type, initial: tree.Buffer(names, type, initial, s),
-    "sample": lambda s, name, type, drawn: tree.Sample(_name(s, name), type, drawn, s),
+    "sample": lambda s, names, type, drawn: tree.Sample(names, type, drawn, s),
     "let": lambda s, names, value: tree.Let(names, value, s),
     "repeat": lambda s, count, name, body: tree.Repeat(count, _name(s, name), body, s),
     "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1 and rest[0] is not None, rest[-1], s),

@@ -20,6 +20,9 @@ from partita.dsl.functions import (
     NUMBER,
     OPERAND,
     Constant,
+    Made,
+    Part,
+    Parts,
     Slot,
     Tensor,
     Typed,
@@ -28,7 +31,7 @@ from partita.dsl.functions import (
     names,
 )
 from partita.dsl.report import listed
-from partita.dsl.spec import Call
+from partita.dsl.spec import Call, Literal
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 
 OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
@@ -328,14 +331,44 @@ def _embedding(use: Use) -> Typed:
     return Type(dtype, (*ids.axes, *rest)), {"over": over.name}
 
 
-@function("gather", slots=["x", "ids", Slot("along", AXIS)])
-def _gather(use: Use) -> Typed:
-    use.integers("ids")
-    x, ids, along = use["x"].type, use["ids"].type, use["along"]
+@function("gather", slots=["x", Slot("ids", OPERAND), Slot("along", AXIS)])
+def _gather(use: Use) -> Typed | Parts:
+    x, along = use["x"].type, use["along"]
     use.has("x", [along], "along")
+    if isinstance(use["ids"], Constant):
+        return _at(use, along)
+    use.integers("ids")
+    ids = use["ids"].type
     _not_indexed(use, along)
     rest = [axis for axis in x.axes if axis.name != along.name and not ids.has(axis.name)]
     return Type(x.dtype, (*ids.axes, *rest)), {"along": along.name}
+
+
+def _at(use: Use, along: Axis) -> Parts:
+    """What is at one position of an axis: a slice of size 1, whose axis no file can name, without that axis."""
+    position, x = use["ids"], use["x"]
+    index = -1 if isinstance(position.value, bool) else position.value.value
+    if index != int(index) or not 0 <= index < along.size:
+        message = f"`{position.text}` is not a position of `{along.name}`, which are 0 to {along.size - 1}"
+        help = f"`size({along.name}) - 1` is the last one"
+        raise use.refuse("E0214", message, "ids", help)
+    one = Axis("1", 1)
+    part = Type(x.type.dtype, tuple(one if axis.name == along.name else axis for axis in x.type.axes))
+    options = {"axis": along.name, "into": one.name, "start": int(index)}
+    rest = x.type.without([along.name])
+    first = Part("slice", (x.value,), part, options)
+    if x.type.dtype != "bool":
+        return Parts((first, Part("sum", (Made(0),), rest, {"over": (one.name,)})), (1,))
+    number, whole = part.with_dtype("i32"), rest.with_dtype("i32")
+    return Parts(
+        (
+            first,
+            Part("cast", (Made(0),), number, {"dtype": "i32"}),
+            Part("sum", (Made(1),), whole, {"over": (one.name,)}),
+            Part("not_equal", (Made(2), Literal(0)), rest, {}),
+        ),
+        (3,),
+    )
 
 
 @function("one_hot", slots=["ids", Slot("axis", AXIS)])

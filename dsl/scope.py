@@ -102,6 +102,11 @@ class Scope:
             self._captured_as.append((name, type))
         return Value(here, type)
 
+    def scans(self) -> set[str]:
+        """The axes of which a value here is seen at one position: those of the scans that this body is in."""
+        outer = self.outer.scans() if self.outer is not None else set()
+        return outer if self.scanned is None else outer | {self.scanned}
+
     def names(self) -> set[str]:
         """All names in scope."""
         return set(self.bindings) | (self.outer.names() if self.outer is not None else set())

@@ -16,7 +16,7 @@ from attrs import Factory, field, frozen
 
 from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import refuse
-from partita.dsl.formulas import Formula, Size, value_of
+from partita.dsl.formulas import Formula, Size, resized, value_of
 from partita.dsl.reprs import Pictured, count, outline, shortened
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
@@ -72,6 +72,10 @@ class Literal:
             return int(number) if number == int(number) else float(number)
         except (ArithmeticError, ValueError):
             return self.value
+
+    def resized(self, sizes: Mapping[str, int]) -> Literal:
+        """The literal in a file of other axis sizes."""
+        return self if self.formula is None else Literal(self.at(sizes), resized(self.formula, sizes))
 
 
 Operand: TypeAlias = int | Literal

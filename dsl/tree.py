@@ -200,9 +200,9 @@ class Buffer:
 
 @frozen
 class Sample:
-    """`sample name: type ~ distribution`."""
+    """`sample names: type ~ distribution`."""
 
-    name: Name
+    names: tuple[Name, ...]
     type: TensorType
     distribution: Expression
     span: Span = field(eq=False, repr=False)

@@ -73,10 +73,8 @@ def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> d
     """Where each name of a body is bound (outside repeats and scans, if both), and whether that is inside one."""
     found: dict[str, tuple[Span, bool]] = {}
     for statement in statements:
-        if isinstance(statement, tree.Let | tree.Param | tree.Buffer):
+        if isinstance(statement, tree.Let | tree.Param | tree.Buffer | tree.Sample):
             found.update({name.text: (name.span, inside) for name in statement.names})
-        elif isinstance(statement, tree.Sample):
-            found[statement.name.text] = (statement.name.span, inside)
         elif isinstance(statement, tree.Repeat | tree.Scan):
             for name, place in bindings_in(statement.body, True).items():
                 found.setdefault(name, place)

@@ -65,7 +65,7 @@ class Attend(Attention):
         """Repeated and padded keys and values; with a mask or bias, scores and their exponentials."""
         padded = 2 * self.padded_bytes(operands) + self.mask_bytes(operands) + self.pieces_bytes(operands)
         scores = (3 + self.random + (self.softcap is not None)) * self.scores_bytes(operands)
-        return scores + self.repeated_bytes(operands) + padded
+        return max(scores + self.repeated_bytes(operands) + padded, self.drawn_bytes(operands))
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """`attend_gradient`, for all operands at once; the denominator has no cotangent."""
@@ -137,7 +137,7 @@ class AttendGradient(Attention):
         """
         padded = 4 * self.padded_bytes(operands) + self.mask_bytes(operands) + 3 * self.pieces_bytes(operands)
         scores = (4 + 2 * self.random + 2 * (self.softcap is not None)) * self.scores_bytes(operands)
-        return scores + 2 * self.repeated_bytes(operands) + padded
+        return max(scores + 2 * self.repeated_bytes(operands) + padded, self.drawn_bytes(operands))
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with results in their operands' orders."""

@@ -15,6 +15,7 @@ from partita.compiler.ops.position import (
     Positioned,
     Shards,
     places_text,
+    random_bytes,
     random_text,
     ranks_of_order,
     whole_size,
@@ -307,6 +308,11 @@ class Attention(Positioned):
             return 0
         q, k = operands[:2]
         return wide_bytes(q.without([self.along])) * k.axis(self.over).size
+
+    def drawn_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes that live while it is drawn which weights are kept, before anything else is computed."""
+        q, k = operands[:2]
+        return random_bytes("keep", q.without([self.along]).elements * k.axis(self.over).size) if self.random else 0
 
     def mask_bytes(self, operands: Sequence[Type]) -> int:
         """Bytes of what a fused kernel adds to the scores, for a window or segments: as numbers, and booleans twice."""

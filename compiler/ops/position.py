@@ -86,6 +86,13 @@ def start_argument(axis: Axis, shards: Shards, guarded: bool = False) -> str:
     return "" if start == "0" and not guarded else f", {start}"
 
 
+def random_bytes(distribution: str, elements: int) -> int:
+    """Bytes of the numbers that random ones are made from: coordinates, and words of 64 bits with what is mixed in; of
+    normal numbers the first word as well, while the second is made.
+    """
+    return (32 if distribution == "normal" else 24) * elements
+
+
 def random_text(
     distribution: str,
     scale: float,
@@ -313,6 +320,10 @@ class Random(Positioned):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """An integer hash for each element."""
         return 20 * results[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Coordinates and words."""
+        return random_bytes(self.distribution, results[0].elements)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime: a hash of the coordinates."""

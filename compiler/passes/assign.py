@@ -60,7 +60,7 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
             updates[parameter.name] = _update(parameter, as_trained, target, rule.call)
     if without:
         raise Refused(_no_rule(without, optimizer))
-    if rules and not updates:
+    if not optimizer.calls or (rules and not updates):
         raise refuse(
             "E0415",
             f"optimizer `{optimizer.name}` trains nothing: every parameter of `{graph.name}` is frozen",

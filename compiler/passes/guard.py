@@ -20,7 +20,7 @@ from partita.dsl.types import BYTES, Axis, Type
 
 def guarded(graph: Graph) -> Graph:
     """The graph with guards on the lookups whose ids may be out of range."""
-    known = _bounds(graph)
+    known = bounds_of(graph)
     build = Builder(graph.names)
     nodes: list[Node] = []
     guards: list[Guard] = []
@@ -62,7 +62,8 @@ def _outside(build: Builder, ids: Value, axis: Axis, ignored: int | None = None)
     return total(build, either, either.type.names, "i64")
 
 
-def _bounds(graph: Graph) -> dict[Value, Interval]:
+def bounds_of(graph: Graph) -> dict[Value, Interval]:
+    """The intervals of a graph's integers, given those of its inputs."""
     limited = {
         each.value: union([(0, each.limit.size - 1), *((id, id) for id in each.ignored)])
         for each in graph.inputs

@@ -63,9 +63,7 @@ class Resized:
 
     def operands(self, operands: tuple[spec.Operand, ...]) -> tuple[spec.Operand, ...]:
         """The operands, with literals evaluated at the new sizes."""
-        return tuple(
-            evolve(each, value=each.at(self.sizes)) if isinstance(each, spec.Literal) else each for each in operands
-        )
+        return tuple(each.resized(self.sizes) if isinstance(each, spec.Literal) else each for each in operands)
 
     def initial_of(self, step: spec.Parameter) -> spec.Call:
         """The new initializer. Buffers are often counts and variances: they begin as declared, but not with zeros."""

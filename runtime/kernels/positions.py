@@ -209,12 +209,18 @@ def _turned(x: Tensor, turns: Tensor, order: Sequence[int], inverse: bool) -> Te
 _MIX = (-0x00AE502812AA7333, -0x3B314601E57A13AD, -0x61C8864680B583EB)
 
 
+def _fold(x: Tensor) -> None:
+    high = x >> 33
+    high &= 0x7FFFFFFF
+    x ^= high
+
+
 def _mixed(x: Tensor) -> Tensor:
     """An elementwise bijective hash of 64-bit integers, in place."""
     for multiplier in _MIX[:2]:
-        x ^= (x >> 33) & 0x7FFFFFFF
+        _fold(x)
         x *= multiplier
-    x ^= (x >> 33) & 0x7FFFFFFF
+    _fold(x)
     return x
 
 
@@ -252,15 +258,25 @@ def random(
         view[position] = size
         index = index * extent + coordinate.view(view)
     stream = _scalar_mixed(c.seed, c.step, key)
-    bits = _mixed((index.expand(tuple(shape)) * 2 + 1) * _MIX[2] + stream)
+
+    def word(number: int) -> Tensor:
+        """53 bits of a word of each element. As all that follows in place: `random_bytes` counts what lives at once."""
+        bits = index.expand(tuple(shape)) * 2
+        bits += number
+        bits *= _MIX[2]
+        bits += stream
+        bits = _mixed(bits)
+        bits >>= 11
+        bits &= 2**53 - 1
+        return bits.to(torch.float64)
+
     # 53 bits make a double in [0, 1).
-    unit = ((bits >> 11) & (2**53 - 1)).to(torch.float64) * 2.0**-53
+    unit = word(1).mul_(2.0**-53)
     if distribution == "keep":
         return unit >= scale
     if distribution == "uniform":
-        return ((unit * 2 - 1) * scale).to(DTYPES[dtype])
+        return unit.mul_(2).sub_(1).mul_(scale).to(DTYPES[dtype])
     assert distribution == "normal", distribution
-    other = _mixed((index.expand(tuple(shape)) * 2 + 2) * _MIX[2] + stream)
-    angle = ((other >> 11) & (2**53 - 1)).to(torch.float64) * (2.0**-53 * 2 * torch.pi)
-    radius = torch.sqrt(-2 * torch.log1p(-unit))
-    return (radius * torch.cos(angle) * scale).to(DTYPES[dtype])
+    angle = word(2).mul_(2.0**-53 * 2 * torch.pi)
+    radius = unit.neg_().log1p_().mul_(-2).sqrt_()
+    return radius.mul_(angle.cos_()).mul_(scale).to(DTYPES[dtype])

@@ -96,7 +96,7 @@ settings = st.builds(
 simple_statements = st.one_of(
     st.builds(lambda n, t, e: node(tree.Param, n, t, e), several(names), types, expressions),
     st.builds(lambda n, t, e: node(tree.Buffer, n, t, e), several(names), types, expressions),
-    st.builds(lambda n, t, e: node(tree.Sample, n, t, e), names, types, expressions),
+    st.builds(lambda n, t, e: node(tree.Sample, n, t, e), several(names), types, expressions),
     st.builds(lambda n, e: node(tree.Let, n, e), several(names), expressions),
     expressions.map(lambda e: node(tree.Loss, e)),
     st.builds(lambda n, e: node(tree.Update, n, e), names, expressions),
@@ -200,7 +200,7 @@ def words(item):
         case tree.Buffer():
             return ["buffer", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
         case tree.Sample():
-            return ["sample", *words(item.name), ":", *words(item.type), "~", *words(item.distribution)]
+            return ["sample", *separated(item.names), ":", *words(item.type), "~", *words(item.distribution)]
         case tree.Let():
             return ["let", *separated(item.names), "=", *words(item.value)]
         case tree.Repeat():

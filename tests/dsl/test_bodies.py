@@ -132,6 +132,9 @@ CASES = [
     ("gather(x, ids, along = embed)", "f32 batch", {"along": "embed"}),
     ("gather(q, ids, along = heads)", "f32 batch embed key", {"along": "heads"}),
     ("gather(q > 0, ids, key)", "bool batch embed heads", {"along": "key"}),
+    ("gather(q, 1, along = heads)", "f32 embed key", {"over": ("1",)}),
+    ("gather(ids, size(batch) - 1, along = batch)", "i64", {"over": ("1",)}),
+    ("gather(q > 0, 0, along = key)", "bool embed heads", {}),
     ("one_hot(ids, seq)", "f32 batch seq", {"axis": "seq"}),
     ("arg_max(x, over = embed)", "i64 batch", {"over": "embed"}),
     ("arg_max(x, batch)", "i64 embed", {"over": "batch"}),
@@ -415,3 +418,9 @@ def test_parameters_that_do_not_reach_the_loss(body, unreached):
     errors = [d for d in diagnostics if d.severity == "error"]
     assert [d.code for d in errors] == ["E0408"] * len(unreached)
     assert [d.span.source.text[d.span.start : d.span.end] for d in errors] == unreached
+
+
+def test_a_statement_declares_several_samples():
+    found = model("  sample a, b: [batch, embed] ~ normal(1.0)\n  loss mean((a - b) * x)", "x: [batch, embed]")
+    samples = [step for step in found.body.steps if isinstance(step, spec.Sample)]
+    assert [(step.name, step.span.column) for step in samples] == [("a", 10), ("b", 13)]

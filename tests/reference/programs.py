@@ -51,6 +51,8 @@ RATES = (
     "linear(peak = 0.02, warmup = 2, total = 5)",
     "cosine(peak = 0.02, warmup = 0, total = 4, floor = 0.001)",
     "wsd(peak = 0.02, warmup = 1, total = 4, decay = 2)",
+    "inverse_sqrt(peak = 0.02, warmup = 2)",
+    "stepwise(peak = 0.02, warmup = 1, every = 1, factor = 0.3)",
 )
 EVALUATIONS = ("", "eval = every(2, batches = 1)", "eval = every(1, batches = 3)", "eval = every(3, batches = 2)")
 BAD_STEPS = (
@@ -670,6 +672,9 @@ class Maker:
     def _gather(self, depth: int) -> Expression | None:
         x = self.expression(depth)
         along = self.some(self.reducible(x), 1, 1)
+        if along and along[0] != "batch" and self.chance(20):  # an evaluation of a part of the batch has no whole set
+            position = self.one(["0", f"size({along[0]}) - 1"])
+            return self._made(f"gather({x}, {position}, along = {along[0]})", x.axes - {along[0]}, x)
         ids = self.ids(along[0], depth) if along else None
         if ids is None:
             return None

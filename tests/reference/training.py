@@ -309,9 +309,16 @@ def rate_at(call: spec.Call, step: int) -> float:
     o = call.arguments
     if call.name == "constant":
         return o["value"]
-    peak, warmup, last, floor = o["peak"], o["warmup"], o["total"], o["floor"]
+    peak, warmup, floor = o["peak"], o["warmup"], o["floor"]
     if step < warmup:
         return peak * step / warmup
+    if call.name == "inverse_sqrt":
+        return max(floor, peak * warmup**0.5 / step**0.5)
+    if call.name == "stepwise":
+        for _ in range(warmup + o["every"], step, o["every"]):
+            peak *= o["factor"]
+        return max(floor, peak)
+    last = o["total"]
     first = max(warmup, last - o["decay"]) if call.name == "wsd" else warmup
     share = 1.0 if step >= last else max(0.0, (step - first) / (last - first))
     fall = (1 + cos(pi * share)) / 2 if call.name == "cosine" else 1 - share

@@ -28,7 +28,7 @@ def schedules(draw: st.DrawFn, names: tuple[str, ...] = DECAYING) -> Call:
 
 
 def test_all_names_are_covered() -> None:
-    assert set(LEARNING_RATES) == {"constant", *DECAYING}
+    assert set(LEARNING_RATES) == {"constant", *DECAYING, "inverse_sqrt", "stepwise"}
 
 
 @given(schedules())
@@ -54,6 +54,19 @@ def test_values_on_the_way(name: str, quarter: float, half: float) -> None:
     assert isclose(learning_rate(call, 300), half)
     if name == "wsd":
         assert isclose(learning_rate(call, 400), 0.55)
+
+
+def test_the_inverse_square_root_halves_from_a_step_to_four_times_it() -> None:
+    call = Call("inverse_sqrt", {"peak": 0.8, "warmup": 100, "floor": 0.15})
+    rates = {50: 0.4, 100: 0.8, 400: 0.4, 1600: 0.2, 6400: 0.15}
+    assert {step: round(learning_rate(call, step), 12) for step in rates} == rates
+
+
+def test_a_rate_falls_stepwise_by_its_factor() -> None:
+    call = Call("stepwise", {"peak": 1.0, "warmup": 2, "every": 3, "factor": 0.1, "floor": 0.005})
+    rates = [round(learning_rate(call, step), 12) for step in range(1, 13)]
+    assert rates == [0.5, 1.0, 1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.005]
+    assert learning_rate(call, 10**9) == 0.005
 
 
 @given(st.integers(1, 10**9))

@@ -148,6 +148,14 @@ def test_rules_that_do_not_fit_are_refused(rules: list[str], code: str, text: st
     assert first.help
 
 
+def test_an_optimizer_that_only_freezes_is_refused_even_if_there_are_no_parameters():
+    text = "axis batch = 2\nmodel m(x: [batch]) { loss mean(x) }\noptimizer o { freeze all }\n"
+    given = checked(text + "train { data = random() optimizer = o steps = 1 }", "m.par")
+    with pytest.raises(Refused) as refused:
+        compile_spec(given)
+    assert [each.code for each in refused.value.diagnostics] == ["E0415"]
+
+
 def test_a_parameter_without_a_rule_is_named_once_for_each_declaration():
     with pytest.raises(Refused) as refused:
         compiled("update wte, wpe, wq, square, bias, expert, inner -> sgd(lr = 0.1)")

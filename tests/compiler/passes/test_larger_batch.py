@@ -5,9 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from attrs import evolve
 
+from partita.compiler.ops.pointwise import Constant
 from partita.compiler.passes.build import build
 from partita.compiler.passes.larger_batch import with_larger_batch
+from partita.compiler.passes.resized import Resized
 from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Model
 from tests.files import checked
@@ -48,3 +51,10 @@ def test_what_depends_on_their_number_is_refused(axis: str, use: str, half: str)
     with pytest.raises(Refused, match="depends on the number of rows of `batch`") as caught:
         with_larger_batch(given, "batch", 2)
     assert [each.code for each in caught.value.diagnostics] == ["E0407"]
+
+
+def test_numbers_computed_from_sizes_follow_one_change_after_another() -> None:
+    given = model(use="h * w * (size(embed) + 10 * size(batch))")
+    smaller = evolve(given, body=Resized({"embed": 2}).body(given.body))
+    nodes = build(with_larger_batch(smaller, "batch", 2), "f32").nodes
+    assert 2 + 10 * 8 in [node.op.value for node in nodes if isinstance(node.op, Constant)]

@@ -9,6 +9,7 @@ MESSAGES = (
     "tests/compiler/analysis/test_memory.py"
     "::test_messages_are_held_from_where_they_are_posted_to_where_they_are_waited_for"
 )
+DRAWN = "tests/runtime/fake_gpu/test_ranks.py::test_memory_is_bounded_where_numbers_are_drawn"
 
 MISTAKES = [
     Planted(
@@ -137,5 +138,12 @@ MISTAKES = [
         "(node.op.workspace(operands, results) if there else 0)",
         "node.op.workspace(operands, results)",
         "tests/compiler/analysis/test_memory.py::test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs",
+    ),
+    Planted(
+        "random-numbers-are-made-of-nothing",
+        "compiler/ops/position.py",
+        "return random_bytes(self.distribution, results[0].elements)",
+        "return 0",
+        DRAWN,
     ),
 ]

@@ -293,8 +293,8 @@ MISTAKES = [
     Planted(
         "one-word-for-radius-and-angle",
         "runtime/kernels/positions.py",
-        "other = _mixed((index.expand(tuple(shape)) * 2 + 2) * _MIX[2] + stream)",
-        "other = _mixed((index.expand(tuple(shape)) * 2 + 1) * _MIX[2] + stream)",
+        "angle = word(2)",
+        "angle = word(1)",
         f"{FILE}[axes]",
     ),
     Planted(

@@ -50,6 +50,33 @@ def test_ranks_run_on_gpus(case: str):
         right(tried)
 
 
+DRAWN = """axis batch = 8, seq = 32, heads = 2, key = 8
+model m(x: [batch, seq, heads, key]) {
+  param w: [key] ~ ones()
+  sample noise: [batch, seq, heads, key] ~ DISTRIBUTION
+  let h = USE
+  loss mean(h)
+}
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+"""
+
+
+@pytest.mark.parametrize("distribution", ["normal(1.0)", "uniform(1.0)"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "(x + noise) * w",
+        "dropout(x * w, 0.5) + noise",
+        "attend(x * w, x, x, over = seq, along = key, dropout = 0.5) + noise",
+    ],
+)
+def test_memory_is_bounded_where_numbers_are_drawn(distribution: str, use: str):
+    spec, diagnostics = load_text(DRAWN.replace("DISTRIBUTION", distribution).replace("USE", use))
+    assert spec is not None, diagnostics
+    for tried in try_ranks(prepare(spec, gpu=True)):
+        right(tried)
+
+
 def test_the_host_waits_once_a_step():
     """For the statistics; all else is launched ahead."""
     (tried,) = try_ranks(prepare(spec_of(SPECS / "zoo" / "llama3.par"), gpu=True))
