@@ -27,6 +27,7 @@ SYNCS = (
     "local(groups = 4, every = 20)",
     "local(groups = 4, every = 20, outer = nesterov(lr = 0.7, momentum = 0.9))",
     "delayed(1)",
+    "paired()",
 )
 SECONDS = 0.1  # between two looks at the counter
 

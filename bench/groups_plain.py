@@ -5,9 +5,10 @@
 The model of `specs/tiny.par`, which `bench/models/groups.par` trains, written by hand, from the same initial values, on
 the same batches, with the same optimizer. It shares no code with what `bench/groups.py` measures beyond these. Loops:
 `none`, `local` (four groups, averaged every 20 steps), `diloco` (the same, with Nesterov's outer momentum, as
-arXiv:2311.08105 has it), `delayed` (the gradient of the step before), and `eager`: delayed by a step, but each of four
+arXiv:2311.08105 has it), `delayed` (the gradient of the step before), `eager`: delayed by a step, but each of four
 parts of the batch has its gradient where the parameters would be after an update with its own last one, as eager
-updates (arXiv:2502.12996) do for groups.
+updates (arXiv:2502.12996) do for groups; and `paired`: each half of the batch is a step, and an update has the mean of
+both gradients, of which the first is taken at an estimate, the update before with its first gradient alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Weights = dict[str, Tensor]
 def main() -> None:
     """Train, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("loops", nargs="*", default=["none", "local", "diloco", "delayed", "eager"])
+    parser.add_argument("loops", nargs="*", default=["none", "local", "diloco", "delayed", "eager", "paired"])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the file")
     arguments = parser.parse_args()
@@ -47,6 +48,7 @@ def main() -> None:
         "diloco": partial(local, rate=0.7, momentum=0.9),
         "delayed": partial(late, delay=1),
         "eager": eager,
+        "paired": paired,
     }
     print("| loop | eval loss |\n|---|---|")
     for name in arguments.loops:
@@ -166,6 +168,18 @@ def eager(given: Workload, count: int) -> Weights:
         if waiting:
             state = state.after(mean(waiting), step)
         waiting = own
+    return state.weights
+
+
+def paired(given: Workload, count: int) -> Weights:
+    """Updates with two gradients, of which each is summed while the other is computed."""
+    state = AdamW.of(given)
+    estimate = state.weights
+    for step, batch in steps(given, count):
+        one, other = zip(*(each.chunk(2) for each in batch), strict=True)
+        first, second = gradient(estimate, one), gradient(state.weights, other)
+        estimate = state.after(first, step).weights
+        state = state.after(mean([first, second]), step)
     return state.weights
 
 

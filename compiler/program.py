@@ -91,9 +91,19 @@ class StateRecord:
     host: bool = False
 
 
+# Of an update with the gradients of two steps, among what is kept of a parameter: the first gradient, and the parameter as
+# it is estimated from that.
+FIRST, ESTIMATE = "first", "estimate"
+
+
 def late_name(age: int) -> str:
     """What the gradient of so many steps before the next one is called, among what is kept of a parameter."""
     return f"late{age}"
+
+
+def older_names(delay: int, paired: bool) -> tuple[str, ...]:
+    """What is kept of a parameter where updates have gradients of `delay` steps before, or of two steps each."""
+    return (*(late_name(age) for age in range(1, delay + 1)), *((FIRST, ESTIMATE) if paired else ()))
 
 
 @frozen
@@ -103,7 +113,8 @@ class ParameterRecord:
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
     by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`). `host`: whether the
     master lies in the host's memory; if it is `mapped`, it is there as a file, and so are the states. `besides` are
-    tensors that are kept besides these: what groups that train apart are averaged with, and gradients of earlier steps.
+    tensors that are kept besides these: what groups that train apart are averaged with, gradients of earlier steps, and
+    an estimate.
     """
 
     name: str
@@ -122,7 +133,7 @@ class ParameterRecord:
 
     def stored(self, state: StateRecord) -> Layout:
         """The layout of one of its states, or of what is kept besides."""
-        return within_axes(self.state_layout, state.type)
+        return self.layout if state.name == ESTIMATE else within_axes(self.state_layout, state.type)
 
 
 @frozen
@@ -287,6 +298,7 @@ class StepPlan:
     streams: Mapping[str, str]
     members: int = 1  # groups that train apart on each rank
     delay: int = 0  # how many steps old the gradients of an update are
+    paired: bool = False  # an update has the gradients of two steps, and is estimated from the first of them
 
     def __repr__(self) -> str:
         facts = (count(self.mesh.ranks, "rank"), count(len(self.stages), "stage"), f"microbatches {self.microbatches}")

@@ -264,7 +264,8 @@ BAD_STEPS = _table(
 VALIDATION = _table(Signature("before"), Signature("after", (Setting("calm", Number(integer=True, minimum=0), 10),)))
 
 # Groups train apart, each on its share of the batch, and are averaged `every` so many steps: an outer optimizer takes
-# the difference of what they began with and their mean for a gradient. Or updates are made of gradients some steps old.
+# the difference of what they began with and their mean for a gradient. Or updates are made of gradients some steps old;
+# or of those of two steps, of which the first is an estimate.
 _OUTER = _table(
     Signature("sgd", (Setting("lr", POSITIVE, MEAN.arguments["lr"]),)),
     Signature("nesterov", (Setting("lr", POSITIVE), Setting("momentum", BETA))),
@@ -273,6 +274,7 @@ _GROUPS, _LATE = (Number(integer=True, minimum=1, maximum=most) for most in (102
 SYNC = _table(
     Signature("local", (Setting("groups", _GROUPS), Setting("every", COUNT), Setting("outer", OneOf(_OUTER), MEAN))),
     Signature("delayed", (Setting("steps", _LATE),)),
+    Signature("paired"),
 )
 
 # The entries in CHOICES name declarations and are resolved separately.

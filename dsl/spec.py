@@ -535,7 +535,7 @@ class Train:
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …, copies = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
     validate: Call = BEFORE  # before the update, or after(calm = 10)
-    sync: Call | None = None  # every step; or local(groups, every, outer = …), or delayed(steps)
+    sync: Call | None = None  # every step; or local(groups, every, outer = …), delayed(steps) or paired()
     mixed: bool = field(default=Factory(lambda self: self.precision in ("bf16", "fp8"), takes_self=True), eq=False)
     float8: bool = field(default=Factory(lambda self: self.precision == "fp8", takes_self=True), eq=False)
     dense: bool = field(default=False, eq=False)
@@ -567,7 +567,14 @@ class Train:
     @property
     def delay(self) -> int:
         """How many steps old the gradients of an update are."""
-        return int(self.sync.arguments["steps"]) if self.sync is not None and self.sync.name == "delayed" else 0
+        if self.sync is not None and self.sync.name == "delayed":
+            return int(self.sync.arguments["steps"])
+        return int(self.paired)
+
+    @property
+    def paired(self) -> bool:
+        """Whether an update has the gradients of two steps, and is estimated from the first of them until then."""
+        return self.sync is not None and self.sync.name == "paired"
 
     def averages(self, step: int) -> bool:
         """Whether groups that train apart are averaged after a step: at each interval, and after the last step."""

@@ -7,7 +7,7 @@ with them it never yields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 
 from partita.compiler.instructions import Channel
-from partita.compiler.program import Program, late_name
+from partita.compiler.program import ESTIMATE, FIRST, Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
 from partita.runtime.declared import waits
@@ -45,6 +45,38 @@ class Sums:
     handle: Handle
 
 
+@frozen(eq=False)
+class Estimate:
+    """Parameters after an update that has the `first` gradients of a pair alone: a `memory` for that update, which begins
+    as the rank's `own`. What is not trained they share.
+    """
+
+    own: Memory
+    memory: Memory
+    first: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, program: Program, names: Sequence[str], own: Memory) -> Estimate:
+        """Of a rank with these parameters."""
+        memory = Memory()
+        for name in names:
+            record = program.parameter(name)
+            memory.masters[name] = own.states[ESTIMATE, name] if record.besides else own.masters[name]
+            for state in record.states:
+                found = own.states[state.name, name]
+                memory.states[state.name, name] = found.clone() if record.besides else found
+        return cls(own, memory, {name: tensor for (state, name), tensor in own.states.items() if state == FIRST})
+
+    def begun(self) -> Memory:
+        """The memory, as it is before its update."""
+        into = [*self.memory.masters.values(), *self.memory.states.values()]
+        own = [self.own.masters[name] for name in self.memory.masters]
+        own += [self.own.states[key] for key in self.memory.states]
+        pairs = [(new, old) for new, old in zip(into, own, strict=True) if new is not old]
+        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
+        return self.memory
+
+
 class Executor:
     """One rank's part of a program. `statistics` holds the last step's loss, metrics and squared norms (f64).
 
@@ -53,7 +85,8 @@ class Executor:
 
     Where groups train apart, `memory` and the `others` are those of this rank's, which compute and update one after the
     other, each with its own statistics; `statistics` are then the means over all groups. After some steps the groups
-    are averaged. Where updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up.
+    are averaged. Where updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up. Where
+    they have those of two steps, the estimate that is made from the first is in a memory of its own.
 
     Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 
@@ -121,6 +154,7 @@ class Executor:
             self._recorded = _together(self._mark, self.stopwatch.mark)
             self._timed = _with_marks(bound, self._recorded)
         self._memories = (memory, *others)
+        self._estimate = Estimate.of(program, self.record.parameters, memory) if program.paired else None
         self._seed = seed
         self._outer = functions[self.record.outer] if self.record.outer else None
         self._averages = averages
@@ -141,15 +175,19 @@ class Executor:
         if member == self._held:
             return
         self._held = member
-        memory, names = self._memories[member], self.record.parameters
+        self._use(self._memories[member])
+        group = self._coordinate * len(self._memories) + member
+        self.context.group, self.context.seed = group, seed_of(self._seed, group)
+        self._reads.group = group
+
+    def _use(self, memory: Memory) -> None:
+        """Compute with a memory, and update it."""
+        names = self.record.parameters
         for stage in self.stages.values():
             stage.masters = tuple(memory.masters[name] for name in stage.record.parameters)
         self._masters = tuple(memory.masters[name] for name in names)
         records = [self.program.parameter(name) for name in names]
         self._states = tuple(memory.states[each.name, record.name] for record in records for each in record.states)
-        group = self._coordinate * len(self._memories) + member
-        self.context.group, self.context.seed = group, seed_of(self._seed, group)
-        self._reads.group = group
 
     def _set(self, vector: torch.Tensor) -> None:
         """Set what the last step's sums over all ranks are. The host has not read them."""
@@ -221,7 +259,8 @@ class Executor:
 
     def _compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
         context = self.context
-        context.step, context.rates, context.update = number, rates, update - self.program.delay
+        made = update - self.program.delay
+        context.step, context.rates, context.update = number, rates, (made + 1) // 2 if self.program.paired else made
         instructions, mark = self._instructions, self.marked
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions = self._timed
@@ -252,6 +291,8 @@ class Executor:
         totals = yield from self._all_totals()
         mark()
         yield from self._exchange_tied(totals)
+        if self._estimate is not None:
+            totals = self._late.completed(totals, context.step, self._estimate.first)
         mark()
         # A row of statistics for each group along the mesh axis. An extra element tells all ranks in the same step
         # whether any was asked to end; those after it are the ranks'.
@@ -318,6 +359,8 @@ class Executor:
         context = self.context
         totals, self._totals = self._totals, ()
         if factor is not None and self._update is not None:
+            if self._estimate is not None:
+                self._use(self._estimate.begun() if self._late.estimates(context.step) else self._memories[0])
             yield from begun(self._update(self._masters, totals, self._states, factor, context), context)
         if factor is not None and average:
             yield from self._average()
@@ -356,6 +399,8 @@ class Executor:
         """Take up the gradients that are kept among the states, as after a step."""
         states = self._memories[0].states
         self._late.restore(step, lambda age, name: states[late_name(age), name])
+        if self._estimate is not None:
+            self._use(self._estimate.memory if self._late.estimates(step) else self._memories[0])
 
     def discard(self) -> None:
         """End the step that is computed as if it had not begun."""

@@ -1,7 +1,10 @@
-"""Gradients of earlier steps, of which updates are still to be made (`sync = delayed(k)`).
+"""Gradients of earlier steps, of which updates are still to be made (`sync = delayed(k)`, `sync = paired()`).
 
 The gradients of a step are reduced while the next k steps run, and waited for at the end of the last of these, whose
 update has them. In the first k steps there are none to wait for: the norm is zero then, and nothing is updated.
+
+Of pairs, k is 1, and an update has the mean of the gradients of two steps. Until the second gradient has arrived, the
+update is estimated from the first.
 """
 
 from __future__ import annotations
@@ -61,6 +64,30 @@ class Late:
                 for each, gradient, current in zip(records, gradients, self.stages[index].accumulators, strict=True)
             )
         return tuple(totals), tuple(coming)
+
+    def estimates(self, step: int) -> bool:
+        """Whether the totals at the end of a step are those of the first of a pair."""
+        return self.program.paired and step > self.program.delay and (step - self.program.delay) % 2 == 1
+
+    def completed(self, totals: Tensors, step: int, kept: Mapping[str, torch.Tensor]) -> Tensors:
+        """The totals, once tied ones are exchanged, with the mean of the gradients of a pair if they are those of its
+        second step. Those of its first are `kept`, by the parameter's name, where the mean is made. It is of whole
+        gradients, and so has the same bits after they were saved: the first stage of a tied parameter has it, the others
+        have zeros.
+        """
+        if not self.program.paired or not self.ready:
+            return totals
+        gradients = self.gradients(totals)
+        if self.estimates(step):
+            for name, gradient in gradients.items():
+                kept[name].copy_(gradient)
+            return totals
+        means = {name: kept[name].add_(gradient).mul_(0.5) for name, gradient in gradients.items()}
+        found = list(totals)
+        for i, (_, name) in sorted(enumerate(self.record.totals), key=lambda pair: pair[1]):
+            if name in gradients:
+                found[i] = means.pop(name) if name in means else totals[i].zero_()
+        return tuple(found)
 
     def settled(self) -> Waits:
         """Wait for all reductions; the totals of each step, by how many steps it was before the next one."""

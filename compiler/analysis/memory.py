@@ -276,13 +276,15 @@ def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[s
         return sum(local_type(each.type, record.stored(each), sizes).bytes for each in own)
 
     members = state.plan.members
+    # What is estimated of an update has states of its own.
+    times = 2 if state.plan.paired else members
     return (
         {
             each.name: (members if each.besides else 1) * local_type(each.type, each.layout, sizes).bytes
             for each in records
             if each.host == host
         },
-        {each.name: members * kept(each, each.states) + kept(each, each.besides) for each in records},
+        {each.name: times * kept(each, each.states) + kept(each, each.besides) for each in records},
     )
 
 

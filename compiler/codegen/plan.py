@@ -39,7 +39,7 @@ from partita.compiler.program import (
     StateRecord,
     StepPlan,
     TiedTransfer,
-    late_name,
+    older_names,
 )
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
@@ -70,13 +70,14 @@ def plan_step(
     late: bool = False,
     members: int = 1,
     delay: int = 0,
+    paired: bool = False,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
     parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
     `late`: updates may be made before their step is validated. With `members`, each rank trains so many groups apart,
-    and `whole` has the rows of one. Updates have gradients of `delay` steps before.
+    and `whole` has the rows of one. Updates have gradients of `delay` steps before; `paired`, of two steps each.
 
     Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
@@ -125,7 +126,7 @@ def plan_step(
                 stage_sets[parameter.name],
                 updates.get(parameter.name),
                 outer.get(parameter.name),
-                delay,
+                older_names(delay, paired),
                 mesh.sizes,
                 parameter.name in on_host,
                 parameter.name in mapped,
@@ -141,6 +142,7 @@ def plan_step(
         schedule=schedule,
         members=members,
         delay=delay,
+        paired=paired,
         streams=streams,
     )
 
@@ -173,7 +175,7 @@ def _parameter_record(
     stages: tuple[int, ...],
     update: ParameterUpdate | None,
     outer: OuterUpdate | None,
-    delay: int,
+    older: Sequence[str],
     sizes: dict[str, int],
     host: bool,
     mapped: bool,
@@ -199,7 +201,7 @@ def _parameter_record(
                 StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR)
                 for name, state in besides
             ),
-            *(StateRecord(late_name(age), parameter.master) for age in range(1, delay + 1) if update is not None),
+            *(StateRecord(name, parameter.master) for name in older if update is not None),
         ),
     )
 

@@ -57,6 +57,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         late=state.training and state.train.late,
         members=state.members,
         delay=state.train.delay if state.training else 0,
+        paired=state.training and state.train.paired,
     )
     return extended(Scheduled, state, schedule=schedule, plan=plan, warnings=(*state.warnings, *warnings))
 

@@ -83,8 +83,8 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         stages = compilation.partitioned, compilation.update, compilation.program if program else None
         Copies(*stages, check, compilation.prefetched).run()
         if program:
-            late, delay = compilation.training and train.late, train.delay if compilation.training else 0
-            given = compilation.update, whole, compilation.program, check, compilation.on_host, late, delay
+            late, *older = (train.late, train.delay, train.paired) if compilation.training else (False, 0, False)
+            given = compilation.update, whole, compilation.program, check, compilation.on_host, late, *older
             Records(partitioned, layouts, *given, compilation.members).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
     return Validation(

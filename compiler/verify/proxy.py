@@ -207,6 +207,8 @@ def _steps(sync: spec.Call | None) -> int:
     """The steps of a proxy: two updates, and of groups that train apart two averages."""
     if sync is None:
         return 2
+    if sync.name == "paired":
+        return 5  # each of them an estimate, and complete
     return 2 * EVERY if sync.name == "local" else 2 + int(sync.arguments["steps"])
 
 

@@ -5,7 +5,7 @@ The runtime shards inputs and parameters and allocates buffers by these records.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import define, evolve
 
@@ -23,7 +23,7 @@ from partita.compiler.program import (
     Program,
     StageProgram,
     StateRecord,
-    late_name,
+    older_names,
 )
 from partita.compiler.verify.checker import Checker
 from partita.compiler.verify.reference import Reference
@@ -33,8 +33,8 @@ from partita.compiler.verify.rules import require
 @define(eq=False)
 class Records:
     """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory. `late`: updates
-    may be made before their step is validated. They have gradients of `delay` steps before. A rank trains `members`
-    groups.
+    may be made before their step is validated. They have gradients of `delay` steps before; `paired`, of two steps each.
+    A rank trains `members` groups.
     """
 
     partitioned: PartitionedGraph
@@ -46,6 +46,7 @@ class Records:
     on_host: Collection[str] = ()
     late: bool = False
     delay: int = 0
+    paired: bool = False
     members: int = 1
 
     def run(self) -> None:
@@ -60,6 +61,7 @@ class Records:
             require(self.program.slices == self.program.schedule.slices, "the program has other slices")
             entries = [name for name, _, _ in self.update.statistics]
             require(self.program.delay == self.delay, f"updates have gradients of {self.program.delay} steps before")
+            require(self.program.paired == self.paired, "updates have gradients of another number of steps")
             trains = f"a rank trains {self.members} groups, and not {self.program.members}"
             require(self.program.members == self.members, trains)
             require(list(self.program.statistics) == entries, "the program has other statistics")
@@ -75,7 +77,8 @@ class Records:
                 own = record
                 if declared.part is not None:
                     own = self._of_part(record, declared, declared.part, stage_sets[name])
-                self._besides(own, besides.get(name, ()), self.delay if name in states else 0)
+                older = older_names(self.delay, self.paired) if name in states else ()
+                self._besides(own, besides.get(name, ()), older)
                 self._parameter(own, declared, stage_sets[name], states.get(name, ()))
         for stage, graph in zip(self.program.stages, self.partitioned.stages, strict=True):
             with self.check.at(where=f"the record of stage {stage.index}"):
@@ -167,15 +170,16 @@ class Records:
             require(state.host == value.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
             require(state.copy == (name == EMA), f"`{name}` of `{record.name}` begins as something else", value)
 
-    def _besides(self, record: ParameterRecord, kept: tuple[tuple[str, Value], ...], delay: int) -> None:
-        """What is kept besides the optimizer's states: for the average of groups, and gradients of earlier steps."""
-        late = [late_name(age) for age in range(1, delay + 1)]
+    def _besides(self, record: ParameterRecord, kept: tuple[tuple[str, Value], ...], older: Sequence[str]) -> None:
+        """What is kept besides the optimizer's states: for the average of groups, gradients of earlier steps, and what
+        is estimated of them.
+        """
         found = [each.name for each in record.besides]
-        right = found == [*(name for name, _ in kept), *late]
+        right = found == [*(name for name, _ in kept), *older]
         require(right, f"`{record.name}` has {', '.join(found) or 'nothing'} besides its states")
         for each in record.besides[len(kept) :]:
             same = each.type == record.type and not each.copy and not each.host
-            require(same, f"`{each.name}` of `{record.name}` is no gradient of it")
+            require(same, f"`{each.name}` of `{record.name}` is not like it")
         for each, (name, value) in zip(record.besides, kept, strict=False):
             same = record.stored(each) == value.layout and each.type == self.check.rules.tensor(value)
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(each)}, not {value.layout}", value)

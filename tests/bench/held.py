@@ -50,6 +50,8 @@ CASES = {
     "groups of one rank": (ROWS, ADAMW, "sync = local(groups = 4, every = 2)"),
     "delayed": (ROWS, ADAMW, "sync = delayed(1)"),
     "delayed by two, zero1": (f"{ROWS} shard state -> split", ADAMW, "sync = delayed(2)"),
+    "paired": (ROWS, ADAMW, "sync = paired()"),
+    "paired, zero1": (f"{ROWS} shard state -> split", ADAMW, "sync = paired()"),
     "eight bits": (ROWS, "adamw_8bit(lr = 1e-3)", ""),
     "validated after": (ROWS, ADAMW, "validate = after(calm = 0)"),
 }

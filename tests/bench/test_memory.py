@@ -13,7 +13,7 @@ from tests.bench.held import CASES
 from tests.files import ROOT
 from tests.marks import soak
 
-USUAL = ("zero3", "groups", "delayed", "eight bits")
+USUAL = ("zero3", "groups", "delayed", "paired", "eight bits")
 # Half of the gradients: the sum that a rank makes of its part, beside what was sent, which Gloo may have freed by then.
 SUM = 2 * 3 * (2 * 64 * 256 + 2 * 64)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from partita.compiler.analysis.memory import memory_report
 from partita.compiler.analysis.time import predict
+from partita.compiler.program import ESTIMATE
 from partita.runtime.bad_steps import NotFinite
+from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.data.binding import open_data
 from partita.runtime.executor import Executor
 from partita.runtime.instructions import Waits
@@ -20,7 +26,7 @@ from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
 from tests.marks import soak
-from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, trained
+from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, saved_every, trained
 from tests.training.test_local import RATE, close, everything, forget, kept_every, on, same
 
 STEPS = 6
@@ -31,13 +37,19 @@ def delayed(*overrides: str, by: int = 1, layout: str = "zero1") -> Plan:
     return plan_of(*given, *overrides)
 
 
+def paired(*overrides: str, layout: str = "zero1") -> Plan:
+    return delayed("train.sync=paired()", *overrides, layout=layout)
+
+
 def steps_of(plan: Plan) -> tuple[VirtualRun, list[tuple[float, float]]]:
     run, drawn = VirtualRun(plan), batches(plan.program, 3)
     return run, [run.step(number, drawn[number % 2], RATE) for number in range(1, STEPS + 1)]
 
 
-def by_hand(by: int) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
-    """The same with torch's AdamW and gradients of a run without delay, whose own updates are undone."""
+def by_hand(by: int, paired: bool = False, count: int = STEPS) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
+    """The same with torch's AdamW and gradients of a run without delay, whose own updates are undone; so is, with pairs
+    of steps, the update with the first one's gradient, once it has been computed with.
+    """
     plan = plan_of(*ONE_RANK, "layout=plain", "train.clip=none")
     oracle, drawn = VirtualRun(plan), batches(plan.program, 3)
     parameters = {name: tensor.clone() for name, tensor in oracle.parameters().items()}
@@ -47,14 +59,26 @@ def by_hand(by: int) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]
     )
     gradients: list[dict[str, torch.Tensor]] = []
     told = []
-    for number in range(1, STEPS + 1):
+    before: tuple[dict[str, torch.Tensor], dict[str, object]] = ({}, {})
+    for number in range(1, count + 1):
         oracle.set_parameters(parameters)
         loss, _ = oracle.step(number, drawn[number % 2], 0.0)
         gradients.append({name: tensor.clone() for name, tensor in oracle.gradients().items()})
         norm = 0.0
+        estimates = paired and number % 2 == 0
+        if estimates:
+            kept = {name: tensor.detach().clone() for name, tensor in parameters.items()}
+            before = kept, deepcopy(optimizer.state_dict())
+        elif paired and number > by:
+            for name, tensor in parameters.items():
+                tensor.data.copy_(before[0][name])
+            optimizer.load_state_dict(before[1])
         if number > by:
             for name, tensor in parameters.items():
-                tensor.grad = gradients[number - by - 1][name].clone()
+                gradient = gradients[number - by - 1][name]
+                if paired and not estimates:
+                    gradient = (gradients[number - by - 2][name] + gradient) / 2
+                tensor.grad = gradient.clone()
             norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), 3.0))
             optimizer.step()
         told.append((loss, norm))
@@ -73,10 +97,21 @@ def test_an_update_has_the_gradients_of_as_many_steps_before(by: int) -> None:
     close(run.parameters(), parameters)
 
 
+def test_an_update_of_a_pair_has_the_gradients_of_two_steps_and_is_estimated_from_the_first() -> None:
+    parameters, told = by_hand(1, paired=True)
+    run, found = steps_of(paired(*ONE_RANK))
+    agree(found, told)
+    # The last update has the gradient of the fifth step alone.
+    close({name: run.ranks[0].memory.states[ESTIMATE, name] for name in parameters}, parameters)
+    completed, _ = by_hand(1, paired=True, count=STEPS - 1)
+    close(run.parameters(), completed)
+
+
 @pytest.mark.parametrize("layout", ["zero1", *soak("plain", "zero3")])
-def test_a_delay_is_the_same_under_every_layout(layout: str) -> None:
-    expected, told = steps_of(delayed(*ONE_RANK))
-    run, found = steps_of(delayed(layout=layout))
+@pytest.mark.parametrize("sync", [delayed, paired])
+def test_a_delay_is_the_same_under_every_layout(layout: str, sync: Callable[..., Plan]) -> None:
+    expected, told = steps_of(sync(*ONE_RANK))
+    run, found = steps_of(sync(layout=layout))
     agree(found, told)
     close(run.parameters(), expected.parameters(), 1e-4)
 
@@ -94,10 +129,27 @@ def test_a_run_with_a_delay_resumes_with_the_same_bits(by: int, tmp_path: Path) 
     same(everything(again.run), everything(whole.run))
 
 
-def test_gradients_that_are_late_resume_on_another_mesh(tmp_path: Path) -> None:
-    whole = trained(kept_every(delayed(by=2), 8), tmp_path)
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_run_in_pairs_resumes_with_the_same_bits_after_any_step(step: int, tmp_path: Path) -> None:
+    plan = paired()
+    plan = saved_every(evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, steps=8))), step, keep=9)
+    whole = trained(plan, tmp_path / "whole")
+    trained(plan, tmp_path / "part")
+    for later in range(step + 1, 9):
+        for commit in (tmp_path / "part").rglob(commit_name(later)):
+            rmtree(commit)
+    again = trained(plan, tmp_path / "part")
+    assert again.found is not None
+    assert again.found.step == step
+    assert again.steps == {at: told for at, told in whole.steps.items() if at > step}
+    same(everything(again.run), everything(whole.run))
+
+
+@pytest.mark.parametrize("sync", [partial(delayed, by=2), paired])
+def test_gradients_that_are_late_resume_on_another_mesh(sync: Callable[..., Plan], tmp_path: Path) -> None:
+    whole = trained(kept_every(sync(), 8), tmp_path)
     forget(tmp_path)
-    again = trained(kept_every(delayed(*on(data=2), layout="zero3", by=2), 8), tmp_path)
+    again = trained(kept_every(sync(*on(data=2), layout="zero3"), 8), tmp_path)
     assert again.found is not None
     assert again.found.step == 4
     close(everything(again.run), everything(whole.run), 1e-4)
@@ -156,10 +208,12 @@ def test_a_reduction_hides_behind_the_next_step() -> None:
     """Of a program whose reduction takes less than a step and is exposed, all is hidden."""
     link = "cluster.link=link(bandwidth = 1GB/s, latency = 5us)"
     sizes = ("batch=64", "seq=32", "embed=64", "ffn=256", link, "cluster.pipe=1", "cluster.tensor=1", "layout=plain")
-    waiting, late = (predict(plan_of(*sizes, f"train.sync={sync}").training) for sync in ("none", "delayed(1)"))
+    syncs = "none", "delayed(1)", "paired()"
+    waiting, *others = (predict(plan_of(*sizes, f"train.sync={sync}").training) for sync in syncs)
     assert waiting.exposed_communication > 0.01
-    assert late.exposed_communication == pytest.approx(0.0, abs=1e-9)
-    assert late.step_time == pytest.approx(waiting.step_time - waiting.exposed)
+    for late in others:
+        assert late.exposed_communication == pytest.approx(0.0, abs=1e-9)
+        assert late.step_time == pytest.approx(waiting.step_time - waiting.exposed)
 
 
 def test_a_reduction_that_takes_several_steps_has_as_many_to_end_in_as_the_delay_says() -> None:
@@ -171,8 +225,9 @@ def test_a_reduction_that_takes_several_steps_has_as_many_to_end_in_as_the_delay
 
 def test_the_memory_bound_counts_late_gradients() -> None:
     """The accumulators of each step, and each gradient among the states that a checkpoint has."""
-    plans = [plan_of(*ONE_RANK, f"train.sync={sync}") for sync in ("none", "delayed(1)", "delayed(2)")]
+    plans = [plan_of(*ONE_RANK, f"train.sync={sync}") for sync in ("none", "delayed(1)", "delayed(2)", "paired()")]
     reports = [memory_report(plan.training, plan.program.ranks[0]) for plan in plans]
     size = sum(each.type.bytes for each in plans[0].program.parameters)
-    assert [each.gradients - reports[0].gradients for each in reports] == [0, size, 2 * size]
-    assert [each.state - reports[0].state for each in reports] == [0, size, 2 * size]
+    assert [each.gradients - reports[0].gradients for each in reports] == [0, size, 2 * size, size]
+    # Of pairs, also the first gradient, and what is estimated from it, with both states of AdamW.
+    assert [each.state - reports[0].state for each in reports] == [0, size, 2 * size, 5 * size]
