@@ -47,8 +47,8 @@ class Sums:
 
 @frozen(eq=False)
 class Estimate:
-    """Parameters after an update that has the `first` gradients of a pair alone: a `memory` for that update, which begins
-    as the rank's `own`. What is not trained they share.
+    """Parameters after an update that has the `first` gradients of a pair alone: a `memory` for that update, which
+    begins as the rank's `own`. What is not trained they share.
     """
 
     own: Memory
@@ -85,8 +85,8 @@ class Executor:
 
     Where groups train apart, `memory` and the `others` are those of this rank's, which compute and update one after the
     other, each with its own statistics; `statistics` are then the means over all groups. After some steps the groups
-    are averaged. Where updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up. Where
-    they have those of two steps, the estimate that is made from the first is in a memory of its own.
+    are averaged. Where updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up. If
+    each has those of two steps, what is estimated from the first has a memory of its own.
 
     Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 

@@ -83,9 +83,9 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         stages = compilation.partitioned, compilation.update, compilation.program if program else None
         Copies(*stages, check, compilation.prefetched).run()
         if program:
-            late, *older = (train.late, train.delay, train.paired) if compilation.training else (False, 0, False)
-            given = compilation.update, whole, compilation.program, check, compilation.on_host, late, *older
-            Records(partitioned, layouts, *given, compilation.members).run()
+            older = (train.late, train.delay, train.paired) if compilation.training else (False, 0, False)
+            given = compilation.update, whole, compilation.program, check, compilation.on_host
+            Records(partitioned, layouts, *given, *older, compilation.members).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
     return Validation(
         check.nodes,

@@ -33,8 +33,8 @@ from partita.compiler.verify.rules import require
 @define(eq=False)
 class Records:
     """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory. `late`: updates
-    may be made before their step is validated. They have gradients of `delay` steps before; `paired`, of two steps each.
-    A rank trains `members` groups.
+    may be made before their step is validated. They have gradients of `delay` steps before, and if `paired`, of two
+    steps each. A rank trains `members` groups.
     """
 
     partitioned: PartitionedGraph

@@ -46,7 +46,9 @@ def steps_of(plan: Plan) -> tuple[VirtualRun, list[tuple[float, float]]]:
     return run, [run.step(number, drawn[number % 2], RATE) for number in range(1, STEPS + 1)]
 
 
-def by_hand(by: int, paired: bool = False, count: int = STEPS) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
+def by_hand(
+    by: int, paired: bool = False, count: int = STEPS
+) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
     """The same with torch's AdamW and gradients of a run without delay, whose own updates are undone; so is, with pairs
     of steps, the update with the first one's gradient, once it has been computed with.
     """
