@@ -91,8 +91,8 @@ class StateRecord:
     host: bool = False
 
 
-# What is kept of a parameter where an update has the gradients of two steps: the first gradient, and the parameter as it is
-# estimated from that.
+# What is kept of a parameter where an update has the gradients of two steps: the first gradient, and the parameter as
+# estimated from it.
 FIRST, ESTIMATE = "first", "estimate"
 
 

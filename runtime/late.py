@@ -72,8 +72,8 @@ class Late:
     def completed(self, totals: Tensors, step: int, kept: Mapping[str, torch.Tensor]) -> Tensors:
         """The totals, once tied ones are exchanged, with the mean of the gradients of a pair if they are those of its
         second step. Those of its first are `kept`, by the parameter's name, where the mean is made. It is of whole
-        gradients, and so has the same bits after they were saved: the first stage of a tied parameter has it, others have
-        zeros.
+        gradients, and so has the same bits after they were saved: the first stage of a tied parameter has it, and the
+        others have zeros.
         """
         if not self.program.paired or not self.ready:
             return totals

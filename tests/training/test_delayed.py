@@ -24,6 +24,7 @@ from partita.runtime.instructions import Waits
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
+from tests.compiler.verify.broken import FILE
 from tests.files import checked
 from tests.marks import soak
 from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, saved_every, trained
@@ -114,6 +115,16 @@ def test_an_update_of_a_pair_has_the_gradients_of_two_steps_and_is_estimated_fro
 def test_a_delay_is_the_same_under_every_layout(layout: str, sync: Callable[..., Plan]) -> None:
     expected, told = steps_of(sync(*ONE_RANK))
     run, found = steps_of(sync(layout=layout))
+    agree(found, told)
+    close(run.parameters(), expected.parameters(), 1e-4)
+
+
+def test_an_estimate_lies_as_its_parameter_where_the_state_is_split_further() -> None:
+    text = FILE.replace("ffn, vocab -> tensor", "ffn -> tensor shard param -> tensor")
+    text = text.replace("steps = 1", f"steps = {STEPS} sync = paired()")
+    plan, one = (prepare(checked(text, "split.par", overrides)) for overrides in ((), ONE_RANK))
+    assert any(each.layout != each.state_layout for each in plan.program.parameters)
+    (run, found), (expected, told) = steps_of(plan), steps_of(one)
     agree(found, told)
     close(run.parameters(), expected.parameters(), 1e-4)
 

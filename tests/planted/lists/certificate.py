@@ -74,9 +74,16 @@ MISTAKES = [
     Planted(
         "what-is-kept-besides-of-parts-not-looked-at",
         "compiler/verify/records.py",
-        "                self._besides(own, besides.get(name, ()), self.delay if name in states else 0)\n",
+        "                self._besides(own, besides.get(name, ()), older)\n",
         "                if declared.part is None:\n"
-        "                    self._besides(own, besides.get(name, ()), self.delay if name in states else 0)\n",
+        "                    self._besides(own, besides.get(name, ()), older)\n",
+        RECORDS,
+    ),
+    Planted(
+        "updates-of-one-step-or-two",
+        "compiler/verify/records.py",
+        "require(self.program.paired == self.paired, ",
+        "require(True, ",
         RECORDS,
     ),
     Planted(

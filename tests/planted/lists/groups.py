@@ -7,6 +7,7 @@ LOCAL = "tests/training/test_local.py"
 BY_HAND = f"{LOCAL}::test_groups_are_runs_of_their_own_that_are_averaged"
 DELAYED = "tests/training/test_delayed.py"
 LATE = f"{DELAYED}::test_an_update_has_the_gradients_of_as_many_steps_before"
+PAIRED = f"{DELAYED}::test_an_update_of_a_pair_has_the_gradients_of_two_steps_and_is_estimated_from_the_first"
 
 MISTAKES = [
     Planted(
@@ -103,8 +104,8 @@ MISTAKES = [
     Planted(
         "one-group-in-the-memory-bound",
         "compiler/analysis/memory.py",
-        "members * kept(each, each.states) + kept(each, each.besides)",
-        "kept(each, each.states) + kept(each, each.besides)",
+        "times = 2 if state.plan.paired else members",
+        "times = 2 if state.plan.paired else 1",
         f"{LOCAL}::test_the_memory_bound_counts_every_group",
     ),
     Planted(
@@ -120,8 +121,8 @@ MISTAKES = [
     Planted(
         "steps-that-update-nothing-counted-as-updates",
         "runtime/executor.py",
-        "number, rates, update - self.program.delay",
-        "number, rates, update",
+        "made = update - self.program.delay",
+        "made = update",
         f"{LATE}[1]",
     ),
     Planted(
@@ -137,6 +138,62 @@ MISTAKES = [
         "return gradient.clone() if stage == first else torch.zeros_like(gradient)",
         "return gradient.clone()",
         f"{DELAYED}::test_a_run_with_a_delay_resumes_with_the_same_bits[1]",
+    ),
+    Planted(
+        "an-estimate-in-place-of-its-update",
+        "runtime/executor.py",
+        "self._use(self._estimate.begun() if self._late.estimates(context.step) else self._memories[0])",
+        "self._use(self._memories[0])",
+        PAIRED,
+    ),
+    Planted(
+        "an-estimate-that-goes-on-from-the-last",
+        "runtime/executor.py",
+        "        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])\n",
+        "",
+        PAIRED,
+    ),
+    Planted(
+        "the-sum-of-a-pair",
+        "runtime/late.py",
+        "kept[name].add_(gradient).mul_(0.5)",
+        "kept[name].add_(gradient)",
+        PAIRED,
+    ),
+    Planted(
+        "every-step-of-a-pair-counted-as-an-update",
+        "runtime/executor.py",
+        "(made + 1) // 2 if self.program.paired else made",
+        "made",
+        PAIRED,
+    ),
+    Planted(
+        "a-pair-resumes-without-its-estimate",
+        "runtime/executor.py",
+        "            self._use(self._estimate.memory if self._late.estimates(step) else self._memories[0])\n",
+        "            self._use(self._memories[0])\n",
+        f"{DELAYED}::test_a_run_in_pairs_resumes_with_the_same_bits_after_any_step[2]",
+    ),
+    Planted(
+        "every-stage-has-the-mean-of-a-pair",
+        "runtime/late.py",
+        "means.pop(name) if name in means else totals[i].zero_()",
+        "means[name]",
+        f"{DELAYED}::test_a_delay_is_the_same_under_every_layout[paired-zero1]",
+    ),
+    Planted(
+        "an-estimate-where-the-state-lies",
+        "compiler/program.py",
+        "return self.layout if state.name == ESTIMATE else within_axes(self.state_layout, state.type)",
+        "return within_axes(self.state_layout, state.type)",
+        f"{DELAYED}::test_an_estimate_lies_as_its_parameter_where_the_state_is_split_further",
+    ),
+    Planted(
+        "estimates-take-no-memory",
+        "compiler/analysis/memory.py",
+        "times = 2 if state.plan.paired else members",
+        "times = members",
+        f"{DELAYED}::test_the_memory_bound_counts_late_gradients",
     ),
     Planted(
         "late-gradients-take-no-memory",
