@@ -480,12 +480,13 @@ def _update(state: Cut) -> Partitioned:
     timed = partial(seconds, device=state.device)
     given = resharding, updates, train.clip, timed, train.ema, spans, state.states_on_host, state.on_host
     update = update_graph(state.partitioned, layouts, *given, delayed=bool(train.delay))
-    apart = state.training and state.groups is not None and train.local is not None
-    if (apart or (state.training and train.paired)) and (state.on_host or state.states_on_host):
-        what = "groups that train apart" if apart else "paired steps"
+    if not state.training:
+        return extended(Partitioned, state, update=update)
+    if (train.local is not None or train.paired) and (state.on_host or state.states_on_host):
+        what = "paired steps" if train.paired else "groups that train apart"
         message = f"parameters and states of {what} cannot lie in the host's memory yet"
         raise refuse("E0401", message, state.offload_rules[0].span, help="leave out the rule, or `sync`")
-    if state.training and state.groups is not None and train.local is not None:
+    if state.groups is not None and train.local is not None:
         update = with_outer_updates(update, state.mesh, state.groups, train.local)
     return extended(Partitioned, state, update=update)
 

@@ -7,7 +7,7 @@ with them it never yields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,14 +17,14 @@ import torch
 from attrs import frozen
 
 from partita.compiler.instructions import Channel
-from partita.compiler.program import ESTIMATE, FIRST, Program, late_name
+from partita.compiler.program import Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
 from partita.runtime.declared import waits
 from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
-from partita.runtime.late import Late
+from partita.runtime.late import Estimate, Late
 from partita.runtime.pace import Pace
 from partita.runtime.peak_memory import peak_memory
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
@@ -43,38 +43,6 @@ class Sums:
 
     vector: torch.Tensor
     handle: Handle
-
-
-@frozen(eq=False)
-class Estimate:
-    """Parameters after an update that has the `first` gradients of a pair alone: a `memory` for that update, which
-    begins as the rank's `own`. What is not trained they share.
-    """
-
-    own: Memory
-    memory: Memory
-    first: Mapping[str, torch.Tensor]
-
-    @classmethod
-    def of(cls, program: Program, names: Sequence[str], own: Memory) -> Estimate:
-        """Of a rank with these parameters."""
-        memory = Memory()
-        for name in names:
-            record = program.parameter(name)
-            memory.masters[name] = own.states[ESTIMATE, name] if record.besides else own.masters[name]
-            for state in record.states:
-                found = own.states[state.name, name]
-                memory.states[state.name, name] = found.clone() if record.besides else found
-        return cls(own, memory, {name: tensor for (state, name), tensor in own.states.items() if state == FIRST})
-
-    def begun(self) -> Memory:
-        """The memory, as it is before its update."""
-        into = [*self.memory.masters.values(), *self.memory.states.values()]
-        own = [self.own.masters[name] for name in self.memory.masters]
-        own += [self.own.states[key] for key in self.memory.states]
-        pairs = [(new, old) for new, old in zip(into, own, strict=True) if new is not old]
-        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
-        return self.memory
 
 
 class Executor:

@@ -10,14 +10,14 @@ update is estimated from the first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
-from partita.compiler.program import Program, RankProgram
+from partita.compiler.program import ESTIMATE, FIRST, Program, RankProgram
 from partita.runtime.instructions import Waits
-from partita.runtime.stages import Stage
+from partita.runtime.stages import Memory, Stage
 from partita.runtime.transports.transport import Tensors
 
 
@@ -127,3 +127,35 @@ class Late:
     def _part(self, stage: int, parameter: str, gradient: torch.Tensor) -> torch.Tensor:
         first = min(self.program.parameter(parameter).stages)
         return gradient.clone() if stage == first else torch.zeros_like(gradient)
+
+
+@frozen(eq=False)
+class Estimate:
+    """Parameters after an update that has the `first` gradients of a pair alone: a `memory` for that update, which
+    begins as the rank's `own`. What is not trained they share.
+    """
+
+    own: Memory
+    memory: Memory
+    first: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, program: Program, names: Sequence[str], own: Memory) -> Estimate:
+        """Of a rank with these parameters."""
+        memory = Memory()
+        for name in names:
+            record = program.parameter(name)
+            memory.masters[name] = own.states[ESTIMATE, name] if record.besides else own.masters[name]
+            for state in record.states:
+                found = own.states[state.name, name]
+                memory.states[state.name, name] = found.clone() if record.besides else found
+        return cls(own, memory, {name: tensor for (state, name), tensor in own.states.items() if state == FIRST})
+
+    def begun(self) -> Memory:
+        """The memory, as it is before its update."""
+        into = [*self.memory.masters.values(), *self.memory.states.values()]
+        own = [self.own.masters[name] for name in self.memory.masters]
+        own += [self.own.states[key] for key in self.memory.states]
+        pairs = [(new, old) for new, old in zip(into, own, strict=True) if new is not old]
+        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
+        return self.memory

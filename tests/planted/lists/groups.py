@@ -148,7 +148,7 @@ MISTAKES = [
     ),
     Planted(
         "an-estimate-that-goes-on-from-the-last",
-        "runtime/executor.py",
+        "runtime/late.py",
         "        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])\n",
         "",
         PAIRED,
