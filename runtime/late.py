@@ -75,7 +75,7 @@ class Late:
         gradients, and so has the same bits after they were saved: the first stage of a tied parameter has it, and the
         others have zeros.
         """
-        if not self.program.paired or not self.ready:
+        if not self.ready:
             return totals
         gradients = self.gradients(totals)
         if self.estimates(step):
@@ -131,31 +131,31 @@ class Late:
 
 @frozen(eq=False)
 class Estimate:
-    """Parameters after an update that has the `first` gradients of a pair alone: a `memory` for that update, which
-    begins as the rank's `own`. What is not trained they share.
+    """Parameters after an update that has the `first` gradients of a pair alone: a `memory` for that update. What is
+    trained begins there as it is in the rank's own, by `pairs` of tensors; the rest they share.
     """
 
-    own: Memory
     memory: Memory
     first: Mapping[str, torch.Tensor]
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
     def of(cls, program: Program, names: Sequence[str], own: Memory) -> Estimate:
         """Of a rank with these parameters."""
-        memory = Memory()
-        for name in names:
-            record = program.parameter(name)
-            memory.masters[name] = own.states[ESTIMATE, name] if record.besides else own.masters[name]
-            for state in record.states:
-                found = own.states[state.name, name]
-                memory.states[state.name, name] = found.clone() if record.besides else found
-        return cls(own, memory, {name: tensor for (state, name), tensor in own.states.items() if state == FIRST})
+        memory, first = Memory(dict(own.masters), dict(own.states)), dict[str, torch.Tensor]()
+        pairs = []
+        for record in filter(lambda each: each.besides, map(program.parameter, names)):
+            name = record.name
+            first[name], memory.masters[name] = own.states[FIRST, name], own.states[ESTIMATE, name]
+            pairs.append((memory.masters[name], own.masters[name]))
+            for key in ((state.name, name) for state in record.states):
+                memory.states[key] = own.states[key].clone()
+                pairs.append((memory.states[key], own.states[key]))
+        return cls(memory, first, pairs)
 
     def begun(self) -> Memory:
         """The memory, as it is before its update."""
-        into = [*self.memory.masters.values(), *self.memory.states.values()]
-        own = [self.own.masters[name] for name in self.memory.masters]
-        own += [self.own.states[key] for key in self.memory.states]
-        pairs = [(new, old) for new, old in zip(into, own, strict=True) if new is not old]
-        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
+        if self.pairs:
+            into, own = zip(*self.pairs, strict=True)
+            torch._foreach_copy_(into, own)
         return self.memory

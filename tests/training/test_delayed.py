@@ -129,6 +129,29 @@ def test_an_estimate_lies_as_its_parameter_where_the_state_is_split_further() ->
     close(run.parameters(), expected.parameters(), 1e-4)
 
 
+BARE = """
+axis batch = 4, embed = 8, out = 8
+model m(x: [batch, embed], y: [batch, embed]) {
+  param w: [embed, out] ~ normal(0.5)
+  let h = rename(dot(x, w, over = embed), out -> embed)
+  repeat 2 as layer { let h = tanh(h) }
+  loss mse(h, y)
+}
+mesh k(pipe = 2)
+layout l on k { stage layer -> pipe }
+schedule s = gpipe(microbatches = 2)
+train { data = random() optimizer = adamw(lr = 0.1) steps = 6 sync = paired() }
+"""
+
+
+def test_a_rank_without_parameters_has_nothing_to_estimate() -> None:
+    plan, one = (prepare(checked(BARE, "bare.par", overrides)) for overrides in ((), ("k.pipe=1",)))
+    assert any(not rank.parameters for rank in plan.program.ranks)
+    (run, found), (expected, told) = steps_of(plan), steps_of(one)
+    agree(found, told)
+    close(run.parameters(), expected.parameters())
+
+
 @pytest.mark.parametrize("by", [1, *soak(3)])
 def test_a_run_with_a_delay_resumes_with_the_same_bits(by: int, tmp_path: Path) -> None:
     plan = kept_every(delayed(by=by), 8)

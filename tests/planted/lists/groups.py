@@ -149,8 +149,8 @@ MISTAKES = [
     Planted(
         "an-estimate-that-goes-on-from-the-last",
         "runtime/late.py",
-        "        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])\n",
-        "",
+        "            torch._foreach_copy_(into, own)\n",
+        "            pass\n",
         PAIRED,
     ),
     Planted(
