@@ -5,7 +5,8 @@ Statements after a wrong one are still checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from partita.dsl import limits, spec, tree
 from partita.dsl.buffers import Buffers
@@ -166,36 +167,41 @@ class BodyChecker:
         """`param names: type ~ initial`."""
         type = self.float_type(statement.type, "a parameter")
         call = self.distribution(statement.initial, INITIAL, "initial value")
-        for name in statement.names:
-            meaning: Value | Unknown = UNKNOWN
-            if type is not None and call is not None:
-                step = spec.Parameter(name.text, type, call, name.span)
-                (meaning,) = self.scope.add(step, [type])
-            self.bind(name, meaning, "param")
+        self.declare(statement.names, "param", spec.Parameter, type, call)
 
     def buffer(self, statement: tree.Buffer) -> None:
         """`buffer names: type ~ initial`."""
         type = self.type(statement.type)
         call = self.distribution(statement.initial, INITIAL, "initial value")
         sound = self.buffers.is_sound(statement, type, call)
-        for name in statement.names:
-            meaning: Value | Unknown = UNKNOWN
-            if sound and type is not None and call is not None:
-                step = spec.Parameter(name.text, type, call, name.span, buffer=True)
-                (meaning,) = self.scope.add(step, [type])
-                self.buffers.types[meaning.number] = type
-            self.bind(name, meaning, "buffer")
+        made = self.declare(
+            statement.names, "buffer", partial(spec.Parameter, buffer=True), type if sound else None, call
+        )
+        self.buffers.types.update((each.number, each.type) for each in made)
 
     def sample(self, statement: tree.Sample) -> None:
         """`sample names: type ~ distribution`."""
         type = self.float_type(statement.type, "a sample")
         call = self.distribution(statement.distribution, SAMPLED, "distribution")
-        for name in statement.names:
+        self.declare(statement.names, "sample", spec.Sample, type, call)
+
+    def declare(
+        self,
+        names: Sequence[tree.Name],
+        kind: str,
+        step: Callable[[str, Type, spec.Call, Span], spec.Parameter | spec.Sample],
+        type: Type | None,
+        call: spec.Call | None,
+    ) -> list[Value]:
+        """Make a step for each name, of a type and with a distribution; returns the values, none of what is unsound."""
+        made = []
+        for name in names:
             meaning: Value | Unknown = UNKNOWN
             if type is not None and call is not None:
-                step = spec.Sample(name.text, type, call, name.span)
-                (meaning,) = self.scope.add(step, [type])
-            self.bind(name, meaning, "sample")
+                (meaning,) = self.scope.add(step(name.text, type, call, name.span), [type])
+                made.append(meaning)
+            self.bind(name, meaning, kind)
+        return made
 
     def float_type(self, written: tree.TensorType, what: str) -> Type | None:
         """A type that must be floating-point; None after reporting errors."""

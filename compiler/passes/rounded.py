@@ -27,12 +27,14 @@ HELP = "compute it in f64, from `cast(i, f64)` or `sample u: f64[…]`, and cast
 
 def rounded(graph: Graph) -> tuple[Diagnostic, ...]:
     """Warnings (W0305), one for each place and what is rounded there."""
-    known, producers = bounds_of(graph), graph.producers()
+    producers = graph.producers()
+    casts = {node for node in graph.nodes if node.op == TO_BF16 and node.inputs[0].type.dtype in INTEGERS}
+    known = bounds_of(graph) if casts else {}
     found: dict[tuple[Span | None, str], None] = {}
     for node in graph.nodes:
         if node.op in ANGLES and node.output.type.dtype == "bf16":
             found[node.span, f"angles are rounded to {EIGHT_BITS}"] = None
-        elif node.op == TO_BF16 and node.inputs[0].type.dtype in INTEGERS:
+        elif node in casts:
             integers = _large(known.get(node.inputs[0]))
             if integers:
                 found[node.span, f"{integers} are rounded to {EIGHT_BITS}"] = None
