@@ -444,7 +444,7 @@ def _shard(state: Microbatched) -> Sharded:
 
 def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
     """Warnings (W0303) of operations that take more memory than their fused kernels would, one for each place."""
-    places = {(node.span, words): None for node in state.forward.nodes if (words := node.op.unfused(state.device.gpu))}
+    places = {(node.span, words): None for node in state.forward.nodes if (words := node.op.unfused)}
     for span, words in places:
         yield Diagnostic(
             "W0303", f"no fused kernel supports {listed(words)}: the scores of this attention are materialized", span

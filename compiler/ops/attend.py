@@ -63,7 +63,8 @@ class Attend(Attention):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Repeated and padded keys and values; with a mask or bias, scores and their exponentials."""
-        padded = 2 * self.padded_bytes(operands) + self.mask_bytes(operands) + self.pieces_bytes(operands)
+        padded = 2 * self.padded_bytes(operands) + self.denominators_bytes(operands)
+        padded += self.mask_bytes(operands) + self.pieces_bytes(operands)
         scores = (3 + self.random + (self.softcap is not None)) * self.scores_bytes(operands)
         return max(scores + self.repeated_bytes(operands) + padded, self.drawn_bytes(operands))
 
@@ -135,7 +136,8 @@ class AttendGradient(Attention):
         """Repeated and padded keys and values, their gradients; with a mask or bias, scores, probabilities and their
         gradients.
         """
-        padded = 4 * self.padded_bytes(operands) + self.mask_bytes(operands) + 3 * self.pieces_bytes(operands)
+        padded = 4 * self.padded_bytes(operands) + self.denominators_bytes(operands)
+        padded += self.mask_bytes(operands) + 3 * self.pieces_bytes(operands)
         scores = (4 + 2 * self.random + 2 * (self.softcap is not None)) * self.scores_bytes(operands)
         return max(scores + 2 * self.repeated_bytes(operands) + padded, self.drawn_bytes(operands))
 

@@ -8,6 +8,7 @@ from math import prod
 from attrs import evolve, frozen
 
 from partita.compiler.layout import is_split
+from partita.compiler.ops.fused_attention import DENOMINATORS_OF, ROWS_OF, rounded_up
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted, wide_bytes
 from partita.compiler.ops.position import (
     SLICE,
@@ -107,9 +108,10 @@ class Attention(Positioned):
         asked = {"mask": self.mask, "bias": self.bias, "softcap": self.softcap is not None, "dropout": self.random}
         return tuple(name for name, present in asked.items() if present)
 
-    def unfused(self, gpu: bool) -> tuple[str, ...]:
-        """A soft cap and dropout; on GPUs also segments, for which FlashAttention would need documents by length."""
-        asked = {"softcap": self.softcap is not None, "dropout": self.random, "segments": gpu and self.segments}
+    @property
+    def unfused(self) -> tuple[str, ...]:
+        """A soft cap and dropout; a mask and a bias are matrices themselves."""
+        asked = {"softcap": self.softcap is not None, "dropout": self.random}
         return tuple(name for name, present in asked.items() if present)
 
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
@@ -319,7 +321,7 @@ class Attention(Positioned):
         q, k = operands[:2]
         if self.materializes or not (self.window or self.segments):
             return 0
-        pairs = q.axis(self.over).size * k.axis(self.over).size
+        pairs = q.axis(self.over).size * rounded_up(k.axis(self.over).size, ROWS_OF)
         if self.segments:
             ids = operands[3 + self.extras.index("segments")]
             _, own, _ = self.orders(*operands[:3])
@@ -345,15 +347,28 @@ class Attention(Positioned):
         return own if ranks_of_order(self.over, self.shards) is None else own + k.bytes + v.bytes
 
     def padded_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of a query, key or value padded to the larger of their sizes, which fused kernels want equal."""
+        """Bytes of a query, key or value padded to the larger of their sizes, which fused kernels want equal, and on
+        GPUs a multiple.
+        """
         q, k, v = operands[:3]
         along, wide = q.axis(self.along).size, v.axis(self.wide).size
-        if along == wide or self.materializes:
+        if self.materializes:
+            return 0
+        larger = rounded_up(max(along, wide), ROWS_OF)
+        if along == wide == larger:
             return 0
         _, own, _ = self.orders(q, k, v)
         repeated = prod(q.axis(name).size for name in own)
-        larger = max(along, wide)
         return q.bytes // along * larger + repeated * max(k.bytes // along, v.bytes // wide) * larger
+
+    def denominators_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of denominators of as many queries as a kernel of GPUs makes them for, if these are more."""
+        q = operands[0]
+        queries = [q.axis(name).size for name in self.queries(operands)]
+        count = queries[-1] if self.orders(*operands[:3])[2] else 1
+        if self.materializes or count % DENOMINATORS_OF == 0:
+            return 0
+        return wide_bytes(q.without([self.along])) // count * rounded_up(count, DENOMINATORS_OF)
 
     def counted(self, operands: Sequence[Type], keys: int, values: int) -> int:
         """FLOPs of some products of queries with `along`, and some with the axis of the values: of the pairs that see

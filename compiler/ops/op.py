@@ -216,7 +216,8 @@ class Op:
         """Whether its source reads the context `c`: the device, the rank's coordinates, the microbatch, the step."""
         return False
 
-    def unfused(self, gpu: bool) -> tuple[str, ...]:
+    @property
+    def unfused(self) -> tuple[str, ...]:
         """Its options that no fused kernel has, so that it materializes what that would not."""
         return ()
 

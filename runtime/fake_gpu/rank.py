@@ -237,8 +237,10 @@ class _File:
         return self.get_tensor(self.name)[tuple(region)]
 
 
-def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype]]:
-    """The dtype of arithmetic, whether anything is in the host's memory, and dtypes of products that the file names."""
+def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype], bool]:
+    """The dtype of arithmetic, whether anything is in the host's memory, the dtypes of products that the file names,
+    and whether it names f64.
+    """
     products = (
         [value.type for value in node.inputs]
         for node in plan.training.sharded.graph.nodes
@@ -246,7 +248,8 @@ def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype]]:
     )
     wide = {DTYPES[each.dtype] for operands in products for each in operands[:2] if each.is_float}
     offloads = any(each.host or any(state.host for state in each.states) for each in plan.program.parameters)
-    return DTYPES[plan.train.dtype], offloads, wide
+    doubles = any(value.type.dtype == "f64" for node in plan.training.forward.nodes for value in node.outputs)
+    return DTYPES[plan.train.dtype], offloads, wide, doubles
 
 
 def _run(steps: Iterator[None]) -> None:

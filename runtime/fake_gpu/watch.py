@@ -5,7 +5,7 @@
     synchronisation   the host waits for the device only where a function says so and why (`runtime.declared`): nowhere
                       else is a number read, depends a shape on data, or is memory copied that is not pinned
     dtype             stages compute products in the precision of the file or in a dtype that it names; f64 is for
-                      statistics, and for functions that say so
+                      statistics, for functions that say so, and for files that name it
     lifetime          no memory is read before what is written to it, overwritten before it is read, or freed while
                       another stream may still use it: by the order of streams (`runtime.fake_gpu.streams`); nor does
                       the host so, in functions and kernels, with its own that a stream copies from or to
@@ -117,17 +117,24 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches what is launched. `faults` are what is wrong; `launches` the kernels since they were last `taken`; `live`
     and `peak` the bytes that are allocated on the device, now and at most.
 
-    More than `limit` are a fault. `precision` is that of the arithmetic; `wide` are other dtypes that the file names.
-    `offloads`: the program keeps something in the host's memory. `there` is the type of the device.
+    More than `limit` are a fault. `precision` is that of the arithmetic; `wide` are other dtypes of products that the
+    file names. `offloads`: the program keeps something in the host's memory. `doubles`: the file names f64. `there` is
+    the type of the device.
     """
 
     def __init__(
-        self, precision: torch.dtype, offloads: bool = False, wide: Iterable[torch.dtype] = (), there: str = "cuda"
+        self,
+        precision: torch.dtype,
+        offloads: bool = False,
+        wide: Iterable[torch.dtype] = (),
+        doubles: bool = False,
+        there: str = "cuda",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.there = there
         self.precisions = {precision, *wide}
         self.offloads = offloads
+        self.doubles = doubles
         self.faults: list[Fault] = []
         self.launches: list[Launch] = []
         self.waits: list[str] = []  # why the host has waited
@@ -323,7 +330,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if dtype not in self.precisions and args[position].is_floating_point() and _in_stages():
                 self.fault(Kind.DTYPE, f"`{operation}` computes in {dtype}, the file in {_list(self.precisions)}")
         for each in results:
-            wide = each.dtype == torch.float64 and torch.float64 not in self.precisions
+            wide = each.dtype == torch.float64 and not self.doubles and torch.float64 not in self.precisions
             if wide and each.numel() > SMALL and _in_functions() and not _says(IN_F64):
                 self.fault(Kind.DTYPE, f"`{operation}` makes {_named(each)} in f64")
 

@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn.functional import pad
 
+from partita.compiler.ops.fused_attention import DENOMINATORS_OF, FLASH_SIZE, ROWS_OF, rounded_up
 from partita.compiler.ops.runs import Runs
 from partita.runtime.kernels.dtypes import widened
 from partita.runtime.kernels.native import attention as native
@@ -53,8 +54,12 @@ def rows(x: Tensor) -> Tensor:
 
 
 def _padded_rows(*tensors: Tensor) -> list[Tensor]:
-    """Tensors with rows of one length, the shorter padded with zeros: products with them stay what they are."""
+    """Tensors with rows of one length, the shorter padded with zeros: products with them stay what they are. Kernels of
+    GPUs take rows of eights.
+    """
     longest = max(x.shape[-1] for x in tensors)
+    if tensors[0].is_cuda:
+        longest = rounded_up(longest, ROWS_OF)
     return [x if x.shape[-1] == longest else pad(x, (0, longest - x.shape[-1])) for x in tensors]
 
 
@@ -113,7 +118,10 @@ class Scores:
         seen = None if alone else self.allowed(q4, k4)
         if seen is None:
             return self.causal, None
-        return False, torch.zeros_like(seen, dtype=q4.dtype).masked_fill_(~seen, float("-inf"))
+        keys = seen.shape[-1]
+        width = rounded_up(keys, ROWS_OF) if q4.is_cuda else keys  # where a row begins in memory
+        added = torch.zeros((*seen.shape[:-1], width), dtype=q4.dtype, device=q4.device)[..., :keys]
+        return False, added.masked_fill_(~seen, float("-inf"))
 
     def made(self, q4: Tensor, k4: Tensor) -> tuple[Tensor, Tensor | None]:
         """The scores, and the slope of the soft cap."""
@@ -137,29 +145,28 @@ class Scores:
         """Whether torch's own kernel with its gradient applies: on a CPU."""
         return not self.materialized and q4.is_cpu
 
+    @property
+    def placed(self) -> bool:
+        """Whether positions count."""
+        return self.causal or self.window is not None or self.segments is not None
+
     def flash(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
-        """Whether FlashAttention applies: on a GPU, in half precision, with supported head sizes. Where positions
-        count, it aligns the last query with the last key.
+        """Whether FlashAttention applies: on a GPU, in half precision, up to a head size. Where positions count, it
+        aligns the last query with the last key.
         """
         if self.materialized or self.segments is not None or not q4.is_cuda:
             return False
-        size = max(q4.shape[-1], v4.shape[-1])
-        fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
-        placed = self.causal or self.window is not None
-        return fits and (not placed or self.start + q4.shape[-2] == k4.shape[-2])
+        fits = q4.dtype in (torch.bfloat16, torch.float16) and max(q4.shape[-1], v4.shape[-1]) <= FLASH_SIZE
+        return fits and (not self.placed or self.start + q4.shape[-2] == k4.shape[-2])
 
-    def efficient(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
+    def efficient(self, q4: Tensor, k4: Tensor) -> bool:
         """Whether memory-efficient attention (Rabe and Staats, arXiv 2112.05682, as xFormers has it) applies: on a GPU,
-        in f32 as well, with supported head sizes, where every query sees its own position. Denominators come in rows of
-        32 queries, and what is added to scores in rows of 8 keys.
+        in f32 as well, where every query sees its own position.
         """
         if self.materialized or not q4.is_cuda:
             return False
-        size = max(q4.shape[-1], v4.shape[-1])
-        fits = q4.dtype in (torch.float32, torch.bfloat16, torch.float16) and size % 8 == 0 and q4.shape[-2] % 32 == 0
-        if not self.start and (self.plain or (q4.shape[-2] == k4.shape[-2] and k4.shape[-2] % 8 == 0)):
-            return fits
-        return False
+        fits = q4.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        return fits and (not self.placed or 0 <= self.start <= k4.shape[-2] - q4.shape[-2])
 
     def at(self, queries: Runs, keys: Runs) -> Scores:
         """With what is given besides in the order of positions, and the segments of the queries, which are those of the
@@ -206,12 +213,12 @@ def attended(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, T
         return o, denominator
     if how.flash(q4, k4, v4):
         return _flash(how, *_padded_rows(q4, k4, v4))
-    if how.efficient(q4, k4, v4):
+    if how.efficient(q4, k4):
         causal, added = how.added(q4, k4)
         o, denominator, *_ = aten._scaled_dot_product_efficient_attention(
             *_padded_rows(q4, k4, v4), _of_all_heads(added, q4), True, 0.0, causal, scale=how.scale
         )
-        return o, denominator
+        return o, denominator[..., : q4.shape[-2]].contiguous()
     scores, _ = how.made(q4, k4)
     denominator = torch.logsumexp(scores, -1)
     finite = denominator.masked_fill(denominator == float("-inf"), 0.0)
@@ -235,10 +242,12 @@ def gradients(
     if how.flash(q4, k4, v4):
         dq, dk, dv = _flash_gradient(how, _padded_rows(d4, q4, k4, v4, o4), l4)
         return dq, dk, dv, None
-    if how.efficient(q4, k4, v4):
+    if how.efficient(q4, k4):
         d4, q4, k4, v4, o4 = _padded_rows(d4, q4, k4, v4, o4)
         causal, added = how.added(q4, k4)
         state = q4.new_empty((), dtype=torch.int64)  # not read without dropout
+        count = l4.shape[-1]
+        l4 = pad(l4, (0, rounded_up(count, DENOMINATORS_OF) - count), value=float("inf"))  # as the forward kernel does
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
             d4, q4, k4, v4, _of_all_heads(added, q4), o4, l4.contiguous(), state, state, 0.0, [True, True, True, False],
             causal,
