@@ -28,6 +28,7 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.buckets import full_at
 from partita.compiler.passes.build import build
+from partita.compiler.passes.captured import check_captured
 from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
@@ -475,6 +476,8 @@ def _not_overlapped(state: Sharded, found: Collection[str]) -> Iterator[Diagnost
 
 
 def _update(state: Cut) -> Partitioned:
+    if state.training and state.train.graphs:
+        check_captured(state)
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)

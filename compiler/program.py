@@ -299,6 +299,7 @@ class StepPlan:
     members: int = 1  # groups that train apart on each rank
     delay: int = 0  # how many steps old the gradients of an update are
     paired: bool = False  # an update has the gradients of two steps, and is estimated from the first of them
+    captured: bool = False  # on GPUs, what comes before a rank's statistics are summed is launched as one graph
 
     def __repr__(self) -> str:
         facts = (count(self.mesh.ranks, "rank"), count(len(self.stages), "stage"), f"microbatches {self.microbatches}")

@@ -289,6 +289,7 @@ TRAIN = Signature(
         Setting("ema", BETA, None),
         Setting("seed", Number(integer=True, minimum=0, maximum=(1 << 63) - 1), 0),
         Setting("compile", Flag(), None),
+        Setting("graphs", Flag(), False),
         Setting("eval", OneOf(EVALUATION), None),
         Setting("checkpoint", OneOf(CHECKPOINT), None),
         Setting("on_bad_step", OneOf(BAD_STEPS, bare=True), STOP),

@@ -325,6 +325,8 @@ class Plans:
             return None
         if values["sync"] is not None and not self.fits_sync(values, written):
             return None
+        if values["graphs"] and not self.fits_graphs(values, written):
+            return None
         if not self.spelled_alike(values["data"], values["eval"]):
             return None
         if values["eval"] is not None and values["eval"].arguments["sample"] is not None:
@@ -332,6 +334,15 @@ class Plans:
             if not self.writes(values["data"], model, schedule, written["sample"]):
                 return None
         return spec.Train(**values, spans=written, span=train.span)
+
+    def fits_graphs(self, values: Mapping[str, Any], written: Mapping[str, Span]) -> bool:
+        """Whether steps that are captured go with the other entries; reports which one does not."""
+        for entry, given in (("sync", values["sync"] is not None), ("validate", values["validate"].name == "after")):
+            if given:
+                message = f"`graphs` cannot be combined with `{entry}` yet: memory of one step is not that of the next"
+                self.report.error("E0318", message, written.get(entry), help=f"leave out `{entry}`, or `graphs`")
+                return False
+        return True
 
     def fits_sync(self, values: Mapping[str, Any], written: Mapping[str, Span]) -> bool:
         """Whether the other entries go with `sync`; reports which one does not."""

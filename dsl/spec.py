@@ -531,6 +531,7 @@ class Train:
     ema: float | None = None  # the decay of a mean of the weights
     seed: int = 0
     compile: bool | None = None  # with Inductor; None: only on a GPU
+    graphs: bool = False  # on GPUs, capture a step as a CUDA graph
     eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …, copies = …)
     on_bad_step: Call = STOP  # stop, skip or rewind

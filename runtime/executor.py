@@ -7,7 +7,7 @@ with them it never yields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,10 +17,11 @@ import torch
 from attrs import frozen
 
 from partita.compiler.instructions import Channel
-from partita.compiler.program import Program, late_name
+from partita.compiler.program import InputPart, Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
 from partita.runtime.declared import waits
+from partita.runtime.graphs import StepGraph
 from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
@@ -61,7 +62,8 @@ class Executor:
     `custom` are the functions of operations that the file defines.
     With `keep_totals`, `kept` has the last step's totals by (stage, accumulator), for each memory. The `flight`
     recorder is marked at the end of each instruction. With `times`, a file, `stopwatch` records the times of these
-    marks; if `paced`, `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank.
+    marks; if `paced`, `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank. Neither
+    durations nor times are those of a program that is captured as a graph: with `times`, it is not.
     """
 
     @torch.inference_mode()
@@ -113,7 +115,10 @@ class Executor:
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)
         self._activity = TRAINING if self.record.update else EVALUATING
-        self.pace = Pace(program, rank, self.context) if paced else None
+        whole = program.captured and self._streams.captures and times is None
+        self._graph = StepGraph(self._streams, self._reads) if whole else None
+        self._marks = 0  # of a step that is captured
+        self.pace = Pace(program, rank, self.context) if paced and not whole else None
         self._mark = self._flight.mark if self.pace is None else _together(self._flight.mark, self.pace.mark)
         self._instructions = _with_marks(bound, self._mark)
         self.stopwatch: Stopwatch | None = None
@@ -229,45 +234,31 @@ class Executor:
         context = self.context
         made = update - self.program.delay
         context.step, context.rates, context.update = number, rates, (made + 1) // 2 if self.program.paired else made
-        instructions, mark = self._instructions, self.marked
-        if self.stopwatch is not None and self.stopwatch.recording:
-            instructions = self._timed
-        for index in range(self.program.rounds):
-            context.first = index * self.program.batch_parts
-            if index:
-                # No rank sends anything of the next batch before all have received everything of this one.
-                yield from self._summed(torch.zeros_like(self.statistics))
-            self._flight.begin(self._activity, number - index - 1 if self._update is None else number)
-            if not index:
-                yield from self._prologues(batches)
-            inputs = self._reads.load(batches(index))
-            for stage in self.stages.values():
-                stage.fill(inputs)
-            mark()
-            for run in instructions:
-                waits = run()
-                if waits is not None:
-                    yield from waits
-            rest = self._streams.drained()
-            if rest is not None:
-                yield from rest
-            if self.program.padding and index == 0:
-                for stage in self.stages.values():
-                    stage.scale(-self.program.padding)
-            if index + 1 < self.program.rounds:
-                mark(), mark(), mark()  # now at the mark of a sum over ranks, with which the next batch begins
-        totals = yield from self._all_totals()
-        mark()
-        yield from self._exchange_tied(totals)
-        if self._estimate is not None:
-            totals = self._late.completed(totals, context.step, self._estimate.first)
-        mark()
+        mark = self.marked
+        if self._graph is not None:
+            totals, scalars = yield from self._launched_whole(number, batches)
+        else:
+            for index in range(self.program.rounds):
+                context.first = index * self.program.batch_parts
+                if index:
+                    # No rank sends anything of the next batch before all have received everything of this one.
+                    yield from self._summed(torch.zeros_like(self.statistics))
+                self._flight.begin(self._activity, number - index - 1 if self._update is None else number)
+                if not index:
+                    self.gather_ahead()
+                    yield from self._prologues(self._reads.whole(batches))
+                yield from self._microbatches(self._reads.load(batches(index)))
+                if self.program.padding and index == 0:
+                    for stage in self.stages.values():
+                        stage.scale(-self.program.padding)
+                if index + 1 < self.program.rounds:
+                    mark(), mark(), mark()  # now at the mark of a sum over ranks, with which the next batch begins
+            totals, scalars = yield from self._ended()
         # A row of statistics for each group along the mesh axis. An extra element tells all ranks in the same step
         # whether any was asked to end; those after it are the ranks'.
         own = len(self.program.statistics)
         count, first = own * self.program.mesh.groups, own * self._coordinate
         vector = torch.zeros(self._width, dtype=torch.float64, device=context.device)
-        scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[first + index] = scalar
         if self.asked():
@@ -281,6 +272,50 @@ class Executor:
             sums = totals[: len(self.record.totals)]
             kept = sums if last else tuple(total.clone() for total in sums)
             self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
+
+    def _launched_whole(self, number: int, batches: Callable[[int], Batch]) -> Waits:
+        """What `_ended` returns, of a step that is one graph. Its marks are taken as if it were not."""
+        assert self._graph is not None
+        self._flight.begin(self._activity, number)
+        before = self._flight.marks
+        found = yield from self._graph.run(batches, self._whole)
+        self._marks = max(self._marks, self._flight.marks - before)
+        while self._flight.marks < before + self._marks:
+            self._mark()
+        return found
+
+    def _whole(self, whole: Mapping[InputPart, torch.Tensor], cut: Mapping[InputPart, torch.Tensor]) -> Waits:
+        """All of a step of one batch that comes before its statistics are summed."""
+        self._gather()
+        yield from self._prologues(whole)
+        yield from self._microbatches(cut)
+        return (yield from self._ended())
+
+    def _microbatches(self, inputs: Mapping[InputPart, torch.Tensor]) -> Waits:
+        """Run the rank's instructions."""
+        instructions = self._instructions
+        if self.stopwatch is not None and self.stopwatch.recording:
+            instructions = self._timed
+        for stage in self.stages.values():
+            stage.fill(inputs)
+        self.marked()
+        for run in instructions:
+            waits = run()
+            if waits is not None:
+                yield from waits
+        rest = self._streams.drained()
+        if rest is not None:
+            yield from rest
+
+    def _ended(self) -> Waits:
+        """The totals of the rank's microbatches, and its statistics."""
+        totals = yield from self._all_totals()
+        self.marked()
+        yield from self._exchange_tied(totals)
+        if self._estimate is not None:
+            totals = self._late.completed(totals, self.context.step, self._estimate.first)
+        self.marked()
+        return totals, (yield from begun(self._finish(totals, self.context), self.context))
 
     @torch.inference_mode()
     def sums(self) -> Sums:
@@ -391,7 +426,13 @@ class Executor:
 
     @torch.inference_mode()
     def gather_ahead(self) -> None:
-        """Start to gather what the next step computes with. Until it runs, nothing may write to parameters."""
+        """Start to gather what the next step computes with, unless that is captured with it. Until it runs, nothing may
+        write to parameters.
+        """
+        if self._graph is None:
+            self._gather()
+
+    def _gather(self) -> None:
         for stage in self.stages.values():
             stage.gather(self.context)
 
@@ -405,10 +446,8 @@ class Executor:
         """The last step's statistics by name."""
         return dict(zip(self.program.statistics, self._heard(), strict=False))
 
-    def _prologues(self, batches: Callable[[int], Batch]) -> Waits:
+    def _prologues(self, inputs: Mapping[InputPart, torch.Tensor]) -> Waits:
         """Reset the stages' accumulators and compute their constants, as far as they need not be gathered."""
-        self.gather_ahead()
-        inputs = self._reads.whole(batches)
         for stage in self.stages.values():
             stage.reset()
             whole = tuple(inputs[each] for each in stage.record.full_inputs)

@@ -12,6 +12,7 @@ from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region, region_of
 
 Batch: TypeAlias = Mapping[str, torch.Tensor]
+NOTHING: Mapping[InputPart, torch.Tensor] = {}
 
 
 def tensors_of(program: Program, batch: Mapping[str, object]) -> Batch:
@@ -50,9 +51,11 @@ class Inputs:
                     type = type.resized(self._batch, type.axis(self._batch).size // self._groups)
                 self._regions[part] = region_of(type, part.layout, program.mesh.sizes, coordinates)
 
-    def whole(self, batches: Callable[[int], Batch]) -> dict[InputPart, torch.Tensor]:
-        """The parts that are not cut into microbatches, contiguous and on the device. A part with the batch axis has
-        the rows of all batches; any other comes from the first batch.
+    def whole(
+        self, batches: Callable[[int], Batch], into: Mapping[InputPart, torch.Tensor] = NOTHING
+    ) -> dict[InputPart, torch.Tensor]:
+        """The parts that are not cut into microbatches, contiguous and on the device, or written `into` tensors there.
+        A part with the batch axis has the rows of all batches; any other comes from the first batch.
         """
         found = {}
         parts = [part for part in self._regions if part.batch is None]
@@ -65,25 +68,26 @@ class Inputs:
                 tensor = torch.cat([tensor, *others], type.position(self._batch))
             if type.has(self._batch):
                 tensor = tensor.chunk(self._groups, type.position(self._batch))[self.group]
-            found[part] = _sent(tensor[self._regions[part]], self._device)
+            found[part] = _sent(tensor[self._regions[part]], self._device, into.get(part))
         return found
 
-    def load(self, batch: Batch) -> dict[InputPart, torch.Tensor]:
-        """The parts of a batch that are cut into microbatches, contiguous and on the device; the microbatch is the
-        leading dimension. Nothing else of the batch is copied to the device.
+    def load(self, batch: Batch, into: Mapping[InputPart, torch.Tensor] = NOTHING) -> dict[InputPart, torch.Tensor]:
+        """The parts of a batch that are cut into microbatches, contiguous and on the device, or written `into` tensors
+        there; the microbatch is the leading dimension. Nothing else of the batch is copied to the device.
         """
         found = {}
         for part, position in self._batch_positions.items():
             rows = batch[part.name].chunk(self._groups, position)[self.group]
             cut = rows.unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
-            found[part] = _sent(tensor, self._device)
+            found[part] = _sent(tensor, self._device, into.get(part))
         return found
 
 
-def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _sent(tensor: torch.Tensor, device: torch.device, into: torch.Tensor | None) -> torch.Tensor:
     """A tensor of the host, contiguous and on the device: a GPU copies it by itself, from pinned memory."""
-    if device.type == "cpu":
-        return tensor.contiguous()
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return pinned.copy_(tensor).to(device, non_blocking=True)
+    if device.type != "cpu":
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    if into is not None:
+        return into.copy_(tensor, non_blocking=True)
+    return tensor.contiguous() if device.type == "cpu" else tensor.to(device, non_blocking=True)

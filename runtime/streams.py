@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 from partita.compiler.instructions import COMPUTE
 from partita.compiler.streams import START, Launch
+from partita.runtime.declared import waits
 
 Waits = Generator[None, None, Any]
 Bound = Callable[[], Waits | None]
@@ -60,6 +61,13 @@ class Streams(Protocol):
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """What enqueues each instruction of a list: a `Posting` unless it is on the stream that computes."""
+
+    @property
+    def captures(self) -> bool:
+        """Whether what is enqueued can be captured as a graph."""
+
+    def captured(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
+        """Capture what is enqueued instead of running it: returns what that returns, and what launches all of it."""
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation on tensors behind what computes now. What computes then waits for the handle."""
@@ -110,10 +118,19 @@ class HostStreams:
 
     apart: bool = False
 
+    @property
+    def captures(self) -> bool:
+        """No."""
+        return False
+
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """The parts: each does what it is at once, and waits for its handle."""
         assert len(launches) == len(parts), "a launch for each instruction"
         return tuple(part.at_once() if isinstance(part, Posting) else part for part in parts)
+
+    def captured(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
+        """There are no graphs."""
+        raise NotImplementedError
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation."""
@@ -138,6 +155,11 @@ class DeviceStreams:
     device: torch.device
     apart: bool = True
     _streams: dict[str, torch.cuda.Stream] = field(factory=dict)
+
+    @property
+    def captures(self) -> bool:
+        """Yes."""
+        return True
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """An event is recorded where something is behind it, in each step anew."""
@@ -197,6 +219,16 @@ class DeviceStreams:
 
         return run
 
+    @waits("a graph is captured once, with nothing under way")
+    def captured(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
+        """A CUDA graph, of all streams: those of communication begin behind what computes, and end before it does.
+        Other threads of the process go on with CUDA meanwhile.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            found = _at_once(enqueued())
+        return found, graph.replay
+
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation on a stream behind what computes now."""
         own = self._stream(stream)
@@ -238,6 +270,15 @@ class _Behind:
         """Make what computes wait."""
         torch.cuda.current_stream(self.streams.device).wait_event(self.event)
         return True
+
+
+def _at_once(waits: Waits) -> Any:
+    """What is returned in the end, where the host waits for nothing."""
+    try:
+        next(waits)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("the host waits while a graph is captured")
 
 
 def _event() -> torch.cuda.Event:

@@ -18,6 +18,9 @@ The peak is that of the greatest moment of a step, in addition to what is always
     end           the inputs, which the caller of the step still holds; the reduced gradients, and then the working
                   set of the update, or of the average of groups
 
+A step that is captured as a graph (`graphs`) has memory of its own for all that begins after the inputs are there and
+ends before the update; it keeps that.
+
 A collective in flight also holds copies of what it sends and receives, and over Gloo, where the ranks do the addition,
 the parts and their sum. Of what is gathered ahead of a step, and of reductions of gradients, all are in flight at once;
 others are from where they start to where their result is read.
@@ -105,11 +108,18 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
     making = max((_constants(stage, made=True) - _constants(stage) for stage in stages), default=0)
     kept, reducing, messages = max(_among(state, rank), key=sum)
     always = _always(state, rank)
+    reduced, *ends = _ends(state, rank)
+    within = (
+        MemoryReport("as a step begins", making, 0, 0, 0, _gathering(state, rank)),
+        MemoryReport("among the microbatches", 0, reducing, 0, kept, messages),
+        reduced,
+    )
+    if state.plan.captured:
+        graph = max(each.total for each in within)
+        ends = [evolve(each, activations=max(0, graph - each.gradients)) for each in ends]
     moments = (
         MemoryReport("before the first step", 0, 0, 0, 0, max(0, _beginning(state, rank) - always.total)),
-        MemoryReport("as a step begins", making, 0, 0, 0, inputs + _gathering(state, rank)),
-        MemoryReport("among the microbatches", 0, reducing, 0, kept, inputs + messages),
-        *(evolve(each, buffers=inputs + each.buffers) for each in _ends(state, rank)),
+        *(evolve(each, buffers=inputs + each.buffers) for each in (*within, *ends)),
     )
     most = max(moments, key=lambda each: each.total)
     return MemoryReport(

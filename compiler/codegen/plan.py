@@ -71,13 +71,15 @@ def plan_step(
     members: int = 1,
     delay: int = 0,
     paired: bool = False,
+    captured: bool = False,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
     parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
-    `late`: updates may be made before their step is validated. With `members`, each rank trains so many groups apart,
-    and `whole` has the rows of one. Updates have gradients of `delay` steps before; `paired`, of two steps each.
+    `late`: updates may be made before their step is validated; `captured`: it is launched as a whole on GPUs. With
+    `members`, each rank trains so many groups apart, and `whole` has the rows of one. Updates have gradients of `delay`
+    steps before; `paired`, of two steps each.
 
     Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
@@ -143,6 +145,7 @@ def plan_step(
         members=members,
         delay=delay,
         paired=paired,
+        captured=captured,
         streams=streams,
     )
 

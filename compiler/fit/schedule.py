@@ -58,6 +58,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         members=state.members,
         delay=state.train.delay if state.training else 0,
         paired=state.training and state.train.paired,
+        captured=state.training and state.train.graphs,
     )
     return extended(Scheduled, state, schedule=schedule, plan=plan, warnings=(*state.warnings, *warnings))
 

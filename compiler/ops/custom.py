@@ -48,6 +48,10 @@ class _Function(Op):
         """It is applied at one position of a loop after the other."""
         return None
 
+    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+        """Nobody knows."""
+        return "is an operation of the file's own"
+
     @property
     def reads_context(self) -> bool:
         """For the functions."""

@@ -67,6 +67,17 @@ class TopK(Op):
         return permuted(text, [*rest, self.into.name], results[0].names)
 
 
+ALIGNED = 8  # elements of bf16, in 16 bytes
+
+
+def waits_for_rows(dtype: str, sizes: Sequence[int]) -> str:
+    """Why a product with a matrix for each expert, of such sizes, waits for a GPU; empty if it does not: GPUs have one
+    of bf16 alone, whose rows are multiples of 16 bytes.
+    """
+    grouped = dtype == "bf16" and all(size % ALIGNED == 0 for size in sizes)
+    return "" if grouped else "waits for the number of rows of each expert"
+
+
 class Routed(Positioned):
     """What products with the matrices `w` have in common: x, w and ids as the kernels take them.
 
@@ -167,6 +178,10 @@ class RoutedDot(Routed):
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The last operand; it indexes the matrices."""
         return 2, operands[1].axis(self.along)
+
+    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+        """The host may go through the matrices."""
+        return waits_for_rows(operands[0].dtype, (self.matrices(operands, results) or ())[1:3])
 
     def fans(self, type: Type) -> tuple[int, int] | None:
         """Those of one matrix."""
@@ -309,6 +324,10 @@ class RoutedOuter(Routed):
         """One for each expert, over an equal share of the rows."""
         rows, depth, columns, *count = _grouped(self._routing(operands, results[0]), self.share)
         return depth, rows, columns, *count
+
+    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+        """The host may go through the matrices."""
+        return waits_for_rows(operands[0].dtype, (self.matrices(operands, results) or ())[:3:2])
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """By the number of experts, and rows, depth and columns of each."""

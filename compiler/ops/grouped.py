@@ -12,7 +12,7 @@ from math import prod
 
 from partita.compiler.layout import Layout, layout_of
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import RoutedDot, RoutedOuter, by_row, matrices_text
+from partita.compiler.ops.experts import RoutedDot, RoutedOuter, by_row, matrices_text, waits_for_rows
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Kernel, Op, ShardingRule, agree, op, permuted, shape_text
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
@@ -253,6 +253,10 @@ class GroupedDot(Local):
         rows = x.axis(ROWS).size
         return max(1, rows // self.share // count), x.elements // rows, results[0].elements // rows, count
 
+    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+        """The host may go through the matrices."""
+        return waits_for_rows(operands[0].dtype, (self.matrices(operands, results) or ())[1:3])
+
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """By the number of experts, and rows, depth and columns of each."""
         return _kernel(self, operands, results)
@@ -330,6 +334,10 @@ class GroupedOuter(Local):
         x, ends, d = operands
         rows = x.axis(ROWS).size
         return x.elements // rows, max(1, rows // self.share // ends.elements), d.elements // rows, ends.elements
+
+    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+        """The host may go through the matrices."""
+        return waits_for_rows(operands[0].dtype, (self.matrices(operands, results) or ())[:3:2])
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """By the number of experts, and rows, depth and columns of each."""

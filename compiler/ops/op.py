@@ -216,6 +216,12 @@ class Op:
         """Whether its source reads the context `c`: the device, the rank's coordinates, the microbatch, the step."""
         return False
 
+    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+        """What of it on a GPU differs from step to step, beyond what its operands hold, or is up to the host; empty if
+        nothing is.
+        """
+        return "draws random numbers" if self.random or self.draws else ""
+
     @property
     def unfused(self) -> tuple[str, ...]:
         """Its options that no fused kernel has, so that it materializes what that would not."""

@@ -4,7 +4,8 @@
    behind what that has before it: this has made what is read, and has used memory that is written. What a wait waits
    for has ended when what computes goes on: then its results may be read, and its memory may be used again. The
    transfers of a channel are on one stream, in order. Memory is given and taken in the order of what computes, so no
-   memory is used again before its last reader on any stream, nor read before it is written.
+   memory is used again before its last reader on any stream, nor read before it is written. In the end what computes is
+   behind all that was posted: a list of instructions can be captured as a graph.
 9. No cycle of waits between ranks, with the order of operations on a stream, events, and NCCL's rules: a send or a
    receive occupies its stream until its peer has come, and the transfers of a channel run in order.
 
@@ -100,6 +101,9 @@ def _ordered(rank: int, program: Sequence[Instruction], launches: Sequence[Launc
         own[stream] = tails[stream][stream] + 1
         tails[stream] = own
         ended.append(own)
+    for name, stream in streams.items():
+        if tails[0][stream] < tails[stream][stream]:
+            yield problem("E0501", 8, f"rank {rank} ends its list before stream `{name}` has ended")
 
 
 @define(eq=False)

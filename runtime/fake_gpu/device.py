@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from partita.runtime.fake_gpu.streams import Stream, Timed
-from partita.runtime.fake_gpu.watch import Watch
+from partita.runtime.fake_gpu.watch import Graph, Watch
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
@@ -173,6 +173,8 @@ def fake_gpu(watch: Watch) -> Iterator[torch.device]:
         "current_stream": lambda device=None: watch.current,
         "stream": watch.on,
         "synchronize": lambda device=None: watch.waited("torch.cuda.synchronize"),
+        "CUDAGraph": Graph,
+        "graph": watch.capture,
         "set_device": lambda device: None,
         "max_memory_allocated": lambda device=None: watch.peak,
         "is_available": lambda: False,

@@ -9,7 +9,9 @@
     lifetime          no memory is read before what is written to it, overwritten before it is read, or freed while
                       another stream may still use it: by the order of streams (`runtime.fake_gpu.streams`); nor does
                       the host so, in functions and kernels, with its own that a stream copies from or to
-    memory            what is alive at once, and what a step leaves
+    graph             what is captured makes the host wait for nothing, and ends on the stream that began it
+    memory            what is alive at once, and what a step leaves; a graph keeps what is alive at most while it is
+                      captured
     failure           whatever is raised
 
 One operation of ATen is one launch, composite ones as torch takes them apart; views launch nothing. A launch reads its
@@ -21,7 +23,7 @@ from __future__ import annotations
 import linecache
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -67,6 +69,7 @@ class Kind(StrEnum):
     SYNCHRONISATION = "synchronisation"
     DTYPE = "dtype"
     LIFETIME = "lifetime"
+    GRAPH = "graph"
     MEMORY = "memory"
     FAILURE = "failure"
 
@@ -96,6 +99,24 @@ class Stopped(Exception):
     """The host needs to know what the device would compute, which nobody does."""
 
 
+class Graph:
+    """`torch.cuda.CUDAGraph`: what its launches read and write."""
+
+    def __init__(self) -> None:
+        self.read: set[_Memory] = set()
+        self.written: set[_Memory] = set()
+        self._replay: Callable[[], None] | None = None
+
+    def ready(self, replay: Callable[[], None]) -> None:
+        """It is captured."""
+        self._replay = replay
+
+    def replay(self) -> None:
+        """Launch it."""
+        assert self._replay is not None, "nothing is captured"
+        self._replay()
+
+
 @define(eq=False)
 class _Memory:
     """A piece of memory: its size, on which stream it was allocated, and who has used it last."""
@@ -106,6 +127,7 @@ class _Memory:
     written: tuple[int, int] | None = None
     read: dict[int, int] = field(factory=dict)
     pinned: bool = False
+    graph: Graph | None = None  # to which it belongs
 
     @property
     def uses(self) -> list[tuple[int, int]]:
@@ -142,9 +164,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self.limit = sys.maxsize
         self.compiling = False
+        self.capturing: Graph | None = None
+        self.reserved = 0  # by graphs
         self.default = Stream(self.waited, "the stream that computes")
         self.current = self.default
         self._memory: dict[int, tuple[Any, _Memory]] = {}
+        self._moments: dict[int, int] = {}  # the last launch on each stream, by their numbers
 
     # ------------------------------------------------------------ what is told
 
@@ -159,6 +184,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for stream, reached in (self.current.clock if clock is None else clock).items():
             self.seen[stream] = max(self.seen.get(stream, 0), reached)
         why = _says(WAITS)
+        if self.capturing is not None:
+            self.fault(Kind.GRAPH, f"the host waits for the device while a graph is captured: {how}")
         if why is None:
             self.fault(Kind.SYNCHRONISATION, f"the host waits for the device: {how}")
         else:
@@ -179,6 +206,38 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.compiling = before
             self.peak = max(peak, self.live)
+
+    @contextmanager
+    def capture(self, graph: Graph, **_: Any) -> Iterator[None]:
+        """`torch.cuda.graph`: what is launched is behind all that was, and is launched by `graph.replay` again. What it
+        allocates is not for others any more.
+        """
+        self.waited("torch.cuda.graph")
+        own = Stream(self.waited, "the stream that is captured")
+        own.wait_stream(self.current)
+        before, live, peak = self.current, self.live, self.peak
+        self.current, self.peak, self.capturing = own, self.live, graph
+        used = dict(self._moments)
+        try:
+            yield
+        finally:
+            self.capturing, self.current = None, before
+        for name, moment in self._moments.items():
+            if used.get(name) != moment and not own.behind((name, moment)):
+                self.fault(Kind.GRAPH, "a stream that was launched on while a graph was captured does not end in it")
+        self.reserved += self.peak - live
+        self.live, self.peak = self.peak, max(peak, self.peak)
+        before.wait_stream(own)
+        graph.ready(lambda: self._launched(graph))
+
+    def _launched(self, graph: Graph) -> None:
+        """A graph is launched on the current stream."""
+        moment = self.current.step()
+        for memory in graph.read:
+            self._is_read(moment, memory, "what a graph reads")
+        for memory in graph.written:
+            self._is_written(moment, memory, "what a graph writes")
+        self.launches.append(Launch("graph", "", "", 0, 0, True))
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -252,17 +311,25 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def used(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
         """Something is launched on the current stream that reads and writes memory."""
         moment = self.current.step()
+        self._moments[moment[0]] = moment[1]
         for tensor in read:
-            memory = self._of(tensor)
-            if memory.written is not None and not self._behind(self.current, memory.written):
-                self.fault(Kind.LIFETIME, f"{_named(tensor)} is read before what is written to it has arrived")
-            memory.read[moment[0]] = moment[1]
+            self._is_read(moment, self._of(tensor), _named(tensor))
         for tensor in written:
-            memory = self._of(tensor)
-            before = memory.uses
-            if not all(each == moment or self._behind(self.current, each) for each in before):
-                self.fault(Kind.LIFETIME, f"{_named(tensor)} is overwritten while another stream may still use it")
-            memory.written = moment
+            self._is_written(moment, self._of(tensor), _named(tensor))
+
+    def _is_read(self, moment: tuple[int, int], memory: _Memory, name: str) -> None:
+        if memory.written is not None and not self._behind(self.current, memory.written):
+            self.fault(Kind.LIFETIME, f"{name} is read before what is written to it has arrived")
+        memory.read[moment[0]] = moment[1]
+        if self.capturing is not None:
+            self.capturing.read.add(memory)
+
+    def _is_written(self, moment: tuple[int, int], memory: _Memory, name: str) -> None:
+        if not all(each == moment or self._behind(self.current, each) for each in memory.uses):
+            self.fault(Kind.LIFETIME, f"{name} is overwritten while another stream may still use it")
+        memory.written = moment
+        if self.capturing is not None:
+            self.capturing.written.add(memory)
 
     def _used_by_host(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
         """The host reads and writes its own memory."""
@@ -351,7 +418,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _allocated(self, tensor: torch.Tensor, pinned: bool) -> _Memory:
         storage = tensor.untyped_storage()
         key, device = storage._cdata, tensor.device.type
-        memory = _Memory(storage.nbytes(), self.current, device, pinned=pinned)
+        memory = _Memory(storage.nbytes(), self.current, device, pinned=pinned, graph=self.capturing)
         self._memory[key] = weakref.ref(storage, lambda _: self._freed(key, memory)), memory
         if device == self.there:
             self.live += memory.bytes
@@ -364,7 +431,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _freed(self, key: int, memory: _Memory) -> None:
         if self._memory.get(key, (None, None))[1] is memory:
             del self._memory[key]
-        if memory.device != self.there:
+        captured = memory.graph is not None and memory.graph is not self.capturing  # it stays the graph's
+        if memory.device != self.there or captured:
             return
         self.live -= memory.bytes
         if not all(self._behind(memory.stream, each) for each in memory.uses):

@@ -107,6 +107,7 @@ def test_what_lies_in_the_hosts_memory_comes_back(rule: str, device: str, tmp_pa
 def connected(device: str, tmp_path: Path) -> Iterator[tuple[Processes, ProcessEnd]]:
     """A process group of this process alone, by the transport of the device, and an end of it."""
     kind = next(each for each in TRANSPORTS.values() if isinstance(each, Processes) and each.gpu == (device == "cuda"))
+    tmp_path.mkdir(exist_ok=True)
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group(kind.backend, store=store, rank=0, world_size=1)
     end = kind.end(torch.device(device, 0) if device == "cuda" else CPU, b"")
@@ -132,21 +133,45 @@ def test_collectives_with_one_rank_change_nothing(device: str, tmp_path: Path) -
         assert torch.equal(total, bucket[0])
 
 
+def steps_of(plan: Plan, rank: Rank) -> list[float]:
+    """Losses and gradient norms of some steps."""
+    dataset = open_data(plan.program, plan.train, SPECS)
+    assert dataset is not None
+    found = []
+    for number in range(1, STEPS + 1):
+        for _ in rank.step(number, rank.tensors(dataset.batch(number)), (RATE,)):
+            raise AssertionError("a real transport waits inside its handles")
+        loss, _, norm = rank.results(rank.training)
+        found += [loss, norm]
+    return found
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_pipeline_of_four_chunks_on_one_rank(device: str, tmp_path: Path) -> None:
     plan = planned("tiny.par", *SMALL, *FOUR_CHUNKS, "train.compile=false", gpu=device == "cuda")
     with connected(device, tmp_path) as (_, end):
-        rank = Rank(plan, 0, end, end.device)
-        dataset = open_data(plan.program, plan.train, SPECS)
-        assert dataset is not None
-        found = []
-        for number in range(1, STEPS + 1):
-            for _ in rank.step(number, rank.tensors(dataset.batch(number)), (RATE,)):
-                raise AssertionError("a real transport waits inside its handles")
-            loss, _, norm = rank.results(rank.training)
-            found += [loss, norm]
+        found = steps_of(plan, Rank(plan, 0, end, end.device))
     reference = planned("tiny.par", *SMALL, *FOUR_CHUNKS, "train.compile=false")
     assert found == pytest.approx(numbers(reference, VirtualRun(reference))[: 2 * STEPS], rel=2e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_steps_that_are_captured_are_the_same(precision: str, device: str, tmp_path: Path) -> None:
+    """To the last bit, with the messages of a pipeline: the first step runs as ever, the second is captured and
+    launched, the third is launched.
+    """
+    settings = (*SMALL, *FOUR_CHUNKS, f"train.precision={precision}", "train.compile=false")
+    found = []
+    for graphs in ("false", "true"):
+        plan = planned("tiny.par", *settings, f"train.graphs={graphs}", gpu=device == "cuda")
+        with connected(device, tmp_path / graphs) as (_, end):
+            rank = Rank(plan, 0, end, end.device)
+            losses = steps_of(plan, rank)
+            found.append((losses, [master.cpu().clone() for master in rank.memory.masters.values()]))
+    (first, before), (second, after) = found
+    assert second == first
+    assert all(map(torch.equal, before, after))
 
 
 @pytest.mark.parametrize("device", DEVICES)

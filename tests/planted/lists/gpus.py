@@ -66,8 +66,8 @@ MISTAKES = [
     Planted(
         "inputs-that-the-host-waits-for",
         "runtime/inputs.py",
-        "pinned.copy_(tensor).to(device, non_blocking=True)",
-        "pinned.copy_(tensor).to(device)",
+        "else tensor.to(device, non_blocking=True)",
+        "else tensor.to(device)",
         RANKS,
     ),
     Planted(

@@ -12,10 +12,10 @@ from attrs import evolve, frozen
 from hypothesis import HealthCheck, assume, event, given, note, settings
 from hypothesis import strategies as st
 
-from partita.compiler.instructions import COMPUTE, PostCopy, PostReceive, PostSend
+from partita.compiler.instructions import COMPUTE, PostCopy, PostReceive, PostSend, WaitSend
 from partita.compiler.program import StepPlan
 from partita.compiler.schedules.stream_invariants import check_launches
-from partita.compiler.streams import SUMS, Launch, along
+from partita.compiler.streams import SUMS, Launch, along, launches_of
 from partita.compiler.text.streams import parse_streams, streams_text
 from partita.dsl.diagnostic import Refused
 from partita.runtime.data.binding import open_data
@@ -261,6 +261,17 @@ def test_launches_of_a_program_are_lawful_and_others_are_not():
     assert all(each.kind == MOVED for each in accepted)
     moved = [plan.program.ranks[each.rank].instructions[each.index] for each in accepted]
     assert {type(each) for each in moved} == {PostCopy}
+
+
+def test_a_list_ends_behind_all_that_is_posted():
+    """Without the wait for its last send, a rank's list cannot be captured."""
+    program = prepare(checked(OFFLOADING, "offloading.par")).program
+    lists = [rank.instructions for rank in program.ranks]
+    check_launches(lists, [launches_of(own) for own in lists], program.streams)
+    last = max(i for i, each in enumerate(lists[0]) if isinstance(each, WaitSend))
+    lists[0] = (*lists[0][:last], *lists[0][last + 1 :])
+    with pytest.raises(Refused, match="rank 0 ends its list before stream"):
+        check_launches(lists, [launches_of(own) for own in lists], program.streams)
 
 
 @cache

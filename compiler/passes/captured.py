@@ -1,0 +1,33 @@
+"""What keeps a step from being captured (`graphs = true`): launched as a whole, as a CUDA graph, in every step but the
+first.
+
+The launches of a graph have the same arguments each time, and the host does not come in between. So whatever differs
+from step to step has to lie in memory: batches and parameters do, random numbers do not, as their keys are computed on
+the host from the number of the step.
+"""
+
+from __future__ import annotations
+
+from partita.compiler.graph import Node
+from partita.compiler.state import Cut
+from partita.dsl.diagnostic import Diagnostic, Refused
+
+
+def check_captured(state: Cut) -> None:
+    """Raises Refused: E0422 for each place that cannot be captured."""
+    inside = (node for nodes in state.forward.inside.values() for node in nodes)
+    stages = (node for stage in state.partitioned.stages for node in stage.nodes)
+    places = {(node.span, why): None for node in (*state.forward.nodes, *inside, *stages) if (why := _varies(node))}
+    found = [Diagnostic("E0422", f"a step cannot be captured: this {why}", span, help=HELP) for span, why in places]
+    for rule in state.offload_rules:
+        message = "a step cannot be captured: the host waits for what is copied to its memory"
+        found.append(Diagnostic("E0422", message, rule.span, help=f"{HELP}, or the rule"))
+    if found:
+        raise Refused(found)
+
+
+HELP = "leave out `graphs`"
+
+
+def _varies(node: Node) -> str:
+    return node.op.varies([value.type for value in node.inputs], [value.type for value in node.outputs])

@@ -1,0 +1,54 @@
+"""A step that is captured: enqueued once as a CUDA graph, and launched as a whole from then on (`graphs = true`).
+
+The first step is run as any other: it makes what is made once, such as code that torch compiles, communicators and
+tables. The second is captured, which runs nothing, and launched, as all later ones are. What a graph reads and writes
+stays where it is: the inputs of each step are copied to where those of the captured one are, and what it makes has
+memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from partita.compiler.program import InputPart
+from partita.runtime.inputs import Batch, Inputs
+from partita.runtime.streams import Streams, Waits
+
+Parts: TypeAlias = Mapping[InputPart, torch.Tensor]
+
+
+class StepGraph:
+    """Steps on a device's streams that read some inputs."""
+
+    def __init__(self, streams: Streams, reads: Inputs) -> None:
+        self._streams, self._reads = streams, reads
+        self._begun = False
+        self._inputs: tuple[Parts, Parts] | None = None  # those of the captured step
+        self._launch: Callable[[], None] = self._nothing
+        self._found: Any = None
+
+    def run(self, batches: Callable[[int], Batch], enqueued: Callable[[Parts, Parts], Waits]) -> Waits:
+        """What `enqueued` returns of the whole parts of a step's inputs and those of its microbatches: the same tensors
+        in every step from the second on.
+        """
+        if self._inputs is not None:
+            whole, cut = self._inputs
+            self._reads.whole(batches, whole)
+            self._reads.load(batches(0), cut)
+        else:
+            whole, cut = self._reads.whole(batches), self._reads.load(batches(0))
+            if not self._begun:
+                self._begun = True
+                return (yield from enqueued(whole, cut))
+            self._inputs = whole, cut
+            self._found, self._launch = self._streams.captured(partial(enqueued, whole, cut))
+        self._launch()
+        return self._found
+
+    @staticmethod
+    def _nothing() -> None:
+        """Before anything is captured."""
