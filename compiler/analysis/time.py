@@ -273,7 +273,9 @@ def compiles(state: Cut) -> bool:
 
 
 def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, str], float]:
-    """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
+    """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}. The host runs ahead, but not of
+    itself: an action takes at least as long as to launch its kernels.
+    """
     found: dict[tuple[int, str], float] = {}
     known: dict[tuple[int, str], float] = {}  # by form of the stage and kind
     for stage, form in zip(state.partitioned.stages, state.partitioned.forms, strict=True):
@@ -283,7 +285,8 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
                 keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
                 walk = Walk(state, execution)
                 walk.run(nodes, keep)
-                known[form, kind] = state.device.action + walk.arrived
+                launching = 0.0 if state.train.graphs else walk.launches * state.device.launching
+                known[form, kind] = state.device.action + max(walk.arrived, launching)
             found[stage.index, kind] = known[form, kind]
         if execution.whole:  # what that makes again goes by names, which stages of one form do not share
             rest = Walk(state, evolve(execution, waits=frozenset(Phase)))
@@ -426,6 +429,7 @@ class Walk:
     likewise, on the link between them, and slow nothing down.
 
     Where the host computes, it is `there` with that, beside the device, which does nothing that comes later before.
+    `launches` counts what the host launches.
     """
 
     state: Cut
@@ -435,6 +439,7 @@ class Walk:
     free: dict[str, float] = field(factory=dict)
     links: dict[str, Link] = field(factory=dict)
     there: float = -inf
+    launches: int = 0
 
     @property
     def arrived(self) -> float:
@@ -451,6 +456,7 @@ class Walk:
                 continue
             self.now = max(self.now, self.there, ready)
             if isinstance(node.op, Collective):
+                self.launches += 1
                 link = resharding.mesh.link(node.op.over)
                 self.now += 2 * link.post
                 latency, moving = launch_seconds(resharding, node, node.op)
@@ -470,6 +476,7 @@ class Walk:
                     message = node.inputs if node.op.sends else node.outputs
                     self.now += wire.latency + sum(value.type.bytes for value in message) / wire.bandwidth
             else:
+                self.launches += node.op.launches() if own else 0
                 self.now = self.after(self._summing(node, own))
                 if node.op.host:  # the host waits for what it reads
                     self.there = self.now

@@ -69,7 +69,8 @@ class Device:
     """Peak FLOP/s of matrix products by dtype, and of other arithmetic (`vector`; 0: the same); memory in bytes;
     bandwidth in bytes/s, of which the share `streaming` is reached.
 
-    Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step.
+    Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step. To
+    launch a kernel takes the host `launching`, ahead of the device, unless a step is one graph.
     `attention` is FlashAttention-2's; `flash` says how much quicker its other generations are. Products of operands of
     8 bits have a rate of their own (`f8`) on some devices, of which `narrow` times the usual share is reached.
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
@@ -87,6 +88,7 @@ class Device:
     attention: Fused = field(factory=Fused)
     flash: Mapping[int, float] = field(factory=dict)
     launch: float = 0.0
+    launching: float = 0.0
     action: float = 0.0
     step: float = 0.0
     vector: float = 0.0
@@ -150,6 +152,9 @@ _HOST_LINK = 0.8
 _GEN4, _GEN5, _GEN5_B = (32e9, 51e9), (64e9, 77e9), (64e9, 90e9)
 # Estimates: the prologue and epilogue of a tile, as a depth that takes as long; and the overhead of each kernel.
 _DEPTH, _LAUNCH = 192.0, 4e-6
+# The driver's 4 to 6 µs (measured by pegainfer (3), susun-blog.com), and what Python and torch take of an operation of
+# ours: 2.4 µs on a CPU (bench/RESULTS.md).
+_LAUNCHING = 7.5e-6
 
 
 def _gpu(
@@ -176,6 +181,7 @@ def _gpu(
         attention=attention,
         flash=flash,
         launch=_LAUNCH,
+        launching=_LAUNCHING,
         vector=vector,
         narrow=narrow[1] if narrow else 1.0,
         node=8,

