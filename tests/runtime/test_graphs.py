@@ -160,7 +160,8 @@ def on_gpus(path: Path, *overrides: str, added: str = "") -> int:
     """Runs ranks on GPUs that are not there; how many launches the last step of each takes at most."""
     text = path.read_text() + added
     spec, diagnostics = load_text(text, path.name, ("train.graphs=true", *overrides), path)
-    assert spec is not None, diagnostics
+    if spec is None:
+        raise Refused(diagnostics)
     plan = prepare(evolve(spec, expect=()), gpu=True)
     most = 0
     for tried in try_ranks(plan):
