@@ -177,6 +177,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("checkpoints save save_every ckpt", "checkpoint"),
             ("evaluate evaluation validation val", "eval"),
             ("random_seed", "seed"),
+            ("cuda_graph cuda_graphs enable_cuda_graph cudagraphs reduce_overhead", "graphs"),
             ("warmup_steps warmup_iters", "warmup"),
             ("total_steps decay_steps lr_decay_iters", "total"),
             ("max_lr", "peak"),
