@@ -5,7 +5,8 @@
 Three parts: `partita doctor`; the tests marked `gpu`; and the MFU of one GPU training GPT, ours beside plain torch. All
 systems train `bench/models/gpt.par` in bf16 with weights kept in f32, from the same initial values on the same batches;
 the peer is written by hand with one product for queries, keys and values, SDPA, autocast and fused AdamW. `:compile` is
-Inductor for either. MFU is the FLOPs of the model's products, without recomputation, by the peak of the data sheet.
+Inductor for either, and `:graphs` ours compiled and captured as a CUDA graph. MFU is the FLOPs of the model's products,
+without recomputation, by the peak of the data sheet.
 
 With `--append` a table is written to the end of bench/RESULTS.md. On a machine without a GPU, or with `--device cpu`,
 everything that can be runs on the CPU at a tiny size, and nothing is appended. Exit status: 0 all passed on a GPU; 1
@@ -38,7 +39,7 @@ PASSED, FAILED, NO_GPU = 0, 1, 4
 # Seconds of each part, some ten minutes together.
 DOCTOR_SECONDS, TEST_SECONDS = 90, 180
 WARM_UP = 3
-SYSTEMS = ("partita", "partita:compile", "torch", "torch:compile")
+SYSTEMS = ("partita", "partita:compile", "partita:graphs", "torch", "torch:compile")
 # One rank, all layers in one stage. GPT-3 XL (arXiv 2005.14165, Table 2.1), with the vocabulary of GPT-2 padded.
 ONE = ("pair.pipe=1", "schedule=gpipe", "train.precision=bf16")
 SIZES: Mapping[str, tuple[str, ...]] = {
@@ -217,16 +218,19 @@ def run(system: str, device: str, size: str, steps: int) -> None:
     from peers.workload import workload
 
     there = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
-    family, _, compiled = system.partition(":")
+    family, _, how = system.partition(":")
     gpu = device == "cuda"
-    work = workload("gpt.par", [*SIZES[size], f"train.compile={'true' if compiled else 'false'}"], gpu=gpu)
+    options = (
+        f"train.{word}={'true' if on else 'false'}" for word, on in (("compile", how), ("graphs", how == "graphs"))
+    )
+    work = workload("gpt.par", [*SIZES[size], *options], gpu=gpu)
     if gpu:
         torch.cuda.set_device(there)
     if family == "partita":
         joined("nccl" if gpu else "gloo")
         trained: Ours | Plain = Ours(work, device=there)
     else:
-        trained = Plain(work, bool(compiled), work.microbatches, there, autocast=True)
+        trained = Plain(work, bool(how), work.microbatches, there, autocast=True)
     seconds, losses = [], []
     for _, batch in zip(range(WARM_UP + steps), work.batches(), strict=False):
         start = perf_counter()
