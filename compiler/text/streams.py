@@ -6,7 +6,8 @@
     1 post-send number 0 on channel 0->1 forward, microbatch 0, stage 0 to 1, 32 B, tiny.x on 0->1 forward after 0
     2 wait-send number 0 on channel 0->1 forward, microbatch 0, stage 0 to 1, 32 B, tiny.x on compute after 1
 
-Events are the ends of instructions, by their numbers, and `start` is when what computes has got to the first one.
+Events are the ends of instructions, by their numbers, and `start` is when what computes has got to the first one. If
+each list is captured as a graph, the first line is `captured`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ OF_TRANSFER: Mapping[str, type[PostSend | WaitSend | PostReceive | WaitReceive]]
     "wait-receive": WaitReceive,
 }
 OF_ACTION: Mapping[str, type[PostCopy | WaitCopy]] = {"post-copy": PostCopy, "wait-copy": WaitCopy}
+CAPTURED = "captured"
 _NAMES = {kind: name for kinds in (OF_TRANSFER, OF_ACTION) for name, kind in kinds.items()}
 
 _LINE = re.compile(r"(\d+) (\S+) (.*) on (.+?)(?: after ((?:start|\d+)(?:, \d+)*))?")
@@ -55,7 +57,8 @@ _COMMUNICATOR = re.compile(r"communicator (.*) on (.*)")
 
 def streams_text(program: Program) -> str:
     """What all ranks of a program enqueue, and the streams of the other communicators, as text."""
-    lines = [f"communicator {name} on {stream}" for name, stream in program.streams.items()]
+    lines = [CAPTURED] if program.captured else []
+    lines += [f"communicator {name} on {stream}" for name, stream in program.streams.items()]
     for rank in program.ranks:
         lines.append(f"rank {rank.rank}")
         for i, (instruction, launch) in enumerate(zip(rank.instructions, rank.launches, strict=True)):
@@ -63,13 +66,15 @@ def streams_text(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_streams(text: str) -> tuple[Enqueued, dict[str, str]]:
-    """Parses what ranks enqueue, and the streams of the other communicators: the text leaves out nothing, and a program
-    can be written by hand. Raises ValueError with the offending line.
+def parse_streams(text: str) -> tuple[Enqueued, dict[str, str], bool]:
+    """Parses what ranks enqueue, the streams of the other communicators, and whether it is captured: the text leaves
+    out nothing, and a program can be written by hand. Raises ValueError with the offending line.
     """
     ranks: list[tuple[list[Instruction], list[Launch]]] = []
     communicators: dict[str, str] = {}
-    for line in text.splitlines():
+    lines = text.splitlines()
+    captured = lines[:1] == [CAPTURED]
+    for line in lines[captured:]:
         if found := _COMMUNICATOR.fullmatch(line):
             communicators[found[1]] = found[2]
         elif line == f"rank {len(ranks)}":
@@ -78,7 +83,7 @@ def parse_streams(text: str) -> tuple[Enqueued, dict[str, str]]:
             instruction, launch = _parsed(line, len(ranks[-1][0]) if ranks else -1)
             ranks[-1][0].append(instruction)
             ranks[-1][1].append(launch)
-    return ranks, communicators
+    return ranks, communicators, captured
 
 
 def _instruction(instruction: Instruction) -> str:

@@ -166,8 +166,8 @@ def test_updates_that_do_not_wait_are_taken_back_in_any_order(clip: float, tmp_p
 
 def reads_back(program: StepPlan) -> None:
     """The text of what ranks enqueue reads back as the same, to the last field."""
-    found, streams = parse_streams(streams_text(program))
-    assert streams == program.streams
+    found, streams, captured = parse_streams(streams_text(program))
+    assert (streams, captured) == (program.streams, program.captured)
     expected = [(list(rank.instructions), list(rank.launches)) for rank in program.ranks]
     assert repr(found) == repr(expected)
 
@@ -261,6 +261,14 @@ def test_launches_of_a_program_are_lawful_and_others_are_not():
     assert all(each.kind == MOVED for each in accepted)
     moved = [plan.program.ranks[each.rank].instructions[each.index] for each in accepted]
     assert {type(each) for each in moved} == {PostCopy}
+
+
+def test_lists_that_are_captured_read_back_as_such():
+    plain, captured = (prepare(checked(SHARED, "shared.par", more)).program for more in ((), ("train.graphs=true",)))
+    assert not plain.captured
+    assert captured.captured
+    reads_back(plain)
+    reads_back(captured)
 
 
 def test_a_list_ends_behind_all_that_is_posted():
