@@ -157,12 +157,12 @@ class Link:
         return 1 if self.protocols and not self.ports else ceil(parts / self.inside)
 
     def _exchange(self, parts: int, bytes: float) -> tuple[float, float]:
-        """All messages are in flight at once. Those to other machines take the port of their rank, of which no ring makes
-        more (github.com/NVIDIA/nccl-tests, issues 130 and 267); those to ranks beneath other leaves cross uplinks.
+        """All messages are in flight at once. Those to other machines take the port of their rank, and no other
+        (github.com/NVIDIA/nccl-tests, issues 130 and 267); those to ranks beneath other leaves cross uplinks.
         """
-        sent = max(parts - 1, (parts - self.inside) * self.inside)
+        sent: float = max(parts - 1, (parts - self.inside) * self.inside)
         if self._spans(parts):
-            sent = max(sent, self.oversubscribed * (parts - self.beneath) * self.inside)
+            sent = max(sent, self.oversubscribed * (parts - max(self.beneath, self.inside)) * self.inside)
         return self._message(parts), bytes * sent / parts / self._collective[1]
 
     def _pass_on(self, parts: int, bytes: float) -> tuple[float, float]:
