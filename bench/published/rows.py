@@ -7,9 +7,9 @@ beside it, of which the row's come last. They may also say
 - `percent`, the utilization as published, and `counts`, what it counts: `model` (MFU: the model's FLOPs) or `hardware`
   (HFU: those of recomputation as well);
 - how long a step took, in one of three ways: `seconds`, `tokens` a second of each GPU, or `teraflops` a second of each
-  GPU;
-- `whole_attention`: its TFLOP/s count products of queries with all keys, though attention is causal, as PaLM's
-  formula does (arXiv 2204.02311, appendix B);
+  GPU; a row with none of them is one of which only `percent` is published;
+- `whole_attention`: its TFLOP/s or percent count products of queries with all keys, though attention is causal, as
+  PaLM's formula does (arXiv 2204.02311, appendix B);
 - `ran`, how that system ran where our programs run otherwise, so that the prediction is of one that does the same:
   names of `published.scores.DIFFERENCES` or, of torch's FSDP, of `SHARDED`; or `eager`, which is not compiled,
   and `flash-1`, which has attention's kernel of before July 2023;

@@ -108,7 +108,7 @@ def compared(row: Row, slope: bool = True) -> Compared:
     def seconds(state: Scheduled) -> float:
         return step_seconds(state, ran) if isinstance(ran, FSDP) else predict(state, ran, exposed=False).step_time
 
-    step = seconds(state)
+    predicted = seconds(state)
     model, hardware = formula(state)
     peak = state.device.flops["bf16"] * state.mesh.ranks
     measured = row.percent
@@ -117,13 +117,14 @@ def compared(row: Row, slope: bool = True) -> Compared:
             pass
         case {"tokens": tokens}:
             taken = state.plan.tokens / (tokens * state.mesh.ranks)
-        case {"teraflops": teraflops}:
+        case step:
+            if "teraflops" in step:
+                measured = 100 * step["teraflops"] * 1e12 * state.mesh.ranks / peak  # `percent` is rounded
             counted = hardware if row.hardware else state.flops + row.whole_attention * unseen(state)
-            taken = counted / (teraflops * 1e12 * state.mesh.ranks)
-            measured = 100 * teraflops * 1e12 * state.mesh.ranks / peak  # `percent` is rounded
+            taken = counted / (measured / 100 * peak)
     to_mfu = model / hardware if row.hardware else 1.0
-    varied = (seconds(reach(state, 1 / STEP)) / step - 1) / (STEP - 1) if slope else 0.0
-    return Compared(row, row.percent, measured * taken / step, to_mfu, state.device.name, varied)
+    varied = (seconds(reach(state, 1 / STEP)) / predicted - 1) / (STEP - 1) if slope else 0.0
+    return Compared(row, row.percent, measured * taken / predicted, to_mfu, state.device.name, varied)
 
 
 def formula(state: Scheduled) -> tuple[float, float]:

@@ -157,15 +157,18 @@ class Link:
         return 1 if self.protocols and not self.ports else ceil(parts / self.inside)
 
     def _exchange(self, parts: int, bytes: float) -> tuple[float, float]:
-        """All messages are in flight at once: those to ranks beneath other leaves cross uplinks."""
-        moved = bytes * (parts - 1) / parts / self._collective[1]
+        """All messages are in flight at once. Those to other machines take the port of their rank, and no other
+        (github.com/NVIDIA/nccl-tests, issues 130 and 267); those to ranks beneath other leaves cross uplinks.
+        """
+        sent: float = max(parts - 1, (parts - self.inside) * self.inside)
         if self._spans(parts):
-            moved *= max(1.0, self.oversubscribed * (parts - self.beneath) / (parts - 1))
-        return self._message(parts), moved
+            sent = max(sent, self.oversubscribed * (parts - max(self.beneath, self.inside)) * self.inside)
+        return self._message(parts), bytes * sent / parts / self._collective[1]
 
     def _pass_on(self, parts: int, bytes: float) -> tuple[float, float]:
-        """One message."""
-        return self._message(parts), bytes / self._collective[1] * self.crossing(parts)
+        """One message, which takes one port."""
+        ports = self.inside if self._machines(parts) > 1 else 1
+        return self._message(parts), bytes * ports / self._collective[1] * self.crossing(parts)
 
     def _message(self, parts: int) -> float:
         """Seconds to start, and of the farthest message in a group, by the protocol with the most bandwidth."""

@@ -78,7 +78,7 @@ def _seconds(node: Node, device: Device, added: bool) -> float:
         device = device.narrowed()
     flops = device.flops[dtype]
     matrices = node.op.matrices(operands, results)
-    if matrices is None:
+    if matrices is None or (matrices and min(matrices[:3]) == 1):  # a matrix by a vector fills no tile
         flops = device.vector or flops
     elif matrices:
         flops *= device.products.efficiency(*matrices)

@@ -155,6 +155,8 @@ def rope(
     halves = (a * cos + b * sin, b * cos - a * sin) if inverse else (a * cos - b * sin, b * cos + a * sin)
     if not inverse:
         return torch.cat(halves, -1).to(x.dtype).permute(*order)
+    if is_tracing():  # what is written through a view there keeps the order in memory in which it was made
+        return torch.cat(halves, -1).to(x.dtype).permute(*order).contiguous()
     result = halves[0].new_empty([x.shape[i] for i in order])
     torch.cat(halves, -1, out=result.permute(_back(order)))
     return result.to(x.dtype)

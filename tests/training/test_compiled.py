@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, note, settings
 
 from partita.runtime import kernels
 from partita.runtime.kernels.compiling import is_tracing
+from partita.runtime.kernels.positions import rope
 from partita.runtime.rank import prepare
 from partita.runtime.stages import load_source
 from partita.runtime.training import VirtualRun
@@ -124,6 +125,17 @@ def test_compiled_as_without():
     again = trained(MODEL, "train.compile=true")
     assert again[0] == compiled[0]
     assert all(torch.equal(value, again[1][name]) for name, value in compiled[1].items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_is_turned_back_in_a_segment_is_read_as_a_matrix(dtype: torch.dtype):
+    """It lies in memory as its result's axes do, whoever traces it."""
+    x, w = torch.randn(1, 2, 6, 18, dtype=dtype), torch.randn(36, 5, dtype=dtype)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return kernels.matmul(rope(x, 0, 100.0, True, (0, 2, 1, 3)).reshape(6, 36), w)
+
+    torch.testing.assert_close(kernels.compiled(function)(x, w), function(x, w))
 
 
 def test_a_segment_adds_to_totals_itself():

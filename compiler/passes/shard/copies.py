@@ -108,12 +108,13 @@ class Copies:
             phase, key = Phase.PROLOGUE, (node.stage, "P")
         else:
             phase, key = node.phase, (node.stage, group)
-        moved = self.reshard(source, layout, node.stage, phase, node.scope, node)
-        exchanged = moved.type.bytes <= source.type.bytes and GROUP[phase] == GROUP.get(known.phase)
-        if exchanged and not crosses and not known.weight:
-            known.kept[layout] = moved
-        else:
-            known.expanded.setdefault(key, {})[layout] = moved
+        own = GROUP[phase] == GROUP.get(known.phase) and not crosses and not known.weight
+        for moved in self._steps(source, layout, node.stage, phase, node.scope, node):
+            exchanged = moved.type.bytes <= source.type.bytes
+            if exchanged and own and not moved.layout.partial:
+                known.kept.setdefault(moved.layout, moved)  # what is exchanged and then gathered is only gathered again
+            elif moved.layout == layout:
+                known.expanded.setdefault(key, {})[layout] = moved
         return moved
 
     def available(self, known: Materialized, node: Node) -> tuple[Layout, ...]:
@@ -183,15 +184,21 @@ class Copies:
     def reshard(
         self, source: Value, target: Layout, stage: int | None, phase: Phase, scope: str, reader: Node
     ) -> Value:
-        """Append the steps from a value to a layout."""
+        """Append the steps from a value to a layout, and return the last one's result."""
+        return self._steps(source, target, stage, phase, scope, reader)[-1]
+
+    def _steps(
+        self, source: Value, target: Layout, stage: int | None, phase: Phase, scope: str, reader: Node
+    ) -> list[Value]:
+        """Append the steps from a value to a layout, and return the results of all; the value itself without any."""
         self.build.scope, self.build.span = scope, reader.span
         self.build.stage, self.build.phase = stage, phase
-        value = source
+        found = [source]
         for step in self.resharding.path(source.type, source.layout, target):
             moved = source.derived(self.build.unique(f"{source.name}.{step.op.made}"), step.type, step.layout)
-            self.build.nodes.append(Node(step.op, (value,), (moved,), scope, reader.span, phase, stage))
-            value = moved
-        return value
+            self.build.nodes.append(Node(step.op, (found[-1],), (moved,), scope, reader.span, phase, stage))
+            found.append(moved)
+        return found[1:] or found
 
     def free(self, known: Lazy, layout: Layout) -> Value:
         """An input, or the result of a node without operands, in a layout."""

@@ -5,6 +5,7 @@ As in GShard, arXiv 2006.16668. Counts and bytes are those of one rank for one i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ F32 = 4
 
 FILE = """
 axis batch = 32, seq = 16, embed = 64, ffn = 256, vocab = 32, experts = 8, chosen = 2, slots = 6
+axis part = 2, own = seq / part
 
 block moe(x: [batch, seq, embed]) {
   param gate: [embed, experts] ~ normal(0.5)
@@ -44,16 +46,23 @@ train { data = random() optimizer = sgd(lr = 0.1) steps = 3 }
 SLOTTED = """let inside = dispatch(h, id, over = seq, into = [experts, slots])
   let u = silu(dot(inside, up, over = embed)) * dot(inside, across, over = embed)
   return x + combine(dot(u, down, over = ffn), id, weight, over = seq, from = [experts, slots])"""
+PARTS = """let ids = split(id, seq -> [part, own])
+  let inside = dispatch(split(h, seq -> [part, own]), ids, over = own, into = [experts, slots])
+  let u = silu(dot(inside, up, over = embed)) * dot(inside, across, over = embed)
+  let y = combine(dot(u, down, over = ffn), ids, split(weight, seq -> [part, own]), over = own, from = [experts, slots])
+  return x + merge(y, [part, own] -> seq)"""
 DROPLESS = """let u = silu(routed_dot(h, up, id, over = embed, along = experts))
   let v = u * routed_dot(h, across, id, over = embed, along = experts)
   return x + dot(routed_dot(v, down, id, over = ffn, along = experts), weight, over = chosen)"""
 
 
-def compiled(folder: Path, products: str, data: int, tensor: int, *rules: str) -> Compilation:
+def compiled(
+    folder: Path, products: str, data: int, tensor: int, *rules: str, overrides: Sequence[str] = ()
+) -> Compilation:
     text = FILE.replace("PRODUCTS", products).replace("RULES", "  ".join(rules))
     path = folder / "experts.par"
     path.write_text(text.replace("DATA", str(data)).replace("TENSOR", str(tensor)))
-    spec, diagnostics = load(path)
+    spec, diagnostics = load(path, overrides)
     assert spec is not None, diagnostics
     return compile_spec(spec)
 
@@ -97,6 +106,26 @@ def test_each_expert_may_be_split_as_well(tmp_path: Path):
         ("forward", "all_reduce", "tensor", 1, tokens),
         ("backward", "all_to_all", "data", 2, 2 * inside(2)),
         ("backward", "all_reduce", "tensor", 1, tokens),
+    ]
+
+
+@pytest.mark.parametrize("link", ["memory", "link(bandwidth = 100MB/s, latency = 1us)"])
+def test_what_is_partial_in_slots_of_split_sequences_is_added_up_before_tokens_travel(tmp_path: Path, link: str):
+    """Then a rank has slots of its own part alone: they travel as without tensor parallelism, however slow their link,
+    and no ids do. What came is gathered over `tensor` and once more for the gradients of the experts, but does not
+    travel again.
+    """
+    rules = ("shard batch -> data", "shard experts -> data", "shard ffn, part, seq -> tensor")
+    links = f"cluster.link=[data -> {link}, tensor -> nvlink4]"
+    state = compiled(tmp_path, PARTS, 4, 8, *rules, overrides=["part=8", "slots=1", links])
+    own = BATCH // MICROBATCHES // 4 * EXPERTS * EMBED * F32  # bytes of the slots of one part
+    assert activations(iteration_of(state)) == [
+        ("forward", "all_to_all", "data", 2, 2 * own * 3 // 4),
+        ("forward", "all_gather", "tensor", 1, 7 * own),
+        ("forward", "reduce_scatter", "tensor", 1, 7 * own),
+        ("backward", "all_to_all", "data", 2, 2 * own * 3 // 4),
+        ("backward", "all_gather", "tensor", 2, 2 * 7 * own),
+        ("backward", "reduce_scatter", "tensor", 1, 7 * own),
     ]
 
 

@@ -181,6 +181,14 @@ def test_ranks_of_a_group_in_one_machine_use_its_ports_together(sizes: tuple[int
     assert link_of(found, "tensor") == LINKS["nvlink3"]
 
 
+@pytest.mark.parametrize(("sizes", "away"), [((32, 1, 1), 24 / 32), ((32, 1, 2), 28 / 32), ((32, 1, 8), 31 / 32)])
+def test_what_leaves_a_machine_in_an_exchange_takes_a_port_a_rank(sizes: tuple[int, int, int], away: float):
+    """However many ranks of the group are there: a ring has all their ports, each rank of an exchange its own."""
+    link, port = link_of(mesh(*sizes), "data"), LINKS["ib200"].bandwidth
+    assert link.exchange(32, 1e9)[1] == pytest.approx(1e9 * away / port)
+    assert link.pass_on(32, 1e9)[1] == pytest.approx(1e9 / port)
+
+
 def test_links_that_differ_are_wires_of_their_own():
     links = {
         name: Call("link", {"bandwidth": bandwidth, "latency": 1e-6})
@@ -246,7 +254,7 @@ def test_what_stays_within_a_leaf_is_untouched(sizes, axis: str, ratio: float, b
         assert outside.bandwidth == pytest.approx(LINKS["ib200"].bandwidth / ratio)
 
 
-@pytest.mark.parametrize(("leaf", "ring", "all_to_all"), [(8, 4, 240 / 63), (16, 2, 224 / 63), (32, 1, 192 / 63)])
+@pytest.mark.parametrize(("leaf", "ring", "all_to_all"), [(8, 4, 4), (16, 2, 224 / 60), (32, 1, 192 / 60)])
 def test_a_ring_crosses_a_leaf_once_whatever_its_ranks_there(leaf: int, ring: float, all_to_all: float):
     """Each group has 64 ranks, four in each machine of eight devices. Beneath a leaf of 16 are two machines: two rings
     come in, each at the speed of four ports, where the uplinks have that of 16 / 4. Most of an all-to-all crosses.
@@ -330,6 +338,20 @@ def test_what_an_operation_takes_is_remembered_by_where_it_runs_and_what_it_adds
     there = evolve(node, inputs=on_host[0], outputs=on_host[1])
     moved = 3 * 512 * 512 * 4 / device.host_bandwidth
     assert seconds(node, device) < seconds(there, device) == pytest.approx(device.launch + moved)
+
+
+@pytest.mark.parametrize(("left", "right"), [("tk", "tke"), ("tke", "tk"), ("te", "tk"), ("ke", "k")])
+def test_a_matrix_by_a_vector_takes_as_long_as_it_takes_to_move(left: str, right: str):
+    """Weighted sums of the rows of each token, their gradients, and a product without a batch."""
+    build = Builder()
+    sizes = {"t": 2048, "k": 4, "e": 4096}
+    operands = (Value(each, Type("bf16", tuple(Axis(n, sizes[n]) for n in each))) for each in (left, right))
+    over = ("k",) if "k" in left and "k" in right else ()
+    build.apply(Dot(over), *operands)
+    (node,) = build.nodes
+    device = DEVICES["h100"]
+    moved = sum(value.type.bytes for value in (*node.inputs, *node.outputs))
+    assert seconds(node, device) == pytest.approx(device.launch + moved / (device.bandwidth * device.streaming))
 
 
 @given(PARTS, BYTES)
