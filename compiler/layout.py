@@ -50,8 +50,8 @@ class Flat:
 
 @frozen(cache_hash=True)
 class Layout:
-    """States by mesh axis, in mesh order; mesh axes along which the tensor is replicated are left out. `flat`: how the
-    tensor is flat, if it is.
+    """States by mesh axis, in mesh order (but see `of_parts`); mesh axes along which the tensor is replicated are left
+    out. `flat`: how the tensor is flat, if it is.
     """
 
     states: tuple[tuple[str, str], ...] = field(default=())

@@ -52,7 +52,7 @@ from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
 from partita.compiler.passes.shard.undeclared import undeclared_splits
-from partita.compiler.passes.sparse import by_rows, cast_by_rows, check_lazy, tables
+from partita.compiler.passes.sparse import Tables, by_rows, cast_by_rows, check_lazy, tables
 from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
 from partita.compiler.passes.zigzag import Order, in_zigzag
@@ -98,19 +98,18 @@ def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, C
     training = compile_spec(given, gpu=gpu)
     if training.train.eval is None:
         return training, None
-    return training, compile_spec(given, training=False, placement=training.schedule.own_placement, gpu=gpu)
+    with collector_paused():
+        return training, _evaluation(_evaluated(given, training, gpu))
 
 
-def compile_spec(
-    given: language.Spec, training: bool = True, placement: Placement | None = None, gpu: bool = False
-) -> Compilation:
-    """Run all passes. With `training` false, compile the forward-only evaluation program, with the same stages; they
-    are placed as in `placement`, or round-robin over the ranks.
+def compile_spec(given: language.Spec, training: bool = True, gpu: bool = False) -> Compilation:
+    """Run all passes. With `training` false, compile the forward-only evaluation program, with the same stages, placed
+    round-robin over the ranks.
 
     Raises Refused if something is wrong with the file.
     """
     with collector_paused():
-        state = _configured(given, training, placement, gpu)
+        state = _configured(given, training, None, gpu)
         if not training:
             return _evaluation(state)
         return _timed("assemble", assembled, _scheduled(state))
@@ -172,7 +171,13 @@ def compile_evaluation(given: language.Spec, training: Compilation, rows: int, g
     and the model cannot do with less (E0623).
     """
     with collector_paused():
-        return _evaluation(_configured(given, False, training.schedule.own_placement, gpu), rows)
+        return _evaluation(_evaluated(given, training, gpu), rows)
+
+
+def _evaluated(given: language.Spec, training: Compilation, gpu: bool) -> Configured:
+    """The inputs of an evaluation program, whose ranks have the stages of training, and read what that stores."""
+    state = _configured(given, False, training.schedule.own_placement, gpu)
+    return evolve(state, sparse=training.tables.over)
 
 
 def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
@@ -413,7 +418,9 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 def _split(state: Differentiated) -> Microbatched:
     count, sequence = state.batch_parts * state.batches, state.sequence
-    found = tables(state.joint, state.updated, state.batch, state.slices, state.train)
+    found = Tables(state.sparse, {})
+    if state.training:
+        found = tables(state.joint, state.updates, state.batch, state.slices, state.train)
     check_lazy(found, state.joint, state.updated, {name: rule.span for name, rule in state.rules.items()})
     step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence, found.over)
     return extended(Microbatched, state, step=step, tables=found, updates=by_rows(state.updates, found.over))

@@ -38,7 +38,8 @@ class Configured:
 
     `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
     processes `batches` as if they were one, the last of which may lack rows; or it computes `outputs` instead of the
-    loss. A program of outputs may run along with a training program, `beside` it: its stages are the same, and it reads
+    loss. `sparse` are the tables that training updates by rows, with the axis of these: it stores them for that. A
+    program of outputs may run along with a training program, `beside` it: its stages are the same, and it reads
     parameters where that one stores them. With `compiled`, torch compiles the program's functions. `again` are the
     calls and iterations that `recompute auto` has chosen. `times` are seconds by pass.
     """
@@ -54,6 +55,7 @@ class Configured:
     training: bool = True
     placement: Placement | None = None
     batches: Fraction = Fraction(1)
+    sparse: Mapping[str, str] = field(factory=dict)
     outputs: tuple[str, ...] = ()
     beside: Compilation | None = None
     compiled: bool = False

@@ -17,7 +17,7 @@ Region = tuple[slice, ...]
 def region_of(type: Type, layout: Layout, sizes: Mapping[str, int], coordinates: Mapping[str, int]) -> Region:
     """The part of a global tensor of `type` at `coordinates` of a mesh of `sizes`: a slice for each axis.
 
-    If several mesh axes shard one axis, the first in mesh order is the outermost. Mesh axes along which the tensor is
+    If several mesh axes shard one axis, the layout's first is the outermost. Mesh axes along which the tensor is
     replicated or partial do not matter.
     """
     region = []

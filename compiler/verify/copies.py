@@ -68,7 +68,7 @@ class Copies:
         """Updates, in the rank's order, read what is there, and wait for each copy to the host once."""
         reduce = dict(self.update.reduce)
         nodes = [node for stage in rank.stages for node in reduce.get(stage, ()) if node.op.ahead]
-        nodes += self.update.parameter_updates(rank.parameters)
+        nodes += self.update.parameter_updates(self._parameters(rank))
         behind = roots(nodes)
         made = {value for node in nodes for value in node.outputs}
         there: set[Value] = set()
@@ -93,6 +93,12 @@ class Copies:
                 copied[behind.get(source, source)] += 1
             there.update(node.outputs)
         require(not coming, "what is copied to the host is not waited for", *coming)
+
+    def _parameters(self, rank: RankProgram) -> list[str]:
+        """The rank's parameters, in its order, by the names that updates have: of a part of one, the part's own."""
+        read = [each for stage in rank.stages for each in self.partitioned.stages[stage].parameters]
+        parts = {each.part.name: each.name for each in read if each.part is not None}
+        return [parts.get(name, name) for name in rank.parameters]
 
     def _memories(self, graph: StageGraph) -> None:
         """Every node of a stage runs in one memory, and reads what has arrived there."""

@@ -31,7 +31,10 @@ from partita.runtime.mapped import copy_file
 from partita.runtime.regions import Region
 
 # The format's names of dtypes, and their sizes. Files for other programs may have f16 as well.
-CODES = {"f32": "F32", "f64": "F64", "bf16": "BF16", "f16": "F16", "i64": "I64", "i32": "I32", "bool": "BOOL"}
+CODES = {
+    **{"f32": "F32", "f64": "F64", "bf16": "BF16", "f16": "F16"},
+    **{"i64": "I64", "i32": "I32", "bool": "BOOL", "u8": "U8"},
+}
 WIDTHS = {**BYTES, "f16": 2}
 ALIGNMENT = 8  # of the first tensor in the file
 MOST_HEADER = 100_000_000  # bytes that the package accepts

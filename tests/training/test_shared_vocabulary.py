@@ -115,6 +115,16 @@ def test_what_its_passes_make_reads_back_as_the_same(changes):
     check_every_pass(given)
 
 
+@pytest.mark.parametrize("changes", [{}, TIED])
+def test_copies_of_its_gradients_to_the_host_are_waited_for(changes):
+    """Reductions begin them, as nothing is clipped, and updates know the parts of a parameter by their own names."""
+    given, _ = load_text(
+        text_of("shard vocab -> pipe\n  offload state", changes={**changes, "  clip = 0.5\n": ""}), "lm.par"
+    )
+    assert given is not None
+    assert validate(compile_spec(given)).passed
+
+
 @pytest.mark.parametrize("name", ["mine.sched", "mine.json"])
 def test_a_written_order_with_its_passes_is_taken_as_it_is(name, tmp_path):
     """`compile --emit schedule` and `schedule --json` say what all ranks share, and `from_file` puts in no more."""

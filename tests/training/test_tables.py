@@ -193,6 +193,21 @@ def test_a_split_changes_nothing(rule: str, first: str, second: str, microbatche
     assert validate(compile_spec(spec)).problems == ()
 
 
+def test_an_evaluation_reads_tables_as_training_stores_them():
+    """What is updated by rows is not flat, even where no axis divides over `y`; and an evaluation has no gradients."""
+    found = []
+    for rule in ("shard batch -> x shard param -> x, y", None):
+        text = text_of(rule, SAME[2], SAME[2], mesh=(2, 8)).replace(
+            "steps = 3", "steps = 3  eval = every(1, batches = 1)"
+        )
+        spec = checked(text, "tables.par")
+        plan = prepare(spec)
+        assert plan.evaluation is not None
+        assert validate(plan.evaluation).passed
+        found.append(VirtualRun(plan).evaluate(batches(spec, 1)[0]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_its_text_reads_back(rule: str):
     check_every_pass(spec_of(rule))

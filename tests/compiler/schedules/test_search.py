@@ -308,6 +308,7 @@ def test_auto_says_what_memory_lacks():
     (diagnostic,) = refused.value.diagnostics
     assert diagnostic.code == "E0505"
     assert diagnostic.message == ("schedule `auto`: rank 1 has room for 1.5 of activations, but one microbatch needs 2")
+    assert diagnostic.help == "`recompute`, smaller microbatches or more ranks need less memory"
 
 
 @given(random_orders(shapes(4, 3, 6)))

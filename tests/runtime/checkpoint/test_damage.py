@@ -243,7 +243,7 @@ FORGERIES: list[tuple[Callable[[dict], None], str]] = [
     (of_a_tensor("axes", [["vocab", 1 << 40], ["embed", 1 << 40]]), "`tensors[0].axes`"),
     (of_a_tensor("axes", [["vocab", 7], ["embed", 8]]), "`tensors[0].split`"),
     (of_a_tensor("split", [["tensor", "ffn"]]), "`tensors[0].split[0]`"),
-    (of_a_tensor("split", [["tensor", "vocab"], ["data", "embed"]]), "`tensors[0].split`"),
+    (of_a_tensor("split", [["tensor", "vocab"], ["tensor", "embed"]]), "`tensors[0].split`"),
     (of_a_tensor("at", []), "`tensors[0].at`"),
     (of_a_tensor("at", [["pipe", 2]]), "`tensors[0].at`"),
     (of_a_tensor("at", [["pipe", -1]]), "`tensors[0].at[0][1]`"),

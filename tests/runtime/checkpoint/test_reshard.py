@@ -111,6 +111,18 @@ def test_an_axis_over_two_mesh_axes(rule: str, tmp_path: Path):
         same(tensors(loaded.run), tensors(saved.run))
 
 
+@pytest.mark.parametrize("rule", ["vocab -> pipe", *soak("vocab -> pipe, tensor")])
+def test_parts_of_a_vocabulary_are_split_further(rule: str, tmp_path: Path):
+    """The pipeline's mesh axis is the outermost of a parameter in parts, whatever its place in the mesh."""
+    text = TEXT.replace("vocab = 6", "vocab = 8")
+    rules = f"shard batch -> data  shard {rule}  shard ffn -> tensor  shard state -> data  stage layer -> pipe"
+    text += f"layout parts on cluster {{ {rules} }}"
+    saved = trained(plan_of("layout=parts", "train.steps=2", text=text), tmp_path)
+    for overrides in (("layout=parts",), ("layout=zero3",), ONE_RANK):
+        loaded = trained(plan_of("train.steps=2", *overrides, text=text), tmp_path)
+        same(tensors(loaded.run), tensors(saved.run))
+
+
 @given(data=st.data())
 @settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_any_region_of_any_tensor_can_be_read(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory):

@@ -39,6 +39,7 @@ from tests.runtime.checkpoint.runs import (
     "optimizer",
     [
         "adamw(lr = cosine(peak = 0.01, warmup = 2, total = 12))",
+        "adamw_8bit(lr = 0.01, block_size = 16, min_size = 32)",
         *soak("sgd(lr = linear(peak = 0.05, total = 12), momentum = 0.9)", "sgd(lr = 0.05)"),
     ],
 )
