@@ -236,7 +236,7 @@ class Executor:
         context.step, context.rates, context.update = number, rates, (made + 1) // 2 if self.program.paired else made
         mark = self.marked
         if self._graph is not None:
-            totals, scalars = yield from self._launched_whole(number, batches)
+            totals, scalars = yield from self._launched_whole(self._graph, number, batches)
         else:
             for index in range(self.program.rounds):
                 context.first = index * self.program.batch_parts
@@ -273,12 +273,11 @@ class Executor:
             kept = sums if last else tuple(total.clone() for total in sums)
             self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
 
-    def _launched_whole(self, number: int, batches: Callable[[int], Batch]) -> Waits:
+    def _launched_whole(self, graph: StepGraph, number: int, batches: Callable[[int], Batch]) -> Waits:
         """What `_ended` returns, of a step that is one graph. Its marks are taken as if it were not."""
-        assert self._graph is not None
         self._flight.begin(self._activity, number)
         before = self._flight.marks
-        found = yield from self._graph.run(batches, self._whole)
+        found = yield from graph.run(batches, self._whole)
         self._marks = max(self._marks, self._flight.marks - before)
         while self._flight.marks < before + self._marks:
             self._mark()

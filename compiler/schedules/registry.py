@@ -72,8 +72,8 @@ def make(
     except Refused:
         raise
     except ValueError as error:
-        help = "`recompute`, smaller microbatches or more ranks need less memory" if generator.bounded else None
-        raise refuse("E0505", f"schedule `{name}`: {error}", span, help=help) from error
+        less = "`recompute`, smaller microbatches or more ranks need less memory" if generator.bounded else None
+        raise refuse("E0505", f"schedule `{name}`: {error}", span, help=less) from error
     shape, asked = (made.ranks, made.microbatches // made.slices), (ranks, microbatches)
     if shape != asked:
         message = "schedule `{}` is for {} ranks and {} microbatches, not for {} and {}"

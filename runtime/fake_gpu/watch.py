@@ -105,16 +105,10 @@ class Graph:
     def __init__(self) -> None:
         self.read: set[_Memory] = set()
         self.written: set[_Memory] = set()
-        self._replay: Callable[[], None] | None = None
+        self.replay: Callable[[], None] = self._nothing  # launches it
 
-    def ready(self, replay: Callable[[], None]) -> None:
-        """It is captured."""
-        self._replay = replay
-
-    def replay(self) -> None:
-        """Launch it."""
-        assert self._replay is not None, "nothing is captured"
-        self._replay()
+    def _nothing(self) -> None:
+        raise AssertionError("nothing is captured")
 
 
 @define(eq=False)
@@ -228,7 +222,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.reserved += self.peak - live
         self.live, self.peak = self.peak, max(peak, self.peak)
         before.wait_stream(own)
-        graph.ready(lambda: self._launched(graph))
+        graph.replay = lambda: self._launched(graph)
 
     def _launched(self, graph: Graph) -> None:
         """A graph is launched on the current stream."""
