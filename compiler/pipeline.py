@@ -339,11 +339,11 @@ def _meeting(state: Configured) -> Iterator[Diagnostic]:
 def _place(state: Built) -> Placed:
     # Evaluation must have the same stages as training, despite more rows and no dropout; and so must outputs.
     one = state.forward
-    apart = state.groups is not None and not state.training
-    if state.batches != 1 or apart:
-        one = build(_of_a_group(state, state.model), state.train.dtype, state.training)
+    apart = state.groups is not None and not state.training and not state.outputs  # those may be of a single row
     if state.beside is not None:
         one = build(_of_a_group(state, state.beside.model), state.train.dtype, False)
+    elif state.batches != 1 or apart:
+        one = build(_of_a_group(state, state.model), state.train.dtype, state.training)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     shared = shared_axes(state.spec)

@@ -9,7 +9,9 @@ import pytest
 
 import partita
 from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load
 from partita.runtime.inference import sampling
+from partita.runtime.inference.scoring import scoring_of
 from tests.commands import computed, here
 from tests.commands import partita as command
 from tests.runtime.inference.test_layouts import TEXT as MODEL
@@ -115,6 +117,15 @@ def test_a_prompt_that_cannot_be_is_refused_before_the_run_at_its_place(expected
     assert message in found.message
     assert found.span is not None
     assert found.span.text in ('"ab"', '"axb"', '"abcabcabc"')
+
+
+def test_groups_that_train_apart_write_one_text(folder: Path) -> None:
+    """Of a single row, of which no group has a part: while training, and of the file alone."""
+    given = (*ALONE, "train.checkpoint=none", "train.sync=local(groups = 2, every = 2)")
+    assert texts(partita.train(folder / "m.par", *given)).keys() == {2, 4}
+    spec, _ = load(folder / "m.par", given)
+    assert spec is not None
+    assert scoring_of(spec).programs
 
 
 def test_a_model_that_sees_what_follows_is_refused_before_the_first_step(folder: Path) -> None:
