@@ -99,13 +99,18 @@ class _Divided:
 
     def _touches(self, node: Node) -> bool:
         """Whether a node has values with a divided axis."""
-        return any(value.type.has(axis) for value in (*node.inputs, *node.outputs) for axis in self.axes)
+        return any(map(self._divides, (*node.inputs, *node.outputs)))
+
+    def _divides(self, value: Value) -> bool:
+        return any(value.type.has(axis) for axis in self.axes)
 
     def _kinds(self) -> set[str]:
-        """The kinds of parts that there are."""
+        """The kinds of parts that there are. What output parts make without the axis, such as the gradient of what they
+        read, may be what input parts read.
+        """
         for node in self.source.nodes:
             if self._touches(node):
-                before = {self.kind[value] for value in node.inputs if value in self.kind}
+                before = {self.kind[value] for value in node.inputs if value in self.kind and self._divides(value)}
                 whole = [v for v in node.inputs if not self._divisible(v.type.names) and v not in self.portable]
                 after = OUTPUTS in before or (node.phase is Phase.FORWARD and any(self._computed(v) for v in whole))
                 self.kind |= dict.fromkeys(node.outputs, OUTPUTS if after else INPUTS)

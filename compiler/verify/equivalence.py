@@ -18,7 +18,7 @@ consulted: a program written by hand would be validated the same way. The checks
    train apart, this is so within each of them, and their average is that of all copies (`outer`).
 5. Parameters lie in the memory that the layout says, and are read once they have arrived on the device (`copies`).
 6. The assembled program agrees with these graphs in its records, its transfers, and its copies of what microbatches
-   keep (`records`, `transfers`, `copies`).
+   keep (`records`, `transfers`, `copies`); that of an evaluation reads parameters as training stores them (`reading`).
 
 The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). An axis that all
 ranks of the pipeline share is in parts there already:
@@ -40,6 +40,7 @@ from partita.compiler.verify.ending import Ending
 from partita.compiler.verify.messages import Messages
 from partita.compiler.verify.outer import Outers
 from partita.compiler.verify.pieces import in_one_piece
+from partita.compiler.verify.reading import check_reading
 from partita.compiler.verify.records import Records
 from partita.compiler.verify.reference import Reference
 from partita.compiler.verify.row_orders import in_own_order
@@ -53,8 +54,11 @@ from partita.compiler.verify.value_numbering import ValueNumbering
 __all__ = ["Validation", "validate"]
 
 
-def validate(compilation: Compilation, program: bool = True, invariants: bool = True) -> Validation:
-    """Check a finished compilation. Problems (E0701) are returned, never raised.
+def validate(
+    compilation: Compilation, program: bool = True, invariants: bool = True, training: Compilation | None = None
+) -> Validation:
+    """Check a finished compilation; of an evaluation also that it reads what its `training` stores. Problems (E0701)
+    are returned, never raised.
 
     Without `program`, only the graphs that it is assembled from are checked. Without `invariants`, the schedule
     invariants are not checked again, as compiling has checked them.
@@ -87,6 +91,8 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
             given = compilation.update, whole, compilation.program, check, compilation.on_host
             Records(partitioned, layouts, *given, *older, compilation.members).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
+            if training is not None:
+                check_reading(compilation.program, training.program, compilation.reads_means)
     return Validation(
         check.nodes,
         check.reshardings,

@@ -26,6 +26,7 @@ from partita.compiler.verify.equivalence import Validation, validate
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
+from partita.dsl.units import BYTES, written
 from partita.runtime.fake_gpu.rank import Tried, try_ranks
 from partita.runtime.fake_gpu.watch import Fault
 from partita.runtime.python_files import OperationFailed, require_allowed
@@ -135,7 +136,8 @@ def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verifi
     start = perf_counter()
     require_allowed(given.model, allow_python)
     state, evaluation = compile_run(given)
-    validations = tuple(validate(each, invariants=False) for each in (state, evaluation) if each is not None)
+    evaluated = () if evaluation is None else (validate(evaluation, invariants=False, training=state),)
+    validations = (validate(state, invariants=False), *evaluated)
     summary, mesh = summarize(state), state.mesh
     memory = state.device.memory if given.mesh and given.mesh.device else None
     refusals = list(_too_large(state, summary, memory))
@@ -192,7 +194,7 @@ def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iter
         column = f"rank {worst} of the pipeline" if len(ranks) > 1 else "each rank"
         yield Diagnostic(
             "E0704",
-            f"{column} needs {most / 2**30:,.1f} GiB, but `{state.device.name}` has {memory / 2**30:,.1f} GiB",
+            f"{column} needs {written(most, BYTES, 4)}, but `{state.device.name}` has {written(memory, BYTES, 4)}",
             mesh.span if mesh else None,
             help="`shard param`, `recompute`, more ranks or fewer microbatches in flight need less",
         )

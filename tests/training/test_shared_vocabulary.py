@@ -66,6 +66,12 @@ PENALIZED = {
         "0.5 * mse(logits, dot(x, table, over = embed)) + 0.01 * sum(table * table)"
     )
 }
+# Lookups in layers, too, whose gradients are that of what the output layer reads, with nothing between.
+AGAIN = {
+    "    param up: [embed, ffn] ~ normal(0.3)\n    param down: [ffn, embed] ~ normal(0.3)\n": "",
+    "dot(gelu(dot(x, up, over = embed)), down, over = ffn)": "embedding(tokens, table, over = vocab)",
+    "layer_norm(x, over = embed)": "x",
+}
 TIED = {"  param head: [vocab, embed] ~ normal(0.05)\n": "", "head, over": "table, over"}
 
 
@@ -90,6 +96,8 @@ CASES = [
     ("shard vocab -> pipe", ORDER, {}),
     ("shard vocab -> pipe", "interleaved_1f1b(microbatches = 4, chunks = 2)", TIED),
     ("shard vocab -> pipe", ORDER, {**PENALIZED, **TIED}),
+    ("shard vocab -> pipe", "interleaved_1f1b(microbatches = 4, chunks = 2)", AGAIN),
+    ("shard vocab -> pipe", ORDER, {**AGAIN, **TIED}),
     *soak(
         ("shard vocab -> pipe, tensor", "zb_v(microbatches = 4)", {**TIED, "tensor = 1": "tensor = 2"}),
         ("shard vocab -> pipe\n  shard ffn -> tensor", "zb_h1(microbatches = 4)", {"tensor = 1": "tensor = 2"}),

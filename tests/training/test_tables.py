@@ -203,7 +203,9 @@ def test_an_evaluation_reads_tables_as_training_stores_them():
         spec = checked(text, "tables.par")
         plan = prepare(spec)
         assert plan.evaluation is not None
-        assert validate(plan.evaluation).passed
+        assert validate(plan.evaluation, training=plan.training).passed
+        untold = validate(compile_spec(spec, training=False), training=plan.training).problems
+        assert [("stored as" in each.message) for each in untold] == ([True] if rule else [])
         found.append(VirtualRun(plan).evaluate(batches(spec, 1)[0]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
 

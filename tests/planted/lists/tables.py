@@ -142,4 +142,25 @@ MISTAKES = [
         "return True",
         "tests/training/test_tables.py::test_what_cannot_be_sparse_says_why",
     ),
+    Planted(
+        "evaluations-that-are-not-told-of-tables",
+        "compiler/pipeline.py",
+        "    return evolve(state, sparse=training.tables.over)\n",
+        "    return state\n",
+        "tests/training/test_tables.py::test_an_evaluation_reads_tables_as_training_stores_them",
+    ),
+    Planted(
+        "evaluations-that-may-read-anything",
+        "compiler/verify/reading.py",
+        "        there = record.type == own.type and record.layout == layout\n",
+        "        there = record.type == own.type\n",
+        "tests/training/test_tables.py::test_an_evaluation_reads_tables_as_training_stores_them",
+    ),
+    Planted(
+        "what-output-parts-make-for-input-parts-is-theirs",
+        "compiler/passes/spread.py",
+        "if value in self.kind and self._divides(value)}",
+        "if value in self.kind}",
+        "tests/training/test_shared_vocabulary.py::test_the_numbers_are_those_of_one_device",
+    ),
 ]
