@@ -591,9 +591,8 @@ class Search:
             needed, candidate = self._nearest[look]
             least = f"{'about ' * (look == 'bounded')}{written(needed, BYTES)}"
             note = f"the smallest found needs {least} per rank: {described(self.space, candidate)}"
-        elif not self._references:
-            factors = [Candidate(*each, 1, zero=3) for each in self.space.factors()]
-            needed = min(map(self._stored, factors))
+        elif not self._references and (factors := [*self.space.factors()]):  # without any, only contexts use all
+            needed = min(self._stored(Candidate(*each, 1, zero=3)) for each in factors)
             note = f"parameters, gradients and the optimizer's state alone need {written(needed, BYTES)} on a rank"
         else:
             return refuse("E0902", "no layout of this model compiles", help="`partita compile` says why")

@@ -726,6 +726,40 @@ def test_what_cannot_be_planned(arguments, code, said, capsys):
     assert "Traceback" not in captured.err
 
 
+NOWHERE = """\
+axis batch = 6, seq = 6, embed = 4, ffn = 6, vocab = 6
+block mlp(x: [batch, seq, embed]) {
+  param up: [embed, ffn] ~ kaiming()
+  param down: [ffn, embed] ~ kaiming()
+  param scale: [embed] ~ ones()
+  return x + dot(silu(dot(rms_norm(x, over = embed, scale = scale), up, over = embed)), down, over = ffn)
+}
+model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param wte: [vocab, embed] ~ kaiming()
+  let x = embedding(tokens, wte, over = vocab)
+  repeat 2 as layer {
+    let x = mlp(x)
+  }
+  let logits = dot(x, wte, over = embed)
+  loss cross_entropy(logits, targets, over = vocab)
+}
+mesh cluster(data = 2, pipe = 2, tensor = 2, context = 2) {  }
+layout cut on cluster { }
+schedule s = one_f_one_b(microbatches = 1)
+train { model = m layout = cut schedule = s data = random() optimizer = adamw(lr = 0.01)
+  steps = 2 }
+"""
+
+
+def test_where_no_layout_compiles_that_is_said():
+    """16 devices would need a longer context, of which nothing here is made."""
+    given, _ = load_text(NOWHERE, fitting=False)
+    with pytest.raises(Refused) as refused:
+        Search(space_of(given)).run()
+    (diagnostic,) = refused.value.diagnostics
+    assert (diagnostic.code, diagnostic.message) == ("E0902", "no layout of this model compiles")
+
+
 @pytest.mark.soak
 def test_nothing_fits_says_what_came_nearest():
     text = GPT.read_text().replace(
