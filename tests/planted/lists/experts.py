@@ -125,8 +125,8 @@ MISTAKES = [
     Planted(
         "exchanged-again-for-the-backward-pass",
         "compiler/passes/shard/copies.py",
-        "if exchanged and not crosses and not known.weight:",
-        "if not exchanged and not crosses and not known.weight:",
+        "if exchanged and own and not moved.layout.partial:",
+        "if not exchanged and own and not moved.layout.partial:",
         TRAFFIC,
     ),
     Planted(

@@ -159,9 +159,23 @@ MISTAKES = [
     Planted(
         "scores-made-where-a-kernel-makes-none",
         "runtime/kernels/scores.py",
-        "fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256",
-        "fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 1 and size <= 256",
+        "and max(q4.shape[-1], v4.shape[-1]) <= FLASH_SIZE",
+        "and max(q4.shape[-1], v4.shape[-1]) > FLASH_SIZE",
         f"{RANKS[: RANKS.index('::')]}::test_attention_makes_no_scores_on_gpus",
+    ),
+    Planted(
+        "scores-made-of-keys-before-the-queries",
+        "runtime/kernels/scores.py",
+        "return fits and (not self.placed or 0 <= self.start <= k4.shape[-2] - q4.shape[-2])",
+        "return fits and not self.start",
+        f"{RANKS[: RANKS.index('::')]}::test_attention_makes_no_scores_on_gpus_whatever_its_sizes",
+    ),
+    Planted(
+        "padded-rows-that-take-no-memory",
+        "compiler/ops/attention.py",
+        "larger = rounded_up(max(along, wide), ROWS_OF)",
+        "larger = max(along, wide)",
+        f"{RANKS[: RANKS.index('::')]}::test_attention_makes_no_scores_on_gpus_whatever_its_sizes",
     ),
     Planted(
         "memory-is-that-of-the-stream-that-frees-it",

@@ -66,7 +66,7 @@ NO_MATTER: Mapping[type, set[str]] = {
     Model: {"loss_span", "span", "nodes", "outputs", "answering", "operations"},
 }
 # Settings that a run may change without a word: what it does besides computing updates, and how.
-MAY_CHANGE = {"steps", "compile", "eval", "checkpoint", "on_bad_step", "validate"}
+MAY_CHANGE = {"steps", "compile", "graphs", "eval", "checkpoint", "on_bad_step", "validate"}
 MARKS = {"mixed", "float8", "dense", "spans", "span"}  # no entries of a train block
 
 
