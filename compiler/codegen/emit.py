@@ -12,7 +12,7 @@ from attrs import define, field
 
 from partita.compiler.codegen.functions import StageFunctions, is_literal, made_by, read_by, receives, sends
 from partita.compiler.codegen.names import View, identifier
-from partita.compiler.codegen.statements import Bind, Call, End, Fill, Keep, Leave, Load, Return
+from partita.compiler.codegen.statements import Bind, Call, Clear, End, Fill, Keep, Leave, Load, Return
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
@@ -236,6 +236,11 @@ class StageEmitter:
             writer.arrive(value for value in self.constants if value in late)
             places.update((view, place) for view, place in self.views.items() if view.of in late)
             writer.add(Fill(places))
+            # What is gathered from has been read.
+            spent = dict.fromkeys(v for v in self.constants if v not in late and v not in self.of.read)
+            held = (*(self.constants[v] for v in spent), *(p for view, p in self.views.items() if view.of in spent))
+            if held:
+                writer.add(Clear(held))
             comment = f"{kind} of a step's first microbatch, which waits for what is gathered where it reads it."
         if closing:
             writer.add(Leave(writer.handles(closing.in_flight), closing.made))

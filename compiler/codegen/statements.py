@@ -262,6 +262,17 @@ class Fill(Statement):
 
 
 @frozen(eq=False)
+class Clear(Statement):
+    """Clears places that nothing reads any more."""
+
+    places: tuple[str, ...]
+
+    def text(self, names: Names) -> str:
+        """`p[0] = p[1] = None`."""
+        return f"{' = '.join(self.places)} = None"
+
+
+@frozen(eq=False)
 class Leave(Statement):
     """Returns the handles of collectives in flight, and values that a later function reads."""
 

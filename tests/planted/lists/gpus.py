@@ -184,4 +184,11 @@ MISTAKES = [
         "if not all(self._behind(self.current, each)",
         "tests/runtime/fake_gpu/test_watch.py::test_memory_is_freed_after_other_streams",
     ),
+    Planted(
+        "parts-that-outlive-what-is-gathered-from-them",
+        "compiler/codegen/emit.py",
+        "            if held:\n                writer.add(Clear(held))\n",
+        "",
+        f"{RANKS[: RANKS.index('::')]}::test_what_was_gathered_from_is_freed",
+    ),
 ]
