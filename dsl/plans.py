@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -337,25 +337,31 @@ class Plans:
 
     def fits_graphs(self, values: Mapping[str, Any], written: Mapping[str, Span]) -> bool:
         """Whether steps that are captured go with the other entries; reports which one does not."""
-        for entry, given in (("sync", values["sync"] is not None), ("validate", values["validate"].name == "after")):
-            if given:
-                message = f"`graphs` cannot be combined with `{entry}` yet: memory of one step is not that of the next"
-                self.report.error("E0318", message, written.get(entry), help=f"leave out `{entry}`, or `graphs`")
-                return False
-        return True
+        why = "memory of one step is not that of the next"
+        wrong = (
+            ("sync", values["sync"] is not None, f"`sync` yet: {why}"),
+            ("validate", values["validate"].name == "after", f"`validate` yet: {why}"),
+        )
+        return self.goes_with("graphs", "graphs", wrong, written)
 
     def fits_sync(self, values: Mapping[str, Any], written: Mapping[str, Span]) -> bool:
         """Whether the other entries go with `sync`; reports which one does not."""
         name = values["sync"].name
         wrong = (
-            ("validate", values["validate"].name == "after", "updates that are not validated before they are made"),
-            ("on_bad_step", values["on_bad_step"].name != "stop", "steps that are left out"),
-            ("ema", name == "local" and values["ema"] is not None, "a mean of the weights"),
+            ("validate", values["validate"].name == "after", "updates that are not validated before they are made yet"),
+            ("on_bad_step", values["on_bad_step"].name != "stop", "steps that are left out yet"),
+            ("ema", name == "local" and values["ema"] is not None, "a mean of the weights yet"),
         )
+        return self.goes_with("sync", f"sync = {name}", wrong, written)
+
+    def goes_with(
+        self, own: str, text: str, wrong: Iterable[tuple[str, bool, str]], written: Mapping[str, Span]
+    ) -> bool:
+        """Whether nothing is `given` of what an entry, with its text, does not go with; reports the first that is."""
         for entry, given, what in wrong:
             if given:
-                message = f"`sync = {name}` cannot be combined with {what} yet"
-                self.report.error("E0318", message, written.get(entry), help=f"leave out `{entry}`, or `sync`")
+                message = f"`{text}` cannot be combined with {what}"
+                self.report.error("E0318", message, written.get(entry), help=f"leave out `{entry}`, or `{own}`")
                 return False
         return True
 

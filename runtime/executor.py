@@ -62,8 +62,8 @@ class Executor:
     `custom` are the functions of operations that the file defines.
     With `keep_totals`, `kept` has the last step's totals by (stage, accumulator), for each memory. The `flight`
     recorder is marked at the end of each instruction. With `times`, a file, `stopwatch` records the times of these
-    marks; if `paced`, `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank. Neither
-    durations nor times are those of a program that is captured as a graph: with `times`, it is not.
+    marks; if `paced`, `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank. A
+    program that would be captured as a graph is not with `times`, and has no durations otherwise.
     """
 
     @torch.inference_mode()

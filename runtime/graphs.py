@@ -27,16 +27,15 @@ class StepGraph:
     def __init__(self, streams: Streams, reads: Inputs) -> None:
         self._streams, self._reads = streams, reads
         self._begun = False
-        self._inputs: tuple[Parts, Parts] | None = None  # those of the captured step
-        self._launch: Callable[[], None] = self._nothing
-        self._found: Any = None
+        # The inputs of the captured step, what it returns, and what launches it.
+        self._captured: tuple[tuple[Parts, Parts], Any, Callable[[], None]] | None = None
 
     def run(self, batches: Callable[[int], Batch], enqueued: Callable[[Parts, Parts], Waits]) -> Waits:
         """What `enqueued` returns of the whole parts of a step's inputs and those of its microbatches: the same tensors
         in every step from the second on.
         """
-        if self._inputs is not None:
-            whole, cut = self._inputs
+        if self._captured is not None:
+            (whole, cut), found, launch = self._captured
             self._reads.whole(batches, whole)
             self._reads.load(batches(0), cut)
         else:
@@ -44,11 +43,7 @@ class StepGraph:
             if not self._begun:
                 self._begun = True
                 return (yield from enqueued(whole, cut))
-            self._inputs = whole, cut
-            self._found, self._launch = self._streams.captured(partial(enqueued, whole, cut))
-        self._launch()
-        return self._found
-
-    @staticmethod
-    def _nothing() -> None:
-        """Before anything is captured."""
+            found, launch = self._streams.captured(partial(enqueued, whole, cut))
+            self._captured = (whole, cut), found, launch
+        launch()
+        return found

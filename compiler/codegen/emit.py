@@ -237,7 +237,7 @@ class StageEmitter:
             places.update((view, place) for view, place in self.views.items() if view.of in late)
             writer.add(Fill(places))
             # What is gathered from has been read.
-            spent = dict.fromkeys(v for v in self.constants if v not in late and v not in self.of.read)
+            spent = [v for v in self.constants if v not in late and v not in self.of.read]
             held = (*(self.constants[v] for v in spent), *(p for view, p in self.views.items() if view.of in spent))
             if held:
                 writer.add(Clear(held))

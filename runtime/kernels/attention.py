@@ -14,9 +14,8 @@ that they see; what several pieces make of a query comes together by the logarit
 Gimelshein, arXiv 1805.02867), and each makes its part of the gradients when it is given those of all.
 
 torch's fused kernels are used where one applies. Otherwise scores are materialized: with a mask, a bias, a soft cap or
-dropout, and in f64. A sink is
-no part of any kernel: its weight is taken off the result and added to the denominator, and gradients that are given
-these are then right.
+dropout, and on a GPU in f64. A sink is no part of any kernel: its weight is taken off the result and added to the
+denominator, and gradients that are given these are then right.
 """
 
 from __future__ import annotations

@@ -19,15 +19,14 @@ MISTAKES = [
         "graphs-of-the-batch-before",
         "runtime/graphs.py",
         "            self._reads.load(batches(0), cut)\n",
-        "            self._launch()\n            self._reads.load(batches(0), cut)\n            return self._found\n",
+        "            launch()\n            self._reads.load(batches(0), cut)\n            return found\n",
         SAME,
     ),
     Planted(
         "graphs-that-are-captured-and-not-launched",
         "runtime/graphs.py",
-        "            self._found, self._launch = self._streams.captured(partial(enqueued, whole, cut))\n",
-        "            self._found, self._launch = self._streams.captured(partial(enqueued, whole, cut))\n"
-        "            return self._found\n",
+        "            self._captured = (whole, cut), found, launch\n",
+        "            self._captured = (whole, cut), found, launch\n            return found\n",
         SAME,
     ),
     Planted(
