@@ -41,7 +41,7 @@ soak: $(VENV)/soaked
 # GPUs, `make gpu GPU_PYTHON=python3` takes an interpreter that has torch for CUDA, attrs, rich, lark, numpy, safetensors and pytest.
 GPU_PYTHON ?=
 gpu: $(if $(GPU_PYTHON),,$(VENV)/installed)
-	$(if $(GPU_PYTHON),PYTHONPATH=.types $(GPU_PYTHON),$(BIN)/python) bench/gpu.py --append
+	$(if $(GPU_PYTHON),PYTHONPATH=$(CURDIR)/.types $(GPU_PYTHON),$(BIN)/python) bench/gpu.py --append
 
 # Fuzzing alone: `make fuzz FUZZ_SECONDS=600`. Runs add up, in .fuzz; what is found belongs into tests/fuzz/corpus.
 FUZZ_SECONDS ?= 7200

@@ -2,14 +2,14 @@
 
     python bench/gpu.py [--device cuda|cpu] [--size NAME] [--steps 10] [--rounds 1] [--append] [SYSTEM ...]
 
-Three parts: `partita doctor`; the tests marked `gpu`; and the MFU of one GPU training GPT, ours beside plain torch. All
-systems train `bench/models/gpt.par` in bf16 with weights kept in f32, from the same initial values on the same batches;
-the peer is written by hand with one product for queries, keys and values, SDPA, autocast and fused AdamW. `:compile` is
+Four parts: `partita doctor`; the tests marked `gpu`; what one GPU takes for some programs, beside what its record
+predicts and the bound of its memory; and the MFU of one GPU training GPT, ours beside plain torch. There all systems
+train `bench/models/gpt.par` in bf16 with weights kept in f32, from the same initial values on the same batches; the
+peer is written by hand with one product for queries, keys and values, SDPA, autocast and fused AdamW. `:compile` is
 Inductor for either, and `:graphs` ours compiled and captured as a CUDA graph. MFU is the FLOPs of the model's products,
 without recomputation, by the peak of the data sheet.
 
-With `--append` a table is written to the end of bench/RESULTS.md. On a machine without a GPU, or with `--device cpu`,
-everything that can be runs on the CPU at a tiny size, and nothing is appended. Exit status: 0 all passed on a GPU; 1
+With `--append` the tables are written to the end of bench/RESULTS.md. Without a GPU, or with `--device cpu`, everything that can be runs on the CPU at a tiny size, and nothing is appended. Exit status: 0 all passed on a GPU; 1
 something failed; 4 what could be run passed, but there was no GPU.
 """
 
@@ -20,7 +20,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -28,20 +28,22 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from measure import agree, alternately, joined, measured, report, show
 
-from partita.compiler.costs.devices import DEVICES
+from partita.compiler.costs.devices import DEVICES, Device
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "RESULTS.md"
+MODELS = ROOT / "bench" / "models"
+PARTS = ("doctor", "tests", "predictions", "bench")
 PASSED, FAILED, NO_GPU = 0, 1, 4
 # Seconds of each part, some ten minutes together.
 DOCTOR_SECONDS, TEST_SECONDS = 90, 180
 WARM_UP = 3
 SYSTEMS = ("partita", "partita:compile", "partita:graphs", "torch", "torch:compile")
 # One rank, all layers in one stage. GPT-3 XL (arXiv 2005.14165, Table 2.1), with the vocabulary of GPT-2 padded.
-ONE = ("pair.pipe=1", "schedule=gpipe", "train.precision=bf16")
+ONE = ("pair.pipe=1", "schedule=gpipe", "schedule.microbatches=2", "train.precision=bf16")
 SIZES: Mapping[str, tuple[str, ...]] = {
     "1.3b": (
         *ONE,
@@ -51,10 +53,38 @@ SIZES: Mapping[str, tuple[str, ...]] = {
         "seq=2048",
         "vocab=50_304",
         "batch=8",
-        "schedule.microbatches=2",
     ),
-    "tiny": (*ONE, "layers=2", "embed=64", "heads=2", "seq=32", "vocab=128", "batch=4", "schedule.microbatches=2"),
+    "tiny": (*ONE, "layers=2", "embed=64", "heads=2", "seq=32", "vocab=128", "batch=4"),
 }
+# Programs of one rank beside their predictions: file, what is not of a size, and sizes on a GPU.
+SPLIT = ("two.split=1", "train.precision=bf16")
+SMALL = ("batch=4", "seq=32", "embed=64", "heads=2", "vocab=128")
+GPT_125M = ("layers=12", "embed=768", "heads=12", "seq=1024", "vocab=50_304", "batch=16")
+GPT_WIDE = ("layers=4", "embed=4096", "heads=32", "seq=2048", "vocab=32_000", "batch=4")
+LLAMA = (
+    "layout=zero1",
+    "schedule=gpipe",
+    "cluster.data=1",
+    "cluster.pipe=1",
+    "cluster.tensor=1",
+    "train.precision=bf16",
+)
+LLAMA_SIZE = ("embed=2048", "groups=4", "heads=8", "key=64", "ffn=5632", "vocab=32_000", "seq=4096", "batch=2")
+EXPERTS = ("model=sparse", "schedule.microbatches=4", *SPLIT)
+CASES: Mapping[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
+    "gpt 125m": (MODELS / "gpt.par", ONE, GPT_125M),
+    "gpt 125m, not compiled": (MODELS / "gpt.par", (*ONE, "train.compile=false"), GPT_125M),
+    "gpt 125m, graphs": (MODELS / "gpt.par", (*ONE, "train.graphs=true"), GPT_125M),
+    "gpt, heads of 100": (MODELS / "gpt.par", ONE, (*GPT_125M, "embed=1200", "seq=1000")),
+    "gpt wide": (MODELS / "gpt.par", ONE, GPT_WIDE),
+    "gpt wide, fp8": (MODELS / "gpt.par", (*ONE, "train.precision=fp8"), GPT_WIDE),
+    "llama": (ROOT / "specs" / "llama.par", LLAMA, LLAMA_SIZE),
+    "experts": (MODELS / "splits.par", EXPERTS, ("embed=1024", "heads=16", "seq=1024", "vocab=32_000", "batch=16")),
+    "state in the host's memory": (MODELS / "splits.par", ("layout=hosted", *SPLIT), GPT_125M),
+    "activations in the host's memory": (MODELS / "splits.par", ("layout=lent", *SPLIT), GPT_125M),
+}
+# What kernels of products work in: 32 MiB for each of cuBLAS and cuBLASLt on Hopper.
+WORKSPACE = 64 << 20
 # Of bf16 losses in the first steps, with sums in other orders.
 TOLERANCE = 0.02
 
@@ -68,8 +98,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--append", action="store_true", help=f"append the table to {RESULTS.relative_to(ROOT)}")
-    parser.add_argument("--bench", action="store_true", help="the third part alone")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
+    parser.add_argument(
+        "--cases", nargs="+", choices=CASES, default=tuple(CASES), help="of `predictions`; default: all"
+    )
     parser.add_argument("--as", dest="system", choices=SYSTEMS, help=argparse.SUPPRESS)
+    parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     unknown = set(arguments.systems) - set(SYSTEMS)
     if unknown:
@@ -80,16 +114,22 @@ def main() -> int:
     if arguments.system:
         run(arguments.system, device, size, arguments.steps)
         return PASSED
+    if arguments.case:
+        run_case(arguments.case, device, arguments.steps)
+        return PASSED
     if device == "cuda" and here is None:
         parser.error("torch cannot use a GPU here; `partita doctor` says why")
-    parts = {} if arguments.bench else {"doctor": doctor, "tests": partial(tests, device)}
-    outcomes = {name: part() for name, part in parts.items()}
-    outcomes["bench"] = bench(
-        arguments.systems, device, size, arguments.steps, arguments.rounds, arguments.append, here
-    )
+    steps, rounds, append = arguments.steps, arguments.rounds, arguments.append
+    parts: Mapping[str, Callable[[], str | None]] = {
+        "doctor": doctor,
+        "tests": partial(tests, device),
+        "predictions": partial(predictions, arguments.cases, device, steps, append, here),
+        "bench": partial(bench, arguments.systems, device, size, steps, rounds, append, here),
+    }
+    outcomes = {name: parts[name]() for name in PARTS if name in arguments.parts}
     print()
     for name, problem in outcomes.items():
-        print(f"{name:8} {problem or 'passed'}")
+        print(f"{name:11} {problem or 'passed'}")
     if any(outcomes.values()):
         return FAILED
     if device != "cuda":
@@ -148,23 +188,62 @@ def bench(
         agree({system: each["losses"] for system, each in found.items()}, relative=TOLERANCE)
     except (SystemExit, AssertionError) as error:
         return f"failed: {error}"
+    record = _record(name if device == "cuda" else None)
     rows = [
-        Row.of(system, figures[system], found[system], _peak(name if device == "cuda" else None)) for system in systems
+        Row.of(system, figures[system], found[system], record.flops["bf16"] if record.gpu else None)
+        for system in systems
     ]
     show(f"a step of GPT {size} on {name or 'the CPU'}", "s", figures, systems[0])
-    lines = table(rows, size, name or "the CPU", steps, rounds, found[systems[0]]["torch"])
-    print("\n".join(lines))
-    if append and device == "cuda":
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write("\n" + "\n".join(lines) + "\n")
-        print(f"appended to {RESULTS.relative_to(ROOT)}")
+    shown(table(rows, size, name or "the CPU", steps, rounds, found[systems[0]]["torch"]), append and device == "cuda")
     return None
 
 
-def _peak(name: str | None) -> float | None:
-    """The peak FLOP/s of a GPU in bf16; None where the data sheet is not known."""
+def shown(lines: Sequence[str], append: bool) -> None:
+    """Print a section of RESULTS.md, and append it if asked to."""
+    print("\n".join(lines))
+    if append:
+        with RESULTS.open("a", encoding="utf-8") as file:
+            file.write("\n" + "\n".join(lines) + "\n")
+        print(f"appended to {RESULTS.relative_to(ROOT)}")
+
+
+def predictions(cases: Sequence[str], device: str, steps: int, append: bool, name: str | None) -> str | None:
+    """Measure some programs, and print what was predicted beside it. It is wrong if a case fails, or takes more memory
+    than its bound and what kernels work in.
+    """
+    known = _record(name if device == "cuda" else None)
+    lines = [
+        f"## Predicted and measured on {name or 'the CPU'}",
+        "",
+        f"`python bench/gpu.py --parts predictions --steps {steps}`; predictions by the record `{known.name}`.",
+        "",
+        "| program | ms a step | predicted | predicted ÷ measured | peak memory | bound | measured ÷ bound |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    wrong = []
+    for case in cases:
+        options = ["--device", device, "--case", case, "--steps", str(steps)]
+        try:
+            found = measured([__file__, *options], 1, os.cpu_count() or 1)
+        except SystemExit as error:
+            wrong.append(f"{case}: {error}")
+            continue
+        usual, said = median(found["seconds"][WARM_UP:]), found["predicted"]
+        times = f"{1e3 * usual:.4g} | {1e3 * said:.4g} | {said / usual:.2f}"
+        memory, bound = found["memory"], found["bound"]
+        sizes = f"{memory / 2**20:,.0f} MiB | {bound / 2**20:,.0f} MiB | {memory / bound:.3f}"
+        lines.append(f"| {case} | {times} | {sizes} |")
+        print(lines[-1], flush=True)
+        if memory > bound + WORKSPACE:
+            wrong.append(f"{case}: {memory - bound:,} bytes beyond the bound")
+    shown(lines, append and device == "cuda")
+    return f"failed: {'; '.join(wrong)}" if wrong else None
+
+
+def _record(name: str | None) -> Device:
+    """The record of a GPU by its name; the CPU's where it has none."""
     known = [device for key, device in DEVICES.items() if device.gpu and name and key.upper() in name.upper()]
-    return known[0].flops["bf16"] if known else None
+    return known[0] if known else DEVICES["cpu"]
 
 
 @frozen
@@ -193,8 +272,8 @@ def table(rows: Sequence[Row], size: str, name: str, steps: int, rounds: int, to
     lines = [
         f"## A training step of GPT on {name}",
         "",
-        f"`python bench/gpu.py --bench --size {size} --steps {steps} --rounds {rounds}`, torch {torch}; bf16, with "
-        "weights and AdamW in f32.",
+        f"`python bench/gpu.py --parts bench --size {size} --steps {steps} --rounds {rounds}`, torch {torch}; "
+        "bf16, with weights and AdamW in f32.",
         "",
         "| system | ms a step | range | tokens/s | MFU | peak memory |",
         "|---|---|---|---|---|---|",
@@ -248,6 +327,42 @@ def run(system: str, device: str, size: str, steps: int) -> None:
         "torch": torch.__version__,
     }
     report(json.loads(json.dumps(result)))
+
+
+def run_case(case: str, device: str, steps: int) -> None:
+    """Train some steps of one of `CASES`; report their seconds, the peak of memory, and what was predicted."""
+    import torch
+    from peers.ours import Ours
+    from peers.workload import workload
+
+    from partita.compiler.analysis.memory import peak_memory
+    from partita.compiler.analysis.time import predict
+
+    gpu = device == "cuda"
+    there = torch.device(device, 0) if gpu else torch.device("cpu")
+    path, fixed, sizes = CASES[case]
+    work = workload(str(path), [*fixed, *(sizes if gpu else SMALL)], gpu=gpu)
+    state = work.plan.training
+    if gpu:
+        torch.cuda.set_device(there)
+        state = evolve(state, device=_record(torch.cuda.get_device_name(0)))
+    joined("nccl" if gpu else "gloo")
+    trained = Ours(work, device=there)
+    seconds = []
+    for _, batch in zip(range(WARM_UP + steps), work.batches(), strict=False):
+        start = perf_counter()
+        assert isfinite(trained.step(*batch))
+        if gpu:
+            torch.cuda.synchronize()
+        seconds.append(perf_counter() - start)
+    report(
+        {
+            "seconds": seconds,
+            "predicted": predict(state, exposed=False).step_time,
+            "memory": torch.cuda.max_memory_allocated() if gpu else 0,
+            "bound": peak_memory(state, state.plan.ranks[0]),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -25,11 +26,19 @@ MODELS = Path(__file__).parents[1] / "models"
 
 @frozen(eq=False)
 class Workload:
-    """A file's training, for whoever runs it. `weights` are whole tensors by their names in the file."""
+    """A file's training, for whoever runs it."""
 
     plan: Plan
-    weights: Mapping[str, torch.Tensor]
     dataset: Dataset
+
+    @cached_property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The initial values: whole tensors by their names in the file."""
+        seed, found = self.plan.train.seed, {}
+        for each in self.plan.program.parameters:
+            array = initial(each.initial, each.type, seed, each.name, each.fans)
+            found[each.name] = torch.from_numpy(array).to(DTYPES[each.type.dtype])
+        return found
 
     @property
     def spec(self) -> Spec:
@@ -71,14 +80,10 @@ class Workload:
 
 
 def workload(file: str, overrides: Sequence[str] = (), folder: Path = MODELS, gpu: bool = False) -> Workload:
-    """Load and compile a file of `bench/models`, and draw its initial values; its data is in a folder."""
+    """Load and compile a file of `bench/models`; its data is in a folder."""
     spec, diagnostics = load(MODELS / file, tuple(overrides))
     assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
     plan = prepare(spec, gpu)
-    weights = {}
-    for each in plan.program.parameters:
-        array = initial(each.initial, each.type, plan.train.seed, each.name, each.fans)
-        weights[each.name] = torch.from_numpy(array).to(DTYPES[each.type.dtype])
     dataset = open_data(plan.program, plan.train, folder)
     assert dataset is not None
-    return Workload(plan, weights, dataset)
+    return Workload(plan, dataset)

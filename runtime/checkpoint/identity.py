@@ -15,6 +15,7 @@ from difflib import unified_diff
 from itertools import islice
 from typing import Any
 
+from partita import __version__
 from partita.compiler.program import Program
 from partita.dsl import spec
 from partita.dsl.diagnostic import shown
@@ -30,8 +31,6 @@ MOST_SHOWN = 6
 def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = ()) -> Manifest:
     """The manifest of all commits of a compiled file trained on `data`, still without step and files."""
     model, train = given.trained
-    from importlib.metadata import version
-
     return Manifest(
         0,
         train.seed,
@@ -45,7 +44,7 @@ def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = (
         text_of(given.schedule.call) if given.schedule else "",
         saved_tensors(program),
         data=tuple(data),
-        written_by=f"partita {version('partita')}",
+        written_by=f"partita {__version__}",
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.streams import along
 from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
@@ -180,6 +181,40 @@ def test_steps_that_are_captured_are_the_same(precision: str, device: str, tmp_p
     (first, before), (second, after) = found
     assert second == first
     assert all(map(torch.equal, before, after))
+
+
+LARGE = ("seq=1000", "vocab=512", "batch=8", "embed=400", "heads=4", "key=100", "fast.microbatches=2")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("train.precision=f32",),
+        ("train.precision=bf16",),
+        ("train.precision=bf16", "seq=1001", "key=25", "embed=100"),
+        ("train.precision=bf16", "train.graphs=true"),
+        ("train.precision=fp8", "key=128", "embed=512", "seq=1024"),
+    ],
+    ids=", ".join,
+)
+def test_steps_take_no_more_memory_than_their_bound(settings: tuple[str, ...], tmp_path: Path) -> None:
+    """What torch had allocated at most, beside what kernels of products work in, which comes on top."""
+    overrides = (*SMALL, "laptop.pipe=1", "fast.chunks=1", *LARGE, *settings, "train.compile=false")
+    plan = planned("tiny.par", *overrides, gpu=True)
+    bound = peak_memory(plan.training, plan.training.plan.ranks[0])
+    with connected("cuda", tmp_path) as (_, end):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        rank = Rank(plan, 0, end, end.device)
+        steps_of(plan, rank)
+        work = torch.cuda.memory_allocated()
+        torch._C._cuda_clearCublasWorkspaces()
+        work -= torch.cuda.memory_allocated()
+    most = torch.cuda.max_memory_allocated() - work - before
+    print(f"{settings}: {most:,} bytes of {bound:,}, {most / bound:.3f}; {work:,} bytes to work in")
+    assert most <= bound
 
 
 @pytest.mark.parametrize("device", DEVICES)
