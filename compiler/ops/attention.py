@@ -8,7 +8,7 @@ from math import prod
 from attrs import evolve, frozen
 
 from partita.compiler.layout import is_split
-from partita.compiler.ops.fused_attention import DENOMINATORS_OF, ROWS_OF, rounded_up
+from partita.compiler.ops.fused_attention import DENOMINATORS_OF, EFFICIENT_SIZE, FLASH_SIZE, ROWS_OF, rounded_up
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted, wide_bytes
 from partita.compiler.ops.position import (
     SLICE,
@@ -299,17 +299,24 @@ class Attention(Positioned):
         """
         q, k, v = operands[:3]
         along = q.axis(self.along).size
-        name = ".".join([self.name, *["causal"] * self.causal, *["scores"] * bool(self.scores_bytes(operands))])
+        name = ".".join([self.name, *["causal"] * self.causal, *["scores"] * bool(self.materializes)])
         sizes = (q.elements / along, float(k.axis(self.over).size), (along + v.axis(self.wide).size) / 2)
         whole = Kernel(name, sizes, float(self.flops(operands, results)))
         return whole._replace(name=f"{name}.pieces", alike=whole) if self.pieces_bytes(operands) else whole
 
     def scores_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of all scores, if they are materialized."""
-        if not self.materializes:
+        """Bytes of all scores, if they are materialized: on GPUs also for heads that are too large for its kernels."""
+        if not self.materializes and not self.too_large(operands):
             return 0
         q, k = operands[:2]
         return wide_bytes(q.without([self.along])) * k.axis(self.over).size
+
+    def too_large(self, operands: Sequence[Type]) -> bool:
+        """Whether heads are larger than those that a kernel of GPUs takes."""
+        q, _, v = operands[:3]
+        size = max(q.axis(self.along).size, v.axis(self.wide).size)
+        flash = q.dtype == "bf16" and not self.segments
+        return size > (FLASH_SIZE if flash else EFFICIENT_SIZE)
 
     def drawn_bytes(self, operands: Sequence[Type]) -> int:
         """Bytes that live while it is drawn which weights are kept, before anything else is computed."""

@@ -52,6 +52,8 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
     aten.baddbmm_: (1, 2), aten.convolution: (0, 1), aten.convolution_backward: (0, 1, 2), aten._grouped_mm: (0, 1),
     aten._scaled_dot_product_flash_attention: (0, 1, 2), aten._flash_attention_forward: (0, 1, 2),
     aten._scaled_dot_product_flash_attention_backward: (0, 1, 2, 3), aten._flash_attention_backward: (0, 1, 2, 3),
+    aten._scaled_dot_product_cudnn_attention: (0, 1, 2),
+    aten._scaled_dot_product_cudnn_attention_backward: (0, 1, 2, 3),
     aten._scaled_dot_product_efficient_attention: (0, 1, 2),
     aten._scaled_dot_product_efficient_attention_backward: (0, 1, 2, 3),
 }  # fmt: skip

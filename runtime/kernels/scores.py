@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cache, reduce
 from operator import and_
 
 import torch
@@ -13,11 +13,21 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn.functional import pad
 
-from partita.compiler.ops.fused_attention import DENOMINATORS_OF, FLASH_SIZE, ROWS_OF, rounded_up
+from partita.compiler.ops.fused_attention import (
+    CUDNN_SIZE,
+    DENOMINATORS_OF,
+    EFFICIENT_LENGTH,
+    EFFICIENT_SIZE,
+    FLASH_SIZE,
+    ROWS_OF,
+    rounded_up,
+)
 from partita.compiler.ops.runs import Runs
 from partita.runtime.kernels.dtypes import widened
 from partita.runtime.kernels.native import attention as native
 from partita.runtime.kernels.pieces import Piece, in_order, part
+
+CUDNN_VERSION = 91500  # 9.15.0
 
 aten = torch.ops.aten
 flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -61,6 +71,18 @@ def _padded_rows(*tensors: Tensor) -> list[Tensor]:
     if tensors[0].is_cuda:
         longest = rounded_up(longest, ROWS_OF)
     return [x if x.shape[-1] == longest else pad(x, (0, longest - x.shape[-1])) for x in tensors]
+
+
+@cache
+def prefers_cudnn(device: torch.device) -> bool:
+    """Whether torch's own choice of a kernel on a GPU begins with cuDNN's: on Hopper and on Blackwell, with a version
+    that is right for lengths that are no multiple of 128 (`check_prefer_cudnn_attention` in torch's `sdp_utils.cpp`).
+    """
+    if not torch.cuda.is_available() or not torch.backends.cuda.cudnn_sdp_enabled():  # type: ignore[no-untyped-call]
+        return False
+    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    major, _ = torch.cuda.get_device_capability(device)
+    return version is not None and version > CUDNN_VERSION and major in (9, 10)
 
 
 @frozen(eq=False)
@@ -159,13 +181,22 @@ class Scores:
         fits = q4.dtype in (torch.bfloat16, torch.float16) and max(q4.shape[-1], v4.shape[-1]) <= FLASH_SIZE
         return fits and (not self.placed or self.start + q4.shape[-2] == k4.shape[-2])
 
-    def efficient(self, q4: Tensor, k4: Tensor) -> bool:
-        """Whether memory-efficient attention (Rabe and Staats, arXiv 2112.05682, as xFormers has it) applies: on a GPU,
-        in f32 as well, where every query sees its own position.
+    def cudnn(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
+        """Whether cuDNN's attention applies where FlashAttention does: up to a head size, without a window. It aligns
+        the first query with the first key, and does not know a single key.
         """
-        if self.materialized or not q4.is_cuda:
+        if self.window is not None or (self.placed and self.start) or k4.shape[-2] == 1:
+            return False
+        return max(q4.shape[-1], v4.shape[-1]) <= CUDNN_SIZE and prefers_cudnn(q4.device)
+
+    def efficient(self, q4: Tensor, k4: Tensor, v4: Tensor) -> bool:
+        """Whether memory-efficient attention (Rabe and Staats, arXiv 2112.05682, as xFormers has it) applies: on a GPU,
+        in f32 as well, where every query sees its own position, up to a head size and a length.
+        """
+        if self.materialized or not q4.is_cuda or max(q4.shape[-2], k4.shape[-2]) > EFFICIENT_LENGTH:
             return False
         fits = q4.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        fits = fits and max(q4.shape[-1], v4.shape[-1]) <= EFFICIENT_SIZE
         return fits and (not self.placed or 0 <= self.start <= k4.shape[-2] - q4.shape[-2])
 
     def at(self, queries: Runs, keys: Runs) -> Scores:
@@ -212,8 +243,9 @@ def attended(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, T
         )
         return o, denominator
     if how.flash(q4, k4, v4):
-        return _flash(how, *_padded_rows(q4, k4, v4))
-    if how.efficient(q4, k4):
+        kernel = _cudnn if how.cudnn(q4, k4, v4) else _flash
+        return kernel(how, *_padded_rows(q4, k4, v4))
+    if how.efficient(q4, k4, v4):
         causal, added = how.added(q4, k4)
         o, denominator, *_ = aten._scaled_dot_product_efficient_attention(
             *_padded_rows(q4, k4, v4), _of_all_heads(added, q4), True, 0.0, causal, scale=how.scale
@@ -240,9 +272,10 @@ def gradients(
         dq, dk, dv = flash_backward(d4, q4, k4, v4, o4, l4, 0.0, causal, attn_mask=added, scale=how.scale)
         return dq, dk, dv, None
     if how.flash(q4, k4, v4):
-        dq, dk, dv = _flash_gradient(how, _padded_rows(d4, q4, k4, v4, o4), l4)
+        kernel = _cudnn_gradient if how.cudnn(q4, k4, v4) else _flash_gradient
+        dq, dk, dv = kernel(how, _padded_rows(d4, q4, k4, v4, o4), l4)
         return dq, dk, dv, None
-    if how.efficient(q4, k4):
+    if how.efficient(q4, k4, v4):
         d4, q4, k4, v4, o4 = _padded_rows(d4, q4, k4, v4, o4)
         causal, added = how.added(q4, k4)
         state = q4.new_empty((), dtype=torch.int64)  # not read without dropout
@@ -309,6 +342,25 @@ def _flash_gradient(how: Scores, tensors: Sequence[Tensor], l4: Tensor) -> tuple
         *across, l4, *lengths, 0.0, how.causal, state, offset, scale=how.scale, **_sides(how.window, how.causal)
     )
     return tuple(x.transpose(1, 2) for x in found)
+
+
+def _cudnn(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Tensor]:
+    """cuDNN's attention: the result and the logarithm of the denominator."""
+    o, denominator, *_ = aten._scaled_dot_product_cudnn_attention(
+        q4, k4, v4, None, True, 0.0, how.causal, scale=how.scale
+    )
+    return o, denominator.reshape(q4.shape[:-1])
+
+
+def _cudnn_gradient(how: Scores, tensors: Sequence[Tensor], l4: Tensor) -> tuple[Tensor, ...]:
+    """Its gradients, of the output's cotangent, queries, keys, values and the output."""
+    _, q4, k4, *_ = tensors
+    state = q4.new_empty((), dtype=torch.int64)  # not read without dropout
+    lengths = None, None, q4.shape[-2], k4.shape[-2]
+    found = aten._scaled_dot_product_cudnn_attention_backward(
+        *tensors, l4.unsqueeze(-1).contiguous(), state, state, None, *lengths, 0.0, how.causal, scale=how.scale
+    )
+    return tuple(found)
 
 
 def _sides(window: int, causal: bool) -> dict[str, int]:

@@ -50,10 +50,10 @@ def numbers(plan: Plan, run: VirtualRun) -> list[float]:
 
 
 def close(plan: Plan, found: list[float], expected: list[float], tolerance: float) -> None:
-    """In eight bits, a gradient near zero may get another sign, with which Adam's first updates are another: then the
-    losses and norms after them are compared, and not the sums of parameters.
+    """In bf16 and eight bits, a gradient near zero may get another sign, with which Adam's first updates are another:
+    then the losses and norms after them are compared, and not the sums of parameters.
     """
-    count = 2 * STEPS if plan.train.float8 else len(expected)
+    count = len(expected) if plan.train.precision == "f32" else 2 * STEPS
     assert found[:count] == pytest.approx(expected[:count], rel=tolerance, abs=tolerance)
 
 
@@ -183,7 +183,9 @@ def test_steps_that_are_captured_are_the_same(precision: str, device: str, tmp_p
     assert all(map(torch.equal, before, after))
 
 
-LARGE = ("seq=1000", "vocab=512", "batch=8", "embed=400", "heads=4", "key=100", "fast.microbatches=2")
+LARGE = ("seq=1000", "vocab=512", "batch=32", "embed=400", "heads=4", "key=100", "fast.microbatches=2")
+# Of cuBLAS on Hopper, and of cuBLASLt; a graph has its own.
+WORKSPACE = (32 << 20) + (8 << 20) + (128 << 10)
 
 
 @pytest.mark.gpu
@@ -192,29 +194,26 @@ LARGE = ("seq=1000", "vocab=512", "batch=8", "embed=400", "heads=4", "key=100", 
     [
         ("train.precision=f32",),
         ("train.precision=bf16",),
-        ("train.precision=bf16", "seq=1001", "key=25", "embed=100"),
+        ("train.precision=bf16", "seq=1001", "key=25"),
         ("train.precision=bf16", "train.graphs=true"),
         ("train.precision=fp8", "key=128", "embed=512", "seq=1024"),
     ],
     ids=", ".join,
 )
 def test_steps_take_no_more_memory_than_their_bound(settings: tuple[str, ...], tmp_path: Path) -> None:
-    """What torch had allocated at most, beside what kernels of products work in, which comes on top."""
+    """What was asked of the allocator at most, which may round it up; beside that, what products work in."""
     overrides = (*SMALL, "laptop.pipe=1", "fast.chunks=1", *LARGE, *settings, "train.compile=false")
     plan = planned("tiny.par", *overrides, gpu=True)
     bound = peak_memory(plan.training, plan.training.plan.ranks[0])
     with connected("cuda", tmp_path) as (_, end):
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         rank = Rank(plan, 0, end, end.device)
         steps_of(plan, rank)
-        work = torch.cuda.memory_allocated()
-        torch._C._cuda_clearCublasWorkspaces()
-        work -= torch.cuda.memory_allocated()
-    most = torch.cuda.max_memory_allocated() - work - before
-    print(f"{settings}: {most:,} bytes of {bound:,}, {most / bound:.3f}; {work:,} bytes to work in")
-    assert most <= bound
+    most = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+    print(f"{settings}: {most:,} bytes of {bound:,}, {most / bound:.3f}")
+    assert most <= bound + (2 if plan.program.captured else 1) * WORKSPACE
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.dsl.spec import Spec
 from partita.runtime.fake_gpu.rank import Tried, representatives, try_rank, try_ranks
+from partita.runtime.kernels import scores
 from partita.runtime.rank import prepare
 from tests.files import ROOT, SPECS
 from tests.zoo.layouts import FILES, draw
@@ -83,12 +86,20 @@ def test_the_host_waits_once_a_step():
     assert tried.waits == ("all ranks decide by the statistics of a step whether it is good",)
 
 
-def test_attention_makes_no_scores_on_gpus():
+@pytest.fixture(params=["flash", "cudnn"])
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kernel of attention that a GPU prefers: Ampere's, or Hopper's."""
+    with patch.object(scores, "prefers_cudnn", lambda device: request.param == "cudnn"):
+        yield request.param
+
+
+def test_attention_makes_no_scores_on_gpus(kernel: str):
     """And no copies of keys that heads share."""
     plan = prepare(spec_of(PLANTED / "gpu.par"), gpu=True)
-    launches = try_rank(plan, 0).launches
+    tried = try_rank(plan, 0)
+    right(tried)
     forward, backward = (
-        [each for each in launches if each.operation == f"_scaled_dot_product_flash_attention{which}"]
+        [each for each in tried.launches if each.operation == f"_scaled_dot_product_{kernel}_attention{which}"]
         for which in ("", "_backward")
     )
     assert len(forward) == len(backward) == plan.program.microbatches
@@ -124,7 +135,7 @@ OPTIONS = ["", ", causal = true", ", causal = true, window = 7", ", window = 5",
 )
 @pytest.mark.parametrize(("seq", "key", "value"), [(33, 8, 8), (64, 6, 6), (100, 12, 20), (20, 20, 12)])
 def test_attention_makes_no_scores_on_gpus_whatever_its_sizes(
-    seq: int, key: int, value: int, shard: str, precision: str
+    seq: int, key: int, value: int, shard: str, precision: str, kernel: str
 ):
     """Kernels want rows in eights and queries in thirty-twos: what they want is padded, within the bound."""
     if "seq" in shard and seq % 4:
@@ -140,6 +151,23 @@ def test_attention_makes_no_scores_on_gpus_whatever_its_sizes(
         tried = try_rank(plan, representatives(plan)[-1])
         right(tried)
         assert any("attention" in each.operation for each in tried.launches), options
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("key", [128, 136, 256, 264])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_scores_are_made_of_heads_that_are_too_large_and_counted(key: int, options: str, precision: str):
+    """Memory-efficient attention is right up to heads of 128, which are those that torch tests."""
+    words = {"SEQ": 40, "KEY": key, "VALUE": 8, "PARTS": 1, "SHARD": "", "OPTIONS": options, "PRECISION": precision}
+    text = ODD
+    for word, by in words.items():
+        text = text.replace(word, str(by))
+    spec, diagnostics = load_text(text)
+    assert spec is not None, diagnostics
+    (tried,) = try_ranks(prepare(spec, gpu=True))
+    right(tried)
+    flash = precision == "bf16" and "segments" not in options
+    assert any("attention" in each.operation for each in tried.launches) == (key <= (256 if flash else 128))
 
 
 def test_a_layer_of_llama_launches_no_more_than_by_hand():
