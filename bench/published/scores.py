@@ -80,7 +80,7 @@ SHARDED: Mapping[str, Mapping[str, Any]] = {
     "fp8": {"narrow": True},
 }
 # Those that are no difference of execution: of the program or its device.
-ELSEWHERE = ("eager", "flash-1")
+ELSEWHERE = ("eager", "flash-1", "cudnn")
 
 
 def execution(row: Row) -> Execution | FSDP:
@@ -94,8 +94,8 @@ def execution(row: Row) -> Execution | FSDP:
 
 def as_run(state: Scheduled, row: Row) -> Scheduled:
     """The program as that system would have run it."""
-    if "flash-1" in row.ran:
-        state = evolve(state, device=state.device.generation(1))
+    if "cudnn" not in row.ran:
+        state = evolve(state, device=state.device.generation(1 if "flash-1" in row.ran else 2))
     if "eager" in row.ran:
         state = evolve(state, compiled=False, train=evolve(state.train, compile=False))
     return state

@@ -17,7 +17,7 @@ from partita.compiler.graph import Node, Value
 from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate
 
-# Fewer operations are not worth the call of a compiled function.
+# Fewer operations are not worth the call of a compiled function, unless one makes several passes over its operands.
 SHORTEST = 4
 
 
@@ -48,7 +48,7 @@ def segmented(nodes: Sequence[Node], keep: Collection[Value], literal: Collectio
     uses = uses_of(nodes)
     units: list[Node | Segment] = []
     for together, run in _runs(nodes, keep, literal):
-        units += [_segment(run, uses, keep)] if together and len(run) >= SHORTEST else run
+        units += [_segment(run, uses, keep)] if together and _worth(run) else run
     return units
 
 
@@ -56,8 +56,12 @@ def compiled_units(nodes: Sequence[Node], keep: Collection[Value], known: Collec
     """The nodes in execution order, those of a segment together, others alone. `known` are literals from elsewhere."""
     units: list[list[Node]] = []
     for together, run in _runs(nodes, keep, literals(nodes, keep, known)):
-        units += [run] if together and len(run) >= SHORTEST else [[node] for node in run]
+        units += [run] if together and _worth(run) else [[node] for node in run]
     return units
+
+
+def _worth(run: Sequence[Node]) -> bool:
+    return len(run) >= SHORTEST or any(node.op.several_passes for node in run)
 
 
 def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value]) -> Segment:

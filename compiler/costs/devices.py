@@ -71,8 +71,9 @@ class Device:
 
     Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step. To
     launch a kernel takes the host `launching`, ahead of the device, unless a step is one graph.
-    `attention` is FlashAttention-2's; `flash` says how much quicker its other generations are. Products of operands of
-    8 bits have a rate of their own (`f8`) on some devices, of which `narrow` times the usual share is reached.
+    `attention` is that of the kernel which torch takes; `flash` are the generations of FlashAttention. Products of
+    operands of 8 bits have a rate of their own (`f8`) on some devices, of which `narrow` times the usual share is
+    reached.
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
     own memory, and programs for it are compiled by default. It is joined to the host's by `host_link` bytes/s in each
     direction, and has a share of `host_bandwidth` bytes/s of that memory; where the device is a CPU, both memories are
@@ -86,7 +87,7 @@ class Device:
     streaming: float = 1.0
     products: Products = field(factory=Products)
     attention: Fused = field(factory=Fused)
-    flash: Mapping[int, float] = field(factory=dict)
+    flash: Mapping[int, Fused] = field(factory=dict)
     launch: float = 0.0
     launching: float = 0.0
     action: float = 0.0
@@ -104,8 +105,8 @@ class Device:
     __repr__ = shortened
 
     def generation(self, flash: int) -> Device:
-        """This device with another generation of FlashAttention. Raises KeyError if it has none."""
-        return evolve(self, attention=evolve(self.attention, best=self.attention.best * self.flash[flash]))
+        """This device with a generation of FlashAttention. Raises KeyError if it has none."""
+        return evolve(self, attention=self.flash[flash])
 
     def narrowed(self) -> Device:
         """This device with products in 8 bits where a program has them in bf16. Raises KeyError if it has none."""
@@ -131,16 +132,19 @@ _PRODUCTS = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maxim
 _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (bench/published)"
 _FITTED_H = "best: fitted to the runs on H100 in bench/published"
 _LOWERED = "best: that table, lowered as H100's"
-# FlashAttention-2, which torch has: causal, 128 a head, forward and backward. On A100 133 TFLOP/s over 1,024 keys, 173
-# over 4,096, 189 over 16,384: 195 · n / (n + 530). The same program on H100: up to 335. On B200 the share is assumed.
+# FlashAttention-2, which torch has for Ampere: causal, 128 a head, forward and backward. On A100 133 TFLOP/s over 1,024
+# keys, 173 over 4,096, 189 over 16,384: 195 · n / (n + 530). The same program on H100: up to 335. On B200 the share is
+# assumed. The first generation reached 0.54 of its speed on A100 (ibid., the columns of FlashAttention, causal, 128 a
+# head), and is taken to be as much slower on others. The third, on Hopper alone (arXiv 2407.08608, causal, 128 a head):
+# 616 for 335 TFLOP/s forward; 1.5 to 1.75 times as quick backward, which has 5 products for 2 (known, not looked up).
 _FUSED = "attention: Dao, FlashAttention-2, arXiv 2307.08691, §4.1"
-_ATTENTION_A, _ATTENTION_H = Fused(0.625, 530), Fused(0.35, 530)
-# Other generations of it, by how much quicker they are than the second. The first reached 0.54 of its speed on A100
-# (ibid., the columns of FlashAttention, causal, 128 a head), and is taken to be as much slower on others. The third, on
-# Hopper alone (arXiv 2407.08608, causal, 128 a head): 616 for 335 TFLOP/s forward; 1.5 to 1.75 times as quick backward,
-# which has 5 products for 2 (known, not looked up).
-_FLASH = {1: 0.54, 2: 1.0}
-_FLASH_H = _FLASH | {3: 7 / (2 * 335 / 616 + 5 / 1.62)}
+_FLASH_A = {1: Fused(0.54 * 0.625, 530), 2: Fused(0.625, 530)}
+_FLASH = {1: Fused(0.54 * 0.35, 530), 2: Fused(0.35, 530)}
+_FLASH_H = _FLASH | {3: Fused(0.35 * 7 / (2 * 335 / 616 + 5 / 1.62), 530)}
+# Since 2.11 torch has cuDNN's for Hopper and Blackwell: causal, 128 a head, forward and backward, on an H200
+# 350 TFLOP/s over 1,024 keys, 444 over 2,048, 513 over 4,096, 605 over 16,384. On B200 the share is assumed.
+_CUDNN = "attention: cuDNN 9.19 with torch 2.11, measured on an H200 (bench/RESULTS.md)"
+_ATTENTION_H = Fused(0.64, 840)
 # The share is 0.90 for 100 MB, 0.75 for 10 MB.
 _STREAMING = "streaming: Isaev et al., Calculon, SC23, systems/a100_80g.json"
 # Bekman's table for operands of 8 bits: H100 1,402.6 of 1,979 TFLOP/s, B200 3,432.5 of 4,500.
@@ -165,7 +169,7 @@ def _gpu(
     bandwidth: float,
     products: Products,
     attention: Fused,
-    flash: Mapping[int, float],
+    flash: Mapping[int, Fused],
     host: tuple[float, float],
     *sources: str,
 ) -> Device:
@@ -188,15 +192,16 @@ def _gpu(
         gpu=True,
         host_link=host[0] * _HOST_LINK,
         host_bandwidth=host[1],
-        sources=(*sources, _PRODUCTS, _FUSED, _STREAMING, _BESIDE, _HOST),
+        sources=(*sources, _PRODUCTS, _STREAMING, _BESIDE, _HOST),
     )
 
 
-# Dense FLOP/s of products in f32 (as TF32), bf16 and f64, and of other f32 arithmetic; those of 8 bits, which A100 does
-# not have, with `narrow`. A DGX or HGX machine has 8 GPUs.
-_A100 = (156e12, 312e12, 19.5e12, 19.5e12)
-_H100 = (494.7e12, 989.4e12, 67e12, 67e12)
-_B200 = (1.1e15, 2.25e15, 37e12, 75e12)
+# Dense FLOP/s of products in f32, bf16 and f64, and of other f32 arithmetic; those of 8 bits, which A100 does not have,
+# with `narrow`. Products in f32 are not TF32's, for which torch has to be told: on an H200 they reach 51 TFLOP/s. A DGX
+# or HGX machine has 8 GPUs.
+_A100 = (19.5e12, 312e12, 19.5e12, 19.5e12)
+_H100 = (67e12, 989.4e12, 67e12, 67e12)
+_B200 = (75e12, 2.25e15, 37e12, 75e12)
 _H100_NARROW, _B200_NARROW = (1.979e15, _NARROW_H), (4.5e15, _NARROW_B)
 DEVICES = {
     device.name: device
@@ -215,9 +220,10 @@ DEVICES = {
             80,
             2.039e12,
             Products(0.79, _DEPTH, 108),
-            _ATTENTION_A,
-            _FLASH,
+            _FLASH_A[2],
+            _FLASH_A,
             _GEN4,
+            _FUSED,
             "NVIDIA A100 80GB SXM, data sheet",
             _FITTED,
         ),
@@ -231,6 +237,7 @@ DEVICES = {
             _ATTENTION_H,
             _FLASH_H,
             _GEN5,
+            _CUDNN,
             "NVIDIA H100 SXM, data sheet",
             _FITTED_H,
         ),
@@ -244,6 +251,7 @@ DEVICES = {
             _ATTENTION_H,
             _FLASH_H,
             _GEN5,
+            _CUDNN,
             "NVIDIA H200 SXM, data sheet",
             _FITTED_H,
         ),
@@ -257,6 +265,7 @@ DEVICES = {
             _ATTENTION_H,
             _FLASH,
             _GEN5_B,
+            _CUDNN,
             "NVIDIA HGX B200, data sheet",
             _LOWERED,
         ),

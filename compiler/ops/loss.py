@@ -39,6 +39,7 @@ class NegativeLogLikelihood(Op):
 
     over: str
     guarded: bool = False
+    several_passes = True
     results = ("", "denominator")
     decides = True
 
@@ -166,6 +167,7 @@ class NegativeLogLikelihoodGradient(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
+    several_passes = True
 
     @property
     def begins(self) -> tuple[str, ...]:

@@ -107,6 +107,8 @@ class Op:
     reads_weights: ClassVar[bool] = False
     # torch.compile can fuse it with its neighbors.
     fusible: ClassVar[bool] = True
+    # Unless torch.compile generates its kernel, several go through its operands on a GPU.
+    several_passes: ClassVar[bool] = False
     # One end of a message between stages.
     sends: ClassVar[bool] = False
     receives: ClassVar[bool] = False

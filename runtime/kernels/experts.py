@@ -56,9 +56,11 @@ def _index(ids: Tensor, experts: int, start: int | None, none: int | None = None
 
 
 def _order(index: Tensor, rows: tuple[int, ...], count: int) -> tuple[Tensor, Tensor, Tensor]:
-    grouped, order = index.expand(rows).reshape(-1).sort(dim=-1, stable=True)
+    # A GPU sorts eight bits at a time.
+    narrow = torch.int16 if count <= torch.iinfo(torch.int16).max else torch.int64
+    grouped, order = index.expand(rows).reshape(-1).to(narrow).sort(dim=-1, stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    numbers = torch.arange(count, device=order.device)
+    numbers = torch.arange(count, dtype=narrow, device=order.device)
     return order, places, torch.searchsorted(grouped, numbers, right=True, out_int32=True)
 
 

@@ -12,6 +12,8 @@ from partita.runtime.kernels.dtypes import widened
 from partita.runtime.kernels.native.library import native
 from partita.runtime.kernels.registry import kernel
 
+FEW = 16  # numbers of a row, as of the experts chosen for it, that are added one after the other on a GPU
+
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
@@ -173,8 +175,10 @@ def _over(rate: Tensor, over: tuple[int, ...]) -> Tensor:
 
 
 def _as_layer(x: Tensor, over: tuple[int, ...]) -> bool:
-    """Whether torch's layer norm applies: to the last dimensions, in one dtype. Inductor generates its own."""
-    return over[0] == -len(over) and x.dtype != torch.bfloat16 and not is_tracing()
+    """Whether torch's layer norm applies: to the last dimensions, on a CPU not in bf16, of which its gradient wants the
+    rates in bf16 too. Inductor generates its own.
+    """
+    return over[0] == -len(over) and (x.is_cuda or x.dtype != torch.bfloat16) and not is_tracing()
 
 
 @lru_cache(maxsize=32)
@@ -213,9 +217,15 @@ def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int
     if start is not None:
         ids, outside = _local(ids, start, table.shape[shared])
         values = values.masked_fill(_over_rows(outside, values), 0)
-    # On a GPU these add in any order, and replicas of the table on several ranks would diverge.
-    if shared and table.is_cpu and _of_numbers(table, ids, shared):
-        return table.scatter_add_(-1, ids.long(), values)
+    # On a GPU these add in any order, and replicas of the table on several ranks would diverge: so only what goes to
+    # places that differ is added at once.
+    if shared and _of_numbers(table, ids, shared):
+        if table.is_cpu:
+            return table.scatter_add_(-1, ids.long(), values)
+        if ids.shape[-1] <= FEW:
+            for own, each in zip(ids.long().unbind(-1), values.unbind(-1), strict=True):
+                table.scatter_add_(-1, own.unsqueeze(-1), each.unsqueeze(-1))
+            return table
     if shared or table.dim() != 2 or not table.is_contiguous() or not table.is_cpu:
         return table.index_put_((*_batch_index(ids, shared), ids), values, accumulate=True)
     return table.index_add_(0, ids.reshape(-1), values.reshape(-1, table.shape[1]))
