@@ -11,8 +11,8 @@ beside it, of which the row's come last. They may also say
 - `whole_attention`: its TFLOP/s or percent count products of queries with all keys, though attention is causal, as
   PaLM's formula does (arXiv 2204.02311, appendix B);
 - `ran`, how that system ran where our programs run otherwise, so that the prediction is of one that does the same:
-  names of `published.scores.DIFFERENCES` or, of torch's FSDP, of `SHARDED`; or `eager`, which is not compiled,
-  and `flash-1`, which has attention's kernel of before July 2023;
+  names of `published.scores.DIFFERENCES` or, of torch's FSDP, of `SHARDED`; or `eager`, which is not compiled; and
+  `flash-1`, which has attention's kernel of before July 2023, or `cudnn`, which has cuDNN's, as ours have;
 - `planned`: overrides of the configuration that plans are compared with, where our program with the row's does not fit;
 - `fitted`: constants of the cost model were chosen with these rows in view.
 """

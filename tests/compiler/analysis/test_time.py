@@ -254,7 +254,7 @@ axis more = embed
 mesh one(data = 1) { device = h100 }
 layout whole on one { shard batch -> data }
 schedule s = one_f_one_b(microbatches = 2)
-train { data = random() optimizer = sgd(lr = 0.1) steps = 1 compile = false }
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 compile = false precision = bf16 }
 """
 
 

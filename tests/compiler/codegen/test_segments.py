@@ -6,6 +6,7 @@ from partita.compiler.codegen.segments import Segment, compiled_units, segmented
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.ops.collective import AllReduce
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.loss import NegativeLogLikelihood, NegativeLogLikelihoodGradient
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Pointwise
 from partita.dsl.types import Axis, Type
@@ -42,6 +43,17 @@ def test_a_segment_adds_what_it_makes():
     assert isinstance(segment, Segment)
     assert [op.target for op in segment.sums] == ["total"]
     assert segment.outputs == ()
+
+
+def test_what_makes_several_passes_is_compiled_alone():
+    """As the gradient of a loss goes through all logits, which are large, again and again."""
+    targets = Value("targets", Type("i64", (ROWS,)))
+    build = Builder()
+    nll, denominator = build.apply_all(NegativeLogLikelihood("columns"), X, targets)
+    build.apply(NegativeLogLikelihoodGradient("columns"), nll, X, targets, denominator)
+    (segment,) = units(build)
+    assert isinstance(segment, Segment)
+    assert len(segment.nodes) == 2
 
 
 def test_a_product_adds_itself_behind_its_segment():

@@ -3,6 +3,7 @@
 from tests.planted.planted import Planted
 
 RANKS = "tests/runtime/fake_gpu/test_ranks.py::test_ranks_run_on_gpus"
+ATTENTION = "tests/runtime/kernels/test_attention.py"
 
 MISTAKES = [
     # ------------------------------------------------------------ device
@@ -44,8 +45,8 @@ MISTAKES = [
     Planted(
         "numbers-of-slots-on-the-host",
         "runtime/kernels/experts.py",
-        "    numbers = torch.arange(count, device=order.device)\n",
-        "    numbers = torch.arange(count)\n",
+        "    numbers = torch.arange(count, dtype=narrow, device=order.device)\n",
+        "    numbers = torch.arange(count, dtype=narrow)\n",
         RANKS,
     ),
     # ------------------------------------------------------------ synchronisation
@@ -169,6 +170,41 @@ MISTAKES = [
         "return fits and (not self.placed or 0 <= self.start <= k4.shape[-2] - q4.shape[-2])",
         "return fits and not self.start",
         f"{RANKS[: RANKS.index('::')]}::test_attention_makes_no_scores_on_gpus_whatever_its_sizes",
+    ),
+    Planted(
+        "queries-at-the-last-keys-for-a-kernel-that-aligns-the-first",
+        "runtime/kernels/scores.py",
+        "(self.placed and self.start)",
+        "(self.placed and self.softcap)",
+        f"{ATTENTION}::test_cudnn_is_taken_where_it_means_the_same_and_has_a_gradient",
+    ),
+    Planted(
+        "gradients-of-heads-that-cudnn-has-none-for",
+        "compiler/ops/fused_attention.py",
+        "CUDNN_SIZE = 128",
+        "CUDNN_SIZE = 256",
+        f"{ATTENTION}::test_cudnn_is_taken_where_it_means_the_same_and_has_a_gradient",
+    ),
+    Planted(
+        "memory-efficient-attention-of-any-length",
+        "runtime/kernels/scores.py",
+        "max(q4.shape[-2], k4.shape[-2]) > EFFICIENT_LENGTH",
+        "q4.shape[-2] > EFFICIENT_LENGTH",
+        f"{ATTENTION}::test_memory_efficient_attention_is_taken_as_far_as_it_is_right",
+    ),
+    Planted(
+        "scores-of-large-heads-that-take-no-memory",
+        "compiler/ops/attention.py",
+        "return size > (FLASH_SIZE if flash else EFFICIENT_SIZE)",
+        "return size > FLASH_SIZE",
+        f"{RANKS[: RANKS.index('::')]}::test_scores_are_made_of_heads_that_are_too_large_and_counted",
+    ),
+    Planted(
+        "passes-over-logits-one-after-the-other",
+        "compiler/codegen/segments.py",
+        "return len(run) >= SHORTEST or any(node.op.several_passes for node in run)",
+        "return len(run) >= SHORTEST",
+        "tests/compiler/codegen/test_segments.py::test_what_makes_several_passes_is_compiled_alone",
     ),
     Planted(
         "padded-rows-that-take-no-memory",

@@ -22,8 +22,8 @@ MISTAKES = [
     Planted(
         "attention-of-one-generation",
         "compiler/costs/devices.py",
-        "best=self.attention.best * self.flash[flash]",
-        "best=self.attention.best",
+        "attention=self.flash[flash]",
+        "attention=self.attention",
         f"{COSTS}::test_narrow_operands_and_later_kernels_are_quicker",
     ),
     Planted(

@@ -158,7 +158,7 @@ def test_attention_makes_no_scores_on_gpus_whatever_its_sizes(
 @pytest.mark.parametrize("options", OPTIONS)
 def test_scores_are_made_of_heads_that_are_too_large_and_counted(key: int, options: str, precision: str):
     """Memory-efficient attention is right up to heads of 128, which are those that torch tests."""
-    words = {"SEQ": 40, "KEY": key, "VALUE": 8, "PARTS": 1, "SHARD": "", "OPTIONS": options, "PRECISION": precision}
+    words = {"SEQ": 400, "KEY": key, "VALUE": 8, "PARTS": 1, "SHARD": "", "OPTIONS": options, "PRECISION": precision}
     text = ODD
     for word, by in words.items():
         text = text.replace(word, str(by))

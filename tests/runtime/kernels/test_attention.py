@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from partita.runtime.kernels import scores
 from partita.runtime.kernels.attention import attend, attend_gradient
 from partita.runtime.kernels.scores import Scores
 
@@ -71,6 +73,38 @@ def test_where_flash_attention_means_something_else_or_does_not_run_it_is_not_ta
         assert not Scores(causal, 0.125, start).flash(q, k, k)
         half = torch.empty(BATCH, HEADS, SEQ, 64, device="cuda", dtype=torch.bfloat16)
         assert Scores(causal, 0.125).flash(half, half, half)
+
+
+@pytest.mark.parametrize(
+    ("how", "key", "keys", "taken"),
+    [
+        (Scores(True, 0.125), 128, SEQ, True),
+        (Scores(False, 0.125), 128, 2 * SEQ, True),
+        (Scores(False, 0.125, SEQ), 64, 2 * SEQ, True),
+        (Scores(True, 0.125, SEQ), 64, 2 * SEQ, False),
+        (Scores(True, 0.125, window=16), 64, SEQ, False),
+        (Scores(False, 0.125), 136, SEQ, False),
+        (Scores(False, 0.125), 64, 1, False),
+    ],
+)
+def test_cudnn_is_taken_where_it_means_the_same_and_has_a_gradient(how: Scores, key: int, keys: int, taken: bool):
+    """It aligns the first query with the first key, where FlashAttention aligns the last ones."""
+    with FakeTensorMode():
+        q = torch.empty(BATCH, HEADS, SEQ, key, device="cuda", dtype=torch.bfloat16)
+        k = torch.empty(BATCH, HEADS, keys, key, device="cuda", dtype=torch.bfloat16)
+        with patch.object(scores, "prefers_cudnn", lambda device: True):
+            assert how.flash(q, k, k)
+            assert how.cudnn(q, k, k) == taken
+        assert not how.cudnn(q, k, k)  # there is no GPU
+
+
+@pytest.mark.parametrize(
+    ("key", "keys", "taken"), [(128, 1 << 16, True), (136, SEQ, False), (64, (1 << 16) + 1, False)]
+)
+def test_memory_efficient_attention_is_taken_as_far_as_it_is_right(key: int, keys: int, taken: bool):
+    with FakeTensorMode():
+        q, k = (torch.empty(BATCH, HEADS, count, key, device="cuda") for count in (SEQ, keys))
+        assert Scores(False, 0.125).efficient(q, k, k) == taken
 
 
 @pytest.mark.parametrize("start", [0, SEQ // 4, SEQ - SEQ // 4])
