@@ -127,7 +127,7 @@ _BESIDE = "beside collectives: Lee et al., Characterizing Compute-Communication 
 # Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
 # 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 of peak after correcting for tiles and depth. Over a training step it
 # is less. Two are fitted: A100's `best` to the ten rows of the SC21 table, H100's to all runs on H100. B200's is
-# lowered in the proportion of H100's, 0.66 to 0.84.
+# lowered in the proportion of H100's, 0.64 to 0.84.
 _PRODUCTS = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maximum Achievable Matmul FLOPS"
 _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (bench/published)"
 _FITTED_H = "best: fitted to the runs on H100 in bench/published"
@@ -154,8 +154,9 @@ _NARROW_H, _NARROW_B = (1402.6 / 1979) / (794.5 / 989.4), (3432.5 / 4500) / (174
 _HOST = "host: NVIDIA DGX A100, H100, B200, user guides"
 _HOST_LINK = 0.8
 _GEN4, _GEN5, _GEN5_B = (32e9, 51e9), (64e9, 77e9), (64e9, 90e9)
-# Estimates: the prologue and epilogue of a tile, as a depth that takes as long; and the overhead of each kernel.
-_DEPTH, _LAUNCH = 192.0, 4e-6
+# An estimate: the prologue and epilogue of a tile, as a depth that takes as long. Measured: the overhead of each kernel,
+# of a thousand of 16 elements in a CUDA graph on an H200 (bench/RESULTS.md).
+_DEPTH, _LAUNCH = 192.0, 0.9e-6
 # The driver's 4 to 6 µs (measured by pegainfer (3), susun-blog.com), and what Python and torch take of an operation of
 # ours: 2.4 µs on a CPU (bench/RESULTS.md).
 _LAUNCHING = 7.5e-6
@@ -233,7 +234,7 @@ DEVICES = {
             _H100_NARROW,
             80,
             3.35e12,
-            Products(0.66, _DEPTH, 132),
+            Products(0.64, _DEPTH, 132),
             _ATTENTION_H,
             _FLASH_H,
             _GEN5,
@@ -247,7 +248,7 @@ DEVICES = {
             _H100_NARROW,
             141,
             4.8e12,
-            Products(0.66, _DEPTH, 132),
+            Products(0.64, _DEPTH, 132),
             _ATTENTION_H,
             _FLASH_H,
             _GEN5,
@@ -261,7 +262,7 @@ DEVICES = {
             _B200_NARROW,
             180,
             7.7e12,
-            Products(0.65, _DEPTH, 148),
+            Products(0.63, _DEPTH, 148),
             _ATTENTION_H,
             _FLASH,
             _GEN5_B,
