@@ -76,6 +76,14 @@ def test_there_is_no_folder_that_shadows_the_package():
     assert not (ROOT / "partita").exists()
 
 
+def test_the_package_can_be_used_where_it_lies():
+    """Types are checked by way of `.types`, and so is what `make gpu` runs where nothing can be installed."""
+    lies = {path.name for path in (ROOT / "api").glob("*.py")} | {name for name in MAY_IMPORT if name != "api"}
+    found = {path.name: path.resolve() for path in (ROOT / ".types" / "partita").iterdir() if path.exists()}
+    assert lies <= found.keys()
+    assert {each.parent for each in found.values()} == {ROOT, ROOT / "api"}
+
+
 def test_packaging_names_every_folder():
     """An editable install finds folders by itself; a wheel has only those that are listed."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]

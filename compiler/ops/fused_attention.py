@@ -6,8 +6,8 @@ ROWS_OF = 8  # queries, keys and values have rows of so many elements each, and 
 DENOMINATORS_OF = 32  # for so many queries at a time does memory-efficient attention make denominators
 FLASH_SIZE = 256  # the largest heads that FlashAttention knows
 CUDNN_SIZE = 128  # and cuDNN's attention with its gradient
-# The largest that torch tests memory-efficient attention with: at 320 its gradients in bf16 were wrong (H200, torch
-# 2.11). So are its results beyond so many positions (pytorch 162588).
+# The largest that torch tests memory-efficient attention with: at 320, what it makes in bf16 was wrong (H200, torch
+# 2.11). So is what it makes of more positions than these (pytorch 162588).
 EFFICIENT_SIZE, EFFICIENT_LENGTH = 128, 1 << 16
 
 
