@@ -154,8 +154,8 @@ _NARROW_H, _NARROW_B = (1402.6 / 1979) / (794.5 / 989.4), (3432.5 / 4500) / (174
 _HOST = "host: NVIDIA DGX A100, H100, B200, user guides"
 _HOST_LINK = 0.8
 _GEN4, _GEN5, _GEN5_B = (32e9, 51e9), (64e9, 77e9), (64e9, 90e9)
-# An estimate: the prologue and epilogue of a tile, as a depth that takes as long. Measured: the overhead of a kernel, of a
-# thousand of 16 elements in a CUDA graph on an H200 (bench/RESULTS.md).
+# An estimate: the prologue and epilogue of a tile, as a depth that takes as long. Measured: the overhead of a kernel,
+# of a thousand of 16 elements in a CUDA graph on an H200 (bench/RESULTS.md).
 _DEPTH, _LAUNCH = 192.0, 0.9e-6
 # The driver's 4 to 6 µs (measured by pegainfer (3), susun-blog.com), and what Python and torch take of an operation of
 # ours: 2.4 µs on a CPU (bench/RESULTS.md).
