@@ -46,7 +46,7 @@ def drawn(work: Workload, seed: int) -> Workload:
     """The workload with the initial values and batches of nanoGPT's seed."""
     generator = torch.Generator().manual_seed(seed)
     weights = _weights(work, generator)
-    return evolve(work, weights=weights, dataset=_batches(work, generator))
+    return evolve(work, given=weights, dataset=_batches(work, generator))
 
 
 def _weights(work: Workload, generator: torch.Generator) -> Mapping[str, Tensor]:

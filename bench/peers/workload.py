@@ -26,14 +26,17 @@ MODELS = Path(__file__).parents[1] / "models"
 
 @frozen(eq=False)
 class Workload:
-    """A file's training, for whoever runs it."""
+    """A file's training, for whoever runs it; with the initial values of the file, unless others are `given`."""
 
     plan: Plan
     dataset: Dataset
+    given: Mapping[str, torch.Tensor] | None = None
 
     @cached_property
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The initial values: whole tensors by their names in the file."""
+        if self.given is not None:
+            return self.given
         seed, found = self.plan.train.seed, {}
         for each in self.plan.program.parameters:
             array = initial(each.initial, each.type, seed, each.name, each.fans)

