@@ -38,7 +38,8 @@ soak: $(VENV)/soaked
 
 # Everything to run when a GPU is at hand, in ten minutes; its figures go to the end of bench/RESULTS.md. Without one it runs
 # what it can on the CPU, says what it could not do, and ends with status 4. The environment has torch for CPUs: on a machine with
-# GPUs, `make gpu GPU_PYTHON=python3` takes an interpreter that has torch for CUDA, attrs, rich, lark, numpy, safetensors, hypothesis, pytest and pytest-timeout.
+# GPUs, `make gpu GPU_PYTHON=python3` takes an interpreter that has torch for CUDA, attrs, rich, lark, numpy, safetensors,
+# hypothesis, pytest and pytest-timeout.
 GPU_PYTHON ?=
 gpu: $(if $(GPU_PYTHON),,$(VENV)/installed)
 	$(if $(GPU_PYTHON),PYTHONPATH=$(CURDIR)/.types $(GPU_PYTHON),$(BIN)/python) bench/gpu.py --append
