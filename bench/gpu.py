@@ -27,12 +27,18 @@ from math import isfinite, nan
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 from measure import agree, alternately, joined, measured, report, show
 
 from partita.compiler.costs.devices import DEVICES, Device
+
+if TYPE_CHECKING:
+    import torch
+    from peers.ours import Ours
+    from peers.plain import Plain
+    from peers.workload import Workload
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "RESULTS.md"
@@ -43,12 +49,11 @@ PASSED, FAILED, NO_GPU = 0, 1, 4
 DOCTOR_SECONDS, TEST_SECONDS = 90, 180
 WARM_UP = 3
 SYSTEMS = ("partita", "partita:compile", "partita:graphs", "torch", "torch:compile")
+STEP = ("schedule=one_f_one_b", "schedule.microbatches=2", "train.precision=bf16")
 # One rank, all layers in one stage. GPT-3 XL (arXiv 2005.14165, Table 2.1), with the vocabulary of GPT-2 padded.
 ONE = (
     "pair.pipe=1",
-    "schedule=one_f_one_b",
-    "schedule.microbatches=2",
-    "train.precision=bf16",
+    *STEP,
     # A tenth of GPT-3 XL's, as there is no warm-up.
     "train.optimizer=adamw(lr = 2e-5, betas = [0.9, 0.95], weight_decay = 0.1)",
 )
@@ -69,15 +74,7 @@ SPLIT = ("two.split=1", "train.precision=bf16")
 SMALL = ("batch=4", "seq=32", "embed=64", "heads=2", "vocab=128")
 GPT_125M = ("layers=12", "embed=768", "heads=12", "seq=1024", "vocab=50_304", "batch=16")
 GPT_WIDE = ("layers=4", "embed=4096", "heads=32", "seq=2048", "vocab=32_000", "batch=4")
-LLAMA = (
-    "layout=zero1",
-    "schedule=one_f_one_b",
-    "schedule.microbatches=2",
-    "cluster.data=1",
-    "cluster.pipe=1",
-    "cluster.tensor=1",
-    "train.precision=bf16",
-)
+LLAMA = ("layout=zero1", "cluster.data=1", "cluster.pipe=1", "cluster.tensor=1", *STEP)
 LLAMA_SIZE = ("embed=2048", "groups=4", "heads=8", "key=64", "ffn=5632", "vocab=32_000", "seq=4096", "batch=2")
 EXPERTS = ("model=sparse", "schedule.microbatches=4", *SPLIT)
 CASES: Mapping[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
@@ -308,32 +305,20 @@ def table(rows: Sequence[Row], size: str, name: str, steps: int, rounds: int, to
 def run(system: str, device: str, size: str, steps: int) -> None:
     """Train some steps, and report their seconds and losses."""
     import torch
-    from peers.ours import Ours
     from peers.plain import Plain
     from peers.workload import workload
 
-    there = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
-    family, _, how = system.partition(":")
     gpu = device == "cuda"
+    family, _, how = system.partition(":")
     options = (
         f"train.{word}={'true' if on else 'false'}" for word, on in (("compile", how), ("graphs", how == "graphs"))
     )
     work = workload("gpt.par", [*SIZES[size], *options], gpu=gpu)
-    if gpu:
-        torch.cuda.set_device(there)
     if family == "partita":
-        joined("nccl" if gpu else "gloo")
-        trained: Ours | Plain = Ours(work, device=there)
+        trained: Ours | Plain = _ours(work, device)
     else:
-        trained = Plain(work, bool(how), work.microbatches, there, autocast=True)
-    seconds, losses = [], []
-    for _, batch in zip(range(WARM_UP + steps), work.batches(), strict=False):
-        start = perf_counter()
-        losses.append(trained.step(*batch))  # which is read on the host: the step is over
-        if gpu:
-            torch.cuda.synchronize()
-        seconds.append(perf_counter() - start)
-    assert all(map(isfinite, losses)), losses
+        trained = Plain(work, bool(how), work.microbatches, _device(device), autocast=True)
+    seconds, losses = _timed(trained, work, steps)
     result = {
         "seconds": seconds,
         "losses": losses,
@@ -348,29 +333,18 @@ def run(system: str, device: str, size: str, steps: int) -> None:
 def run_case(case: str, device: str, steps: int) -> None:
     """Train some steps of one of `CASES`; report their seconds, the peak of memory, and what was predicted."""
     import torch
-    from peers.ours import Ours
     from peers.workload import workload
 
     from partita.compiler.analysis.memory import peak_memory
     from partita.compiler.analysis.time import predict
 
     gpu = device == "cuda"
-    there = torch.device(device, 0) if gpu else torch.device("cpu")
     path, fixed, sizes = CASES[case]
     work = workload(str(path), [*fixed, *(sizes if gpu else SMALL)], gpu=gpu)
     state = work.plan.training
     if gpu:
-        torch.cuda.set_device(there)
-        state = evolve(state, device=_record(torch.cuda.get_device_name(0)))
-    joined("nccl" if gpu else "gloo")
-    trained = Ours(work, device=there)
-    seconds = []
-    for _, batch in zip(range(WARM_UP + steps), work.batches(), strict=False):
-        start = perf_counter()
-        assert isfinite(trained.step(*batch))
-        if gpu:
-            torch.cuda.synchronize()
-        seconds.append(perf_counter() - start)
+        state = evolve(state, device=_record(_name_of_gpu()))
+    seconds, _ = _timed(_ours(work, device), work, steps)
     report(
         {
             "seconds": seconds,
@@ -380,6 +354,40 @@ def run_case(case: str, device: str, steps: int) -> None:
             "bound": peak_memory(state, state.plan.ranks[0]),
         }
     )
+
+
+def _device(device: str) -> torch.device:
+    """The device, which becomes the current one."""
+    import torch
+
+    if device == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def _ours(work: Workload, device: str) -> Ours:
+    """Our rank, connected."""
+    from peers.ours import Ours
+
+    there = _device(device)
+    joined("nccl" if device == "cuda" else "gloo")
+    return Ours(work, device=there)
+
+
+def _timed(trained: Ours | Plain, work: Workload, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds and losses of steps, those of warming up included."""
+    import torch
+
+    seconds, losses = [], []
+    for _, batch in zip(range(WARM_UP + steps), work.batches(), strict=False):
+        start = perf_counter()
+        losses.append(trained.step(*batch))  # which is read on the host: the step is over
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(perf_counter() - start)
+    assert all(map(isfinite, losses)), losses
+    return seconds, losses
 
 
 if __name__ == "__main__":

@@ -115,10 +115,10 @@ class Executor:
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)
         self._activity = TRAINING if self.record.update else EVALUATING
-        whole = program.captured and self._streams.captures and times is None
-        self._graph = StepGraph(self._streams, self._reads) if whole else None
+        capture = self._streams.capture if program.captured and times is None else None
+        self._graph = StepGraph(capture, self._reads) if capture is not None else None
         self._marks = 0  # of a step that is captured
-        self.pace = Pace(program, rank, self.context) if paced and not whole else None
+        self.pace = Pace(program, rank, self.context) if paced and self._graph is None else None
         self._mark = self._flight.mark if self.pace is None else _together(self._flight.mark, self.pace.mark)
         self._instructions = _with_marks(bound, self._mark)
         self.stopwatch: Stopwatch | None = None

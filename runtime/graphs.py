@@ -16,16 +16,16 @@ import torch
 
 from partita.compiler.program import InputPart
 from partita.runtime.inputs import Batch, Inputs
-from partita.runtime.streams import Streams, Waits
+from partita.runtime.streams import Capture, Waits
 
 Parts: TypeAlias = Mapping[InputPart, torch.Tensor]
 
 
 class StepGraph:
-    """Steps on a device's streams that read some inputs."""
+    """Steps that a device's streams capture and that read some inputs."""
 
-    def __init__(self, streams: Streams, reads: Inputs) -> None:
-        self._streams, self._reads = streams, reads
+    def __init__(self, capture: Capture, reads: Inputs) -> None:
+        self._capture, self._reads = capture, reads
         self._begun = False
         # The inputs of the captured step, what it returns, and what launches it.
         self._captured: tuple[tuple[Parts, Parts], Any, Callable[[], None]] | None = None
@@ -43,7 +43,7 @@ class StepGraph:
             if not self._begun:
                 self._begun = True
                 return (yield from enqueued(whole, cut))
-            found, launch = self._streams.captured(partial(enqueued, whole, cut))
+            found, launch = self._capture(partial(enqueued, whole, cut))
             self._captured = (whole, cut), found, launch
         launch()
         return found

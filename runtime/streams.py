@@ -21,6 +21,8 @@ from partita.runtime.declared import waits
 
 Waits = Generator[None, None, Any]
 Bound = Callable[[], Waits | None]
+# From what is enqueued to what that returns, and what launches all of it.
+Capture = Callable[[Callable[[], Waits]], tuple[Any, Callable[[], None]]]
 
 
 class Handle(Protocol):
@@ -63,11 +65,8 @@ class Streams(Protocol):
         """What enqueues each instruction of a list: a `Posting` unless it is on the stream that computes."""
 
     @property
-    def captures(self) -> bool:
-        """Whether what is enqueued can be captured as a graph."""
-
-    def captured(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
-        """Capture what is enqueued instead of running it: returns what that returns, and what launches all of it."""
+    def capture(self) -> Capture | None:
+        """What captures as a graph what is enqueued, instead of running it; None where there are no graphs."""
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation on tensors behind what computes now. What computes then waits for the handle."""
@@ -119,18 +118,14 @@ class HostStreams:
     apart: bool = False
 
     @property
-    def captures(self) -> bool:
-        """No."""
-        return False
+    def capture(self) -> None:
+        """There are no graphs."""
+        return None
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """The parts: each does what it is at once, and waits for its handle."""
         assert len(launches) == len(parts), "a launch for each instruction"
         return tuple(part.at_once() if isinstance(part, Posting) else part for part in parts)
-
-    def captured(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
-        """There are no graphs."""
-        raise NotImplementedError
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation."""
@@ -155,11 +150,6 @@ class DeviceStreams:
     device: torch.device
     apart: bool = True
     _streams: dict[str, torch.cuda.Stream] = field(factory=dict)
-
-    @property
-    def captures(self) -> bool:
-        """Yes."""
-        return True
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """An event is recorded where something is behind it, in each step anew."""
@@ -220,7 +210,7 @@ class DeviceStreams:
         return run
 
     @waits("a graph is captured once, with nothing under way")
-    def captured(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
         """A CUDA graph, of all streams: those of communication begin behind what computes, and end before it does.
         Other threads of the process go on with CUDA meanwhile.
         """

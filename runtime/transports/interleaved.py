@@ -184,9 +184,9 @@ class VirtualStreams:
     queues: dict[str, deque[Operation]] = field(factory=dict)
 
     @property
-    def captures(self) -> bool:
-        """No."""
-        return False
+    def capture(self) -> None:
+        """There are no graphs."""
+        return None
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """What enqueues each instruction. A post is two operations: the first, in the order of what computes, finds or
@@ -205,10 +205,6 @@ class VirtualStreams:
             self._put(launch.stream, operation)
 
         return tuple(partial(enqueue, *each) for each in zip(range(len(parts)), launches, parts, strict=True))
-
-    def captured(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
-        """There are no graphs."""
-        raise NotImplementedError
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> _Launched:
         """Start an operation behind what computes now."""

@@ -75,7 +75,7 @@ def memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def captured(self: HostStreams, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
+def capture(self: HostStreams, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
     with Recorded() as recorded:
         found = None
         try:
@@ -89,8 +89,7 @@ def captured(self: HostStreams, enqueued: Callable[[], Waits]) -> tuple[Any, Cal
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs on a CPU; and no kernels of which torch does not know."""
-    monkeypatch.setattr(HostStreams, "captures", True)
-    monkeypatch.setattr(HostStreams, "captured", captured)
+    monkeypatch.setattr(HostStreams, "capture", capture)
     monkeypatch.setenv(library.VARIABLE, "0")
     library._found.cache_clear()
     yield
@@ -135,7 +134,7 @@ def same(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("draws random numbers, or waits")
     assert plan.program.captured
     one = trained(plan, folder)
-    monkeypatch.setattr(HostStreams, "captures", False)
+    monkeypatch.setattr(HostStreams, "capture", None)
     other = trained(plan, folder)
     assert one[0] == other[0]
     assert len({loss for loss, _ in one[0]}) > 1, "batches and parameters differ from step to step"

@@ -17,7 +17,7 @@ from partita.dsl.load import load, load_text
 from partita.dsl.spec import Spec
 from partita.runtime.fake_gpu.rank import Tried, representatives, try_rank, try_ranks
 from partita.runtime.kernels import scores
-from partita.runtime.rank import prepare
+from partita.runtime.rank import Plan, prepare
 from tests.files import ROOT, SPECS
 from tests.zoo.layouts import FILES, draw
 
@@ -129,6 +129,16 @@ train {
 OPTIONS = ["", ", causal = true", ", causal = true, window = 7", ", window = 5", ", causal = true, segments = ids"]
 
 
+def odd(**words: object) -> Plan:
+    """A plan for GPUs of `ODD` with words of its own."""
+    text = ODD
+    for word, by in {"PARTS": 1, "SHARD": "", **words}.items():
+        text = text.replace(word, str(by))
+    spec, diagnostics = load_text(text)
+    assert spec is not None, diagnostics
+    return prepare(spec, gpu=True)
+
+
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize(
     "shard", ["", "shard batch -> context", "shard seq -> context", "shard seq -> context by zigzag"]
@@ -142,12 +152,7 @@ def test_attention_makes_no_scores_on_gpus_whatever_its_sizes(
         pytest.skip("does not divide")
     for options in OPTIONS:
         words = {"SEQ": seq, "KEY": key, "VALUE": value, "PARTS": 2 if shard else 1, "SHARD": shard}
-        text = ODD
-        for word, by in {**words, "OPTIONS": options, "PRECISION": precision}.items():
-            text = text.replace(word, str(by))
-        spec, diagnostics = load_text(text)
-        assert spec is not None, diagnostics
-        plan = prepare(spec, gpu=True)
+        plan = odd(**words, OPTIONS=options, PRECISION=precision)
         tried = try_rank(plan, representatives(plan)[-1])
         right(tried)
         assert any("attention" in each.operation for each in tried.launches), options
@@ -158,13 +163,7 @@ def test_attention_makes_no_scores_on_gpus_whatever_its_sizes(
 @pytest.mark.parametrize("options", OPTIONS)
 def test_scores_are_made_of_heads_that_are_too_large_and_counted(key: int, options: str, precision: str):
     """Memory-efficient attention is right up to heads of 128, which are those that torch tests."""
-    words = {"SEQ": 400, "KEY": key, "VALUE": 8, "PARTS": 1, "SHARD": "", "OPTIONS": options, "PRECISION": precision}
-    text = ODD
-    for word, by in words.items():
-        text = text.replace(word, str(by))
-    spec, diagnostics = load_text(text)
-    assert spec is not None, diagnostics
-    (tried,) = try_ranks(prepare(spec, gpu=True))
+    (tried,) = try_ranks(odd(SEQ=400, KEY=key, VALUE=8, OPTIONS=options, PRECISION=precision))
     right(tried)
     flash = precision == "bf16" and "segments" not in options
     assert any("attention" in each.operation for each in tried.launches) == (key <= (256 if flash else 128))
