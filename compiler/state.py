@@ -69,6 +69,12 @@ class Configured:
         return self.schedule_call.batch
 
     @property
+    def compiles(self) -> bool:
+        """Whether torch compiles the program where it runs: by default on the GPUs that its mesh declares."""
+        preferred = self.train.compile
+        return self.compiled or (self.device.gpu if preferred is None else preferred)
+
+    @property
     def reads_means(self) -> bool:
         """Whether it is the program of an evaluation that reads means in place of trained parameters, those over time
         (`weights = ema`) or over groups that train apart; or runs along with that.

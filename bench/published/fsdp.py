@@ -22,7 +22,7 @@ from itertools import groupby
 
 from attrs import define, field, frozen
 
-from partita.compiler.analysis.time import BLOCKING, Walk, compiles, made_for_nothing
+from partita.compiler.analysis.time import BLOCKING, Walk, made_for_nothing
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.costs.links import Link
 from partita.compiler.costs.nodes import seconds as kernel_seconds
@@ -89,7 +89,7 @@ def _parts(state: Scheduled, fsdp: FSDP, nodes: Sequence[Node]) -> list[Part]:
     repeats, device = _repeats(state), state.device
     took = [
         (node, iteration_of(node.scope, repeats), 0.0 if node.op.accumulator is not None else seconds)
-        for node, seconds in timed(nodes, device, compiles(state))
+        for node, seconds in timed(nodes, device, state.compiles)
     ]
     if fsdp.narrow:
         cast: set[Value] = set()

@@ -6,7 +6,7 @@ The peak is that of the greatest moment of a step, in addition to what is always
                   these are averaged with; copies of them if updates do not wait for the norm; gradient accumulators,
                   also those of earlier steps of which updates are still to be made, and what these are reduced to;
                   received totals of tied parameters, what its stages compute with for a whole step (casts of masters,
-                  gathered parameters), and tables that kernels cache
+                  gathered parameters), tables that kernels cache, and what the libraries of a GPU work in
     beforehand    a large parameter gets its initial values piece by piece, which lie in the host's memory; nothing but
                   parameters and states is there then
     start         full batches of the inputs, and what is gathered for the stages; the rest of their constants is made
@@ -31,7 +31,8 @@ The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
     gradients     accumulators, received totals, reduced gradients
     state         the optimizer's
     activations   what microbatches in flight keep, and the working set of the function that runs
-    buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update
+    buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update,
+                  what libraries work in
 
 What lies in the host's memory (`offload`) is not part of it, and counted apart, as if the device had its own memory. Of
 what microbatches keep there, it is for as many of each stage as are there at once, from where the copy there starts to
@@ -270,8 +271,14 @@ def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
         sums + late + sum(each.type.bytes for each in rank.receives),
         states + copied[1],
         0,
-        _NUMBERS + tables(chain(*(stage.nodes for stage in stages), update_nodes(state, rank))),
+        _NUMBERS + workspace(state) + tables(chain(*(stage.nodes for stage in stages), update_nodes(state, rank))),
     )
+
+
+def workspace(state: Scheduled) -> int:
+    """Bytes that a GPU's libraries keep, a graph its own; and what torch takes as it tries the kernels it compiles."""
+    libraries = (2 if state.plan.captured else 1) * state.device.workspace
+    return libraries + (state.device.cache if state.compiles else 0)
 
 
 def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[str, int], dict[str, int]]:

@@ -266,12 +266,6 @@ def occupied(timeline: Timeline, rank: int, done: float = 0.0) -> float:
     return last - first + arriving
 
 
-def compiles(state: Cut) -> bool:
-    """Whether torch compiles the program when it runs."""
-    preferred = state.train.compile
-    return state.compiled or (state.device.gpu if preferred is None else preferred)
-
-
 def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, str], float]:
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}. The host runs ahead, but not of
     itself: an action takes at least as long as to launch its kernels.
@@ -352,7 +346,7 @@ class Ends:
         state, schedule = self.state, self.state.schedule
         kinds = {action.kind for action in schedule.actions[self.rank.rank]}
         stages = [state.partitioned.stages[index] for index in self.rank.stages]
-        found = [StageFunctions(state.partitioned, stage, kinds, compiles(state)) for stage in stages]
+        found = [StageFunctions(state.partitioned, stage, kinds, state.compiles) for stage in stages]
         self._functions = dict(zip(self.rank.stages, found, strict=True))
         self.ready, prologue = self._gathered()
         cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
@@ -449,7 +443,7 @@ class Walk:
     def run(self, nodes: Iterable[Node], keep: Collection[Value] = ()) -> None:
         """Run nodes; `keep` outlives them."""
         state, wire, resharding = self.state, _wire(self.state), Resharding(self.state.mesh)
-        for node, own in timed(tuple(nodes), state.device, compiles(state), keep):
+        for node, own in timed(tuple(nodes), state.device, state.compiles, keep):
             ready = max((self.arrival[value] for value in node.inputs if value in self.arrival), default=-inf)
             if self._on_host(node):
                 self.there = max(self.there, ready) + own

@@ -339,7 +339,7 @@ class Writer:
             f"{self.stem}_segment",
             arguments,
             inner.body(),
-            f"@kernels.compiled_adding({len(totals)})\n" if totals else "@kernels.compiled\n",
+            "@kernels.compiled\n",
             tuple(value.type for value in (*segment.inputs, *totals)),
         )
         for value in segment.outputs:

@@ -15,7 +15,7 @@ from partita.compiler.costs.record import Timings, recorded
 from partita.dsl.reprs import shortened
 from partita.dsl.spec import Mesh
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 # Output tile sizes of cuBLAS, each with its share of the best throughput: smaller tiles reuse operands less.
@@ -50,18 +50,25 @@ class Products:
         return waves * self.units * height * width / share
 
 
+_HEAD = 128
+
+
 @frozen
 class Fused:
     """The share of peak FLOP/s that attention in one kernel reaches, forward and backward together: `best` over many
-    keys, half of that over `half`.
+    keys with heads of 128, half of that over `half`; less with smaller ones, those of `narrow` half of what the largest
+    would reach if they went on like that.
     """
 
     best: float = 1.0
     half: float = 0.0
+    narrow: float = 0.0
 
-    def efficiency(self, length: int) -> float:
-        """The share if each query goes through `length` keys."""
-        return self.best * length / (length + self.half)
+    def efficiency(self, length: int, size: int) -> float:
+        """The share if each query goes through `length` keys, with heads of `size`; larger ones are no quicker."""
+        size = min(size, _HEAD)
+        share = size / (size + self.narrow) * (_HEAD + self.narrow) / _HEAD
+        return self.best * share * length / (length + self.half)
 
 
 @frozen
@@ -77,7 +84,9 @@ class Device:
     `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
     own memory, and programs for it are compiled by default. It is joined to the host's by `host_link` bytes/s in each
     direction, and has a share of `host_bandwidth` bytes/s of that memory; where the device is a CPU, both memories are
-    one. `timings` are measured, if the device is profiled. What operations take is computed once (`known`).
+    one. Its libraries of products keep `workspace` bytes, and as many for a graph; torch compiles kernels with a tensor
+    as large as its `cache`, from which it tries them.
+    `timings` are measured, if the device is profiled. What operations take is computed once (`known`).
     """
 
     name: str
@@ -98,6 +107,8 @@ class Device:
     gpu: bool = False
     host_link: float = 25.6e9
     host_bandwidth: float = 5e10
+    workspace: int = 0
+    cache: int = 0
     timings: Timings = field(factory=Timings, eq=False, repr=False)
     sources: tuple[str, ...] = ()
     known: dict[Hashable, float] = field(factory=dict, init=False, eq=False, repr=False)
@@ -142,9 +153,10 @@ _FLASH_A = {1: Fused(0.54 * 0.625, 530), 2: Fused(0.625, 530)}
 _FLASH = {1: Fused(0.54 * 0.35, 530), 2: Fused(0.35, 530)}
 _FLASH_H = _FLASH | {3: Fused(0.35 * 7 / (2 * 335 / 616 + 5 / 1.62), 530)}
 # Since 2.11 torch has cuDNN's for Hopper and Blackwell: causal, 128 a head, forward and backward, on an H200
-# 350 TFLOP/s over 1,024 keys, 444 over 2,048, 513 over 4,096, 605 over 16,384. On B200 the share is assumed.
+# 350 TFLOP/s over 1,024 keys, 444 over 2,048, 513 over 4,096, 605 over 16,384; 64 a head, 259 over 1,024 and 385 over
+# 4,096. On B200 the share is assumed.
 _CUDNN = "attention: cuDNN 9.19 with torch 2.11, measured on an H200 (bench/RESULTS.md)"
-_ATTENTION_H = Fused(0.64, 840)
+_ATTENTION_H = Fused(0.64, 840, 67)
 # The share is 0.90 for 100 MB, 0.75 for 10 MB.
 _STREAMING = "streaming: Isaev et al., Calculon, SC23, systems/a100_80g.json"
 # Bekman's table for operands of 8 bits: H100 1,402.6 of 1,979 TFLOP/s, B200 3,432.5 of 4,500.
@@ -160,6 +172,10 @@ _DEPTH, _LAUNCH = 192.0, 0.9e-6
 # The driver's 4 to 6 µs (measured by pegainfer (3), susun-blog.com), and what Python and torch take of an operation of
 # ours: 2.4 µs on a CPU (bench/RESULTS.md).
 _LAUNCHING = 7.5e-6
+# What torch lets cuBLAS have (`:4096:2:16:8`; 32 MiB on Hopper and Blackwell, pytorch#89027, #175344), and cuBLASLt:
+# 33 MiB in all on an H200. The second-level caches: data sheets; of H200 as torch says.
+_WORKSPACE_A, _WORKSPACE_H = (8320 << 10) + MIB, 33 * MIB
+_CACHE_A, _CACHE_H100, _CACHE_H200, _CACHE_B = 40 * MIB, 50 * MIB, 60 * MIB, 126 * MIB
 
 
 def _gpu(
@@ -172,6 +188,7 @@ def _gpu(
     attention: Fused,
     flash: Mapping[int, Fused],
     host: tuple[float, float],
+    kept: tuple[int, int],
     *sources: str,
 ) -> Device:
     f32, bf16, f64, vector = flops
@@ -193,6 +210,8 @@ def _gpu(
         gpu=True,
         host_link=host[0] * _HOST_LINK,
         host_bandwidth=host[1],
+        workspace=kept[0],
+        cache=kept[1],
         sources=(*sources, _PRODUCTS, _STREAMING, _BESIDE, _HOST),
     )
 
@@ -224,6 +243,7 @@ DEVICES = {
             _FLASH_A[2],
             _FLASH_A,
             _GEN4,
+            (_WORKSPACE_A, _CACHE_A),
             _FUSED,
             "NVIDIA A100 80GB SXM, data sheet",
             _FITTED,
@@ -238,6 +258,7 @@ DEVICES = {
             _ATTENTION_H,
             _FLASH_H,
             _GEN5,
+            (_WORKSPACE_H, _CACHE_H100),
             _CUDNN,
             "NVIDIA H100 SXM, data sheet",
             _FITTED_H,
@@ -252,6 +273,7 @@ DEVICES = {
             _ATTENTION_H,
             _FLASH_H,
             _GEN5,
+            (_WORKSPACE_H, _CACHE_H200),
             _CUDNN,
             "NVIDIA H200 SXM, data sheet",
             _FITTED_H,
@@ -266,6 +288,7 @@ DEVICES = {
             _ATTENTION_H,
             _FLASH,
             _GEN5_B,
+            (_WORKSPACE_H, _CACHE_B),
             _CUDNN,
             "NVIDIA HGX B200, data sheet",
             _LOWERED,

@@ -82,12 +82,12 @@ def _seconds(node: Node, device: Device, added: bool) -> float:
         flops = device.vector or flops
     elif matrices:
         flops *= device.products.efficiency(*matrices)
-    elif length := node.op.seen_keys(operands):
-        flops *= device.attention.efficiency(length)
-    computing = node.op.flops(operands, results) / flops
-    return device.launch * node.op.launches() + max(
-        computing, node.op.accessed(operands, results) / (device.bandwidth * device.streaming)
-    )
+    elif seen := node.op.seen_keys(operands):
+        flops *= device.attention.efficiency(*seen)
+    computing, bandwidth = node.op.flops(operands, results) / flops, device.bandwidth * device.streaming
+    took = device.launch * node.op.launches() + max(computing, node.op.accessed(operands, results) / bandwidth)
+    moved = node.op.moved_to_add(results) if added and device.gpu else 0
+    return took + (device.launch + moved / bandwidth if moved else 0.0)
 
 
 def product_flops(graph: Graph) -> float:

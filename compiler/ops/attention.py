@@ -118,10 +118,12 @@ class Attention(Positioned):
         """Products of other shapes than a single matrix product's."""
         return ()
 
-    def seen_keys(self, operands: Sequence[Type]) -> int:
-        """All keys, or those of the window."""
-        length = operands[1].axis(self.over).size
-        return length if self.window is None else min(self.window, length)
+    def seen_keys(self, operands: Sequence[Type]) -> tuple[int, int]:
+        """All keys, or those of the window; of queries and values the larger."""
+        q, k, v = operands[:3]
+        length = k.axis(self.over).size
+        size = max(q.axis(self.along).size, v.axis(self.wide).size)
+        return length if self.window is None else min(self.window, length), size
 
     @property
     def begins(self) -> tuple[str, ...]:

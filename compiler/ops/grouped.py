@@ -13,7 +13,18 @@ from math import prod
 from partita.compiler.layout import Layout, layout_of
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, by_row, matrices_text, waits_for_rows
-from partita.compiler.ops.op import TORCH_DTYPES, Argument, Kernel, Op, ShardingRule, agree, op, permuted, shape_text
+from partita.compiler.ops.op import (
+    TORCH_DTYPES,
+    Argument,
+    Kernel,
+    Op,
+    ShardingRule,
+    agree,
+    op,
+    permuted,
+    shape_text,
+    wide_bytes,
+)
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
 from partita.dsl.types import Axis, Type
@@ -344,8 +355,8 @@ class GroupedOuter(Local):
         return _kernel(self, operands, results)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The products of one expert, where they are not added as they are made."""
-        return results[0].bytes // operands[1].elements
+        """Products that are not added as they are made: of one expert; in bf16, on GPUs, of all."""
+        return results[0].bytes // (1 if results[0].dtype == "bf16" else operands[1].elements)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """Adds into zeros."""
@@ -357,6 +368,11 @@ class GroupedOuter(Local):
     def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
         """If the order of axes is that of the kernel; any dtype."""
         return list(target.names) == self.matrix_order
+
+    def moved_to_add(self, results: Sequence[Type]) -> int:
+        """A GPU's grouped product is of bf16, and adds nothing: it is read, and the accumulator is read and written."""
+        (table,) = results
+        return table.bytes + 2 * wide_bytes(table) if table.dtype == "bf16" else 0
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
         """Adds into the accumulator."""

@@ -445,9 +445,11 @@ class Op:
         """
         return None
 
-    def seen_keys(self, operands: Sequence[Type]) -> int:
-        """The number of keys that each query of attention in one kernel goes through; 0 if it is not attention."""
-        return 0
+    def seen_keys(self, operands: Sequence[Type]) -> tuple[int, int] | None:
+        """The number of keys that each query of attention in one kernel goes through, and the size of heads; None if
+        it is not attention.
+        """
+        return None
 
     def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Bytes that it reads and writes."""
@@ -504,6 +506,10 @@ class Op:
     def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
         """Whether it can add its result to a tensor of type `target` in place (`emit_added`), better than by `+=`."""
         return False
+
+    def moved_to_add(self, results: Sequence[Type]) -> int:
+        """Bytes that a GPU moves to add its result where `adds_to` holds, if that is another kernel."""
+        return 0
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
         """A statement that adds the result to `target`, where `adds_to` holds."""

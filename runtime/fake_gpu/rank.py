@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from attrs import evolve, field, frozen
 
-from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.analysis.memory import peak_memory, workspace
 from partita.compiler.program import InputRecord
 from partita.runtime import kernels, stages
 from partita.runtime import rank as ranks
@@ -96,6 +96,7 @@ def try_rank(plan: Plan, number: int) -> Tried:
     # Each rank's statistics, which come together in every rank, are too small for the bound to count.
     statistics = 2 * size * (len(program.statistics) + 1 + size) * torch.float64.itemsize
     bound = peak_memory(plan.training, plan.training.plan.ranks[program.mesh.pipe_rank(number)]) + statistics
+    bound -= workspace(plan.training)  # there are no libraries
     steps = None
     with (
         fake_gpu(watch) as device,
@@ -276,9 +277,7 @@ def _no_values() -> Iterator[None]:
 def _not_compiled(watch: Watch) -> Iterator[None]:
     """Segments are run as they are written: torch compiles nothing without a GPU."""
 
-    def as_written(
-        function: Callable[..., Any], tensors: Any, totals: int
-    ) -> tuple[Callable[[list[torch.Tensor]], Any], bool]:
+    def as_written(function: Callable[..., Any], tensors: Any) -> tuple[Callable[[list[torch.Tensor]], Any], bool]:
         def run(given: list[torch.Tensor]) -> Any:
             with watch.segment():
                 return function(*given)

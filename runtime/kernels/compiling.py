@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from partita.runtime.kernels.registry import kernel
 
 _tracing = False
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
 def is_tracing() -> bool:
@@ -24,17 +27,32 @@ def is_tracing() -> bool:
     return _tracing
 
 
+def really(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """A function that makes tensors with values also while a segment is compiled with stand-ins: a table that is kept,
+    and becomes a constant of the segment.
+    """
+
+    @wraps(function)
+    def made(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+        if not is_tracing():
+            return function(*given, **named)
+        with unset_fake_temporarily():
+            return function(*given, **named)
+
+    return made
+
+
 @kernel
-def compiled(function: Callable[..., Any], totals: int = 0) -> Callable[..., Any]:
-    """The function, compiled by torch at its first call, and again for tensors with other strides. It changes only the
-    last of them, so many `totals` to which it adds.
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled by torch at its first call, and again for tensors with other strides. It may add to
+    tensors that it is given.
     """
     variants: dict[tuple[tuple[int, ...], ...], tuple[Callable[[list[Tensor]], Any], bool]] = {}
 
     def call(*tensors: Tensor) -> Any:
         strides = tuple([tensor.stride() for tensor in tensors])
         if strides not in variants:
-            variants[strides] = _compile(function, tensors, totals)
+            variants[strides] = _compile(function, tensors)
         run, alone = variants[strides]
         results = run(list(tensors))
         return results[0] if alone else results
@@ -42,15 +60,7 @@ def compiled(function: Callable[..., Any], totals: int = 0) -> Callable[..., Any
     return call
 
 
-@kernel
-def compiled_adding(totals: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`compiled`, of a function that adds to the last of its arguments."""
-    return partial(compiled, totals=totals)
-
-
-def _compile(
-    function: Callable[..., Any], tensors: tuple[Tensor, ...], totals: int
-) -> tuple[Callable[[list[Tensor]], Any], bool]:
+def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple[Callable[[list[Tensor]], Any], bool]:
     """Inductor's code for the function on such tensors, and whether its result is a single tensor."""
     import torch._inductor.config
     from torch._guards import TracingContext, tracing
@@ -71,9 +81,10 @@ def _compile(
 
     trace = make_fx(functionalize(results), select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     with _under_way():
-        # Creates the tables that kernels cache while they are traced, which then become constants.
-        count = len(tensors) - totals
-        results(*tensors[:count], *(each.clone() for each in tensors[count:]))
+        # Creates the tables that kernels cache (`really`), which become constants as it is traced. Stand-ins have no
+        # memory: operation by operation, a segment may need more than a step has.
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            results(*map(mode.from_tensor, tensors))
         graph = trace(*tensors)
     graph.graph.eliminate_dead_code()
     graph.recompile()

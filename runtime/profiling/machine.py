@@ -58,7 +58,8 @@ def profile(
         _peaks(found),
         _memory(device) // ranks if device.type == "cpu" else _memory(device),
         float(_everywhere([_bandwidth(device)], device).mean()),
-        gpu=device.type == "cuda",
+        gpu=gpu,
+        workspace=_workspace() if gpu else 0,
         launch=min(each.seconds for each in found),
         timings=Timings(tuple(found)),
     )
@@ -102,6 +103,13 @@ def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _workspace() -> int:
+    """Bytes that the libraries of products have come to keep, whichever products have run."""
+    held = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    return held - torch.cuda.memory_allocated()
 
 
 def _bandwidth(device: torch.device) -> float:

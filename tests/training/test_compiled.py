@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, note, settings
+from torch._subclasses.fake_tensor import FakeTensor
 
 from partita.runtime import kernels
 from partita.runtime.kernels.compiling import is_tracing
@@ -52,7 +53,6 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch):
     """Segments as they stand: torch compiles nothing."""
     load_source.cache_clear()
     monkeypatch.setattr(kernels, "compiled", lambda function: function)
-    monkeypatch.setattr(kernels, "compiled_adding", lambda totals: lambda function: function)
     yield
     load_source.cache_clear()
 
@@ -66,11 +66,12 @@ def trained(text: str, *overrides: str) -> tuple[list[tuple[float, float]], dict
 
 
 def totals(function: ast.FunctionDef) -> set[str]:
-    """The arguments to which a segment may add: so many of the last."""
-    found = re.fullmatch(r"kernels\.compiled(?:_adding\((\d+)\))?", ast.unparse(function.decorator_list[0]))
-    assert found is not None
+    """The arguments to which a segment may add: totals, which come last."""
+    assert ast.unparse(function.decorator_list[0]) == "kernels.compiled"
     names = [each.arg for each in function.args.args]
-    return set(names[len(names) - int(found[1] or 0) :])
+    found = [name for name in names if name.startswith("total_")]
+    assert names[len(names) - len(found) :] == found
+    return set(found)
 
 
 def changed(function: ast.FunctionDef) -> set[str]:
@@ -150,21 +151,21 @@ def test_a_segment_adds_to_totals_itself():
 
 
 def test_a_segment_is_called_as_it_is_traced(monkeypatch: pytest.MonkeyPatch):
-    """What it keeps is made by a call that takes the same kernels, and adds to no total."""
+    """What it keeps is made by a call that takes the same kernels, adds to no total, and has no memory."""
     inner = "torch._inductor.compile_fx.compile_fx_inner"
     monkeypatch.setattr(inner, lambda graph, given: lambda tensors: graph(*tensors))
     traced = []
 
-    @kernels.compiled_adding(1)
+    @kernels.compiled
     def segment(x: torch.Tensor, total: torch.Tensor) -> None:
-        traced.append(is_tracing())
+        traced.append((is_tracing(), isinstance(x, FakeTensor)))
         total.add_(x.sum())
 
     x, total = torch.ones(3), torch.ones(())
     for count in (1, 2):
         assert segment(x, total) == ()
         assert total == 1 + 3 * count
-    assert traced == [True, True]
+    assert traced == [(True, True), (True, False)]
     assert not is_tracing()
 
 

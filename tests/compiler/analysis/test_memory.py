@@ -146,6 +146,22 @@ def test_a_sum_is_made_beside_what_was_sent_and_what_has_arrived() -> None:
     assert 0 < report.buffers - 1.5 * gradients - inputs < inputs
 
 
+@pytest.mark.parametrize("compiled", ["true", "false"])
+@pytest.mark.parametrize("graphs", ["true", "false"])
+def test_what_libraries_keep_is_always_there(graphs: str, compiled: str) -> None:
+    """On a GPU, and once more for a graph; as much as its cache where torch compiles kernels."""
+    text = FILE.format(schedule="one_f_one_b(microbatches = 2)", rules="")
+    overrides = ["m.device=h200", f"train.graphs={graphs}", f"train.compile={compiled}"]
+    state = compile_spec(checked(text, "net.par", overrides), gpu=True)
+    (rank,), h200 = state.plan.ranks, state.device
+    assert h200.workspace == 33 << 20  # measured
+    found, without = (
+        memory_report(evolve(state, device=device), rank) for device in (h200, evolve(h200, workspace=0, cache=0))
+    )
+    kept = (2 if graphs == "true" else 1) * h200.workspace + (h200.cache if compiled == "true" else 0)
+    assert found == evolve(without, buffers=without.buffers + kept)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "zb_h1"])
 def test_messages_are_held_from_where_they_are_posted_to_where_they_are_waited_for(schedule: str) -> None:
     """Those that a rank sends and those that it receives: behind its last action, what it still waits for."""

@@ -64,7 +64,6 @@ def test_the_bound_holds_and_is_near(schedule: str, seq: int) -> None:
             runs[0].step(step, {"x": torch.ones(8, seq, 32)}, 0.1)
 
     peak = peak_of(run)
-    peak += sum(each.nbytes for rank in runs[0].ranks for each in rank.memory.masters.values())
     bound = peak_memory(plan.training, plan.program.ranks[0])
     assert 0.85 * bound <= peak <= bound, (bound, peak)
     stages = [stage for rank in runs[0].ranks for stage in rank.training.stages.values()]

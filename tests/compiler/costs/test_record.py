@@ -52,6 +52,7 @@ DEVICE: dict[str, Any] = {
     "launch": 1e-6,
     "action": 1e-5,
     "step": 1e-4,
+    "workspace": 0,
 }
 
 

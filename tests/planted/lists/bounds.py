@@ -11,7 +11,23 @@ MESSAGES = (
 )
 DRAWN = "tests/runtime/fake_gpu/test_ranks.py::test_memory_is_bounded_where_numbers_are_drawn"
 
+LIBRARIES = "tests/compiler/analysis/test_memory.py::test_what_libraries_keep_is_always_there"
+
 MISTAKES = [
+    Planted(
+        "a-graph-works-where-the-step-does",
+        MEMORY,
+        "(2 if state.plan.captured else 1) * state.device.workspace",
+        "state.device.workspace",
+        LIBRARIES,
+    ),
+    Planted(
+        "kernels-are-tried-in-no-memory",
+        MEMORY,
+        "(state.device.cache if state.compiles else 0)",
+        "(state.device.cache if state.plan.captured else 0)",
+        LIBRARIES,
+    ),
     Planted(
         "tensors-of-a-bucket-end-anywhere",
         "compiler/ops/buffers.py",

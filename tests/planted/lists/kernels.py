@@ -34,8 +34,8 @@ MISTAKES = [
     Planted(
         "compilation-adds-to-totals",
         "runtime/kernels/compiling.py",
-        "*(each.clone() for each in tensors[count:])",
-        "*tensors[count:]",
+        "map(mode.from_tensor, tensors)",
+        "tensors",
         COMPILED,
     ),
     Planted(

@@ -15,9 +15,23 @@ MISTAKES = [
     Planted(
         "attention-at-peak",
         "compiler/costs/nodes.py",
-        "flops *= device.attention.efficiency(length)",
+        "flops *= device.attention.efficiency(*seen)",
         "pass",
         f"{COSTS}::test_attention_is_as_quick_as_its_paper_measured",
+    ),
+    Planted(
+        "heads-of-any-size-as-quick",
+        "compiler/costs/devices.py",
+        "return self.best * share * length",
+        "return self.best * length",
+        f"{COSTS}::test_attention_is_as_quick_as_it_was_measured_on_hopper",
+    ),
+    Planted(
+        "gradients-of-experts-added-for-nothing",
+        "compiler/costs/nodes.py",
+        "if added and device.gpu else 0",
+        "if added and not device.gpu else 0",
+        f"{COSTS}::test_gradients_of_experts_are_added_by_a_kernel_of_their_own",
     ),
     Planted(
         "attention-of-one-generation",
