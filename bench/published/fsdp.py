@@ -22,15 +22,13 @@ from itertools import groupby
 
 from attrs import define, field, frozen
 
-from partita.compiler.analysis.time import BLOCKING, Walk, made_for_nothing
+from partita.compiler.analysis.time import BLOCKING, Walk, made_for_nothing, narrowed
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.costs.links import Link
-from partita.compiler.costs.nodes import seconds as kernel_seconds
 from partita.compiler.costs.nodes import timed
-from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.graph import Node, Phase
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.state import Scheduled
-from partita.dsl.types import Type
 
 HALF = 2  # bytes of an element of bf16, in which is gathered
 
@@ -39,8 +37,7 @@ HALF = 2  # bytes of an element of bf16, in which is gathered
 class FSDP:
     """How it is set up: `version` 1 or 2; whether parameters are `kept` for the backward pass (`SHARD_GRAD_OP`), and
     otherwise gathered again; bytes of an element as gradients are `reduced`; whether layers that are made again are so
-    `whole`, as before torch 2.1; whether products of units have operands of 8 bits (`narrow`), each of which is cast
-    once in a pass, and transposed: it is read, and written twice (Transformer Engine's `cast_transpose`).
+    `whole`, as before torch 2.1; whether products of units have operands of 8 bits (`narrow`).
     """
 
     version: int = 1
@@ -86,27 +83,14 @@ def step_seconds(state: Scheduled, fsdp: FSDP) -> float:
 
 def _parts(state: Scheduled, fsdp: FSDP, nodes: Sequence[Node]) -> list[Part]:
     """What is computed, in order; without the sums of gradients, since FSDP has its own."""
-    repeats, device = _repeats(state), state.device
+    repeats = _repeats(state)
+    found = timed(nodes, state.device, state.compiles)
     took = [
         (node, iteration_of(node.scope, repeats), 0.0 if node.op.accumulator is not None else seconds)
-        for node, seconds in timed(nodes, device, state.compiles)
+        for node, seconds in (narrowed(state, found) if fsdp.narrow else found)
     ]
-    if fsdp.narrow:
-        cast: set[Value] = set()
-        for i, (node, path, _) in enumerate(took):
-            if path is not None and node.op.matrices(*types(node)):
-                operands = {*node.inputs} - cast
-                moved = sum((HALF + 2) * value.type.elements for value in operands)
-                quicker = kernel_seconds(node, device.narrowed())
-                took[i] = node, path, quicker + moved / (device.bandwidth * device.streaming)
-                cast |= operands
     runs = groupby(took, key=lambda each: each[1])
     return [Part(path, sum(seconds for _, _, seconds in run)) for path, run in runs]
-
-
-def types(node: Node) -> tuple[list[Type], list[Type]]:
-    """The types of a node's operands and results."""
-    return [value.type for value in node.inputs], [value.type for value in node.outputs]
 
 
 def _repeats(state: Scheduled) -> dict[str, str]:

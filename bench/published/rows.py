@@ -2,7 +2,7 @@
 
 One JSON file a family: runs of one system by one group. `{"family", "spec", "assumed", "tables": [{"name", "source",
 "rows": [{"name", "set", …}]}]}`. A family, a table and a row may each have `set`: overrides of the `spec`, a file
-beside it, of which the row's come last. They may also say
+beside it, of which the row's come last; a table may have a `spec` of its own. They may also say
 
 - `percent`, the utilization as published, and `counts`, what it counts: `model` (MFU: the model's FLOPs) or `hardware`
   (HFU: those of recomputation as well);
@@ -78,7 +78,7 @@ def rows(family: str) -> Iterator[Row]:
                 family,
                 table["name"],
                 row["name"],
-                HERE / found["spec"],
+                HERE / said["spec"],
                 {**found.get("set", {}), **table.get("set", {}), **row["set"]},
                 row["percent"],
                 said["counts"] == "hardware",

@@ -69,6 +69,9 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "whole": {"whole": True},
     "reduces-half": {"reductions": 0.5},
     "reduces-twice": {"reductions": 2.0},
+    "fp8": {"narrow": True},
+    "userbuffers": {"userbuffers": True},
+    "hidden": {"apart": 20 / 132},
 }
 # The same of FSDP, which has an execution of its own: it reduces in f32 unless it is told otherwise.
 SHARDED: Mapping[str, Mapping[str, Any]] = {

@@ -33,6 +33,9 @@ from partita.compiler.passes.place import iteration_of
 # The phases in which a microbatch waits for what is sent; gradients of parameters can be computed at any time.
 PHASES = (Phase.FORWARD, Phase.BACKWARD)
 
+# What names of pieces end with, before their number.
+PIECE = "piece"
+
 
 def in_pieces(partitioned: PartitionedGraph, most: Mapping[str, int]) -> tuple[PartitionedGraph, frozenset[str]]:
     """The same stages, with collectives along the mesh axes of `most` in at most as many pieces; and the mesh axes
@@ -186,13 +189,13 @@ class _Stage:
         key = value, k
         if key not in self.parts:
             size = value.type.axis(cut.axis).size // cut.pieces
-            self.parts[key] = self.build.part(value, f"piece{k}", value.type.resized(cut.axis, size))
+            self.parts[key] = self.build.part(value, f"{PIECE}{k}", value.type.resized(cut.axis, size))
         return self.parts[key]
 
     def _taken(self, cut: _Cut, value: Value, k: int, blocks: int, by: Node) -> Node:
         """What takes a piece of a value that is whole, for a node."""
         size = value.type.axis(cut.axis).size // cut.pieces
-        piece = self.build.part(value, f"piece{k}", value.type.resized(cut.axis, size))
+        piece = self.build.part(value, f"{PIECE}{k}", value.type.resized(cut.axis, size))
         op = Piece(cut.axis, cut.pieces, k, blocks, contiguous(value.type, cut.axis, blocks))
         return evolve(by, op=op, inputs=(value,), outputs=(piece,))
 

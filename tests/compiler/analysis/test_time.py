@@ -20,9 +20,15 @@ from partita.compiler.analysis.time import (
     silenced,
     stage_seconds,
 )
+from partita.compiler.analysis.traffic import launch_seconds
+from partita.compiler.costs.devices import DEVICES
 from partita.compiler.costs.links import LINKS, Link
-from partita.compiler.graph import Phase
+from partita.compiler.costs.nodes import seconds
+from partita.compiler.graph import Node, Phase
 from partita.compiler.instructions import Compute, Instruction
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.registry import make
@@ -152,6 +158,14 @@ train {{ data = random()  optimizer = adamw(lr = 1e-2)  precision = bf16  steps 
 """
 
 
+def tensor_parallel() -> Scheduled:
+    text = GPUS.format(what="state", also="").replace("data = 4", "data = 2, tensor = 4")
+    text = text.replace("link = [data", "link = [tensor -> nvlink4, data")
+    text = text.replace("batch = 65_536", "batch = 1024, seq = 64").replace("[batch,", "[batch, seq,")
+    rules = "shard hidden, seq -> tensor  overlap tensor in 4  "
+    return schedule_spec(checked(text.replace("shard state", f"{rules}shard state"), "net.par"))
+
+
 def on_gpus(what: str = "state", also: str = "") -> Scheduled:
     return schedule_spec(checked(GPUS.format(what=what, also=also), "net.par"))
 
@@ -195,6 +209,81 @@ def test_systems_run_otherwise_than_ours() -> None:
     assert step(Execution(whole=True), sharded) == step(OURS, sharded)  # which makes nothing again
     once, twice = Execution(exchanges=1), Execution(exchanges=2)
     assert step(OURS) <= step(once) < step(twice)
+
+
+def of_pieces(state: Scheduled) -> tuple[Node, Node]:
+    """What gathers a piece, and a product of it."""
+    nodes = [node for node in state.partitioned.stages[0].nodes if node.phase is Phase.FORWARD]
+    pieces = {node.outputs[0]: node for node in nodes if node.op.communicates and not node.op.combines}
+    product = next(node for node in nodes if isinstance(node.op, Dot) and not pieces.keys().isdisjoint(node.inputs))
+    return next(pieces[value] for value in product.inputs if value in pieces), product
+
+
+def run(state: Scheduled, execution: Execution, *nodes: Node) -> float:
+    walk = Walk(state, execution)
+    walk.run(nodes)
+    return walk.arrived
+
+
+def test_products_of_layers_have_operands_of_eight_bits_which_are_cast_once() -> None:
+    """Of what a pass makes; parameters are there. What is in no layer is as it was."""
+    state = evolve(on_gpus(), device=DEVICES["h100"])
+    nodes = state.partitioned.stages[0].nodes
+    first, second = [node for node in nodes if isinstance(node.op, Dot) and node.phase is Phase.FORWARD][:2]
+    wide, narrow = (run(state, Execution(narrow=each), first) for each in (False, True))
+    x = next(value for value in first.inputs if value.type.has("batch"))
+    rate = state.device.bandwidth * state.device.streaming
+    assert wide == seconds(first, state.device)
+    cast = 4 * x.type.elements / rate
+    assert narrow == pytest.approx(seconds(first, state.device.narrowed()) + cast)
+    assert run(state, Execution(narrow=True), first, first) == pytest.approx(2 * narrow - cast)
+    outside = evolve(second, scope="net")
+    assert run(state, Execution(narrow=True), outside) == run(state, OURS, outside)
+
+
+def test_what_products_read_in_eight_bits_is_gathered_in_eight_bits() -> None:
+    state = evolve(tensor_parallel(), device=DEVICES["h100"])
+    gather, product = of_pieces(state)
+    added = next(node for node in state.partitioned.stages[0].nodes if node.op.communicates and node.op.combines)
+    latency, moving = launch_seconds(Resharding(state.mesh), gather, gather.op)
+    ways = (OURS, Execution(narrow=True))
+    wide, narrow = (run(state, each, gather, product) - run(state, each, product) for each in ways)
+    assert (wide, narrow) == pytest.approx((latency + moving, latency + moving / 2))
+    wide, narrow = (run(state, each, product, added) - run(state, each, product) for each in ways)
+    assert wide == pytest.approx(narrow)
+
+
+def test_pieces_of_other_systems_are_sent_by_engines_and_multiplied_beside_one_another() -> None:
+    """Copies to and from pieces take no time, products those that fill the device, and messages slow nothing down."""
+    state, buffers = evolve(tensor_parallel(), device=DEVICES["h100"]), Execution(userbuffers=True)
+    nodes = state.partitioned.stages[0].nodes
+    gather, product = of_pieces(state)
+    filled = evolve(state.device, products=evolve(state.device.products, beside=True))
+    assert run(state, buffers, product) == seconds(product, filled) < run(state, OURS, product)
+    assert all(run(state, buffers, node) == 0 for node in nodes if node.op.of_pieces)
+    assert any(run(state, OURS, node) > 0 for node in nodes if node.op.of_pieces)
+    product = evolve(product, inputs=tuple(evolve(each) for each in product.inputs))  # it waits for nothing
+    beside = []
+    for execution in (buffers, OURS):
+        walk = Walk(state, execution)
+        walk.run([gather, product])
+        beside.append(walk.now - run(state, execution, product))
+    assert beside[0] == pytest.approx(0, abs=1e-12)
+    assert beside[1] > 1e-6
+    whole = evolve(on_gpus(), device=DEVICES["h100"])
+    assert predict(whole, buffers).step_time == predict(whole, OURS).step_time  # which has no pieces
+
+
+def test_what_microbatches_send_is_hidden_by_multiprocessors_that_multiply_nothing() -> None:
+    """What is sent at the end of a step is not."""
+    state, apart = tensor_parallel(), Execution(apart=0.25)
+    gather, product = of_pieces(state)
+    assert run(state, apart, gather) == 0 < run(state, OURS, gather)
+    assert run(state, apart, gather, product) == pytest.approx(run(state, OURS, product) / 0.75)
+    pointwise = next(node for node in state.partitioned.stages[0].nodes if isinstance(node.op, Pointwise))
+    assert run(state, apart, pointwise) == run(state, OURS, pointwise) > 0
+    (_, reduction), *_ = state.update.reduce
+    assert run(state, apart, *reduction) == run(state, OURS, *reduction) > 0
 
 
 def chained(schedule: Schedule, steps: int, prices: Costs) -> list[float]:

@@ -10,6 +10,41 @@ REMEMBERED = f"{COSTS}::test_what_an_operation_takes_is_remembered_by_where_it_r
 
 MISTAKES = [
     Planted(
+        "ends-of-steps-hidden",
+        TIME,
+        "self.execution.apart and node.phase in chain(*PHASES.values())",
+        "self.execution.apart",
+        f"{TESTS}::test_what_microbatches_send_is_hidden_by_multiprocessors_that_multiply_nothing",
+    ),
+    Planted(
+        "parameters-cast-for-each-microbatch",
+        TIME,
+        "new = {*node.inputs} - there",
+        "new = {*node.inputs}",
+        f"{TESTS}::test_products_of_layers_have_operands_of_eight_bits_which_are_cast_once",
+    ),
+    Planted(
+        "sums-in-eight-bits",
+        TIME,
+        "if not node.op.combines and not narrow.isdisjoint(node.outputs)",
+        "if not narrow.isdisjoint(node.outputs) or narrow",
+        f"{TESTS}::test_what_products_read_in_eight_bits_is_gathered_in_eight_bits",
+    ),
+    Planted(
+        "copy-engines-slow-products-down",
+        TIME,
+        "if not (self.execution.userbuffers and _in_pieces(node)):",
+        "if True:",
+        f"{TESTS}::test_pieces_of_other_systems_are_sent_by_engines_and_multiplied_beside_one_another",
+    ),
+    Planted(
+        "pieces-of-products-in-waves",
+        "compiler/costs/devices.py",
+        "(waves if self.beside else ceil(waves))",
+        "ceil(waves)",
+        f"{TESTS}::test_pieces_of_other_systems_are_sent_by_engines_and_multiplied_beside_one_another",
+    ),
+    Planted(
         "groups-of-a-rank-train-at-once",
         TIME,
         "self.members * (self.timeline.makespan + max(self.ends))",
