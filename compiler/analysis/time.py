@@ -462,9 +462,9 @@ class Walk:
                 self.there = max(self.there, ready) + own
                 continue
             self.now = max(self.now, self.there, ready)
-            if isinstance(node.op, Collective) and self.execution.apart and node.phase in chain(*PHASES.values()):
-                continue
             if isinstance(node.op, Collective):
+                if self.execution.apart and node.phase in chain(*PHASES.values()):
+                    continue
                 self.launches += 1
                 link = resharding.mesh.link(node.op.over)
                 self.now += 2 * link.post
@@ -497,7 +497,8 @@ class Walk:
         found = timed(nodes, self.state.device, self.state.compiles, keep)
         if self.execution.userbuffers:
             found = _streamed(self.state.device, found)
-        found = narrowed(self.state, found) if self.execution.narrow else found
+        if self.execution.narrow:
+            found = narrowed(self.state, found, _for_a_step(self.state))
         left = 1 - self.execution.apart
         return ((node, took if _units(node) is None else took / left) for node, took in found)
 
@@ -529,15 +530,14 @@ class Walk:
         return now + seconds
 
 
-def narrowed(state: Cut, took: Iterable[tuple[Node, float]]) -> Iterator[tuple[Node, float]]:
-    """The times of nodes, if the products of iterations of repeats, forward and backward, have operands of 8 bits. What
-    is made in a pass is cast once in it, and transposed: it is read, and written twice (Transformer Engine's
-    `cast_transpose`); parameters are there in 8 bits.
+def narrowed(
+    state: Cut, took: Iterable[tuple[Node, float]], there: Iterable[Value] = ()
+) -> Iterator[tuple[Node, float]]:
+    """The times of nodes, if the products of iterations of repeats, forward and backward, have operands of 8 bits. Each
+    that is not `there` in 8 bits is cast once in a pass, and transposed: it is read, and written twice (Transformer
+    Engine's `cast_transpose`).
     """
-    device, narrow, repeats = state.device, state.device.narrowed(), _repeats(state)
-    stages = state.partitioned.stages
-    there = {parameter.value for stage in stages for parameter in stage.parameters}
-    there.update(v for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE for v in node.outputs)
+    device, narrow, repeats, there = state.device, state.device.narrowed(), _repeats(state), {*there}
     for node, seconds in took:
         if iteration_of(node.scope, repeats) is not None and _multiplies(node):
             new = {*node.inputs} - there
@@ -546,6 +546,13 @@ def narrowed(state: Cut, took: Iterable[tuple[Node, float]]) -> Iterator[tuple[N
             seconds *= node_seconds(node, narrow) / node_seconds(node, device)
             seconds += moved / (device.bandwidth * device.streaming)
         yield node, seconds
+
+
+def _for_a_step(state: Cut) -> set[Value]:
+    """What is there for a whole step: parameters, and what is made of them before it."""
+    stages = state.partitioned.stages
+    made = (value for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE for value in node.outputs)
+    return {*made, *(parameter.value for stage in stages for parameter in stage.parameters)}
 
 
 def _in_eight_bits(state: Cut, nodes: Iterable[Node]) -> set[Value]:
