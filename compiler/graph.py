@@ -308,6 +308,11 @@ class Graph:
     inside: Mapping[Node, Sequence[Node]] = field(factory=dict, eq=False)
     asked: tuple[tuple[str, Value], ...] = ()
 
+    @property
+    def repeats(self) -> dict[str, str]:
+        """The names of repeats, by path."""
+        return {scope.path: scope.name for scope in self.scopes if scope.repeat}
+
     def __repr__(self) -> str:
         return outline(
             "Graph", self.name, (count(len(self.nodes), "operation"), count(len(self.parameters), "parameter"))

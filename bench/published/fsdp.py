@@ -22,7 +22,8 @@ from itertools import groupby
 
 from attrs import define, field, frozen
 
-from partita.compiler.analysis.time import BLOCKING, Walk, made_for_nothing, narrowed
+from partita.compiler.analysis.execution import BLOCKING, narrowed
+from partita.compiler.analysis.time import Walk, made_for_nothing
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.costs.links import Link
 from partita.compiler.costs.nodes import timed
@@ -83,7 +84,7 @@ def step_seconds(state: Scheduled, fsdp: FSDP) -> float:
 
 def _parts(state: Scheduled, fsdp: FSDP, nodes: Sequence[Node]) -> list[Part]:
     """What is computed, in order; without the sums of gradients, since FSDP has its own."""
-    repeats = _repeats(state)
+    repeats = state.partitioned.graph.repeats
     found = timed(nodes, state.device, state.compiles)
     took = [
         (node, iteration_of(node.scope, repeats), 0.0 if node.op.accumulator is not None else seconds)
@@ -91,10 +92,6 @@ def _parts(state: Scheduled, fsdp: FSDP, nodes: Sequence[Node]) -> list[Part]:
     ]
     runs = groupby(took, key=lambda each: each[1])
     return [Part(path, sum(seconds for _, _, seconds in run)) for path, run in runs]
-
-
-def _repeats(state: Scheduled) -> dict[str, str]:
-    return {scope.path: scope.name for scope in state.partitioned.graph.scopes if scope.repeat}
 
 
 @define
@@ -113,7 +110,7 @@ class _Microbatch:
         self.clock = Walk(self.state, BLOCKING)
         self.link, self.ranks = self.state.mesh.link(axis), self.state.mesh.sizes[axis]
         self.elements = {None: 0}
-        repeats = _repeats(self.state)
+        repeats = self.state.partitioned.graph.repeats
         for each in self.state.step.parameters:
             path = iteration_of(each.name, repeats)
             self.elements[path] = self.elements.get(path, 0) + each.value.type.elements

@@ -13,7 +13,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from partita.compiler.analysis.time import OURS, Execution, predict
+from partita.compiler.analysis.execution import OURS, Execution
+from partita.compiler.analysis.time import predict
 from partita.compiler.graph import Phase
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.state import Scheduled

@@ -12,26 +12,24 @@ would be shorter if communication took no time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from math import inf, nan
 
 from attrs import define, evolve, field, frozen
 
+from partita.compiler.analysis.execution import OURS, Execution, in_eight_bits, in_pieces, timed_as
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.analysis.memory import PHASES, copies
 from partita.compiler.analysis.traffic import launch_seconds, outer_nodes, update_nodes
 from partita.compiler.codegen.functions import StageFunctions
-from partita.compiler.costs.devices import Device
 from partita.compiler.costs.links import Link, link_of
 from partita.compiler.costs.nodes import seconds as node_seconds
-from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
 from partita.compiler.passes.cut import StageGraph
 from partita.compiler.passes.outer import joined_mesh
-from partita.compiler.passes.pieces import PIECE
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
@@ -99,37 +97,6 @@ class Prediction:
     def exposed_communication(self) -> float:
         """Exposed communication as a share of the step."""
         return self.exposed / self.step_time
-
-
-@frozen
-class Execution:
-    """How a program is executed. The defaults are how the executor here does it; other systems do otherwise.
-
-    Collectives of the phases in `waits` are waited for where they start. `exchanges`: an action lasts until what it
-    sends has arrived (1), and until each message has, one after the other, that it sends or receives (2). `sum_bytes`:
-    bytes that are moved to add a microbatch's gradient to their sum, for each element (None: as the program does it;
-    0: the product that makes the gradient adds it). `reductions`:
-    how many times as long a reduction of gradients takes. `whole`: where iterations of a repeat are made again, so are
-    the products and sums that the backward pass does not need (the last of a layer). `narrow`: products of iterations
-    have operands of 8 bits, as those of Transformer Engine's layers (`narrowed`), in which they are gathered as well.
-    `userbuffers`: what is cut into pieces (`overlap`) is sent by engines that copy, which slow nothing down, and from
-    and to where products read and write it; and pieces of products run beside one another. `apart`: the share of a
-    device's multiprocessors that what microbatches send has for itself, with which it is hidden; the others multiply.
-    """
-
-    waits: frozenset[Phase] = frozenset()
-    exchanges: int = 0
-    sum_bytes: float | None = None
-    reductions: float = 1.0
-    whole: bool = False
-    narrow: bool = False
-    userbuffers: bool = False
-    apart: float = 0.0
-
-
-OURS = Execution()
-# Waits for all that is sent.
-BLOCKING = Execution(frozenset(Phase), exchanges=1)
 
 
 def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True) -> Prediction:
@@ -303,7 +270,7 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
 
 def made_for_nothing(state: Cut, stage: StageGraph) -> list[Node]:
     """Products and sums of a stage that are not made again, of iterations others of which are."""
-    repeats = _repeats(state)
+    repeats = state.partitioned.graph.repeats
     made = {value.name for node in stage.nodes for value in node.outputs}
     forward = [node for node in stage.nodes if node.phase is Phase.FORWARD and not (node.op.sends or node.op.receives)]
     again = {node for node in forward if any(f"{value.name}.again" in made for value in node.outputs)}
@@ -455,8 +422,8 @@ class Walk:
         """Run nodes; `keep` outlives them."""
         wire, resharding = _wire(self.state), Resharding(self.state.mesh)
         nodes = tuple(nodes)
-        narrow = _in_eight_bits(self.state, nodes) if self.execution.narrow else set()
-        for node, own in self._timed(nodes, keep):
+        narrow = in_eight_bits(self.state, nodes) if self.execution.narrow else set()
+        for node, own in timed_as(self.execution, self.state, nodes, keep):
             ready = max((self.arrival[value] for value in node.inputs if value in self.arrival), default=-inf)
             if self._on_host(node):
                 self.there = max(self.there, ready) + own
@@ -474,7 +441,7 @@ class Walk:
                     moving /= BYTES[node.outputs[0].type.dtype]
                 end = max(self.now, self.free.get(link.name, -inf)) + latency + moving
                 self.free[link.name] = end
-                if not (self.execution.userbuffers and _in_pieces(node)):
+                if not (self.execution.userbuffers and in_pieces(node)):
                     self.links[link.name] = link
                 self.arrival.update(dict.fromkeys(node.outputs, end))
                 self.now = end if node.phase in self.execution.waits else self.now
@@ -492,15 +459,6 @@ class Walk:
                 self.now = self.after(self._summing(node, own))
                 if node.op.host:  # the host waits for what it reads
                     self.there = self.now
-
-    def _timed(self, nodes: Sequence[Node], keep: Collection[Value]) -> Iterator[tuple[Node, float]]:
-        found = timed(nodes, self.state.device, self.state.compiles, keep)
-        if self.execution.userbuffers:
-            found = _streamed(self.state.device, found)
-        if self.execution.narrow:
-            found = narrowed(self.state, found, _for_a_step(self.state))
-        left = 1 - self.execution.apart
-        return ((node, took if _units(node) is None else took / left) for node, took in found)
 
     def _on_host(self, node: Node) -> bool:
         """Whether the host computes a node, or waits for it, and not the device."""
@@ -528,68 +486,6 @@ class Walk:
             seconds -= (end - now) * speed
             now = end
         return now + seconds
-
-
-def narrowed(
-    state: Cut, took: Iterable[tuple[Node, float]], there: Iterable[Value] = ()
-) -> Iterator[tuple[Node, float]]:
-    """The times of nodes, if the products of iterations of repeats, forward and backward, have operands of 8 bits. Each
-    that is not `there` in 8 bits is cast once in a pass, and transposed: it is read, and written twice (Transformer
-    Engine's `cast_transpose`).
-    """
-    device, narrow, repeats, there = state.device, state.device.narrowed(), _repeats(state), {*there}
-    for node, seconds in took:
-        if iteration_of(node.scope, repeats) is not None and _multiplies(node):
-            new = {*node.inputs} - there
-            there |= new
-            moved = sum(value.type.bytes + 2 * value.type.elements for value in new)
-            seconds *= node_seconds(node, narrow) / node_seconds(node, device)
-            seconds += moved / (device.bandwidth * device.streaming)
-        yield node, seconds
-
-
-def _for_a_step(state: Cut) -> set[Value]:
-    """What is there for a whole step: parameters, and what is made of them before it."""
-    stages = state.partitioned.stages
-    made = (value for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE for value in node.outputs)
-    return {*made, *(parameter.value for stage in stages for parameter in stage.parameters)}
-
-
-def _in_eight_bits(state: Cut, nodes: Iterable[Node]) -> set[Value]:
-    """What products of iterations of repeats read."""
-    repeats = _repeats(state)
-    own = (node for node in nodes if iteration_of(node.scope, repeats) is not None and _multiplies(node))
-    return {value for node in own for value in node.inputs}
-
-
-def _streamed(device: Device, took: Iterable[tuple[Node, float]]) -> Iterator[tuple[Node, float]]:
-    """The times of nodes, if pieces of products run beside one another, on pieces where they lie."""
-    filled = evolve(device, products=evolve(device.products, beside=True))
-    for node, seconds in took:
-        if node.op.of_pieces:
-            seconds = 0.0
-        elif _in_pieces(node) and _multiplies(node):
-            seconds = node_seconds(node, filled)
-        yield node, seconds
-
-
-def _units(node: Node) -> tuple[int, ...] | None:
-    """What it multiplies (`Op.matrices`)."""
-    return node.op.matrices([value.type for value in node.inputs], [value.type for value in node.outputs])
-
-
-def _multiplies(node: Node) -> bool:
-    """Whether it is a product of matrices."""
-    return bool(_units(node))
-
-
-def _in_pieces(node: Node) -> bool:
-    """Whether it reads or makes a piece."""
-    return any(value.name.rpartition(".")[2].startswith(PIECE) for value in (*node.inputs, *node.outputs))
-
-
-def _repeats(state: Cut) -> dict[str, str]:
-    return {scope.path: scope.name for scope in state.partitioned.graph.scopes if scope.repeat}
 
 
 def sums_gradients(node: Node) -> bool:

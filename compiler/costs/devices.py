@@ -140,7 +140,7 @@ _BESIDE = "beside collectives: Lee et al., Characterizing Compute-Communication 
 # Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
 # 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 of peak after correcting for tiles and depth. Over a training step it
 # is less. Two are fitted: A100's `best` to the ten rows of the SC21 table, H100's to all runs on H100. B200's is
-# lowered in the proportion of H100's, 0.64 to 0.84.
+# lowered in the proportion of H100's, 0.63 to 0.84.
 _PRODUCTS = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maximum Achievable Matmul FLOPS"
 _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (bench/published)"
 _FITTED_H = "best: fitted to the runs on H100 in bench/published"
@@ -256,7 +256,7 @@ DEVICES = {
             _H100_NARROW,
             80,
             3.35e12,
-            Products(0.64, _DEPTH, 132),
+            Products(0.63, _DEPTH, 132),
             _ATTENTION_H,
             _FLASH_H,
             _GEN5,
@@ -271,7 +271,7 @@ DEVICES = {
             _H100_NARROW,
             141,
             4.8e12,
-            Products(0.64, _DEPTH, 132),
+            Products(0.63, _DEPTH, 132),
             _ATTENTION_H,
             _FLASH_H,
             _GEN5,
@@ -286,7 +286,7 @@ DEVICES = {
             _B200_NARROW,
             180,
             7.7e12,
-            Products(0.63, _DEPTH, 148),
+            Products(0.62, _DEPTH, 148),
             _ATTENTION_H,
             _FLASH,
             _GEN5_B,

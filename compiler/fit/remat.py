@@ -100,7 +100,7 @@ def _over(state: Scheduled, limit: float) -> list[bool]:
 
 def candidates_of(state: Scheduled) -> list[list[str]]:
     """The paths of each rank's candidates, in the order in which they are taken."""
-    repeats = {scope.path: scope.name for scope in state.partitioned.graph.scopes if scope.repeat}
+    repeats = state.partitioned.graph.repeats
     found = []
     for rank in state.plan.ranks:
         own: list[_Candidate] = []

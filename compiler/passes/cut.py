@@ -252,7 +252,7 @@ def forms(partitioned: PartitionedGraph, reduce: Iterable[tuple[int, Sequence[No
     pipeline of equal layers: operations on values of the same types, in the same iterations of repeats; and, if given,
     those that `reduce` gradients, by stage. What is found out about the time and the memory of one holds for all.
     """
-    repeats = {scope.path: scope.name for scope in partitioned.graph.scopes if scope.repeat}
+    repeats = partitioned.graph.repeats
     last = dict(reduce)
     numbers: dict[Hashable, int] = {}
     return [

@@ -26,7 +26,7 @@ def overlapped(
     partitioned: PartitionedGraph, full: Callable[[str], float] = lambda axis: BUCKET_BYTES
 ) -> PartitionedGraph:
     """The same stages, with their nodes ordered for overlap; `full` is the size of a bucket of the prologue."""
-    repeats = {scope.path: scope.name for scope in partitioned.graph.scopes if scope.repeat}
+    repeats = partitioned.graph.repeats
     stages = []
     for stage in partitioned.stages:
         prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]

@@ -43,7 +43,7 @@ def in_pieces(partitioned: PartitionedGraph, most: Mapping[str, int]) -> tuple[P
     """
     if all(pieces == 1 for pieces in most.values()):
         return partitioned, frozenset()
-    repeats = {scope.path: scope.name for scope in partitioned.graph.scopes if scope.repeat}
+    repeats = partitioned.graph.repeats
     taken = partitioned.graph.names
     stages = [_Stage(stage, most, taken, repeats) for stage in partitioned.stages]
     found = evolve(partitioned, stages=tuple(stage.in_pieces() for stage in stages))

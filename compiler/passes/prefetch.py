@@ -31,7 +31,7 @@ def prefetched(partitioned: PartitionedGraph, on_host: Collection[str]) -> Parti
     """The same stages, whose parameters `on_host` lie in the host's memory."""
     if not on_host:
         return partitioned
-    repeats = {scope.path: scope.name for scope in partitioned.graph.scopes if scope.repeat}
+    repeats = partitioned.graph.repeats
     build = Builder(value.name for stage in partitioned.stages for node in stage.nodes for value in node.outputs)
     stages = (
         _Prefetching(stage, on_host, lambda node: iteration_of(node.scope, repeats), partitioned.graph.name, build)

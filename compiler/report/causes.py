@@ -144,7 +144,7 @@ class Communication:
 def communication(state: Compilation) -> Communication:
     """All communication of a compiled program, by cause."""
     records = traffic(state)
-    repeats = {scope.path: scope.name for scope in state.partitioned.graph.scopes if scope.repeat}
+    repeats = state.partitioned.graph.repeats
     by_axis = grouped(records, lambda each: each.axis)
     return Communication(
         state.partitioned.graph.name,

@@ -112,7 +112,7 @@ def layers(state: Compilation, records: Iterable[Traffic]) -> dict[str, list[Tra
     repeats; a model without repeats is one layer.
     """
     graph = state.partitioned.graph
-    repeats = {scope.path: scope.name for scope in graph.scopes if scope.repeat}
+    repeats = graph.repeats
     within = [each for each in records if each.phase in EACH_MICROBATCH]
     if not repeats:
         return {graph.name: within}

@@ -26,7 +26,7 @@ from published.scores import (
     unseen,
 )
 
-from partita.compiler.analysis.time import Execution
+from partita.compiler.analysis.execution import Execution
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.costs.links import Link
 from partita.compiler.pipeline import compile_spec, schedule_spec

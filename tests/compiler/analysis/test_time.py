@@ -9,17 +9,8 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.compiler.analysis.time import (
-    BLOCKING,
-    OURS,
-    Ends,
-    Execution,
-    Walk,
-    occupied,
-    predict,
-    silenced,
-    stage_seconds,
-)
+from partita.compiler.analysis.execution import BLOCKING, OURS, Execution
+from partita.compiler.analysis.time import Ends, Walk, occupied, predict, silenced, stage_seconds
 from partita.compiler.analysis.traffic import launch_seconds
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.costs.links import LINKS, Link

@@ -18,7 +18,7 @@ MISTAKES = [
     ),
     Planted(
         "parameters-cast-for-each-microbatch",
-        TIME,
+        "compiler/analysis/execution.py",
         "new = {*node.inputs} - there",
         "new = {*node.inputs}",
         f"{TESTS}::test_products_of_layers_have_operands_of_eight_bits_which_are_cast_once",
