@@ -1,6 +1,4 @@
-"""How a program is executed: as the executor here does it, or as other systems do (`docs/costs.md` says who, and how that
-is known).
-"""
+"""How a program is executed: as the executor here does it, or as other systems do (`docs/costs.md`)."""
 
 from __future__ import annotations
 

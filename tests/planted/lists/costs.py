@@ -33,7 +33,7 @@ MISTAKES = [
     Planted(
         "copy-engines-slow-products-down",
         TIME,
-        "if not (self.execution.userbuffers and _in_pieces(node)):",
+        "if not (self.execution.userbuffers and in_pieces(node)):",
         "if True:",
         f"{TESTS}::test_pieces_of_other_systems_are_sent_by_engines_and_multiplied_beside_one_another",
     ),
