@@ -407,7 +407,7 @@ def test_copies_hide_where_the_link_is_fast_enough_and_microbatches_stay_where_i
         assert found.copying == pytest.approx(moved / ours.device.host_link, rel=0.01)
         counts.append([ours.plan.offloads(stage) for stage in range(4)])
     fast, slow = counts
-    assert fast[0] > fast[1] > fast[3] == 0
+    assert fast[0] > fast[2] > fast[3] == 0  # the fewer are in flight, the less there is time for
     assert sum(slow) < sum(fast)
 
 
