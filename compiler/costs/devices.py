@@ -52,6 +52,7 @@ class Products:
         return (waves if self.beside else ceil(waves)) * self.units * height * width / share
 
 
+# The size of heads of which most is published, and that kernels are made for.
 _HEAD = 128
 
 

@@ -122,11 +122,11 @@ def _short(value: float) -> float:
 
 
 # The measured fields of a device and a link.
-DEVICE = {"name": str, "gpu": bool, "flops": dict, "memory": int, "workspace": int} | dict.fromkeys(
+DEVICE = {"name": str, "gpu": bool, "flops": dict, "memory": int, "workspace": int, "cache": int} | dict.fromkeys(
     ("bandwidth", "streaming", "launch", "action", "step"), float
 )
 LINK = dict.fromkeys(("bandwidth", "latency", "post", "collective_bandwidth", "collective_latency", "beside"), float)
-_MAY_BE_NOTHING = ("launch", "action", "step", "post", "latency", "collective_latency", "workspace")
+_MAY_BE_NOTHING = ("launch", "action", "step", "post", "latency", "collective_latency", "workspace", "cache")
 # Smaller numbers are mistakes, and would make sums of seconds infinite.
 _LEAST, _MOST = 1e-15, 1e30
 

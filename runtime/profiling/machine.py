@@ -60,6 +60,7 @@ def profile(
         float(_everywhere([_bandwidth(device)], device).mean()),
         gpu=gpu,
         workspace=_workspace() if gpu else 0,
+        cache=torch.cuda.get_device_properties(device).L2_cache_size if gpu else 0,
         launch=min(each.seconds for each in found),
         timings=Timings(tuple(found)),
     )

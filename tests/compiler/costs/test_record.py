@@ -53,6 +53,7 @@ DEVICE: dict[str, Any] = {
     "action": 1e-5,
     "step": 1e-4,
     "workspace": 0,
+    "cache": 0,
 }
 
 
