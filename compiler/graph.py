@@ -308,11 +308,6 @@ class Graph:
     inside: Mapping[Node, Sequence[Node]] = field(factory=dict, eq=False)
     asked: tuple[tuple[str, Value], ...] = ()
 
-    @property
-    def repeats(self) -> dict[str, str]:
-        """The names of repeats, by path."""
-        return {scope.path: scope.name for scope in self.scopes if scope.repeat}
-
     def __repr__(self) -> str:
         return outline(
             "Graph", self.name, (count(len(self.nodes), "operation"), count(len(self.parameters), "parameter"))
@@ -323,6 +318,11 @@ class Graph:
         """The names of all values: of inputs, parameters, and what nodes make."""
         given = [*(each.value for each in self.inputs), *(each.value for each in self.parameters)]
         return [value.name for value in (*given, *(each for node in self.nodes for each in node.outputs))]
+
+    @property
+    def repeats(self) -> dict[str, str]:
+        """The names of repeats, by path."""
+        return {scope.path: scope.name for scope in self.scopes if scope.repeat}
 
     def producers(self) -> dict[Value, Node]:
         """The node that makes each value; inputs and parameters have none."""

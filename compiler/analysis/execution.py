@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -55,7 +55,7 @@ def timed_as(
         found = _streamed(state.device, found)
     if execution.narrow:
         found = narrowed(state, found, _for_a_step(state))
-    return _beside(execution.apart, found) if execution.apart else found
+    return _with_fewer(execution.apart, found) if execution.apart else found
 
 
 def narrowed(
@@ -67,7 +67,7 @@ def narrowed(
     """
     device, narrow, repeats, there = state.device, state.device.narrowed(), state.partitioned.graph.repeats, {*there}
     for node, seconds in took:
-        if iteration_of(node.scope, repeats) is not None and _multiplies(node):
+        if _of_layer(node, repeats):
             new = {*node.inputs} - there
             there |= new
             moved = sum(value.type.bytes + 2 * value.type.elements for value in new)
@@ -86,13 +86,17 @@ def _for_a_step(state: Cut) -> set[Value]:
 def in_eight_bits(state: Cut, nodes: Iterable[Node]) -> set[Value]:
     """What products of iterations of repeats read."""
     repeats = state.partitioned.graph.repeats
-    own = (node for node in nodes if iteration_of(node.scope, repeats) is not None and _multiplies(node))
-    return {value for node in own for value in node.inputs}
+    return {value for node in nodes if _of_layer(node, repeats) for value in node.inputs}
+
+
+def _of_layer(node: Node, repeats: Mapping[str, str]) -> bool:
+    """Whether it is a product of an iteration of a repeat."""
+    return iteration_of(node.scope, repeats) is not None and _multiplies(node)
 
 
 def _streamed(device: Device, took: Iterable[tuple[Node, float]]) -> Iterator[tuple[Node, float]]:
     """The times of nodes, if pieces of products run beside one another, on pieces where they lie."""
-    filled = evolve(device, products=evolve(device.products, beside=True))
+    filled = evolve(device, products=evolve(device.products, filled=True))
     for node, seconds in took:
         if node.op.of_pieces:
             seconds = 0.0
@@ -101,7 +105,7 @@ def _streamed(device: Device, took: Iterable[tuple[Node, float]]) -> Iterator[tu
         yield node, seconds
 
 
-def _beside(apart: float, took: Iterable[tuple[Node, float]]) -> Iterator[tuple[Node, float]]:
+def _with_fewer(apart: float, took: Iterable[tuple[Node, float]]) -> Iterator[tuple[Node, float]]:
     """The times of nodes, if that share of multiprocessors does something else."""
     for node, seconds in took:
         yield node, seconds if _units(node) is None else seconds / (1 - apart)

@@ -30,14 +30,14 @@ class Products:
     Without `units`: `best` for large matrices, halved if one of the three sizes is `half`. With `units`, the device's
     multiprocessors, each of which computes one output tile at a time: `best` if the largest tiles cover the output in
     full waves, halved if the depth is `half`; the fastest tile size is chosen (NVIDIA, Matrix Multiplication Background
-    User's Guide, DU-09799-001, §2.3 and §3). Either way a larger product never takes less time. `beside`: products run
+    User's Guide, DU-09799-001, §2.3 and §3). Either way a larger product never takes less time. `filled`: products run
     beside one another, so that what a wave leaves empty is filled by the next.
     """
 
     best: float = 1.0
     half: float = 0.0
     units: int = 0
-    beside: bool = False
+    filled: bool = False
 
     def efficiency(self, rows: int, depth: int, columns: int, count: int = 1) -> float:
         """The share for `count` products of these sizes in one kernel."""
@@ -49,7 +49,7 @@ class Products:
     def _area(self, rows: int, columns: int, count: int, height: int, width: int, share: float) -> float:
         """The output area that all units would compute with the largest tiles in the time that these tiles take."""
         waves = count * ceil(rows / height) * ceil(columns / width) / self.units
-        return (waves if self.beside else ceil(waves)) * self.units * height * width / share
+        return (waves if self.filled else ceil(waves)) * self.units * height * width / share
 
 
 # The size of heads of which most is published, and that kernels are made for.

@@ -109,7 +109,7 @@ def iteration_of(scope: str, names: Mapping[str, str]) -> str | None:
 
 
 def _repeats(graph: Graph, names: Sequence[str]) -> dict[str, str]:
-    return {scope.path: scope.name for scope in graph.scopes if scope.repeat and scope.name in names}
+    return {path: name for path, name in graph.repeats.items() if name in names}
 
 
 def _iterations(graph: Graph, names: Mapping[str, str]) -> list[str]:

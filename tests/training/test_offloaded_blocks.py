@@ -394,7 +394,7 @@ def test_copies_hide_where_the_link_is_fast_enough_and_microbatches_stay_where_i
     """On a GPU; the last stage copies nothing in either case."""
     mesh = "mesh line(pipe = 4, data = 1) { device = h100 link = nvlink4 }"
     counts = []
-    for embed in ("16384", "1024"):  # what a layer computes for each byte that it keeps grows with it
+    for embed in ("8192", "1024"):  # what a layer computes for each byte that it keeps grows with it
         sizes = {"embed": embed, "ffn": "16384", "seq": "1024", "precision": "bf16"}
         texts = [
             text_of(rules, **sizes).replace("mesh line(pipe = 4, data = 1)", mesh) for rules in ("offload layer", "")
@@ -407,7 +407,7 @@ def test_copies_hide_where_the_link_is_fast_enough_and_microbatches_stay_where_i
         assert found.copying == pytest.approx(moved / ours.device.host_link, rel=0.01)
         counts.append([ours.plan.offloads(stage) for stage in range(4)])
     fast, slow = counts
-    assert fast[0] > fast[2] > fast[3] == 0  # the fewer are in flight, the less there is time for
+    assert fast[0] > fast[1] > fast[3] == 0
     assert sum(slow) < sum(fast)
 
 

@@ -249,7 +249,7 @@ def test_pieces_of_other_systems_are_sent_by_engines_and_multiplied_beside_one_a
     state, buffers = evolve(tensor_parallel(), device=DEVICES["h100"]), Execution(userbuffers=True)
     nodes = state.partitioned.stages[0].nodes
     gather, product = of_pieces(state)
-    filled = evolve(state.device, products=evolve(state.device.products, beside=True))
+    filled = evolve(state.device, products=evolve(state.device.products, filled=True))
     assert run(state, buffers, product) == seconds(product, filled) < run(state, OURS, product)
     assert all(run(state, buffers, node) == 0 for node in nodes if node.op.of_pieces)
     assert any(run(state, OURS, node) > 0 for node in nodes if node.op.of_pieces)

@@ -40,7 +40,7 @@ MISTAKES = [
     Planted(
         "pieces-of-products-in-waves",
         "compiler/costs/devices.py",
-        "(waves if self.beside else ceil(waves))",
+        "(waves if self.filled else ceil(waves))",
         "ceil(waves)",
         f"{TESTS}::test_pieces_of_other_systems_are_sent_by_engines_and_multiplied_beside_one_another",
     ),
