@@ -203,7 +203,7 @@ class Live(TorchDispatchMode):
         self.bound = bound
         self.peak = 0
         self.aside: list[range] = []
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.alive: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -216,8 +216,8 @@ class Live(TorchDispatchMode):
                 if any(storage.data_ptr() in part for part in self.aside):
                     continue
                 known = self.alive.get(storage._cdata)
-                if known is None or known[0].expired():
-                    self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                if known is None or known.expired():
+                    self.alive[storage._cdata] = StorageWeakRef(storage)
                     new = True
         if new:
             given = time.monotonic() + PATIENCE
@@ -229,8 +229,14 @@ class Live(TorchDispatchMode):
     @property
     def now(self) -> int:
         """The bytes that are alive."""
-        self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
-        return sum(size for _, size in self.alive.values())
+        self.alive = {key: each for key, each in self.alive.items() if not each.expired()}
+        return sum(map(_bytes, self.alive.values()))
+
+
+def _bytes(reference: StorageWeakRef) -> int:
+    """Of memory that may have been given back since, all or some of it."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return 0 if storage is None else storage.nbytes()
 
 
 def _gathered(number: int) -> list[int]:

@@ -2,9 +2,9 @@
 
 A collective becomes three nodes. The first, where it starts, makes what is in flight: what is sent and what is
 received. The others stand where the function waits for it, which is where it first reads a result
-(`partita.compiler.codegen.writer`). The second is the last to read what is sent, or the operands if they are sent as
-they are; the third makes the results of what was received. But Gloo's threads may hold on to what was sent for a moment
-longer: where the ranks do the addition, it is there until the results are.
+(`partita.compiler.codegen.writer`). The second is the last to read what is sent, of which operands may be sent as they
+are; the third makes the results of what was received. But Gloo's threads may hold on to operands for a moment longer:
+where the ranks do the addition, they are there until the results are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.analysis.liveness import device_bytes, roots
+from partita.compiler.analysis.liveness import Runs, device_bytes, roots
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.buffers import Buffers
 from partita.dsl.types import Axis, Type
@@ -21,8 +21,8 @@ from partita.dsl.types import Axis, Type
 
 @frozen(eq=False)
 class Posted:
-    """A collective: its `start` makes what is in `flight`, and its `end` the results. `behind` has the memory of those
-    that have none of their own.
+    """A collective: its `start` makes what is in `flight`, but for operands that are sent as they are, and its `end`
+    the results. `behind` has the memory of those that have none of their own.
     """
 
     start: Node
@@ -51,13 +51,18 @@ def buffers_of(node: Node, adds: bool) -> Buffers:
     return node.op.buffers(operands, results, adds)
 
 
+def lent(node: Node, adds: bool) -> list[Value]:
+    """The operands that a collective sends as they are."""
+    return [node.inputs[i] for i in buffers_of(node, adds).lent]
+
+
 def besides(node: Node, adds: bool) -> tuple[int, int]:
-    """Bytes that a collective holds besides its results, if these are counted from its start on: in flight, and how
-    many more as they are made.
+    """Bytes that a collective holds besides operands and results, if results are counted from its start on: in flight,
+    and how many more as they are made.
     """
     found, results = buffers_of(node, adds), sum(value.type.bytes for value in node.outputs)
     in_flight = found.sent + max(results, found.received)
-    made = found.received + (0 if found.in_place else found.made or results) + found.adding + adds * found.sent
+    made = found.received + (0 if found.in_place else found.made or results) + found.adding
     return in_flight - results, max(0, made - in_flight)
 
 
@@ -67,16 +72,19 @@ def posted(node: Node, adds: bool) -> Posted:
     sent, received = buffer("sent", node, found.sent), buffer("received", node, found.received)
     made = received if found.in_place else buffer("made", node, found.made) if found.made else None
     results = node.outputs if made is None else () if found.in_place else (made,)
-    read = (received, *((sent,) if found.sent else node.inputs))
+    operands = lent(node, adds)
+    flight = (sent, received, *operands)
     return Posted(
         evolve(node, outputs=(sent, received)),
         (
-            evolve(node, inputs=read, outputs=()),
+            evolve(node, inputs=flight, outputs=()),
             evolve(
-                node, inputs=read if adds else (received,), outputs=(*results, buffer("adding", node, found.adding))
+                node,
+                inputs=(received, *(operands if adds else ())),
+                outputs=(*results, buffer("adding", node, found.adding)),
             ),
         ),
-        (sent, received),
+        flight,
         {} if made is None else dict.fromkeys(node.outputs, made),
     )
 
@@ -84,6 +92,45 @@ def posted(node: Node, adds: bool) -> Posted:
 def buffer(name: str, node: Node, size: int) -> Value:
     """So many bytes of a collective, as a value."""
     return Value(f"{name} of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),)))
+
+
+def expanded(runs: Runs, flights: Mapping[Node, Posted]) -> list[list[list[Node]]]:
+    """Runs of a function, with what its collectives do to memory: a run waits for its own where it first reads a
+    result, or where it ends.
+    """
+    found = []
+    for run in runs:
+        flying: dict[Value, Posted] = {}
+        units: list[list[Node]] = []
+        for unit in run:
+            units += ([each] for node in unit for each in arriving(flying, node.inputs))
+            if unit[0] in flights:
+                (node,) = unit
+                units.append([flights[node].start])
+                flying.update(dict.fromkeys(node.outputs, flights[node]))
+            else:
+                units.append(list(unit))
+        units += ([each] for each in arriving(flying, list(flying)))
+        found.append(units)
+    return found
+
+
+def arriving(flying: dict[Value, Posted], values: Iterable[Value]) -> Iterator[Node]:
+    """The ends of those collectives that make values, which do not fly any more."""
+    for value in values:
+        each = flying.get(value)
+        if each is not None:
+            for other in [other for other, own in flying.items() if own is each]:
+                del flying[other]
+            yield from each.end
+
+
+def memory_behind(nodes: Iterable[Node], flights: Mapping[Node, Posted]) -> dict[Value, Value]:
+    """For each value that has no memory of its own, the tensor whose it is: a view's, or a collective's."""
+    found = {value: tensor for each in flights.values() for value, tensor in each.behind.items()}
+    for view, tensor in roots(nodes).items():
+        found[view] = found.get(tensor, tensor)
+    return found
 
 
 def communicating(
@@ -102,26 +149,18 @@ def communicating(
         flying.update(dict.fromkeys(node.outputs, each))
         found.behind.update(each.behind)
 
-    def arrive(values: Iterable[Value]) -> Iterator[Node]:
-        for value in values:
-            each = flying.get(value)
-            if each is not None:
-                for other in [other for other, own in flying.items() if own is each]:
-                    del flying[other]
-                yield from each.end
-
     for node, each in begun:
         fly(node, each)
         found.begun.update(each.flight)
     for node in nodes:
-        found.nodes += arrive(node.inputs)
+        found.nodes += arriving(flying, node.inputs)
         if node.op.communicates:
             own = posted(node, adds)
             found.nodes.append(own.start)
             fly(node, own)
         else:
             found.nodes.append(node)
-    found.nodes += arrive(wanted)
+    found.nodes += arriving(flying, wanted)
     for view, tensor in roots(nodes).items():
         found.behind[view] = found.behind.get(tensor, tensor)
     return found

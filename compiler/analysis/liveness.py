@@ -33,10 +33,12 @@ def roots(nodes: Iterable[Node]) -> dict[Value, Value]:
     return found
 
 
-def held(values: Iterable[Value], nodes: Iterable[Node]) -> int:
-    """Bytes of the memory behind values, each counted once; constants, and what slices share, cost nothing."""
+def held(values: Iterable[Value], nodes: Iterable[Node], behind: Mapping[Value, Value] | None = None) -> int:
+    """Bytes of the memory `behind` values (by default, of views), each counted once; constants, and what slices share,
+    cost nothing.
+    """
     nodes = tuple(nodes)
-    behind = roots(nodes)
+    behind = roots(nodes) if behind is None else behind
     constants = {v for node in nodes if node.op.literal is not None or node.op.of_slices for v in node.outputs}
     return sum(device_bytes(value) for value in {behind.get(v, v) for v in values} - constants)
 
@@ -58,12 +60,18 @@ def tables(nodes: Iterable[Node]) -> int:
     return sum(dict(each for each in found if each is not None).values())
 
 
-def beside(runs: Runs, before: Collection[Value], after: Collection[Value], nodes: Sequence[Node]) -> int:
+def beside(
+    runs: Runs,
+    before: Collection[Value],
+    after: Collection[Value],
+    nodes: Sequence[Node],
+    behind: Mapping[Value, Value],
+) -> int:
     """The most bytes that a function holds beyond what is held before or after it, whichever is more; `nodes` are those
-    of its stage, which determine what shares memory.
+    of its stage, and `behind` values the tensors whose memory they share.
     """
-    ends = max(held(before, nodes), held(after, nodes))
-    return max(0, working_set(runs, after, before, roots(nodes)) - ends)
+    ends = max(held(before, nodes, behind), held(after, nodes, behind))
+    return max(0, working_set(runs, after, before, behind) - ends)
 
 
 def line_by_line(nodes: Iterable[Node]) -> Runs:

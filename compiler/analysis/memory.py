@@ -23,7 +23,7 @@ ends before the update; it keeps that.
 
 A collective in flight also holds copies of what it sends and receives, and over Gloo, where the ranks do the addition,
 the parts and their sum. Of what is gathered ahead of a step, and of reductions of gradients, all are in flight at once;
-others are from where they start to where their result is read.
+others belong to the function that runs, from where they start to where their result is read.
 
 The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
 
@@ -31,8 +31,8 @@ The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
     gradients     accumulators, received totals, reduced gradients
     state         the optimizer's
     activations   what microbatches in flight keep, and the working set of the function that runs
-    buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update,
-                  what libraries work in
+    buffers       everything else: inputs, messages, what is gathered ahead, tables, the working set of the update, what
+                  libraries work in
 
 What lies in the host's memory (`offload`) is not part of it, and counted apart, as if the device had its own memory. Of
 what microbatches keep there, it is for as many of each stage as are there at once, from where the copy there starts to
@@ -47,10 +47,19 @@ from itertools import chain
 
 from attrs import evolve, frozen
 
-from partita.compiler.analysis.in_flight import besides, communicating
-from partita.compiler.analysis.liveness import held, host_bytes, left_over, line_by_line, roots, tables, working_set
+from partita.compiler.analysis.in_flight import besides, communicating, lent
+from partita.compiler.analysis.liveness import (
+    device_bytes,
+    held,
+    host_bytes,
+    left_over,
+    line_by_line,
+    roots,
+    tables,
+    working_set,
+)
 from partita.compiler.analysis.traffic import outer_nodes, update_nodes
-from partita.compiler.graph import Node, Parameter, Phase, Value, without_iterations
+from partita.compiler.graph import Node, Parameter, Phase, without_iterations
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.passes.ahead import ahead
@@ -216,7 +225,7 @@ def beside(state: Scheduled, rank: RankPlan) -> int:
     # What is gathered for one stage may still be under way while another runs many microbatches.
     stages = [state.plan.stages[index] for index in rank.stages]
     gathering = sum(stage.gathering for stage in stages) if len(stages) > 1 else 0
-    return there + gathering + max(collectives(state, rank).values())
+    return there + gathering
 
 
 def largest(state: Scheduled, rank: RankPlan, part: str) -> dict[str, int]:
@@ -351,7 +360,7 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
 
 def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
     """Between the first and the last microbatch: what is kept, with the working set of what runs; gradients being
-    reduced; messages, with the collectives of what runs.
+    reduced; messages, with what is gathered.
     """
     slices = state.slices
     sizes = _messages(state, rank)
@@ -369,17 +378,15 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
         if isinstance(each, Compute)
     }
     unopened = {index: state.plan.stages[index].gathering for index in rank.stages}
-    of_functions = collectives(state, rank)
     messages = sum(unopened.values())
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         begun = rank.reductions.get(i, ())
         if isinstance(instruction, Compute):
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
-            inside = of_functions[instruction.stage, kind]
             if instruction.stage in unopened:  # it waits for all that was gathered for it
                 messages -= unopened.pop(instruction.stage)
-                yield kept + stage.shared["F"] + stage.opening, reducing, messages + inside
+                yield kept + stage.shared["F"] + stage.opening, reducing, messages
             working = stage.peaks.get("C" if begun else kind, 0)
             part = instruction.stage, instruction.action.microbatch // slices
             runs[part] += 1
@@ -387,14 +394,14 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
                 kept += stage.shared["F"]
             elif kind in DIRECTION and runs[part] == slices + 1:
                 kept += stage.shared["B"]
-            yield kept + working, reducing, messages + inside
+            yield kept + working, reducing, messages
             kept += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
             if last[part] == i:
                 kept -= sum(stage.shared.values())
             if kind in DIRECTION:
                 messages += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
             reducing += sum(state.plan.stages[index].in_flight for index in begun)
-            yield kept + working, reducing, messages + inside
+            yield kept + working, reducing, messages
         elif isinstance(instruction, PostCopy) and instruction.action.kind == LOAD:
             kept += state.plan.stages[instruction.stage].offloaded
             yield kept, reducing, messages
@@ -425,36 +432,13 @@ def _gathering(state: Scheduled, rank: RankPlan) -> int:
     """Bytes, besides the results, for what is gathered for the stages, all at once: what is sent; and of what the
     prologue itself waits for, what arrives.
     """
-    total = sum(state.plan.stages[index].gathering for index in rank.stages)
+    total, adds = sum(state.plan.stages[index].gathering for index in rank.stages), not state.device.gpu
     for stage in _stages(state, rank):
         prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
         read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
-        waited = ahead(prologue, {parameter.value for parameter in stage.parameters}, read).others
-        sizes = [besides(node, not state.device.gpu) for node in waited if node.op.communicates]
+        masters = {parameter.value for parameter in stage.parameters}
+        waited = [node for node in ahead(prologue, masters, read).others if node.op.communicates]
+        sizes = [besides(node, adds) for node in waited]
         total += sum(in_flight for in_flight, _ in sizes) + max((more for _, more in sizes), default=0)
+        total += sum(device_bytes(value) for node in waited for value in lent(node, adds) if value not in masters)
     return total
-
-
-def collectives(state: Scheduled, rank: RankPlan) -> dict[tuple[int, str], int]:
-    """The most that the collectives of each function hold at a time besides their results, each until its first result
-    is read: all of them in flight, and one as its results are made.
-    """
-    found: dict[tuple[int, str], int] = {}
-    for stage in _stages(state, rank):
-        for kind, phases in PHASES.items():
-            most = 0
-            flying: dict[Value, tuple[int, int]] = {}  # by result
-            for node in (node for node in stage.nodes if node.phase in phases):
-                for value in node.inputs:
-                    if value in flying:
-                        own = flying[value]
-                        flying = {other: each for other, each in flying.items() if each is not own}
-                if node.op.communicates:
-                    in_flight, more = besides(node, not state.device.gpu)
-                    # Operands that are sent as they are stay for as long.
-                    in_flight = max(in_flight, sum(value.type.bytes for value in node.inputs))
-                    flying.update(dict.fromkeys(node.outputs, (in_flight, more)))
-                    sizes = {id(each): each for each in flying.values()}.values()
-                    most = max(most, sum(own for own, _ in sizes) + max(more for _, more in sizes))
-            found[stage.index, kind] = most
-    return found

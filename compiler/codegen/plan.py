@@ -7,7 +7,16 @@ from fractions import Fraction
 
 from attrs import asdict, evolve
 
-from partita.compiler.analysis.in_flight import Posted, besides, buffer, buffers_of, communicating, posted
+from partita.compiler.analysis.in_flight import (
+    Posted,
+    besides,
+    buffer,
+    communicating,
+    expanded,
+    lent,
+    memory_behind,
+    posted,
+)
 from partita.compiler.analysis.liveness import (
     beside,
     device_bytes,
@@ -217,6 +226,8 @@ def _needs(
     forward, backward = functions.groups["F"], functions.groups["B"]
     saved, kept = functions.saved, functions.kept
     around = {"F": (set(), saved), "B": (saved, kept), "W": (kept, set()), "BW": (saved, set())}
+    flights = {node: posted(node, adds) for node in (*forward, *functions.groups["BW"]) if node.op.communicates}
+    behind = memory_behind(stage.nodes, flights)
     peaks = {}
     gathering = opening = in_flight = reducing = reduced = 0
     for kind in functions.kinds:
@@ -224,28 +235,31 @@ def _needs(
         nodes = functions.groups[kind]
         before = {*there, *(node.output for node, _ in receives(nodes))}
         after = {*left, *(node.inputs[0] for node, _ in sends(nodes))}
-        units = functions.units(nodes, after)
-        peaks[kind] = beside(units, before, after, stage.nodes)
+        units = expanded(functions.units(nodes, after), flights)
+        peaks[kind] = beside(units, before, after, stage.nodes, behind)
         if kind == "F" and functions.gathered.collectives:
             sent, waiting = _waiting(functions, units, adds)
             gathering = sum(each.type.bytes for each in sent)
-            most = working_set(waiting, after, {*before, *sent}, roots(stage.nodes))
-            opening = most - held(before, stage.nodes)
+            most = working_set(waiting, after, {*before, *sent}, behind)
+            opening = most - held(before, stage.nodes, behind)
         if reduce and kind == last_kind:
             ahead = functions.reduced(kind, reduce, totals)
             flying = {node: posted(node, adds) for node in ahead.in_flight}
             nodes = _closing(functions, kind, ahead, flying, adds)
             left = {*ahead.made, *(value for each in flying.values() for value in each.flight)}
+            views, sums = roots(reduce), {each.value for each in stage.accumulators}
+            left = {value for value in left if views.get(value, value) not in sums}
             after |= left
-            peaks["C"] = beside(functions.units(nodes, after), before, after, stage.nodes)
+            closing = expanded(functions.units(nodes, after), flights)
+            peaks["C"] = beside(closing, before, after, stage.nodes, behind)
             in_flight = sum(map(device_bytes, left))
             rest = communicating((*ahead.others, *ahead.follow), adds, totals, flying.items())
             ends = left_over(reduce)
             reducing = working_set([[[node]] for node in rest.nodes], ends, left, rest.behind)
             reduced = rest.left(ends) + held(ahead.made, ())
     return StageNeeds(
-        saved=held(saved, forward),
-        kept=held(kept, (*forward, *backward)),
+        saved=held(saved, forward, behind),
+        kept=held(kept, (*forward, *backward), behind),
         offloaded=held(stage.offloaded, forward),
         shared={"F": shared(forward), "B": shared(functions.groups["BW"])},
         peaks=peaks,
@@ -293,10 +307,8 @@ def _waiting(
     behind = roots(functions.stage.nodes)
 
     def operands(node: Node) -> int:
-        """Bytes of operands that are made for it, and stay if they are sent as they are."""
-        if buffers_of(node, adds).sent:
-            return 0
-        return sum(value.type.bytes for value in node.inputs if behind.get(value, value) not in masters)
+        """Bytes of operands that are made for it, and stay as they are sent as they are."""
+        return sum(value.type.bytes for value in lent(node, adds) if behind.get(value, value) not in masters)
 
     sent = {node: buffer("sent", node, in_flight + operands(node)) for node, (in_flight, _) in sizes.items()}
     received = {node: buffer("received", node, more) for node, (_, more) in sizes.items()}

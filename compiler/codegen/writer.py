@@ -119,6 +119,7 @@ class Writer:
         self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives in flight
         self._given: set[Value] = set()  # those whose handles are an argument
         self._crossing: set[Value] = set()  # those that may be in flight where a block ends
+        self._readers: dict[Value, set[Node]] = {}  # of values that one block makes and others read
         self._late: dict[Value, Node] = {}  # what is computed where it is first read
 
     def body(self) -> list[str]:
@@ -152,7 +153,12 @@ class Writer:
         """Nodes that start collectives for which the function does not wait: it returns their handles. They may stand
         in several blocks.
         """
-        self._crossing.update(value for node in start for value in node.outputs)
+        nodes = tuple(start)
+        made = {value for node in nodes for value in node.outputs}
+        self._crossing |= made
+        for node in nodes:
+            for value in made.intersection(node.inputs):
+                self._readers.setdefault(value, set()).add(node)
 
     def compute(self, values: Iterable[Value]) -> None:
         """Computes those of the values that are computed late; a collective starts."""
@@ -238,6 +244,7 @@ class Writer:
         def end(values: Iterable[Value], i: int) -> None:
             """Deletes those of these values that unit `i` is the last to read, unless the function ends there."""
             ended = [v for v in dict.fromkeys(values) if v in local and v not in keep and last.get(v, i) <= i]
+            ended += self._read(units[i])
             if ended and i + 1 < count:
                 self.add(End(tuple(ended)))
             local.difference_update(ended)
@@ -301,7 +308,18 @@ class Writer:
         """Writes what comes after nodes."""
         behind = [each for node in nodes for each in self.after.get(node, ())]
         if behind:
-            self.block(behind, self._crossing)
+            self.block(behind, self._crossing, more=True)
+
+    def _read(self, unit: Node | Segment) -> list[Value]:
+        """The values of other blocks that have been read by all their readers with this unit."""
+        done = {unit} if isinstance(unit, Node) else {*unit.nodes}
+        found = [value for node in done for value in dict.fromkeys(node.inputs) if value in self._readers]
+        for value in dict.fromkeys(found):
+            self._readers[value] -= done
+        ended = [value for value in dict.fromkeys(found) if not self._readers[value]]
+        for value in ended:
+            del self._readers[value]
+        return ended
 
     def literal(self, node: Node) -> None:
         """Writes a node's result as a literal."""

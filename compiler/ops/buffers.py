@@ -21,9 +21,9 @@ Typed = TypeVar("Typed", bound=tuple[Any, ...])
 class Buffers:
     """Bytes that a collective holds.
 
-    While it is in flight: copies of what is `sent` (none: the operands themselves are) and what is `received`. Then its
-    results are made, which takes `adding` more for as long: they are views of what was received (`in_place`), or of one
-    tensor of `made` bytes, or each has its own memory (0).
+    While it is in flight: copies of what is `sent`, operands that are sent as they are (`lent`, their positions), and
+    what is `received`. Then its results are made, which takes `adding` more for as long: they are views of what was
+    received (`in_place`), or of one tensor of `made` bytes, or each has its own memory (0).
     """
 
     sent: int = 0
@@ -31,6 +31,7 @@ class Buffers:
     made: int = 0
     adding: int = 0
     in_place: bool = False
+    lent: tuple[int, ...] = ()
 
     def __add__(self, other: Buffers) -> Buffers:
         """Those of both together, which are of one kind."""
@@ -40,6 +41,7 @@ class Buffers:
             self.made + other.made,
             self.adding + other.adding,
             other.in_place,
+            self.lent + other.lent,
         )
 
 

@@ -128,7 +128,7 @@ class Collective(Reshard):
 
 def _outermost(type: Type, axis: str) -> bool:
     """Whether parts along an axis follow one another in memory."""
-    return type.position(axis) == 0
+    return all(each.size == 1 for each in type.axes[: type.position(axis)])
 
 
 def _positions(arguments: Sequence[Argument], axes: Sequence[str]) -> str:
@@ -171,8 +171,9 @@ class AllGather(Collective):
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
         """A tensor alone is sent as it is, and arrives in place if its shards follow one another in memory."""
         row = packed(operands)
-        alone = self.count == 1
-        return Buffers(0 if alone else row, row * self.parts, in_place=alone and _outermost(operands[0], self.axes[0]))
+        if self.count > 1:
+            return Buffers(row, row * self.parts)
+        return Buffers(0, row * self.parts, in_place=_outermost(operands[0], self.axes[0]), lent=(0,))
 
     def moved(self, operands: Sequence[Type]) -> float:
         """K(N−1), for shards of K bytes."""
@@ -225,11 +226,12 @@ class ReduceScatter(Collective):
         they receive the parts of all and make the sum; else that arrives.
         """
         found = Buffers()
-        for own in by_dtype(zip(operands, self.axes, strict=True)):
-            rows = packed([type for type, _ in own], self.parts)
-            sent = 0 if len(own) == 1 and _outermost(*own[0]) else rows
-            part = rows // self.parts
-            found += Buffers(sent, rows, part) if adds else Buffers(sent, part, in_place=True)
+        for own in by_dtype(zip(operands, self.axes, range(self.count), strict=True)):
+            rows = packed([type for type, *_ in own], self.parts)
+            type, axis, position = own[0]
+            lent = (position,) if len(own) == 1 and _outermost(type, axis) else ()
+            sent, part = 0 if lent else rows, rows // self.parts
+            found += Buffers(sent, rows, part, lent=lent) if adds else Buffers(sent, part, in_place=True, lent=lent)
         return found
 
     def start(self, arguments: Sequence[Argument]) -> str:
@@ -276,13 +278,16 @@ class AllReduce(Collective):
 
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
         """All arrives in place. If the ranks do the addition, each makes its part of the sum, for which what is sent is
-        filled up; else the sum takes the place of what is sent.
+        filled up, unless it is one tensor that is long enough: that is sent as it is. Else the sum takes the place of
+        what is sent.
         """
         found = Buffers()
-        for own in by_dtype((type,) for type in operands):
-            row = packed([type for (type,) in own])
-            filled = row + -row % (self.parts * BYTES[own[0][0].dtype])
-            in_place = Buffers(filled, filled, adding=filled // self.parts, in_place=True)
+        for own in by_dtype(zip(operands, range(self.count), strict=True)):
+            row = packed([type for type, _ in own])
+            type, position = own[0]
+            filled = row + -row % (self.parts * BYTES[type.dtype])
+            lent = (position,) if len(own) == 1 and filled == row else ()
+            in_place = Buffers(0 if lent else filled, filled, adding=filled // self.parts, in_place=True, lent=lent)
             found += in_place if adds else Buffers(0, row, in_place=True)
         return found
 
@@ -324,6 +329,16 @@ class AllToAll(Collective):
     def moved(self, operands: Sequence[Type]) -> float:
         """K(N−1)/N: everything except its own share."""
         return sum(type.bytes for type in operands) * (self.parts - 1) / self.parts
+
+    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
+        """A tensor alone is sent as it is if its parts follow one another in memory, and arrives in place if what has
+        been gathered does.
+        """
+        if self.count > 1:
+            return super().buffers(operands, results, adds)
+        (type,), (before,), (after,) = operands, self.source, self.axes
+        lent = (0,) if _outermost(type, after) else ()
+        return Buffers(0 if lent else type.bytes, type.bytes, in_place=_outermost(results[0], before), lent=lent)
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """`c.all_to_all(mesh axis, tensors, gathered dimensions, split dimensions)`."""

@@ -132,9 +132,9 @@ class Turn(Collective):
         return link.pass_on(self.parts, held)
 
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
-        """What it receives are the results."""
+        """What it receives are the results. A tensor alone is sent as it is."""
         row = packed(operands)
-        return Buffers(row, row, in_place=True)
+        return Buffers(row, row, in_place=True) if self.tensors > 1 else Buffers(0, row, in_place=True, lent=(0,))
 
     def moved(self, operands: Sequence[Type]) -> float:
         """All that a rank has."""

@@ -5,8 +5,8 @@ NCCL reduces in the dtype of the tensor and in its own order, the same in every 
 coordinate order: there exchanged parts are summed here, which gives the same bits as the virtual transport.
 
 A collective is a generator: it yields what it waits for and returns its results. It holds no operand that it has
-copied, and once all has arrived nothing that was sent: the compiler knows what is held when as the `Buffers` of its
-operation (`partita.compiler.ops.buffers`).
+copied, and frees the copy once all has arrived: the compiler knows what is held when as the `Buffers` of its operation
+(`partita.compiler.ops.buffers`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from partita.runtime.transports.collectives import (
     TURN,
     total,
 )
-from partita.runtime.transports.packing import pack, unpack
+from partita.runtime.transports.packing import free, pack, unpack
 from partita.runtime.transports.transport import Handle, Tensors
 
 CollectiveSteps = Generator[list[Handle], None, Tensors]
@@ -103,22 +103,22 @@ class AxisGroup:
     # ------------------------------------------------------------ the collectives
 
     def _all_gather(self, post: Post, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
-        row, pieces = pack(tensors, dims, 1)
+        sent = pack(tensors, dims, 1)
         del tensors
-        rows = row.new_empty(self.size, row.shape[1])
-        yield [post(_gather, rows.view(-1), row.view(-1))]
-        del row
-        return unpack(rows, pieces, dims)
+        received = sent.rows.new_empty(self.size, sent.rows.shape[1])
+        yield [post(_gather, received.view(-1), sent.rows.view(-1))]
+        sent.free()
+        return unpack(received, sent.pieces, dims)
 
     def _all_to_all(
         self, post: Post, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
     ) -> CollectiveSteps:
-        sent, pieces = pack(tensors, cut_dims, self.size)
+        sent = pack(tensors, cut_dims, self.size)
         del tensors
-        rows = torch.empty_like(sent)
-        yield [post(dist.all_to_all_single, rows, sent)]
-        del sent
-        return unpack(rows, pieces, gathered_dims)
+        received = torch.empty_like(sent.rows)
+        yield [post(dist.all_to_all_single, received, sent.rows)]
+        sent.free()
+        return unpack(received, sent.pieces, gathered_dims)
 
     def _exchange_rows(
         self, post: Post, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
@@ -137,6 +137,8 @@ class AxisGroup:
         flat = [sent.pop(0)[there] for _ in shapes]
         filled = [each.new_empty(sum(counts[0]), *each.shape[1:]) for each in flat]
         yield [post(dist.all_to_all_single, into, each, *counts) for into, each in zip(filled, flat, strict=True)]
+        for each in flat:
+            free(each)
         del there, flat
         results = []
         for i, (shape, dim) in enumerate(zip(shapes, gathered_dims, strict=True)):
@@ -149,55 +151,52 @@ class AxisGroup:
     def _turn(self, post: Post, tensors: Tensors) -> CollectiveSteps:
         """An all-to-all in which everything is for the next rank."""
         dims = (0,) * len(tensors)
-        row, pieces = pack(tensors, dims, 1)
+        sent = pack(tensors, dims, 1)
         del tensors
-        arriving, counts = torch.empty_like(row), [0] * self.size
+        received = torch.empty_like(sent.rows)
         rank = dist.get_rank(self.group)
-        sent, received = list(counts), list(counts)
-        sent[(rank + 1) % self.size] = received[(rank - 1) % self.size] = row.numel()
-        yield [post(dist.all_to_all_single, arriving.view(-1), row.view(-1), received, sent)]
-        del row
-        return unpack(arriving, pieces, dims)
+        outgoing, incoming = [0] * self.size, [0] * self.size
+        outgoing[(rank + 1) % self.size] = incoming[(rank - 1) % self.size] = received.numel()
+        yield [post(dist.all_to_all_single, received.view(-1), sent.rows.view(-1), incoming, outgoing)]
+        sent.free()
+        return unpack(received, sent.pieces, dims)
 
     def _reduce_scatter(self, post: Post, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
         """For tensors of one dtype."""
-        rows, pieces = pack(tensors, dims, self.size)
+        sent = pack(tensors, dims, self.size)
         del tensors
-        sent = rows.view(pieces[0].dtype)
-        del rows
+        numbers = sent.rows.view(sent.pieces[0].dtype)
         if self.sums:
-            part = sent.new_empty(sent.shape[1])
-            yield [post(_scatter, part, sent)]
+            part = numbers.new_empty(numbers.shape[1])
+            yield [post(_scatter, part, numbers)]
+            sent.free()
         else:
-            exchanged = torch.empty_like(sent)
-            yield [post(dist.all_to_all_single, exchanged, sent)]
-            del sent
-            part = total(exchanged.unbind())
-        return unpack(part.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
+            received = torch.empty_like(numbers)
+            yield [post(dist.all_to_all_single, received, numbers)]
+            sent.free()
+            part = total(received.unbind())
+        return unpack(part.view(1, -1).view(torch.uint8), sent.pieces, (0,) * len(sent.pieces))
 
     def _all_reduce(self, post: Post, tensors: Tensors, operations: Sequence[bool]) -> CollectiveSteps:
         """For tensors of one dtype; `operations` are all equal."""
         maximum = operations[0]
-        row, pieces = pack(tensors, (0,) * len(tensors), 1)
+        sent = pack(tensors, (0,) * len(tensors), 1)
         del tensors
-        flat = row.view(-1).view(pieces[0].dtype)
-        del row
+        dtype = sent.pieces[0].dtype
         if self.sums:
-            if len(pieces) == 1:
-                flat = flat.clone()  # in place, and a bucket of one may be the tensor itself
+            flat = sent.rows.view(-1).view(dtype)
+            if not sent.copied:
+                flat = flat.clone()  # in place, and others read the tensor
             yield [post(dist.all_reduce, flat, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)]
         else:
             # Each rank reduces a part, then all gather the parts: as many bytes as a ring sends.
-            size = flat.numel()
-            if size % self.size:
-                flat = torch.nn.functional.pad(flat, (0, -size % self.size))
-            exchanged = torch.empty_like(flat)
-            yield [post(dist.all_to_all_single, exchanged, flat)]
-            del flat
-            part = total(exchanged.view(self.size, -1).unbind(), maximum)
-            yield [post(_gather, exchanged.view(torch.uint8), part.view(torch.uint8))]
-            flat = exchanged[:size]
-        return unpack(flat.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
+            sent = sent.filled(self.size * dtype.itemsize)
+            flat = torch.empty_like(sent.rows).view(-1).view(dtype)
+            yield [post(dist.all_to_all_single, flat, sent.rows.view(-1).view(dtype))]
+            sent.free()
+            part = total(flat.view(self.size, -1).unbind(), maximum)
+            yield [post(_gather, flat.view(torch.uint8), part.view(torch.uint8))]
+        return unpack(flat.view(1, -1).view(torch.uint8), sent.pieces, (0,) * len(sent.pieces))
 
     def _for_each_dtype(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.ops.buffers import ALIGNMENT
 from partita.runtime.transports.transport import Tensors
@@ -29,11 +29,29 @@ class Piece:
         return rows[:, self.start : stop].view(self.dtype).view(len(rows), *self.shape)
 
 
-def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> tuple[torch.Tensor, tuple[Piece, ...]]:
-    """Rows [parts, bytes]: row j has the j-th parts along `dims` of all tensors; and each tensor's place in a row.
-
-    A single tensor whose parts are contiguous already is not copied.
+@frozen(eq=False)
+class Bucket:
+    """Rows [parts, bytes]: row j has the j-th parts of all tensors, each at its place in a row. `copied`: they are not
+    the memory of the tensors themselves.
     """
+
+    rows: torch.Tensor
+    pieces: tuple[Piece, ...]
+    copied: bool
+
+    def filled(self, multiple: int) -> Bucket:
+        """With rows of a multiple of so many bytes; the pieces stay where they are."""
+        over = -self.rows.shape[1] % multiple
+        return evolve(self, rows=torch.nn.functional.pad(self.rows, (0, over)), copied=True) if over else self
+
+    def free(self) -> None:
+        """Give the memory of a copy back."""
+        if self.copied:
+            free(self.rows)
+
+
+def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> Bucket:
+    """The parts of tensors along `dims`. A single tensor whose parts are contiguous already is not copied."""
     cut = [_cut(tensor, dim, parts) for tensor, dim in zip(tensors, dims, strict=True)]
     pieces = []
     width = 0
@@ -41,11 +59,12 @@ def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> tuple[torch.Tenso
         pieces.append(Piece(width, each.dtype, tuple(each.shape[1:])))
         width += each[0].nbytes + -each[0].nbytes % ALIGNMENT
     if len(cut) == 1:
-        return as_bytes(cut[0]).view(parts, cut[0][0].nbytes), tuple(pieces)
+        rows = as_bytes(cut[0]).view(parts, cut[0][0].nbytes)
+        return Bucket(rows, tuple(pieces), rows.data_ptr() != cut[0].data_ptr())
     rows = torch.empty(parts, width, dtype=torch.uint8, device=cut[0].device)
     for piece, each in zip(pieces, cut, strict=True):
         piece.of(rows).copy_(each)
-    return rows, tuple(pieces)
+    return Bucket(rows, tuple(pieces), True)
 
 
 def unpack(rows: torch.Tensor, pieces: Sequence[Piece], dims: Sequence[int]) -> Tensors:
@@ -55,6 +74,13 @@ def unpack(rows: torch.Tensor, pieces: Sequence[Piece], dims: Sequence[int]) -> 
         parts = piece.of(rows)
         found.append(parts[0] if len(rows) == 1 else parts.movedim(0, dim).flatten(dim, dim + 1).contiguous())
     return tuple(found)
+
+
+def free(tensor: torch.Tensor) -> None:
+    """Give a tensor's memory back, whoever refers to it: a thread of Gloo's does for a moment, after what it did is
+    done.
+    """
+    tensor.untyped_storage().resize_(0)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

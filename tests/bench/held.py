@@ -37,7 +37,9 @@ schedule s = one_f_one_b(microbatches = 2)
 train { model = net layout = chosen schedule = s data = random() optimizer = OPTIMIZER steps = 5 MORE }
 """
 ADAMW = "adamw(lr = 1e-3)"
+EVEN = "embed = 64, ffn = 256"
 ROWS = "shard batch -> split"
+UNEVEN = "embed = 63, ffn = 255"  # two ranks store them as padded flat buffers
 # Rules of the layout, the optimizer, and settings.
 CASES = {
     "copied": (ROWS, ADAMW, ""),
@@ -45,6 +47,8 @@ CASES = {
     "zero1": (f"{ROWS} shard state -> split", ADAMW, ""),
     "zero2": (f"{ROWS} shard state -> split shard grad -> split", ADAMW, ""),
     "zero3": (f"{ROWS} shard param -> split", ADAMW, ""),
+    "zero1, flat": (f"{ROWS} shard state -> split", ADAMW, "", UNEVEN),
+    "zero3, flat": (f"{ROWS} shard param -> split", ADAMW, "", UNEVEN),
     "tensor": ("shard ffn -> split", ADAMW, ""),
     "groups": (ROWS, ADAMW, "sync = local(groups = 2, every = 2)"),
     "groups of one rank": (ROWS, ADAMW, "sync = local(groups = 4, every = 2)"),
@@ -57,8 +61,8 @@ CASES = {
 }
 
 
-def planned(rules: str, optimizer: str, more: str) -> Plan:
-    text = MODEL.replace("RULES", rules).replace("OPTIMIZER", optimizer).replace("MORE", more)
+def planned(rules: str, optimizer: str, more: str, sizes: str = EVEN) -> Plan:
+    text = MODEL.replace(EVEN, sizes).replace("RULES", rules).replace("OPTIMIZER", optimizer).replace("MORE", more)
     spec, diagnostics = load_text(text, "net.par")
     assert spec is not None, [each.render() for each in diagnostics]
     return prepare(spec)

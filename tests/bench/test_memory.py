@@ -13,9 +13,7 @@ from tests.bench.held import CASES
 from tests.files import ROOT
 from tests.marks import soak
 
-USUAL = ("zero3", "groups", "delayed", "paired", "eight bits")
-# Half of the gradients: the sum that a rank makes of its part, beside what was sent, which Gloo may have freed by then.
-SUM = 2 * 3 * (2 * 64 * 256 + 2 * 64)
+USUAL = ("zero3", "zero1, flat", "groups", "delayed", "paired", "eight bits")
 
 
 def held(*cases: str) -> list[dict[str, tuple[int, int]]]:
@@ -35,4 +33,4 @@ def test_the_bound_of_each_construct_holds_and_is_near(cases: tuple[str, ...]) -
     for found in ranks:
         assert set(found) == set(cases)
         for name, (bound, peak) in found.items():
-            assert peak <= bound <= 1.05 * peak + SUM, (name, bound, peak)
+            assert peak <= bound <= 1.05 * peak, (name, bound, peak)

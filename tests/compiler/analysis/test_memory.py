@@ -11,12 +11,15 @@ import torch
 from attrs import evolve
 from torch.profiler import ProfilerActivity, profile
 
-from partita.compiler.analysis.liveness import host_bytes, line_by_line, working_set
+from partita.compiler.analysis.in_flight import expanded, memory_behind, posted
+from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, working_set
 from partita.compiler.analysis.memory import _among as among
 from partita.compiler.analysis.memory import memory_report, peak_memory
 from partita.compiler.graph import Builder, Phase, Value
 from partita.compiler.instructions import Compute, WaitSend
+from partita.compiler.ops.collective import AllReduce
 from partita.compiler.ops.groups import OuterSgd
+from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.schedules.communication import peak_in_flight
 from partita.dsl.types import Axis, Type
@@ -110,6 +113,24 @@ def test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs() -> None:
     assert working_set(line_by_line([on_host]), (), there[0], size=host_bytes) == 3 * 400
 
 
+def test_a_function_holds_what_its_collectives_do_until_it_waits() -> None:
+    """Two ranks add; what is sent alone is sent as it is, and what arrives in a bucket stays as a whole."""
+    build, type = Builder(), Type("f32", (Axis("a", 100),))
+    x = Value("x", type)
+    y = build.apply(Pointwise("negate"), x)
+    total = build.apply(AllReduce("m", 2), y)
+    z = build.apply(Pointwise("exp"), x)
+    last = build.apply(Pointwise("add"), total, z)
+    flights = {node: posted(node, True) for node in build.nodes if node.op.communicates}
+    behind = memory_behind(build.nodes, flights)
+    runs = expanded(line_by_line(build.nodes), flights)
+    assert working_set(runs, {last}, {x}, behind) == 4 * 400 + 200  # x, y, what arrives, z, and half of the sum
+    u, v = build.apply_all(AllReduce("m", 2, 2), z, last)
+    flights[build.nodes[-1]] = posted(build.nodes[-1], True)
+    behind = memory_behind(build.nodes, flights)
+    assert held({u}, build.nodes, behind) == held({u, v}, build.nodes, behind) == 2 * 400
+
+
 FROZEN = """
 axis batch = 2, vocab = 1024, embed = 64
 model m(ids: i64[batch]) {
@@ -130,20 +151,53 @@ def test_a_large_parameter_is_made_in_the_host_s_memory_before_the_first_step() 
     assert report.total == (2 * 1024 + 1) * 64 * 4
 
 
-def test_a_sum_is_made_beside_what_was_sent_and_what_has_arrived() -> None:
-    """The ranks add on a CPU, where Gloo may still hold what was sent; each makes its half of the sum."""
+def test_what_is_sent_is_held_until_all_has_arrived() -> None:
+    """Copies of gradients are freed then, before the ranks add. Each makes its half of the sum."""
     text = FILE.format(schedule="one_f_one_b(microbatches = 2)", rules="shard batch -> data")
     state = schedule_spec(
         checked(text.replace("pipe = 1", "pipe = 1, data = 2").replace("batch = 64", "batch = 8"), "n")
     )
     (rank,), (stage,) = state.plan.ranks, state.plan.stages
     gradients = sum(each.type.bytes for each in stage.accumulators if each.parameter)
-    assert (stage.in_flight, stage.reducing, stage.reduced) == (2 * gradients, 2.5 * gradients, gradients)
+    assert (stage.in_flight, stage.reducing, stage.reduced) == (2 * gradients, 2 * gradients, gradients)
+    report = memory_report(state, rank)
+    assert report.moment == "among the microbatches"  # in the last, they are in flight
+    assert report.gradients == 2 * gradients + sum(each.type.bytes for each in stage.accumulators)
+    inputs = 1.5 * 8 * 64 * 4  # the batch in whole, and the own half
+    assert 0 < report.buffers - inputs < inputs
+
+
+ALONE = """
+axis batch = 6, embed = 64, ffn = 256
+model net(x: [batch, embed]) {{
+  param up: [ffn, embed] ~ normal(0.1)
+  loss mean(dot(x, up, over = embed))
+}}
+mesh m(data = {parts})
+layout split on m {{ shard batch -> data shard state -> data }}
+train {{ model = net layout = split data = random() optimizer = sgd(lr = 0.1) steps = 2 }}
+"""
+
+
+def test_a_gradient_alone_is_sent_as_it_is() -> None:
+    """It is a sum that is always there; the ranks add beside it, and each makes its half."""
+    state = schedule_spec(checked(ALONE.format(parts=2), "alone.par"))
+    (rank,), (stage,) = state.plan.ranks, state.plan.stages
+    size = 64 * 256 * 4
+    assert (stage.in_flight, stage.reducing, stage.reduced) == (size, 1.5 * size, 0.5 * size)
     report = memory_report(state, rank)
     assert report.moment == "as gradients are reduced"
-    assert report.gradients == gradients + sum(each.type.bytes for each in stage.accumulators)
-    inputs = 1.5 * 8 * 64 * 4  # the batch in whole, and the own half
-    assert 0 < report.buffers - 1.5 * gradients - inputs < inputs
+    masters = 1.5 * size  # its half, and all, which is gathered
+    inputs = 1.5 * 6 * 64 * 4
+    assert 0 <= report.total - masters - size - stage.reducing - inputs < inputs
+
+
+def test_a_flat_gradient_is_held_until_it_is_summed() -> None:
+    """Made for what is sent as it is, of which Gloo may still hold it; each makes its third."""
+    state = schedule_spec(checked(ALONE.format(parts=3), "alone.par"))
+    (stage,) = state.plan.stages
+    flat = (64 * 256 + 2) * 4
+    assert (stage.in_flight, stage.reducing, stage.reduced) == (2 * flat, 2 * flat + flat / 3, flat / 3)
 
 
 @pytest.mark.parametrize("compiled", ["true", "false"])
@@ -177,7 +231,7 @@ def test_messages_are_held_from_where_they_are_posted_to_where_they_are_waited_f
 
 @pytest.mark.parametrize("rows", [64, 8192])
 def test_what_is_gathered_is_held_until_the_first_microbatch_waits_for_it(rows: int) -> None:
-    """At the beginning of its F there is all that is sent, and what arrives; at its end what F saves, and no longer."""
+    """At the beginning of its F there is what arrives, as it is copied; at its end what F saves, and no longer."""
     text = FILE.format(schedule="one_f_one_b(microbatches = 2)", rules="shard batch -> data shard param -> data")
     text = text.replace("pipe = 1", "pipe = 1, data = 2").replace("batch = 64", f"batch = {rows}")
     state = compile_spec(checked(text, "net.par"))
@@ -188,8 +242,8 @@ def test_what_is_gathered_is_held_until_the_first_microbatch_waits_for_it(rows: 
     received = max(sum(value.type.bytes for value in node.outputs) for node in gathers)
     assert stage.gathering == sent > 0
     alone = stage.saved + stage.peaks["F"]
-    if rows == 64:
-        assert sent + received <= stage.opening < sent + received + alone
+    if rows == 64:  # what was sent is freed before the results are copied from what has arrived
+        assert sent < received <= stage.opening < received + alone
     else:
         assert sent + received < alone
         assert stage.opening == alone

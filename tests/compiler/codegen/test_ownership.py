@@ -64,3 +64,26 @@ def test_a_layer_adds_to_what_it_alone_reads():
 def test_what_others_read_stays(program: Program):
     note(program.text)
     same_in_place(program.text)
+
+
+FLAT = """\
+axis batch = 6, embed = 4, ffn = 7
+model net(x: [batch, embed]) {
+  param up: [embed, ffn] ~ normal(0.5)
+  param down: [ffn, embed] ~ normal(0.5)
+  loss mean(dot(gelu(dot(x, up, over = embed)), down, over = ffn))
+}
+mesh ranks(data = 3)
+layout split on ranks { shard batch -> data shard state -> data }
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+"""
+
+
+def test_what_is_made_to_be_sent_ends_as_it_has_been_copied() -> None:
+    """Flat gradients, each made behind the node that adds to it last; the collective that sends them stands elsewhere."""
+    lines = prepare(checked(FLAT, "flat.par")).program.source.splitlines()
+    (i,) = (i for i, line in enumerate(lines) if "reduce_scatter(" in line)
+    flat = [line.split()[0] for line in lines if "kernels.flatten(" in line]
+    assert len(flat) == 2
+    assert all(name in lines[i] for name in flat)
+    assert lines[i + 1].split(None, 1) == ["del", ", ".join(flat)]

@@ -3,8 +3,12 @@
 from tests.planted.planted import Planted
 
 HELD = "tests/bench/test_collectives.py"
+WITHIN = "tests/compiler/analysis/test_memory.py::test_a_function_holds_what_its_collectives_do_until_it_waits"
+SENT = "tests/compiler/codegen/test_ownership.py::test_what_is_made_to_be_sent_ends_as_it_has_been_copied"
 MEMORY = "compiler/analysis/memory.py"
-SUM = "tests/compiler/analysis/test_memory.py::test_a_sum_is_made_beside_what_was_sent_and_what_has_arrived"
+SUM = "tests/compiler/analysis/test_memory.py::test_what_is_sent_is_held_until_all_has_arrived"
+ALONE = "tests/compiler/analysis/test_memory.py::test_a_gradient_alone_is_sent_as_it_is"
+FLAT = "tests/compiler/analysis/test_memory.py::test_a_flat_gradient_is_held_until_it_is_summed"
 MESSAGES = (
     "tests/compiler/analysis/test_memory.py"
     "::test_messages_are_held_from_where_they_are_posted_to_where_they_are_waited_for"
@@ -38,28 +42,28 @@ MISTAKES = [
     Planted(
         "shards-that-lie-apart-arrive-in-place",
         "compiler/ops/collective.py",
-        "in_place=alone and _outermost(operands[0], self.axes[0]))",
-        "in_place=alone)",
+        "in_place=_outermost(operands[0], self.axes[0]), lent=(0,))",
+        "in_place=True, lent=(0,))",
         HELD,
     ),
     Planted(
         "shards-that-lie-apart-are-sent-as-they-are",
         "compiler/ops/collective.py",
-        "sent = 0 if len(own) == 1 and _outermost(*own[0]) else rows",
-        "sent = 0 if len(own) == 1 else rows",
+        "lent = (position,) if len(own) == 1 and _outermost(type, axis) else ()",
+        "lent = (position,) if len(own) == 1 else ()",
         HELD,
     ),
     Planted(
         "one-part-of-a-sum-arrives",
         "compiler/ops/collective.py",
-        "found += Buffers(sent, rows, part) if adds",
-        "found += Buffers(sent, part, part) if adds",
+        "found += Buffers(sent, rows, part, lent=lent) if adds",
+        "found += Buffers(sent, part, part, lent=lent) if adds",
         HELD,
     ),
     Planted(
         "sums-are-not-filled-up",
         "compiler/ops/collective.py",
-        "filled = row + -row % (self.parts * BYTES[own[0][0].dtype])",
+        "filled = row + -row % (self.parts * BYTES[type.dtype])",
         "filled = row",
         HELD,
     ),
@@ -73,29 +77,29 @@ MISTAKES = [
     Planted(
         "what-is-turned-is-not-copied",
         "compiler/ops/ring.py",
-        "return Buffers(row, row, in_place=True)",
-        "return Buffers(0, row, in_place=True)",
+        "return Buffers(row, row, in_place=True) if",
+        "return Buffers(0, row, in_place=True) if",
         HELD,
     ),
     Planted(
         "what-was-gathered-is-kept",
         "runtime/transports/groups.py",
-        "        yield [post(_gather, rows.view(-1), row.view(-1))]\n        del row\n",
-        "        yield [post(_gather, rows.view(-1), row.view(-1))]\n",
+        "        yield [post(_gather, received.view(-1), sent.rows.view(-1))]\n        sent.free()\n",
+        "        yield [post(_gather, received.view(-1), sent.rows.view(-1))]\n",
         HELD,
     ),
     Planted(
         "what-was-scattered-is-kept",
         "runtime/transports/groups.py",
-        "            yield [post(dist.all_to_all_single, exchanged, sent)]\n            del sent\n",
-        "            yield [post(dist.all_to_all_single, exchanged, sent)]\n",
+        "            yield [post(dist.all_to_all_single, received, numbers)]\n            sent.free()\n",
+        "            yield [post(dist.all_to_all_single, received, numbers)]\n",
         HELD,
     ),
     Planted(
         "what-was-summed-is-kept",
         "runtime/transports/groups.py",
-        "            yield [post(dist.all_to_all_single, exchanged, flat)]\n            del flat\n",
-        "            yield [post(dist.all_to_all_single, exchanged, flat)]\n",
+        "            sent.free()\n            part = total(flat.view(self.size, -1).unbind(), maximum)\n",
+        "            part = total(flat.view(self.size, -1).unbind(), maximum)\n",
         HELD,
     ),
     Planted(
@@ -117,14 +121,14 @@ MISTAKES = [
         MEMORY,
         "most = max(most, now + stage.reducing)",
         "most = max(most, now)",
-        SUM,
+        ALONE,
     ),
     Planted(
         "what-threads-have-sent-is-gone-at-once",
         "compiler/analysis/in_flight.py",
-        "node, inputs=read if adds else (received,), outputs",
-        "node, inputs=(received,), outputs",
-        SUM,
+        "inputs=(received, *(operands if adds else ())),",
+        "inputs=(received,),",
+        FLAT,
     ),
     Planted(
         "the-batch-in-whole-takes-no-memory",
@@ -161,5 +165,33 @@ MISTAKES = [
         "return random_bytes(self.distribution, results[0].elements)",
         "return 0",
         DRAWN,
+    ),
+    Planted(
+        "what-is-made-to-be-sent-is-kept",
+        "compiler/codegen/writer.py",
+        "            ended += self._read(units[i])\n",
+        "",
+        SENT,
+    ),
+    Planted(
+        "collectives-of-a-microbatch-hold-nothing",
+        "compiler/analysis/in_flight.py",
+        "            if unit[0] in flights:\n",
+        "            if unit[0] in flights and not run:\n",
+        WITHIN,
+    ),
+    Planted(
+        "collectives-of-a-microbatch-are-over-at-once",
+        "compiler/analysis/in_flight.py",
+        "                flying.update(dict.fromkeys(node.outputs, flights[node]))\n",
+        "                units += ([each] for each in flights[node].end)\n",
+        WITHIN,
+    ),
+    Planted(
+        "some-of-a-bucket-is-kept",
+        "compiler/analysis/in_flight.py",
+        "found = {value: tensor for each in flights.values() for value, tensor in each.behind.items()}",
+        "found: dict[Value, Value] = {}",
+        WITHIN,
     ),
 ]

@@ -116,10 +116,10 @@ MISTAKES = [
         CERTIFICATE,
     ),
     Planted(
-        "only-the-largest-buffer-held",
-        "compiler/analysis/memory.py",
-        "most = max(most, sum(own for own, _ in sizes) +",
-        "most = max(most, max(own for own, _ in sizes) +",
+        "only-the-last-under-way-held",
+        "compiler/analysis/in_flight.py",
+        "                flying.update(dict.fromkeys(node.outputs, flights[node]))\n",
+        "                flying = dict.fromkeys(node.outputs, flights[node])\n",
         f"{TRAINING}::test_all_pieces_under_way_are_held",
     ),
 ]

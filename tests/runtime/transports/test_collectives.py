@@ -138,13 +138,13 @@ def test_packed_rows_carry_buckets_of_any_form(case: Case) -> None:
         dims = [dim for (dim,) in case.arguments] if case.kind == "all-gather" else [0] * len(buckets[0])
         buckets = [tuple(t.reshape(1) if t.dim() == 0 else t for t in bucket) for bucket in buckets]
         packed = [pack(bucket, dims, 1) for bucket in buckets]
-        found = unpack(torch.cat([rows for rows, _ in packed]), packed[0][1], dims)
+        found = unpack(torch.cat([each.rows for each in packed]), packed[0].pieces, dims)
         expected = collect("all-gather", buckets, [(dim,) for dim in dims])[0]
     else:
         cut = [arguments[-1] for arguments in case.arguments]
         gathered = [arguments[0] for arguments in case.arguments]
         packed = [pack(bucket, cut, len(group)) for bucket in buckets]
-        found = unpack(torch.stack([rows[0] for rows, _ in packed]), packed[0][1], gathered)
+        found = unpack(torch.stack([each.rows[0] for each in packed]), packed[0].pieces, gathered)
         expected = collect("all-to-all", buckets, list(zip(gathered, cut, strict=True)))[0]
     for tensor, wanted in zip(found, expected, strict=True):
         assert tensor.is_contiguous()
