@@ -80,7 +80,7 @@ train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
 
 
 def test_what_is_made_to_be_sent_ends_as_it_has_been_copied() -> None:
-    """Flat gradients, each made behind the node that adds to it last; the collective that sends them stands elsewhere."""
+    """Flat gradients, each behind the node that adds to it last; the collective that sends them stands elsewhere."""
     lines = prepare(checked(FLAT, "flat.par")).program.source.splitlines()
     (i,) = (i for i, line in enumerate(lines) if "reduce_scatter(" in line)
     flat = [line.split()[0] for line in lines if "kernels.flatten(" in line]
