@@ -181,7 +181,8 @@ def train(
             if details is None:
                 return
             raise wrong.with_details(details) from None
-        if not rank.judge.bad and number < settings.steps and not rank.others:
+        # Beside an evaluation, what is gathered would be held for nothing.
+        if not rank.judge.bad and number < settings.steps and not rank.others and not _due(settings, number):
             rank.training.gather_ahead()
         validation.passed()
         done = _result(rank, number, rates, perf_counter() - start)

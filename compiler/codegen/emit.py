@@ -81,9 +81,11 @@ class StageEmitter:
         """Values constant over the step, with their place in `p`: parameters, the prologue's results, full inputs."""
         gathered = self.of.gathered
         read = self.of.read | read_by(gathered.follow)
-        made = (*self.of.prologue, *gathered.collectives, *gathered.follow)
         values = [parameter.value for parameter in self.stage.parameters if parameter.value in read]
-        values += [v for node in made for v in node.outputs if v in read and not is_literal(node)]
+        values += [v for node in self.of.prologue for v in node.outputs if v in read and not is_literal(node)]
+        # What is only gathered to be gathered along another mesh axis is not kept.
+        late = (*gathered.collectives, *gathered.follow)
+        values += [v for node in late for v in node.outputs if v in self.of.read and not is_literal(node)]
         values += [each.value for each in self.of.full_inputs if each.value in read]
         return {value: f"p[{i}]" for i, value in enumerate(values)}
 
@@ -208,11 +210,11 @@ class StageEmitter:
         if opening:
             if writer.names.lend is not None:
                 writer.names.lent |= late
-            writer.begun(opening.collectives, "h", opening.follow)
+            writer.begun(opening.collectives, "h", opening.follow, self.of.read)
             writer.compute(value for node in opening.follow if node.op.communicates for value in node.outputs)
         if closing:
             behind = self.of.behind(kind, closing.start)
-            writer.leave(closing.start)
+            writer.leave(closing.start, closing.made)
             writer.after = {node: started for node, started in behind.items() if node is not None}
             writer.block(behind.get(None, ()), closing.late | made_by(closing.start))
         passing: set[Value] = set()

@@ -137,9 +137,11 @@ class Writer:
         self.add(Start(node, op, handle))
         self._started.update(dict.fromkeys(node.outputs, (handle, node)))
 
-    def begun(self, nodes: Iterable[Node], handles: str, rest: Iterable[Node] = ()) -> None:
+    def begun(
+        self, nodes: Iterable[Node], handles: str, rest: Sequence[Node] = (), keep: Collection[Value] = ()
+    ) -> None:
         """Collectives have begun: their `handles` are an argument. Results are awaited, and the `rest` of what follows
-        from them computed, where they are first read or at `arrive`.
+        from them computed, where they are first read or at `arrive`. What is to `keep` outlives the rest.
         """
         for i, node in enumerate(nodes):
             self._started.update(dict.fromkeys(node.outputs, (f"{handles}[{i}]", node)))
@@ -148,17 +150,23 @@ class Writer:
         for node in rest:
             self._late.update(dict.fromkeys(node.outputs, node))
             self._crossing.update(node.outputs)
+        self._ending(rest, self._crossing.difference(keep))
 
-    def leave(self, start: Iterable[Node]) -> None:
-        """Nodes that start collectives for which the function does not wait: it returns their handles. They may stand
-        in several blocks.
+    def leave(self, start: Iterable[Node], keep: Collection[Value] = ()) -> None:
+        """Nodes that start collectives for which the function does not wait: it returns their handles, and what is to
+        `keep`. They may stand in several blocks.
         """
         nodes = tuple(start)
         made = {value for node in nodes for value in node.outputs}
         self._crossing |= made
+        self._ending(nodes, made.difference(keep))
+
+    def _ending(self, nodes: Iterable[Node], values: Collection[Value]) -> None:
+        """Values end when the last of those nodes that read them has been written."""
         for node in nodes:
-            for value in made.intersection(node.inputs):
-                self._readers.setdefault(value, set()).add(node)
+            for value in node.inputs:
+                if value in values:
+                    self._readers.setdefault(value, set()).add(node)
 
     def compute(self, values: Iterable[Value]) -> None:
         """Computes those of the values that are computed late; a collective starts."""
@@ -168,7 +176,7 @@ class Writer:
                 for other in node.outputs:
                     del self._late[other]
                 self.arrive(node.inputs)
-                self.block([node], self._crossing)
+                self.block([node], self._crossing, more=True)
 
     def arrive(self, values: Iterable[Value]) -> None:
         """Waits for those of the values that are in flight, and computes those that are computed late."""
