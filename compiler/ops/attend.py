@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.attention import TRAINED, Attention
-from partita.compiler.ops.op import Argument, ShardingRule, accumulation, agree, attributes, op
+from partita.compiler.ops.op import Argument, ShardingRule, accumulation, agree, attributes, op, wide_bytes
 from partita.compiler.ops.ring import ringed, ringed_gradient, turns
 from partita.dsl.types import Type
 
@@ -66,7 +66,8 @@ class Attend(Attention):
         padded = 2 * self.padded_bytes(operands) + self.denominators_bytes(operands)
         padded += self.mask_bytes(operands) + self.pieces_bytes(operands)
         scores = (3 + self.random + (self.softcap is not None)) * self.scores_bytes(operands)
-        return max(scores + self.repeated_bytes(operands) + padded, self.drawn_bytes(operands))
+        given = self.repeated_bytes(operands) + self.turned_bytes(operands)
+        return max(scores + given + padded, self.drawn_bytes(operands))
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """`attend_gradient`, for all operands at once; the denominator has no cotangent."""
@@ -139,7 +140,10 @@ class AttendGradient(Attention):
         padded = 4 * self.padded_bytes(operands) + self.denominators_bytes(operands)
         padded += self.mask_bytes(operands) + 3 * self.pieces_bytes(operands)
         scores = (4 + 2 * self.random + 2 * (self.softcap is not None)) * self.scores_bytes(operands)
-        return max(scores + 2 * self.repeated_bytes(operands) + padded, self.drawn_bytes(operands))
+        given = 2 * self.repeated_bytes(operands) + 2 * self.turned_bytes(operands)
+        if self.materializes:
+            given += 3 * wide_bytes(operands[-1])
+        return max(scores + given + padded, self.drawn_bytes(operands))
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with results in their operands' orders."""

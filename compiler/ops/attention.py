@@ -355,6 +355,20 @@ class Attention(Positioned):
         own = 2 * wide_bytes(self.attended(q, v))
         return own if ranks_of_order(self.over, self.shards) is None else own + k.bytes + v.bytes
 
+    def turned_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of queries, keys and values whose axes have another order, or which lack batch axes, where scores are
+        made by products.
+        """
+        if not self.materializes:
+            return 0
+        q, k, v = operands[:3]
+        shared, own, position = self.orders(q, k, v)
+        found = 0
+        for x, order in ((q, (*own, *position, self.along)), (k, (self.over, self.along)), (v, (self.over, self.wide))):
+            if x.names != (*shared, *order):
+                found += x.bytes * prod(q.axis(name).size for name in shared if not x.has(name))
+        return found
+
     def padded_bytes(self, operands: Sequence[Type]) -> int:
         """Bytes of a query, key or value padded to the larger of their sizes, which fused kernels want equal, and on
         GPUs a multiple.

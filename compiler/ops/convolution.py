@@ -101,9 +101,17 @@ class Product(Sliding):
         return Kernel(self.name, tuple(map(float, sizes)), float(self.flops(operands, results)))
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """torch pads both ends alike: an image that is padded otherwise is copied."""
+        """torch pads both ends alike: an image that is padded otherwise is copied, as is what has another order."""
+        image, kernel = self.of_images(operands, results)
+        roles = self.roles(image, kernel)
+        orders = (
+            names_of((*roles.batch, *roles.groups, *roles.over, *self.axes)),
+            names_of((*roles.groups, *roles.filters, *roles.over, *self.size)),
+            names_of((*roles.batch, *roles.groups, *roles.filters, *self.into)),
+        )
+        moved = sum(type.bytes for type in operands if type.names not in [tuple(order) for order in orders])
         alike = all(before == after for before, after in self.padding)
-        return 0 if alike else self.padded_bytes(self.of_images(operands, results)[0])
+        return moved + (0 if alike else self.padded_bytes(image))
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In place."""

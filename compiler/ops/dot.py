@@ -15,6 +15,7 @@ from partita.compiler.ops.op import (
     accumulation,
     agree,
     broadcast,
+    copied_bytes,
     make,
     op,
     permuted,
@@ -105,9 +106,9 @@ class Dot(Op):
         return Kernel(name, tuple(map(float, sizes)), float(self.flops(operands, results)))
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """oneDNN copies a left matrix that is transposed in memory."""
+        """oneDNN copies a left matrix that is transposed in memory; and what is no view of a matrix is copied."""
         plan = MatrixPlan(self, operands)
-        return operands[0].bytes if plan.left_is_turned and self._large(plan, results) else 0
+        return plan.copied + (operands[0].bytes if plan.left_is_turned and self._large(plan, results) else 0)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Two products, each with its operands in the order that yields the right order of axes, if one does."""
@@ -248,6 +249,12 @@ class MatrixPlan:
         """For each operand, what views it as its matrix, "" if it must be copied; without batch axes."""
         return self._view(self.a, self.rows, self.depth), self._view(self.b, self.depth, self.columns)
 
+    @property
+    def copied(self) -> int:
+        """Bytes of copies of operands that are no matrices in memory."""
+        each = ((self.a, self.rows, self.depth), (self.b, self.depth, self.columns))
+        return sum(copied_bytes(type, [_names(axes) for axes in (self.batch, *groups)]) for type, *groups in each)
+
     def matrices(self, arguments: Sequence[Argument]) -> tuple[str, str]:
         """Texts of both operands as matrices (stacks of matrices with batch axes)."""
         a, b = arguments
@@ -282,6 +289,10 @@ class MatrixPlan:
 def _reshape(*groups: tuple) -> str:  # type: ignore[type-arg]
     """`.reshape(2, 3)`: one axis for each group."""
     return f".reshape{shape_text([_size(axes) for axes in groups])}"
+
+
+def _names(axes: tuple) -> list[str]:  # type: ignore[type-arg]
+    return [axis.name for axis in axes]
 
 
 def _size(axes: tuple) -> int:  # type: ignore[type-arg]

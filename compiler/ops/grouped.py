@@ -20,6 +20,7 @@ from partita.compiler.ops.op import (
     Op,
     ShardingRule,
     agree,
+    copied_bytes,
     op,
     permuted,
     shape_text,
@@ -273,8 +274,11 @@ class GroupedDot(Local):
         return _kernel(self, operands, results)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """What oneDNN returns, before it is copied."""
-        return results[0].bytes
+        """What oneDNN returns, before it is copied; and operands that are no matrices in memory."""
+        x, w, _ = operands
+        moved = copied_bytes(x, [(ROWS,), self.over])
+        moved += copied_bytes(w, [(self.along,), self.over, results[0].names[1:]])
+        return moved + results[0].bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, ShardingRule, agree, aligned_rules, op, permuted
-from partita.compiler.ops.position import Positioned, Shards, start_argument
+from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.sparse import exchanged
 from partita.dsl.types import Axis, Type
 
@@ -85,6 +85,10 @@ class Gather(Positioned):
         """Rows read and written, not the whole table."""
         return operands[0].bytes + 2 * results[0].bytes
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The places of the ids."""
+        return PLACE * operands[0].elements
+
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Adds the rows into the table."""
         ids, table = node.inputs
@@ -143,6 +147,10 @@ class OneHot(Positioned):
         """Any axis."""
         return aligned_rules(operands, results)
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """What is compared, as booleans, and the positions."""
+        return results[0].elements + 8 * self.axis.size
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A comparison with positions."""
         (ids,), (result,) = arguments, results
@@ -199,6 +207,11 @@ class ScatterAdd(Positioned):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One addition for each element of the rows."""
         return operands[1].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The places of the ids, and the rows without those of other shards."""
+        apart = self.guarded or any(name == self.over for name, *_ in self.shards)
+        return PLACE * operands[0].elements + (operands[1].bytes if apart else 0)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """Adds into zeros."""

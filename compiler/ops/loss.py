@@ -20,7 +20,7 @@ from partita.compiler.ops.op import (
     wide_bytes,
 )
 from partita.compiler.ops.pointwise import pointwise
-from partita.compiler.ops.position import Positioned, Shards, start_argument
+from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import arranged
 from partita.dsl.types import Axis, Type
@@ -193,8 +193,8 @@ class NegativeLogLikelihoodGradient(Positioned):
         return 11 * operands[1].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Logits minus the denominator."""
-        return wide_bytes(operands[1])
+        """Logits minus the denominator; and of each target its place."""
+        return wide_bytes(operands[1]) + PLACE * operands[2].elements
 
     def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
         """d may be a scalar."""
@@ -237,6 +237,10 @@ class ExpSum(Op):
         """An exponential and a sum for each element."""
         return 10 * operands[0].elements
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The exponentials."""
+        return wide_bytes(operands[0])
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with `over` last."""
         x, peak = arguments
@@ -277,6 +281,10 @@ class Pick(Positioned):
     def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Elements read and written, not all of x."""
         return operands[1].bytes + 2 * results[0].bytes
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The places of the indices, and x where its axes have another order."""
+        return PLACE * operands[1].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with `over` last."""

@@ -130,6 +130,12 @@ class Normalize(Op):
         return f"kernels.normalize({x.text}, {_positions(x.type, self.over)}, {self.eps}, {self.center})"
 
 
+def _in_passing(type: Type) -> int:
+    """Bytes of temporaries of a gradient: a product, and operands of 16 bits in 32."""
+    wide = wide_bytes(type)
+    return wide + (2 * wide if wide > type.bytes else 0)
+
+
 @op("normalize_gradient")
 class NormalizeGradient(Op):
     """`rate * (d - mean(d·y)·y)`, with `center` also minus mean(d); y is the normalized tensor."""
@@ -165,8 +171,8 @@ class NormalizeGradient(Op):
         return 8 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The product and what is subtracted from d."""
-        return 2 * wide_bytes(operands[0])
+        """The product with d; in 16 bits also d and y in 32."""
+        return _in_passing(operands[0])
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -249,8 +255,8 @@ class LayerNormGradient(ScaledNormGradient):
         return 12 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Products of d with the scale and with the normalized tensor."""
-        return 2 * wide_bytes(operands[0])
+        """Products of d with the scale and with the normalized tensor; in 16 bits also both in 32."""
+        return _in_passing(operands[0]) + operands[0].bytes
 
 
 @op("rms_norm_gradient")
@@ -285,8 +291,8 @@ class RmsNormGradient(ScaledNormGradient):
         return 11 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Products of d with the scale and with the normalized tensor, and what is subtracted from d."""
-        return 2 * wide_bytes(operands[0]) + operands[0].bytes
+        """Products of d with the scale and with the normalized tensor; in 16 bits also both in 32."""
+        return _in_passing(operands[0]) + operands[0].bytes
 
 
 @op("layer_norm_scale_gradient")

@@ -685,6 +685,19 @@ def as_tensor(argument: Argument) -> Argument:
     return Argument(text, argument.type)
 
 
+def copied_bytes(type: Type, groups: Sequence[Sequence[str]]) -> int:
+    """Bytes of the copy that it takes to view a tensor with groups of its axes as dimensions: none if the axes of each
+    follow one another in memory.
+    """
+    order = [axis.name for axis in type.axes if axis.size > 1]
+    for group in groups:
+        own = [name for name in group if name in order]
+        at = order.index(own[0]) if own else 0
+        if order[at : at + len(own)] != own:
+            return type.bytes
+    return 0
+
+
 def wide_bytes(type: Type) -> int:
     """Bytes of a tensor in its accumulation dtype."""
     return type.with_dtype(accumulation(type.dtype)).bytes

@@ -42,6 +42,9 @@ SLICE = "slice"
 POSITION = "position"  # always the outermost cut
 ZIGZAG = "zigzag"
 
+# Bytes of what says for an id where in a shard it is, or that it is elsewhere.
+PLACE = 24
+
 
 def offset_text(axis: Axis, shards: Shards) -> str:
     """Source text of the global index at which this shard of `axis` begins."""
@@ -240,8 +243,9 @@ class Rope(Positioned):
         return 3 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Products of the halves, and the halves that are concatenated."""
-        return 2 * wide_bytes(operands[0])
+        """Products of the halves, and the halves that are concatenated; in 16 bits also the halves in 32."""
+        wide = wide_bytes(operands[0])
+        return 2 * wide + (2 * wide if wide > operands[0].bytes else 0)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The inverse rotation."""
@@ -388,4 +392,4 @@ class Dropout(Op):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A masked product."""
         x, keep = arguments
-        return f"{x.text} * {broadcast(keep, x.type.names)} * {1 / (1 - self.rate)!r}"
+        return f"({x.text} * {broadcast(keep, x.type.names)}).mul_({1 / (1 - self.rate)!r})"

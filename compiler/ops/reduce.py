@@ -9,7 +9,7 @@ from partita.compiler.layout import MAX, SUM
 from partita.compiler.ops.intervals import Interval, product
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, ShardingRule, agree, op, permuted
 from partita.compiler.ops.pointwise import Cast, constant, pointwise
-from partita.compiler.ops.position import Positioned, Shards, offset_text
+from partita.compiler.ops.position import PLACE, Positioned, Shards, offset_text
 from partita.compiler.ops.shape import Expand, arranged
 from partita.dsl.types import Type
 
@@ -64,6 +64,11 @@ class Reduce(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One for each element read."""
         return operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Maxima before they are cast."""
+        cast = self.function == "max" and operands[0].dtype != self.dtype
+        return results[0].with_dtype(operands[0].dtype).bytes if cast else 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """A sum's is broadcast; a maximum's is shared equally among the elements that attain it."""
@@ -177,6 +182,10 @@ class FirstIndex(Positioned):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One for each element read."""
         return operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Where the greatest elements of this shard are."""
+        return PLACE * results[0].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with `over` last."""

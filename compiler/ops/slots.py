@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, ShardingRule, agree, op, permuted, shape_text
-from partita.compiler.ops.position import Positioned, Shards, offset_text
+from partita.compiler.ops.position import PLACE, Positioned, Shards, offset_text
 from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import arranged
 from partita.dsl.types import Axis, Type
@@ -55,7 +55,7 @@ class SlotIndex(Op):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Ids in order, their indices, and where each of them begins."""
-        return 3 * results[0].bytes
+        return 6 * results[0].bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, on [others, choices]."""
@@ -95,9 +95,10 @@ class Slotted(Positioned):
         return 2 * results[0].bytes + sum(type.bytes for type in operands[1:])
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The place of each choice, and the choice of each place."""
-        rows = results[0].elements // max(1, prod(axis.size for axis in results[0].axes[-1:]))
-        return 2 * operands[1].with_dtype("i64").bytes + 8 * rows
+        """The place of each choice, with what it is made of, and the choice of each place; rows in another order."""
+        rows, ids, _ = operands
+        places = max(type.elements for type in (rows, results[0]))
+        return 2 * PLACE * ids.elements + PLACE * places + rows.bytes
 
 
 @op("dispatch")
@@ -277,6 +278,10 @@ class Load(Positioned):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One addition for each id."""
         return operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The place of each id, and the ones that are added."""
+        return 2 * PLACE * operands[0].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, on [others, counted]."""

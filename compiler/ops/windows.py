@@ -210,8 +210,8 @@ class Fold(Sliding):
         return operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The sums are made one axis after the other, in the dtype of accumulation."""
-        return 2 * wide_bytes(operands[0])
+        """The sums are made one axis after the other, in the dtype of accumulation; what is spread lies apart."""
+        return (3 if any(each > 1 for each in self.dilation) else 2) * wide_bytes(operands[0])
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The patches."""

@@ -65,9 +65,11 @@ def normalize_gradient(
         return _scaled(_rms_backward(d, y, over, None)[0], rate, plus)
     wide_d, wide_y = widened(d), widened(y)
     mean = (wide_d * wide_y).mean(over, keepdim=True)
-    result = torch.addcmul(wide_d, wide_y, mean, value=-1)
-    if center:
-        result -= wide_d.mean(over, keepdim=True)
+    less = wide_d.mean(over, keepdim=True) if center else None
+    result = torch.addcmul(wide_d, wide_y, mean, value=-1, out=None if wide_d is d else wide_d)
+    del wide_d, wide_y
+    if less is not None:
+        result -= less
     result = result.mul_(rate).to(y.dtype)
     return result if plus is None else result.add_(plus)
 

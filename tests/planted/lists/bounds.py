@@ -3,6 +3,7 @@
 from tests.planted.planted import Planted
 
 HELD = "tests/bench/test_collectives.py"
+ALLOCATED = "tests/bench/test_workspace.py"
 WITHIN = "tests/compiler/analysis/test_memory.py::test_a_function_holds_what_its_collectives_do_until_it_waits"
 SENT = "tests/compiler/codegen/test_ownership.py::test_what_is_made_to_be_sent_ends_as_it_has_been_copied"
 MEMORY = "compiler/analysis/memory.py"
@@ -193,5 +194,26 @@ MISTAKES = [
         "found = {value: tensor for each in flights.values() for value, tensor in each.behind.items()}",
         "found: dict[Value, Value] = {}",
         WITHIN,
+    ),
+    Planted(
+        "exponentials-take-no-memory",
+        "compiler/ops/loss.py",
+        '        """The exponentials."""\n        return wide_bytes(operands[0])\n',
+        '        """The exponentials."""\n        return 0\n',
+        ALLOCATED,
+    ),
+    Planted(
+        "matrices-are-never-copied",
+        "compiler/ops/op.py",
+        "        if order[at : at + len(own)] != own:\n",
+        "        if len(own) > len(order):\n",
+        ALLOCATED,
+    ),
+    Planted(
+        "rows-of-other-shards-take-no-memory",
+        "compiler/ops/lookup.py",
+        "(operands[1].bytes if apart else 0)",
+        "0",
+        ALLOCATED,
     ),
 ]
