@@ -273,20 +273,20 @@ def divisors(mesh: dict[str, int], rules: Iterable[str]) -> dict[str, int]:
     return {name: prod(mesh[axis] for axis in over) for name, over in found.items() if name in SHARDED}
 
 
-def sizes_for(parts: dict[str, int], microbatches: int) -> dict[str, int]:
-    """Small sizes that divide, and go together as the lines of models need them."""
+def sizes_for(parts: dict[str, int], microbatches: int, scale: int = 1) -> dict[str, int]:
+    """Small sizes that divide, and go together as the lines of models need them; all but two `scale` times as large."""
 
     def of(name: str) -> int:
         return parts.get(name, 1)
 
-    left = lcm(of("left"), of("right"), of("seq"), of("spot"))
+    left = scale * lcm(of("left"), of("right"), of("seq"), of("spot"))
     right = left * (1 if left > 2 else 2)
     heads, key = of("heads") * (1 if of("heads") > 1 else 2), lcm(of("key"), 2)
-    key *= of("embed") // gcd(heads * key, of("embed"))
+    key *= scale * of("embed") // gcd(heads * key, of("embed"))
     sizes = {"seq": left + right, "spot": left + right, "left": left, "right": right}
     sizes |= {"heads": heads, "key": key, "embed": heads * key}
     for name, least in (("ffn", 6), ("vocab", 5)):
-        sizes[name] = of(name) * -(-least // of(name))
+        sizes[name] = scale * of(name) * -(-least // of(name))
     return {"batch": microbatches * of("batch"), **sizes}
 
 
@@ -296,18 +296,20 @@ def meshes(draw: st.DrawFn, most: int = MOST_RANKS):
     splitting = draw(st.lists(st.sampled_from(("data", "tensor", "context")), min_size=1, max_size=3, unique=True))
     names = draw(st.permutations([*splitting, *draw(st.sampled_from(([], ["pipe"])))]))
     names = names[: most.bit_length() - 1]
+    if names == ["pipe"]:
+        names = splitting[:1]
     sizes = [sizes for sizes in product((2, 3, 4), repeat=len(names)) if prod(sizes) <= most]
     return dict(zip(names, draw(st.sampled_from(sizes)), strict=True))
 
 
 @st.composite
-def sharded_programs(draw: st.DrawFn, most: int = MOST_RANKS):
+def sharded_programs(draw: st.DrawFn, most: int = MOST_RANKS, scale: int = 1):
     """A random program on a mesh of up to four axes and 32 ranks, its tensors laid out by random rules."""
     mesh = draw(meshes(most))
     pipeline = draw(pipelines(mesh.get("pipe", 1), most=4))
     model = draw(models(pipeline.stages, most=2))
     rules = draw(layouts({name: size for name, size in mesh.items() if name != "pipe"}, model))
-    text = axes(sizes_for(divisors(mesh, rules), pipeline.microbatches)) + model
+    text = axes(sizes_for(divisors(mesh, rules), pipeline.microbatches, scale)) + model
     mesh.setdefault("pipe", 1)
     text += f"mesh cluster({', '.join(f'{name} = {size}' for name, size in mesh.items())})\nlayout cut on cluster {{\n"
     for rule in (*rules, "stage layer -> pipe", draw(recomputations(model))):

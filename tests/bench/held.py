@@ -1,5 +1,6 @@
 """One of two ranks on Gloo: trains a small model in every way that changes what is held for gradients and averages, and
-prints the bound and the peak of live tensors of each of the cases that its arguments name, as one JSON line.
+prints the bound and the peak of live tensors of each of the cases that its arguments name, as one JSON line; of an
+argument that ends with `.json`, those of the programs in that file, with what lies in the host's memory.
 """
 
 import json
@@ -14,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from measure import joined
 from memory import held
 
+from partita.compiler.analysis.memory import memory_report
 from partita.dsl.load import load_text
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.transports.process import ProcessTransport
@@ -61,6 +63,12 @@ CASES = {
 }
 
 
+def random(text: str) -> Plan:
+    spec, _ = load_text(text, "net.par", ("train.steps=3",))
+    assert spec is not None, text
+    return prepare(spec)
+
+
 def planned(rules: str, optimizer: str, more: str, sizes: str = EVEN) -> Plan:
     text = MODEL.replace(EVEN, sizes).replace("RULES", rules).replace("OPTIMIZER", optimizer).replace("MORE", more)
     spec, diagnostics = load_text(text, "net.par")
@@ -71,7 +79,17 @@ def planned(rules: str, optimizer: str, more: str, sizes: str = EVEN) -> Plan:
 def main() -> None:
     joined()
     device = torch.device("cpu")
-    found = {name: held(planned(*CASES[name]), Path(), ProcessTransport(device)) for name in sys.argv[1:]}
+    plans = {name: planned(*CASES[name]) for name in sys.argv[1:] if name in CASES}
+    for file in map(Path, sys.argv[1:]):
+        if file.suffix == ".json":
+            plans.update((f"program {i}", random(text)) for i, text in enumerate(json.loads(file.read_text())))
+    found = {}
+    for name, plan in plans.items():
+        transport = ProcessTransport(device)
+        bound, peak = held(plan, Path(), transport)
+        of_rank = plan.program.ranks[plan.program.mesh.pipe_rank(transport.rank)]
+        # Here the host's memory is the device's.
+        found[name] = bound + memory_report(plan.training, of_rank).host, peak
     os.write(1, (json.dumps(found) + "\n").encode())
     os._exit(0)
 
