@@ -344,7 +344,7 @@ def _place(state: Built) -> Placed:
         one = build(_of_a_group(state, state.beside.model), state.train.dtype, False)
     elif state.batches != 1 or apart:
         one = build(_of_a_group(state, state.model), state.train.dtype, state.training)
-    of_one_batch = {node.outputs[0].name: node for node in one.nodes}
+    of_one_batch = {node.outputs[0].name: node for node in _ordered(state, one).nodes}
 
     shared = shared_axes(state.spec)
 

@@ -25,7 +25,8 @@ from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 # Keys of the records that a run writes; a metric of such a name would hide them.
 RECORDED = (
     *("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss"),
-    *("step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu"),
+    *("step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu", "learning_rates"),
+    *("sample", "slow_ranks", "skipped", "bad", "rows", "rewound_to"),
 )
 
 
@@ -249,8 +250,11 @@ class BodyChecker:
             return
         if not unreserved(name, self.report):
             return
-        if name.text in RECORDED or name.text in (known for known, _ in self.metrics):
-            self.report.error("E0222", f"there is already a metric `{name.text}`", name.span)
+        if name.text in RECORDED:
+            message = f"`{name.text}` is recorded of every run: a metric cannot have that name"
+            self.report.error("E0222", message, name.span, help=f"`metric my_{name.text} = …`")
+        elif name.text in (known for known, _ in self.metrics):
+            self.report.error("E0222", f"there is already a metric `{name.text}`", name.span, help="another name")
         found = self.expressions.tensor(statement.value, name.text)
         if found is None:
             self.failed = True

@@ -113,7 +113,7 @@ class Items:
         for given in self.inputs:
             dtype = NUMPY[given.type.dtype]
             if given.batch_axis is None:
-                batch[given.name] = np.ascontiguousarray(self.whole[given.name], dtype)
+                batch[given.name] = np.asarray(self.whole[given.name], dtype, order="C")  # a scalar stays one
             else:
                 values = np.moveaxis(self.arrays[given.name][chosen], 0, given.batch_position)
                 batch[given.name] = np.ascontiguousarray(values, dtype)

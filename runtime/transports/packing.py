@@ -60,7 +60,7 @@ def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> Bucket:
         width += each[0].nbytes + -each[0].nbytes % ALIGNMENT
     if len(cut) == 1:
         rows = as_bytes(cut[0]).view(parts, cut[0][0].nbytes)
-        return Bucket(rows, tuple(pieces), rows.data_ptr() != cut[0].data_ptr())
+        return Bucket(rows, tuple(pieces), not cut[0].is_contiguous())
     rows = torch.empty(parts, width, dtype=torch.uint8, device=cut[0].device)
     for piece, each in zip(pieces, cut, strict=True):
         piece.of(rows).copy_(each)

@@ -61,3 +61,10 @@ def test_a_let_may_be_bound_again() -> None:
     text = FILE.replace("let y = f(x)", "let y = f(x)  let y = y * 2  let y, z = pair(y)  let y = z")
     text = text.replace("model m", "block pair(x: [batch, embed]) {\n  return x, x\n}\nmodel m")
     assert load_text(text)[0] is not None
+
+
+@pytest.mark.parametrize("name", ["step", "skipped", "bad", "rows", "rewound_to", "learning_rates", "slow_ranks"])
+def test_a_metric_hides_nothing_that_is_recorded(name: str) -> None:
+    text = f"axis n = 4 model m(x: [n]) {{ param w: [n] ~ ones() loss mean(x * w) metric {name} = max(x) }}"
+    (diagnostic,) = load_text(f"{text} train {{ data = random() optimizer = sgd(lr = 0.1) steps = 1 }}", "m.par")[1]
+    assert (diagnostic.code, diagnostic.help) == ("E0222", f"`metric my_{name} = …`")

@@ -83,7 +83,7 @@ def changed(function: ast.FunctionDef) -> set[str]:
             written = [each.value for each in node.keywords if each.arg == "out"]
             if re.search(r"[a-z0-9]_$", node.func.attr):
                 written.append(node.func.value)
-            found.update(re.match(r"\w*", ast.unparse(each))[0] for each in written)
+            found.update(re.match(r"\w*", ast.unparse(each))[0] for each in written if not isinstance(each, ast.BinOp))
     return found
 
 

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from partita.compiler.pipeline import compile_run
+from tests.files import checked
 from tests.training.test_partition import check
 
 TEXT = """
@@ -69,3 +71,28 @@ CASES = [
 def test_place(ranks: int, rules: str, tmp_path):
     text = TEXT.format(ranks=ranks, rules=rules)
     check(SimpleNamespace(text=text, single=WHOLE), 3, tmp_path)
+
+
+ZIGZAG = """
+axis batch = 4, seq = 8, embed = 4, vocab = 12
+model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param wte: [vocab, embed] ~ normal(0.5)
+  param wpe: [seq, embed] ~ normal(0.5)
+  let x = embedding(tokens, wte, over = vocab) + wpe
+  repeat 8 as layer {
+    param w: [embed] ~ ones()
+    let x = x * w
+  }
+  loss cross_entropy(dot(x, wte, over = embed), targets, over = vocab)
+}
+mesh ranks(pipe = 3, tensor = 2)
+layout l on ranks { shard seq -> tensor by zigzag stage layer -> pipe }
+train { data = random() optimizer = sgd(lr = 0.1) steps = 3 eval = every(2, batches = 10) }
+"""
+
+
+def test_evaluation_has_the_stages_of_training_in_zigzag_order_too() -> None:
+    """What the order adds to the graph costs as much in an evaluation of many batches as in a step."""
+    training, evaluation = compile_run(checked(ZIGZAG, "zigzag.par"))
+    assert evaluation is not None
+    assert [each.parameters for each in evaluation.plan.stages] == [each.parameters for each in training.plan.stages]

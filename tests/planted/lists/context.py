@@ -103,8 +103,8 @@ MISTAKES = [
     Planted(
         "a-ring-turns-the-other-way",
         "runtime/transports/groups.py",
-        "sent[(rank + 1) % self.size] = received[(rank - 1) % self.size] = row.numel()",
-        "sent[(rank - 1) % self.size] = received[(rank + 1) % self.size] = row.numel()",
+        "outgoing[(rank + 1) % self.size] = incoming[(rank - 1) % self.size] = received.numel()",
+        "outgoing[(rank - 1) % self.size] = incoming[(rank + 1) % self.size] = received.numel()",
         "tests/runtime/transports/test_process.py::"
         "test_collectives_on_gloo_and_on_the_virtual_cluster_agree_bit_for_bit",
     ),

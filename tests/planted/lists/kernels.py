@@ -363,7 +363,7 @@ MISTAKES = [
     Planted(
         "gradient-of-a-norm-not-centred",
         "runtime/kernels/rows.py",
-        "    if center:\n        result -= wide_d.mean(over, keepdim=True)\n",
+        "    if less is not None:\n        result -= less\n",
         "",
         "tests/compiler/ops/test_ops.py::test_gradient_is_the_derivative",
     ),

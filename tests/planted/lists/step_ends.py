@@ -13,8 +13,8 @@ MISTAKES = [
     Planted(
         "what-is-sent-to-gather-not-counted",
         "compiler/codegen/plan.py",
-        "most = working_set(waiting, after, {*before, *sent}, roots(stage.nodes))",
-        "most = working_set(waiting, after, before, roots(stage.nodes))",
+        "most = working_set(waiting, after, {*before, *sent}, behind)",
+        "most = working_set(waiting, after, before, behind)",
         HELD,
     ),
     Planted(
@@ -27,8 +27,8 @@ MISTAKES = [
     Planted(
         "what-is-gathered-in-flight-to-the-end-of-its-F",
         "compiler/codegen/plan.py",
-        "most = working_set(waiting, after, {*before, *sent}, roots(stage.nodes))",
-        "most = working_set(waiting, {*after, *sent}, {*before, *sent}, roots(stage.nodes))",
+        "most = working_set(waiting, after, {*before, *sent}, behind)",
+        "most = working_set(waiting, {*after, *sent}, {*before, *sent}, behind)",
         HELD,
     ),
     Planted(
@@ -48,8 +48,8 @@ MISTAKES = [
     Planted(
         "parts-forgotten-before-they-are-reduced",
         "compiler/codegen/writer.py",
-        "            self.block(behind, self._crossing)\n",
-        "            self.block(behind, ())\n",
+        "            self.block(behind, self._crossing, more=True)\n",
+        "            self.block(behind, (), more=True)\n",
         VERIFY,
     ),
     Planted(

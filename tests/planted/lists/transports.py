@@ -72,16 +72,16 @@ MISTAKES = [
     ),
     Planted(
         "padding-left-in-a-sum",
-        "runtime/transports/groups.py",
-        "flat = torch.nn.functional.pad(flat, (0, -size % self.size))",
-        "flat = torch.nn.functional.pad(flat, (-size % self.size, 0))",
+        "runtime/transports/packing.py",
+        "torch.nn.functional.pad(self.rows, (0, over))",
+        "torch.nn.functional.pad(self.rows, (over, 0))",
         f"{PROCESSES}::test_collectives_on_gloo_and_on_the_virtual_cluster_agree_bit_for_bit",
     ),
     Planted(
         "maxima-of-processes-summed",
         "runtime/transports/groups.py",
-        "part = total(exchanged.view(self.size, -1).unbind(), maximum)",
-        "part = total(exchanged.view(self.size, -1).unbind())",
+        "part = total(flat.view(self.size, -1).unbind(), maximum)",
+        "part = total(flat.view(self.size, -1).unbind())",
         f"{PROCESSES}::test_collectives_on_gloo_and_on_the_virtual_cluster_agree_bit_for_bit",
     ),
     Planted(
@@ -150,8 +150,8 @@ MISTAKES = [
     Planted(
         "a-backend-sums-into-the-operand",
         "runtime/transports/groups.py",
-        "            if len(pieces) == 1:\n"
-        "                flat = flat.clone()  # in place, and a bucket of one may be the tensor itself\n",
+        "            if not sent.copied:\n"
+        "                flat = flat.clone()  # in place, and others read the tensor\n",
         "",
         "tests/bench/test_collectives.py::test_what_a_backend_sums_in_place_is_a_copy",
     ),

@@ -57,3 +57,13 @@ def test_the_help_leads_on(wanted: str, there: str, tmp_path: Path) -> None:
     )
     found, diagnostics = load_text(text)
     assert found is not None, [each.render() for each in diagnostics]
+
+
+def test_a_scalar_stays_one(tmp_path: Path) -> None:
+    """An input without axes, beside one of items."""
+    np.savez(tmp_path / "a.npz", x=np.arange(8.0), s=np.float32(2))
+    inputs = (Input("x", Type("f32", (Axis("batch", 4),)), "batch"), Input("s", Type("f32", ())))
+    dataset = open_dataset(Call("arrays", {"path": "a.npz", "holdout": 0.0}), inputs, 0, tmp_path)
+    batch = dataset.batch(1)
+    assert batch["s"].shape == ()
+    assert batch["x"].shape == (4,)
