@@ -15,6 +15,7 @@ from attrs import evolve
 from partita.compiler.costs.devices import Device
 from partita.compiler.planner.space import EXCHANGES, Candidate, Space
 from partita.compiler.schedules.generator import SCHEDULES
+from partita.compiler.schedules.timeline import Timeline
 from partita.dsl.builtins import DEFAULT_SCHEDULE
 
 # Axes that give a factor of two to another axis, and take one from it.
@@ -91,15 +92,19 @@ def _exchanged(base: Candidate, axis: str) -> Iterator[Candidate]:
             yield evolve(base, **{axis: size // 2, other: 2 * given})
 
 
-def orders(space: Space, base: Candidate, bubble: float) -> Iterator[Candidate]:
-    """Other orders for the pipeline of a candidate whose ranks idle for such a share of its steps."""
-    if base.pipe == 1 or bubble < BUBBLE or SCHEDULES[base.schedule].searched:
+def orders(space: Space, base: Candidate, timeline: Timeline) -> Iterator[Candidate]:
+    """Other orders for the pipeline of a candidate, if its ranks wait for one another, or for the one with most to do:
+    then all may share what is theirs alone.
+    """
+    if base.pipe == 1 or SCHEDULES[base.schedule].searched:
+        return
+    shared = space.vocabularies and all(space.given.axes[name].size % base.pipe == 0 for name in space.vocabularies)
+    if shared and not base.shared and timeline.idle >= BUBBLE:
+        yield evolve(base, shared=True)
+    if timeline.bubble < BUBBLE:
         return
     if not base.late and not space.given.trained[1].late:
         yield evolve(base, late=True)
-    shared = space.vocabularies and all(space.given.axes[name].size % base.pipe == 0 for name in space.vocabularies)
-    if shared and not base.shared:
-        yield evolve(base, shared=True)
     if (
         space.positions
         and base.context == 1

@@ -69,6 +69,8 @@ from partita.dsl.units import BYTES, written
 USABLE = 0.95
 # The most plans compiled on one mesh, for variety.
 ALIKE = 3
+# Plans that are compiled, however few are shown: what is estimated of one may be wrong.
+FEWEST = 3
 # A series of growing microbatches ends after more than this many doublings in a row gain less than this share.
 DOUBLINGS, GAIN = 1, 0.005
 # A candidate is skipped if its bound, which is not exact, exceeds the worst of the best by this factor.
@@ -176,6 +178,11 @@ class Search:
         if train.ema is not None:
             self._states += sum(type.bytes for type, _ in trained)
 
+    @property
+    def _wide(self) -> int:
+        """How many plans are looked for: what is best does not depend on how many are shown, if these are few."""
+        return max(self.top, FEWEST)
+
     def run(self) -> Found:
         """Search. Raises Refused (E0902) if nothing fits or nothing compiles."""
         with collector_paused():
@@ -188,7 +195,7 @@ class Search:
         kept = [own] if own is not None and own.peak <= self.device.memory else []
         bounds = sorted(self._all_bounds(own), key=lambda pair: pair[0])
         fitting = self._outlook(bounds, own)
-        fitting = sorted({*fitting, *self._variants(fitting[: self.top])}, key=self._seconds)
+        fitting = sorted({*fitting, *self._variants(fitting[: self._wide])}, key=self._seconds)
         self._change(fitting)
         plans, compiled = self._plans(kept)
         larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
@@ -251,11 +258,11 @@ class Search:
         """The same of one setting."""
         space = self.space
         given = {own.candidate.data: (own.candidate.size,)} if own is not None else {}
-        factors = [
-            each
+        offloads = {
+            each: self._offloads(evolve(setting, data=each[0], pipe=each[1], tensor=each[2], zero=3))
             for each in space.factors(setting.context, setting.expert)
-            if self._stored(evolve(setting, data=each[0], pipe=each[1], tensor=each[2], zero=3)) <= self.room
-        ]
+        }
+        factors = [each for each, offload in offloads.items() if offload is not None]
         if own is not None:
             factors.sort(key=lambda each: _distance(each, own.candidate.mesh[:3]))
         for data, pipe, tensor in factors:
@@ -263,6 +270,7 @@ class Search:
             best, wasted = float("inf"), 0
             alike = data * setting.alike
             mesh = evolve(setting, data=data, pipe=pipe, tensor=tensor, sequence=sequence, zero=min(1, alike - 1))
+            mesh = evolve(mesh, offload=bool(offloads[data, pipe, tensor]))
             if not space.valid(mesh):
                 continue
             for size in sorted({*space.sizes_of(data * setting.expert), *given.get(data, ())}):
@@ -288,6 +296,13 @@ class Search:
                         break
                 if wasted > DOUBLINGS or not fits:
                     break
+
+    def _offloads(self, least: Candidate) -> bool | None:
+        """Whether the state of a candidate fits only in the host's memory; None if it does not fit there either."""
+        for offload in (False, True) if self.device.gpu else (False,):
+            if self._stored(evolve(least, offload=offload)) <= self.room:
+                return offload
+        return None
 
     def _bound(self, base: Candidate, stages: Stages, schedule: str, chunks: int) -> tuple[float, Candidate] | None:
         """The bound of a candidate with a schedule, at the lowest ZeRO stage with which it may fit."""
@@ -370,10 +385,11 @@ class Search:
         ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
         part = self._part(candidate)
         shards = candidate.alike
-        # Masters are stored as states are.
+        # Masters are stored as states are; those that are cast to compute lie where states do.
         parameter, gradient, state = (1 / shards if candidate.zero >= stage else part for stage in (1, 2, 1))
         host = 0.0 if candidate.offload and self.device.gpu else 1.0
-        return (4 * self._parameters * parameter + 4 * self._trained * gradient + self._states * state * host) / ranks
+        masters = 4 * self._parameters * parameter * (host if self.space.given.trained[1].mixed else 1.0)
+        return (masters + 4 * self._trained * gradient + self._states * state * host) / ranks
 
     # ------------------------------------------------------------ outlooks
 
@@ -396,13 +412,13 @@ class Search:
         """Add to `found` until `share` of the budget is spent. A candidate that does not fit is queued again with a
         higher ZeRO stage, and with more recomputation, which only makes it slower.
         """
-        best = nsmallest(self.top, map(self._seconds, found))
+        best = nsmallest(self._wide, map(self._seconds, found))
         queue = [(seconds, i, candidate) for i, (seconds, candidate) in enumerate(bounds)]
         heapify(queue)
         known = {candidate for _, candidate in bounds}
         while queue:
             seconds, _, candidate = heappop(queue)
-            if best and (self._pressed(found, share) or (len(best) >= self.top and seconds > best[-1] * MARGIN)):
+            if best and (self._pressed(found, share) or (len(best) >= self._wide and seconds > best[-1] * MARGIN)):
                 break
             if candidate in self._outlooks:
                 continue
@@ -411,7 +427,7 @@ class Search:
                 continue
             if outlook.peak <= self.room:
                 found.append(candidate)
-                best = nsmallest(self.top, [*best, outlook.parts.step])
+                best = nsmallest(self._wide, [*best, outlook.parts.step])
                 continue
             self._too_large("estimated", outlook.peak, candidate)
             for smaller in self._smaller(candidate):
@@ -547,13 +563,13 @@ class Search:
         plans: list[Plan] = []
         compiled = 0
         meshes: Counter[tuple[int, ...]] = Counter()
-        alike = self.top if self.space.sizes is not None else ALIKE
+        alike = self._wide if self.space.sizes is not None else ALIKE
         known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in kept}
         fitting = (candidate for candidate, outlook in self._outlooks.items() if outlook.peak <= self.room)
         queue = deque(sorted(fitting, key=self._seconds))
         while queue:
             candidate = queue.popleft()
-            if len(plans) >= self.top:
+            if len(plans) >= self._wide:
                 break
             comparing = self._comparing if len(plans) + len(kept) > 1 else 0.0
             if (plans or kept) and self._too_late_for(candidate, comparing):
@@ -573,7 +589,7 @@ class Search:
                 meshes[candidate.mesh] += 1
                 if len(plans) == 1:
                     first = min([*kept, plan], key=lambda each: each.prediction.step_time)
-                    queue.extendleft(orders(self.space, first.candidate, first.prediction.timeline.bubble))
+                    queue.extendleft(orders(self.space, first.candidate, first.prediction.timeline))
         # The sort is stable: on a tie the file itself comes first.
         best = sorted([*kept, *plans], key=lambda plan: plan.prediction.step_time)
         return tuple(best[: self.top]), compiled
@@ -589,11 +605,13 @@ class Search:
         look = next((each for each in ("compiled", "estimated", "bounded") if each in self._nearest), None)
         if look is not None:
             needed, candidate = self._nearest[look]
-            least = f"{'about ' * (look == 'bounded')}{written(needed, BYTES)}"
-            note = f"the smallest found needs {least} per rank: {described(self.space, candidate)}"
+            said = f"{'about ' * (look == 'bounded')}{written(needed, BYTES)}"
+            note = f"the smallest found needs {said} per rank: {described(self.space, candidate)}"
         elif not self._references and (factors := [*self.space.factors()]):  # without any, only contexts use all
-            needed = min(self._stored(Candidate(*each, 1, zero=3)) for each in factors)
-            note = f"parameters, gradients and the optimizer's state alone need {written(needed, BYTES)} on a rank"
+            host = self.device.gpu
+            least = min(self._stored(Candidate(*each, 1, zero=3, offload=host)) for each in factors)
+            note = f"parameters, gradients and the optimizer's state alone need {written(least, BYTES)} on a rank"
+            note += ", with what may lie in the host's memory there" if host else ""
         else:
             return refuse("E0902", "no layout of this model compiles", help="`partita compile` says why")
         return refuse(

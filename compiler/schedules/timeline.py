@@ -67,6 +67,11 @@ class Timeline(Pictured):
         return max(0.0, (self.cost - max(self.busy)) / self.cost) if self.cost else 0.0
 
     @property
+    def idle(self) -> float:
+        """The share of the time in which ranks do not compute, in the mean over all."""
+        return max(0.0, 1 - sum(self.busy) / len(self.busy) / self.cost) if self.cost else 0.0
+
+    @property
     def peak_live(self) -> tuple[int, ...]:
         """Each rank's peak of live activations, in (chunk, microbatch) pairs."""
         if self.copies:

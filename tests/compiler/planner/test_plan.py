@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from time import process_time
+from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
@@ -303,7 +304,7 @@ def test_orders_are_searched_for_pipelines_that_wait():
     given = spec_of(GPT)
     space = space_of(given)
     plan = planned(space, Candidate(1, 4, 4, 16))
-    found = list(orders(space, plan.candidate, plan.prediction.timeline.bubble))
+    found = list(orders(space, plan.candidate, plan.prediction.timeline))
     assert {each.schedule for each in found if each.slices == 1 and not each.shared and not each.late} == {"auto"}
     assert any(each.late for each in found)
     assert {each.slices for each in found} == {1, 2, 4}
@@ -313,13 +314,54 @@ def test_orders_are_searched_for_pipelines_that_wait():
             assert planned(space, candidate) is not None, candidate
 
 
+def test_a_vocabulary_is_shared_where_its_rank_has_most_to_do():
+    """The others wait, though that rank never does."""
+    space, base = space_of(spec_of(GPT)), Candidate(1, 4, 4, 16, schedule="zb_h2")
+    (other,) = orders(space, base, SimpleNamespace(bubble=0.0, idle=0.5))
+    assert other == evolve(base, shared=True)
+    assert not list(orders(space, base, SimpleNamespace(bubble=0.0, idle=0.0)))
+
+
+def test_the_best_does_not_depend_on_how_many_are_shown():
+    space = space_of(spec_of(GPT))
+    one, two = (Search(space, top, 3.0).run().plans for top in (1, 2))
+    assert (len(one), len(two)) == (1, 2)
+    assert one[0].candidate == two[0].candidate
+
+
+TIGHT = """
+axis batch = 8, embed = 8192, ffn = 16384
+model net(x: [batch, embed]) {
+  repeat 30 as layer {
+    param up: [embed, ffn] ~ normal(0.02)
+    param down: [ffn, embed] ~ normal(0.02)
+    let x = x + dot(gelu(dot(x, up, over = embed)), down, over = ffn)
+  }
+  loss mean(x * x)
+}
+mesh one(data = 1) { device = h100 }
+layout l on one { }
+train { layout = l data = random() optimizer = adamw(lr = 1e-3) precision = bf16 steps = 1 }
+"""
+
+
+def test_what_fits_with_its_state_in_the_hosts_memory_alone_is_planned():
+    """Of 16 bytes a parameter 6 stay on the device: of 120 GiB 45."""
+    given, diagnostics = load_text(TIGHT, fitting=False)
+    assert given is not None, diagnostics
+    found = Search(space_of(given)).run()
+    assert found.plans
+    assert all(plan.candidate.offload for plan in found.plans)
+
+
 def test_a_plan_may_cut_collectives_and_make_updates_at_once(tmp_path):
     """And says so in its file."""
     given = spec_of(GPT)
     space = space_of(given)
     base = Candidate(2, 4, 2, 2, True, 1, "", "zb_h2")
+    waiting = SimpleNamespace(bubble=0.1, idle=0.1)
     assert {each.pieces for each in moves(space, base, device_of(given.mesh))} == {1, 2, 4}
-    assert any(each.late for each in orders(space, base, 0.1))
+    assert any(each.late for each in orders(space, base, waiting))
     plan = planned(space, evolve(base, pieces=2, late=True))
     whole = planned(space, base)
     assert plan.peak > whole.peak  # copies
@@ -329,7 +371,7 @@ def test_a_plan_may_cut_collectives_and_make_updates_at_once(tmp_path):
     assert again.train.late
     assert [rule.pieces for rule in again.layout.rules if isinstance(rule, OverlapRule)] == [2]
     assert space_of(again).own().pieces == 2
-    assert not any(each.late for each in orders(space_of(again), base, 0.1))  # all of its plans do
+    assert not any(each.late for each in orders(space_of(again), base, waiting))  # all of its plans do
 
 
 def test_a_file_is_improved_from_where_it_is_without_bounds(monkeypatch):

@@ -91,4 +91,18 @@ MISTAKES = [
         "for stage in (1, 2, 2))",
         f"{PLAN}::test_each_stage_of_zero_stores_less_in_the_bound",
     ),
+    Planted(
+        "what-only-the-hosts-memory-holds-not-searched",
+        "compiler/planner/search.py",
+        "for offload in (False, True) if self.device.gpu else (False,):",
+        "for offload in (False,):",
+        f"{PLAN}::test_what_fits_with_its_state_in_the_hosts_memory_alone_is_planned",
+    ),
+    Planted(
+        "a-vocabulary-is-shared-in-bubbles-alone",
+        "compiler/planner/moves.py",
+        "timeline.idle >= BUBBLE",
+        "timeline.bubble >= BUBBLE",
+        f"{PLAN}::test_a_vocabulary_is_shared_where_its_rank_has_most_to_do",
+    ),
 ]
