@@ -181,43 +181,49 @@ def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline,
     """The costs, the timeline of the microbatches, what each rank takes after it, and the period."""
     actions: dict[tuple[int, str], float] = {}
     around = {rank.rank: Ends(state, rank, execution, actions) for rank in state.plan.ranks}
-    late = state.training and state.train.late
-    costs, found = _timed(state, costs_of(state, execution), around, late)
-    reduced, without = [], []
-    for each, line in zip(around.values(), found.actions, strict=True):
-        chunks = {interval.work.chunk: interval.end for interval in line if isinstance(interval.work, Action)}
-        last = {each.rank.stages[chunk]: end for chunk, end in chunks.items()}
-        reduced.append(each.reduced(last))
-        without.append(each.summed(last))
+    costs = costs_of(state, execution)
+    costs = evolve(costs, ready={stage: there for each in around.values() for stage, there in each.ready.items()})
+    found = simulate(_instructions(state), costs)
+    lasts = _lasts(around, found)
+    reduced = [each.reduced(last) for each, last in zip(around.values(), lasts, strict=True)]
+    without = [each.summed(last) for each, last in zip(around.values(), lasts, strict=True)]
     summed = max(reduced) - found.makespan  # the statistics are summed over all ranks
     if state.plan.delay:
         summed = max(without) - found.makespan
         step = max(without) + max(each.after(max(without)) for each in around.values())
         summed += max(0.0, (max(reduced) - max(without)) / state.plan.delay - step)
     ends = tuple(summed + each.after(found.makespan + summed) for each in around.values())
-    return costs, found, ends, _period(state, around, found, reduced) if late else None
+    return costs, found, ends, _period(state, costs, around) if state.training and state.train.late else None
 
 
-def _timed(state: Scheduled, costs: Costs, around: Mapping[int, Ends], late: bool) -> tuple[Costs, Timeline]:
-    """The costs with what is waited for at the start of a step, and the timeline. What is gathered starts as the ranks
-    meet or, if they do not, as each begins.
+def _lasts(around: Mapping[int, Ends], found: Timeline) -> list[dict[int, float]]:
+    """When each rank has done the last action of each of its stages."""
+    ends = []
+    for each, line in zip(around.values(), found.actions, strict=True):
+        chunks = {interval.work.chunk: interval.end for interval in line if isinstance(interval.work, Action)}
+        ends.append({each.rank.stages[chunk]: end for chunk, end in chunks.items()})
+    return ends
+
+
+def _period(state: Scheduled, costs: Costs, around: Mapping[int, Ends]) -> float:
+    """The longest time for which any rank is busy with a step, if they do not meet between steps. Those that exchange
+    totals wait for each other.
+
+    A rank gathers as it has made its update, and waits then for what its first action needs of that. What else it
+    waits for there, since others begin before it, is no time of its own.
     """
-    begun = dict.fromkeys(around, 0.0)
-    for _ in around:
-        ready = {stage: begun[rank] + after for rank, each in around.items() for stage, after in each.ready.items()}
-        costs = evolve(costs, ready=ready)
-        found = simulate(_instructions(state), costs)
-        starts = {rank: line[0].start for rank, line in enumerate(found.actions) if line}
-        if not late or not ready or starts == begun:
-            break
-        begun = starts
-    return costs, found
-
-
-def _period(state: Scheduled, around: Mapping[int, Ends], found: Timeline, reduced: Sequence[float]) -> float:
-    """The longest time for which any rank is busy with a step. Those that exchange totals wait for each other."""
+    lines = _instructions(state)
+    waits, ready = dict.fromkeys(around, 0.0), dict[int, float]()
+    for (number, own), line in zip(around.items(), simulate(lines, evolve(costs, ready={})).actions, strict=True):
+        first = line[0]
+        assert isinstance(first.work, Action), first
+        stage = own.rank.stages[first.work.chunk]
+        waits[number] = max(0.0, own.ready.get(stage, 0.0) - first.duration)
+        ready.update((stage, first.start - waits[number] + there) for stage, there in own.ready.items())
+    found = simulate(lines, evolve(costs, ready=ready))
     wire = _wire(state)
-    done = list(reduced)
+    done = [each.reduced(last) for each, last in zip(around.values(), _lasts(around, found), strict=True)]
+    reduced = tuple(done)
     for rank in state.plan.ranks:
         for each in rank.sends:
             ends = each.transfer.channel.source, each.transfer.channel.destination
@@ -225,7 +231,8 @@ def _period(state: Scheduled, around: Mapping[int, Ends], found: Timeline, reduc
             for end in ends:
                 done[end] = max(done[end], there)
     return max(
-        occupied(found, rank, done[rank]) + each.after(done[rank]) + each.copying for rank, each in around.items()
+        waits[rank] + occupied(found, rank, done[rank]) + each.after(done[rank]) + each.copying
+        for rank, each in around.items()
     )
 
 

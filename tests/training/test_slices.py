@@ -115,7 +115,7 @@ def sliced_programs(draw: st.DrawFn) -> Program:
     text += f"  loss cross_entropy(logits, targets, over = vocab{weights}){more}\n"
     text += "  metric accuracy = accuracy(logits, targets, over = vocab)\n  metric size = sqrt(mean(logits * logits))\n"
     text += "  metric most = max(logits, over = [batch, seq, vocab])\n  metric weight = sum(wte)\n"
-    text += "  metric rows = mean(row * row)\n  metric places = sum(spot * spot)\n}\n"
+    text += "  metric squares = mean(row * row)\n  metric places = sum(spot * spot)\n}\n"
     sizes = {"batch": microbatches * draw(st.integers(1, 2)), "seq": slices * draw(st.integers(1, 2))}
     text = axes({**sizes, "embed": 4, "heads": 2, "key": 2, "ffn": 6, "vocab": 5}) + text
     text += f"mesh line(pipe = {ranks})\nlayout cut on line {{\n  stage layer -> pipe\n"
