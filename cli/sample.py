@@ -87,7 +87,8 @@ def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: R
     first = here is None or here.first
     if writer.scoring.warning is not None and first:
         say(writer.scoring.warning)
-    load_weights(given, folder, writer.ranks, say, arguments.place, arguments.weights)
+    own = arguments.tokenizer is None
+    load_weights(given, folder, writer.ranks, say, arguments.place, arguments.weights, spelled=own)
     writer.check_causal()
     for piece in chain([arguments.prompt], encoding.text(writer.written(prompt, arguments.length, choice))):
         if first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from attrs import frozen
 from partita.compiler.ops.op import accumulation
 from partita.compiler.passes.decode import STATE
 from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.language_model import sources_of as sources_of_data
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
 from partita.runtime.addresses import Place
@@ -24,6 +25,8 @@ from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.settings import DIRECTORY, run_directory, settings_of
 from partita.runtime.checkpoint.store import commit_name
+from partita.runtime.data.binding import identify
+from partita.runtime.data_files import DataFile, changed
 from partita.runtime.inference.ranks import ForwardRank, Ranks
 
 Report = Callable[[Diagnostic], None]
@@ -38,14 +41,21 @@ class Weights:
 
 
 def load_weights(
-    given: Spec, folder: Path, ranks: Ranks, report: Report, place: Place | None = None, weights: str = "trained"
+    given: Spec,
+    folder: Path,
+    ranks: Ranks,
+    report: Report,
+    place: Place | None = None,
+    weights: str = "trained",
+    spelled: bool = True,
 ) -> Weights:
     """Read the parameters and buffers of ranks from the newest checkpoint of a run that is intact on all of them; each
     reads its own shards alone.
 
     `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or a checkpoint,
     also at an address; by default it is where `partita run` would save. With `weights` "ema", parameters have the
-    values of their means. Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002).
+    values of their means. Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002);
+    and, if the file's data says which ids text has (`spelled`), that this has (W1003).
 
     Raises Refused (E0804 to E0808, E0816; E0602, E0617 and E0819 for addresses).
     """
@@ -53,6 +63,8 @@ def load_weights(
     for each in [step] if step is not None else reversed(steps_in(path)):
         damage = _loaded(given, path, each, ranks, report, weights)
         if damage is None:
+            if spelled:
+                _compare_spelling(given, folder, read_manifest(path, each), path / commit_name(each), report)
             return Weights(path / commit_name(each), each)
         if step is not None:
             raise refuse("E0808", f"{path / commit_name(step)} is damaged: {damage}")
@@ -134,6 +146,22 @@ def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Typ
         texts = [source.text for source in sources_of(given)]
         lines = changed_text(saved.sources.values(), texts)
         report(Diagnostic("W1002", f"the model has changed since {path} was saved", notes=tuple(lines)))
+
+
+def _compare_spelling(given: Spec, folder: Path, saved: Manifest, path: Place, report: Report) -> None:
+    """Report (W1003) if files that say which id text has are not those of the training."""
+    data = sources_of_data(given.trained[1].data)[0]  # a mixture is of one encoding
+    tokenizer = data.arguments.get("tokenizer")
+    if not saved.data or (tokenizer is None and data.arguments.get("alphabet") != "chars"):
+        return
+    before: Sequence[DataFile] = saved.data
+    now: Sequence[DataFile] = identify(data, folder)
+    if tokenizer is not None:
+        before, now = ([each for each in files if each.name == str(tokenizer)] for files in (before, now))
+    if before and (notes := changed(before, now)):
+        what = "the tokenizer" if tokenizer is not None else "the text, whose characters have the ids,"
+        message = f"{what} is not what {path} was trained with: ids may stand for other text"
+        report(Diagnostic("W1003", message, data.span, notes=tuple(notes), help="restore it"))
 
 
 def _few(notes: Iterable[str]) -> list[str]:

@@ -134,3 +134,17 @@ def test_files_that_are_shipped_have_logits(name: str) -> None:
     assert spec is not None
     assert spec.model is not None
     assert dict(spec.model.outputs).keys() == {"logits"}
+
+
+def test_a_text_whose_characters_have_other_ids_is_a_warning(tmp_path: Path) -> None:
+    """The alphabet is that of the files: with one more, ids stand for other characters."""
+    (tmp_path / "c.par").write_text(TEXT.replace('text("all.txt")', 'text("*.txt", alphabet = chars)'))
+    (tmp_path / "b.txt").write_text("bcd" * 100)
+    partita.train(tmp_path / "c.par", run_dir=tmp_path / "run")
+    asked = ("sample", "c.par", "--prompt", "bc", "--length", "3", "--from", "run")
+    assert "W1003" not in here(*asked, cwd=tmp_path).stderr
+    (tmp_path / "a.txt").write_text("a")
+    done = here(*asked, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "warning[W1003]: the text, whose characters have the ids, is not what" in done.stderr
+    assert "`a.txt` is new" in done.stderr
