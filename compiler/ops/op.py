@@ -519,6 +519,10 @@ class Op:
         """An expression for the results, where `sums` holds, with `other` (of the first's type) added to the first."""
         raise NotImplementedError
 
+    def overwritten(self, operands: Sequence[Value]) -> Sequence[Value]:
+        """The operands to which it may write."""
+        return operands if self.overwrites else ()
+
     def in_place(self, operands: Sequence[Value]) -> tuple[Value, ...]:
         """The operands that become its results, where `multi_tensor` holds."""
         raise NotImplementedError

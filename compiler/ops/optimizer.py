@@ -170,6 +170,10 @@ class Update(Op):
         """If it updates rows of a table, those that have a gradient, the axis along which the table has rows."""
         return None
 
+    def overwritten(self, operands: Sequence[Value]) -> Sequence[Value]:
+        """The parameter, the gradient and the states; what it needs besides is read."""
+        return operands[: 2 + len(self.states)]
+
     def in_place(self, operands: Sequence[Value]) -> tuple[Value, ...]:
         """The parameter and its states."""
         return (operands[0], *operands[2 : 2 + len(self.states)])

@@ -80,9 +80,8 @@ class Copies:
                 require(value not in made or value in there, f"`{value.name}` is read before it is made", value)
                 early = value in coming and not (lands and value is node.inputs[0])
                 require(not early, f"`{value.name}` is read before it has landed", value)
-            if node.op.overwrites:
-                written = [value for value in node.inputs if copied[behind.get(value, value)]]
-                require(not written, "what is on its way to the host is overwritten", *written)
+            written = [each for each in node.op.overwritten(node.inputs) if copied[behind.get(each, each)]]
+            require(not written, "what is on its way to the host is overwritten", *written)
             if lands:
                 copy, source = node.inputs
                 require(coming.pop(copy, None) is source, f"`{copy.name}` is not of `{source.name}`", copy, source)

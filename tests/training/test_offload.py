@@ -287,3 +287,25 @@ def test_wrong_rules():
     plain = text_of("offload state", "sgd(lr = 0.1)").replace("update table -> adamw(lr = 0.01) ", "")
     warnings = compile_spec(checked(plain, "lm.par")).warnings
     assert [(each.code, each.span.line) for each in warnings] == [("W0301", 17)]
+
+
+STACKED = """
+axis batch = 12, embed = 6, ffn = 12
+model m(x: [batch, embed], y: [batch, embed]) {
+  repeat 2 as layer {
+    param up: [embed, ffn] ~ normal(0.3)
+    param down: [ffn, embed] ~ normal(0.3)
+    let x = dot(dot(x, up, over = embed), down, over = ffn)
+  }
+  loss mse(x, y)
+}
+mesh ranks(tensor = 2)
+layout l on ranks { shard ffn -> tensor offload up }
+train { data = random() optimizer = muon(lr = 0.02) steps = 3 clip = 0.5 }
+"""
+
+
+def test_an_update_may_read_what_is_on_its_way_to_the_host():
+    """Matrices of one stack, of which one is copied there, and another is read on the device meanwhile."""
+    problems = validate(compile_spec(checked(STACKED, "stacked.par"))).problems
+    assert not problems, problems
