@@ -296,6 +296,11 @@ class _Supervision:
     def _watch(self) -> None:
         if not self.causes and not self.received and self.stall is None:
             failed = self._failed()
+            statuses = {rank.process.returncode for rank in failed}
+            ending = [number for number in ASKING if -number in statuses]
+            if self.saves and ending and statuses <= SAVED:
+                self.received.append(ending[0])  # by a signal to one rank, with which all have saved and end
+                failed = []
             self.causes = [] if self._may_follow(failed) else failed
             if self.watchdog is not None:
                 self._look(self.watchdog)

@@ -76,8 +76,8 @@ MISTAKES = [
     Planted(
         "copies-before-an-update-take-no-time",
         TIME,
-        "each.after(done[rank]) + each.copying for rank",
-        "each.after(done[rank]) for rank",
+        "each.after(done[rank]) + each.copying\n",
+        "each.after(done[rank])\n",
         "tests/training/test_validation.py::test_a_step_is_predicted_to_be_as_long_as_the_busiest_rank",
     ),
     Planted(
