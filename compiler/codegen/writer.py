@@ -320,11 +320,11 @@ class Writer:
 
     def _read(self, unit: Node | Segment) -> list[Value]:
         """The values of other blocks that have been read by all their readers with this unit."""
-        done = {unit} if isinstance(unit, Node) else {*unit.nodes}
-        found = [value for node in done for value in dict.fromkeys(node.inputs) if value in self._readers]
-        for value in dict.fromkeys(found):
-            self._readers[value] -= done
-        ended = [value for value in dict.fromkeys(found) if not self._readers[value]]
+        done = (unit,) if isinstance(unit, Node) else unit.nodes
+        found = dict.fromkeys(value for node in done for value in node.inputs if value in self._readers)
+        for value in found:
+            self._readers[value].difference_update(done)
+        ended = [value for value in found if not self._readers[value]]
         for value in ended:
             del self._readers[value]
         return ended
