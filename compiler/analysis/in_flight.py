@@ -143,11 +143,12 @@ def communicating(
     `wanted` values at its end.
     """
     flying: dict[Value, Posted] = {}
+    flights: dict[Node, Posted] = {}
     found = Communicating([])
 
     def fly(node: Node, each: Posted) -> None:
         flying.update(dict.fromkeys(node.outputs, each))
-        found.behind.update(each.behind)
+        flights[node] = each
 
     for node, each in begun:
         fly(node, each)
@@ -161,6 +162,5 @@ def communicating(
         else:
             found.nodes.append(node)
     found.nodes += arriving(flying, wanted)
-    for view, tensor in roots(nodes).items():
-        found.behind[view] = found.behind.get(tensor, tensor)
+    found.behind = memory_behind(nodes, flights)
     return found

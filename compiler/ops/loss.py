@@ -18,6 +18,7 @@ from partita.compiler.ops.op import (
     op,
     permuted,
     wide_bytes,
+    widening_bytes,
 )
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
@@ -103,7 +104,7 @@ class NegativeLogLikelihood(Op):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Log-probabilities, and logits in the accumulation dtype if that is another."""
-        return wide_bytes(operands[0]) * (1 if operands[0].dtype == accumulation(operands[0].dtype) else 2)
+        return wide_bytes(operands[0]) + widening_bytes(operands[0])
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """From the logits and the denominator; probabilities are not kept."""
@@ -283,7 +284,7 @@ class Pick(Positioned):
         return operands[1].bytes + 2 * results[0].bytes
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The places of the indices, and x where its axes have another order."""
+        """The places of the indices."""
         return PLACE * operands[1].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:

@@ -22,6 +22,7 @@ from partita.compiler.ops.op import (
     op,
     permuted,
     wide_bytes,
+    widening_bytes,
 )
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import scaled, total
@@ -132,8 +133,7 @@ class Normalize(Op):
 
 def _in_passing(type: Type) -> int:
     """Bytes of temporaries of a gradient: a product, and operands of 16 bits in 32."""
-    wide = wide_bytes(type)
-    return wide + (2 * wide if wide > type.bytes else 0)
+    return wide_bytes(type) + 2 * widening_bytes(type)
 
 
 @op("normalize_gradient")
@@ -217,6 +217,10 @@ class ScaledNormGradient(Op):
         by = broadcast(scale, y.type.names)
         return f"{turned}, {y.text}, {rate.text}, {by}, {_positions(y.type, self.over)}"
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Products of d with the scale and with the normalized tensor; in 16 bits also both in 32."""
+        return _in_passing(operands[0]) + operands[0].bytes
+
 
 @op("layer_norm_gradient")
 class LayerNormGradient(ScaledNormGradient):
@@ -254,10 +258,6 @@ class LayerNormGradient(ScaledNormGradient):
         """Those of the operations that it replaces."""
         return 12 * operands[0].elements
 
-    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Products of d with the scale and with the normalized tensor; in 16 bits also both in 32."""
-        return _in_passing(operands[0]) + operands[0].bytes
-
 
 @op("rms_norm_gradient")
 class RmsNormGradient(ScaledNormGradient):
@@ -289,10 +289,6 @@ class RmsNormGradient(ScaledNormGradient):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Those of the operations that it replaces."""
         return 11 * operands[0].elements
-
-    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Products of d with the scale and with the normalized tensor; in 16 bits also both in 32."""
-        return _in_passing(operands[0]) + operands[0].bytes
 
 
 @op("layer_norm_scale_gradient")

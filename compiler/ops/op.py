@@ -707,6 +707,11 @@ def wide_bytes(type: Type) -> int:
     return type.with_dtype(accumulation(type.dtype)).bytes
 
 
+def widening_bytes(type: Type) -> int:
+    """Bytes of a copy in the accumulation dtype, if that is another."""
+    return 0 if type.dtype == accumulation(type.dtype) else wide_bytes(type)
+
+
 def accumulation(dtype: str) -> str:
     """The dtype in which reductions, norms, softmax and losses compute."""
     return "f32" if dtype == "bf16" else dtype

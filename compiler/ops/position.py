@@ -30,6 +30,7 @@ from partita.compiler.ops.op import (
     op,
     permuted,
     wide_bytes,
+    widening_bytes,
 )
 from partita.dsl.types import Axis, Type
 
@@ -244,8 +245,7 @@ class Rope(Positioned):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Products of the halves, and the halves that are concatenated; in 16 bits also the halves in 32."""
-        wide = wide_bytes(operands[0])
-        return 2 * wide + (2 * wide if wide > operands[0].bytes else 0)
+        return 2 * (wide_bytes(operands[0]) + widening_bytes(operands[0]))
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The inverse rotation."""

@@ -258,11 +258,12 @@ class Search:
         """The same of one setting."""
         space = self.space
         given = {own.candidate.data: (own.candidate.size,)} if own is not None else {}
-        offloads = {
-            each: self._offloads(evolve(setting, data=each[0], pipe=each[1], tensor=each[2], zero=3))
-            for each in space.factors(setting.context, setting.expert)
-        }
-        factors = [each for each, offload in offloads.items() if offload is not None]
+        offloads = {}
+        for each in space.factors(setting.context, setting.expert):
+            offload = self._offloads(evolve(setting, data=each[0], pipe=each[1], tensor=each[2], zero=3))
+            if offload is not None:
+                offloads[each] = offload
+        factors = list(offloads)
         if own is not None:
             factors.sort(key=lambda each: _distance(each, own.candidate.mesh[:3]))
         for data, pipe, tensor in factors:
@@ -270,7 +271,7 @@ class Search:
             best, wasted = float("inf"), 0
             alike = data * setting.alike
             mesh = evolve(setting, data=data, pipe=pipe, tensor=tensor, sequence=sequence, zero=min(1, alike - 1))
-            mesh = evolve(mesh, offload=bool(offloads[data, pipe, tensor]))
+            mesh = evolve(mesh, offload=offloads[data, pipe, tensor])
             if not space.valid(mesh):
                 continue
             for size in sorted({*space.sizes_of(data * setting.expert), *given.get(data, ())}):

@@ -61,10 +61,8 @@ def load_weights(
     """
     path, step = located(place) if place is not None else _own(given, folder)
     for each in [step] if step is not None else reversed(steps_in(path)):
-        damage = _loaded(given, path, each, ranks, report, weights)
+        damage = _loaded(given, folder, path, each, ranks, report, weights, spelled)
         if damage is None:
-            if spelled:
-                _compare_spelling(given, folder, read_manifest(path, each), path / commit_name(each), report)
             return Weights(path / commit_name(each), each)
         if step is not None:
             raise refuse("E0808", f"{path / commit_name(step)} is damaged: {damage}")
@@ -72,7 +70,9 @@ def load_weights(
     raise refuse("E0806", f"all checkpoints in {path} are damaged")
 
 
-def _loaded(given: Spec, path: Place, step: int, ranks: Ranks, report: Report, weights: str) -> str | None:
+def _loaded(
+    given: Spec, folder: Path, path: Place, step: int, ranks: Ranks, report: Report, weights: str, spelled: bool
+) -> str | None:
     """Read one checkpoint; returns what is wrong with it. Raises Refused (E0804, E0816)."""
     programs = [executor.program for executor in ranks.ranks[0].executors]
     needed = {
@@ -102,6 +102,8 @@ def _loaded(given: Spec, path: Place, step: int, ranks: Ranks, report: Report, w
         return bool(bad)
 
     if not ranks.run(part):
+        if spelled and manifest is not None:
+            _compare_spelling(given, folder, manifest, path / commit_name(step), report)
         return None
     return problems[0] if problems else "another rank cannot read it"
 
