@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from attrs import evolve
 
+from partita.compiler.analysis.time import unsplit_seconds
 from partita.compiler.codegen.assemble import assemble
 from partita.compiler.codegen.whole_parameters import with_whole_parameters
 from partita.compiler.codegen.writer import Probe
@@ -22,7 +23,7 @@ from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.nodes import product_flops, seconds
 from partita.compiler.fit.remat import fitted
 from partita.compiler.fit.schedule import scheduled
-from partita.compiler.graph import Graph, Node
+from partita.compiler.graph import Graph
 from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign
@@ -43,7 +44,7 @@ from partita.compiler.passes.offload import offloaded, parameters_on_host, witho
 from partita.compiler.passes.outer import with_outer_updates
 from partita.compiler.passes.overlap import overlapped
 from partita.compiler.passes.pieces import in_pieces
-from partita.compiler.passes.place import pipeline_of, place
+from partita.compiler.passes.place import balanced, pipeline_of, place
 from partita.compiler.passes.prefetch import prefetched
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
@@ -57,7 +58,7 @@ from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
 from partita.compiler.passes.zigzag import Order, in_zigzag
 from partita.compiler.schedules.conditions import Placement
-from partita.compiler.schedules.generator import one_microbatch, size_of
+from partita.compiler.schedules.generator import homes_of, one_microbatch, size_of
 from partita.compiler.state import (
     Built,
     Compilation,
@@ -139,6 +140,7 @@ def compile_outputs(
         state = _configured(given, training=False, placement=placement, gpu=gpu)
         whole = one_microbatch(state.batch)
         state = evolve(state, schedule_call=whole, outputs=tuple(names or known), beside=beside, compiled=False)
+        state = evolve(state, iterations=None if beside is None else beside.iterations)
         built = _timed("build", _build, state)
         if part is not None:
             forward, parts = decoded(of_mode(built.forward, False, state.batch), *part, masters=beside is not None)
@@ -177,7 +179,7 @@ def compile_evaluation(given: language.Spec, training: Compilation, rows: int, g
 def _evaluated(given: language.Spec, training: Compilation, gpu: bool) -> Configured:
     """The inputs of an evaluation program, whose ranks have the stages of training, and read what that stores."""
     state = _configured(given, False, training.schedule.own_placement, gpu)
-    return evolve(state, sparse=training.tables.over)
+    return evolve(state, sparse=training.tables.over, iterations=training.iterations)
 
 
 def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
@@ -262,7 +264,7 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
         model=model,
         train=train,
         schedule_call=schedule,
-        pipeline=evolve(pipeline, chunks=chunks),
+        pipeline=evolve(pipeline, chunks=chunks, homes=homes_of(schedule.call, pipeline.ranks, chunks)),
         mesh=mesh,
         device=device_of(given.mesh),
         groups=groups,
@@ -337,31 +339,33 @@ def _meeting(state: Configured) -> Iterator[Diagnostic]:
 
 
 def _place(state: Built) -> Placed:
-    # Evaluation must have the same stages as training, despite more rows and no dropout; and so must outputs.
-    one = state.forward
-    apart = state.groups is not None and not state.training and not state.outputs  # those may be of a single row
-    if state.beside is not None:
-        one = build(_of_a_group(state, state.beside.model), state.train.dtype, False)
-    elif state.batches != 1 or apart:
-        one = build(_of_a_group(state, state.model), state.train.dtype, state.training)
-    of_one_batch = {node.outputs[0].name: node for node in _ordered(state, one).nodes}
+    graph, iterations = _ordered(state, state.forward), state.iterations
+    if iterations is None:
+        iterations = balanced(graph, state.pipeline, state.spec.layout, partial(_weighed, state))
+    placed = _of_mode(state, place(graph, state.pipeline, state.spec.layout, iterations))
+    return extended(Placed, state, placed=placed, iterations=iterations)
 
-    shared = shared_axes(state.spec)
 
-    def cost(node: Node) -> float:
-        if any(value.type.has(axis) for value in (*node.inputs, *node.outputs) for axis in shared):
-            return 0.0  # of all stages alike
-        node = of_one_batch.get(node.outputs[0].name, node)
-        op = node.op.evaluated
-        return 0.0 if op is None else seconds(node.changed(op=op), state.device)
+def _of_mode(state: Built, placed: Graph) -> Graph:
+    return guarded(of_mode(placed, state.training, state.batch))
 
-    like = one if state.beside is not None else None
-    placed = place(_ordered(state, state.forward), state.pipeline, state.spec.layout, cost, like)
-    return extended(Placed, state, placed=guarded(of_mode(placed, state.training, state.batch)))
+
+def _weighed(state: Built, graph: Graph) -> dict[int, float]:
+    """The seconds that a step spends on the nodes of each stage of a graph: those of its gradients, and of what is
+    computed again for these, are on the same stage.
+    """
+    joint = _of_mode(state, graph)
+    if state.training:
+        joint = remat_scopes(_with_gradients(joint), _recompute_rules(state.spec), state.again)
+    return unsplit_seconds(joint, state.spec, state.device)
+
+
+def _with_gradients(placed: Graph) -> Graph:
+    return expanded(fuse(differentiate(placed)))
 
 
 def _differentiate(state: Placed) -> Differentiated:
-    joint = expanded(fuse(differentiate(state.placed)) if state.training else state.placed)
+    joint = _with_gradients(state.placed) if state.training else expanded(state.placed)
     flops = product_flops(joint)
     if state.training and state.groups is not None:
         flops *= state.groups.count

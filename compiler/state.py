@@ -17,7 +17,7 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.offload import parameters_on_host
-from partita.compiler.passes.place import Pipeline
+from partita.compiler.passes.place import Iterations, Pipeline
 from partita.compiler.passes.shard.shard import ShardedGraph
 from partita.compiler.passes.sparse import Tables
 from partita.compiler.passes.update import UpdateGraph
@@ -36,12 +36,12 @@ from partita.dsl.reprs import Pictured, count, outline
 class Configured:
     """The inputs of a compilation. `groups` are those that train apart, if any do.
 
-    `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
-    processes `batches` as if they were one, the last of which may lack rows; or it computes `outputs` instead of the
-    loss. `sparse` are the tables that training updates by rows, with the axis of these: it stores them for that. A
-    program of outputs may run along with a training program, `beside` it: its stages are the same, and it reads
-    parameters where that one stores them. With `compiled`, torch compiles the program's functions. `again` are the
-    calls and iterations that `recompute auto` has chosen. `times` are seconds by pass.
+    `training` is false for the evaluation program: its stages are placed by `placement` and have the `iterations` of
+    training's, and it processes `batches` as if they were one, the last of which may lack rows; or it computes
+    `outputs` instead of the loss. `sparse` are the tables that training updates by rows, with the axis of these: it
+    stores them for that. A program of outputs may run along with a training program, `beside` it: its stages are the
+    same, and it reads parameters where that one stores them. With `compiled`, torch compiles the program's functions.
+    `again` are the calls and iterations that `recompute auto` has chosen. `times` are seconds by pass.
     """
 
     spec: language.Spec
@@ -54,6 +54,7 @@ class Configured:
     groups: Groups | None = None
     training: bool = True
     placement: Placement | None = None
+    iterations: Iterations | None = None
     batches: Fraction = Fraction(1)
     sparse: Mapping[str, str] = field(factory=dict)
     outputs: tuple[str, ...] = ()
@@ -160,7 +161,7 @@ class Built(Configured):
 
 @frozen(eq=False, kw_only=True)
 class Placed(Built):
-    """Adds the graph of the kind of step, with its nodes on pipeline stages."""
+    """Adds the graph of the kind of step, with its nodes on pipeline stages, and has its `iterations`."""
 
     placed: Graph
 

@@ -23,9 +23,10 @@ from partita.compiler.analysis.liveness import roots
 from partita.compiler.analysis.memory import PHASES, copies
 from partita.compiler.analysis.traffic import launch_seconds, outer_nodes, update_nodes
 from partita.compiler.codegen.functions import StageFunctions
+from partita.compiler.costs.devices import Device
 from partita.compiler.costs.links import Link, link_of
 from partita.compiler.costs.nodes import seconds as node_seconds
-from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.graph import Graph, Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
 from partita.compiler.passes.cut import StageGraph
@@ -37,6 +38,8 @@ from partita.compiler.schedules.schedule import Action
 from partita.compiler.schedules.simulator import Costs, simulate
 from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Cut, Scheduled, State
+from partita.dsl import spec as language
+from partita.dsl.divisibility import shared_axes
 from partita.dsl.reprs import shortened
 from partita.dsl.types import BYTES
 
@@ -272,6 +275,20 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
             rest.run(made_for_nothing(state, stage))
             for kind, phases in PHASES.items():
                 found[stage.index, kind] += rest.arrived if Phase.BACKWARD in phases else 0.0
+    return found
+
+
+def unsplit_seconds(graph: Graph, given: language.Spec, device: Device) -> dict[int, float]:
+    """The seconds that a full batch spends on each stage of a placed graph before anything is split over the mesh,
+    without what all ranks of the pipeline share: by these, stages are cut.
+    """
+    shared = shared_axes(given)
+    found: dict[int, float] = {}
+    for node in graph.nodes:
+        of_all = any(value.type.has(axis) for value in (*node.inputs, *node.outputs) for axis in shared)
+        if node.op.evaluated is not None and not of_all:
+            own = node_seconds(node.changed(op=node.op.evaluated), device)
+            found[node.placed_on] = found.get(node.placed_on, 0.0) + own
     return found
 
 

@@ -1,8 +1,9 @@
 """Graph → placed graph: which pipeline stage each node of the forward pass runs on.
 
-Explicit placements (`place`) come first; then iterations of the repeats that `stage` names, balanced by cost. A node
-outside the iterations goes with the first one if it comes before it, otherwise with the preceding one; but never before
-the stage of an operand. Without a `stage` rule, nodes go with their operands, or else with their readers.
+Explicit placements (`place`) come first; then iterations of the repeats that `stage` names, balanced by the seconds
+that training takes for them: forward, backward, and what is computed again. A node outside the iterations goes with the
+first one if it comes before it, otherwise with the preceding one; but never before the stage of an operand. Without a
+`stage` rule, nodes go with their operands, or else with their readers.
 
 Backward nodes are made later, on the stage of their forward node.
 """
@@ -10,6 +11,7 @@ Backward nodes are made later, on the stage of their forward node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 from attrs import evolve, field, frozen
 
@@ -22,17 +24,24 @@ from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
 
 # A relative tolerance: sums of floats that differ by rounding are equal.
 NEAR = 1e-9
+DIGITS = 9  # of shares of the whole
+# Costs are of what is not split over a mesh yet: smaller differences between ranks are not worth uneven stages.
+KNOWN = 0.02
+APART = -1  # instead of a stage: of nodes that are not weighed with any iteration
 MOST_SHOWN = 4  # readers of a parameter on other stages
 
 
 @frozen
 class Pipeline:
-    """The pipeline that a layout declares: its mesh axis (None: no pipeline), ranks, and chunks per rank."""
+    """The pipeline that a layout declares: its mesh axis (None: no pipeline), ranks, and chunks per rank. `homes` are
+    the ranks of the stages, as far as they are known before the schedule is.
+    """
 
     axis: str | None
     ranks: int
     chunks: int
     span: Span | None = field(default=None, eq=False)
+    homes: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -59,31 +68,49 @@ def pipeline_of(layout: Layout | None, mesh: Mesh | None, chunks: int) -> Pipeli
     return Pipeline(axis, mesh.size(axis), chunks, span=rule.span)
 
 
-def place(
-    graph: Graph,
-    pipeline: Pipeline,
-    layout: Layout | None,
-    cost: Callable[[Node], float],
-    like: Graph | None = None,
-) -> Graph:
-    """The graph with every node's stage set; iterations are balanced by the costs of another graph of the model, if it
-    shall be `like` that. Raises Refused: E0403, E0404, E0409.
+@frozen
+class Iterations:
+    """The stages of iterations, by path: `staged` are those of the repeats that `stage` names, `placed` those that
+    `place` has put on a range of stages.
+    """
+
+    staged: Mapping[str, int] = field(factory=dict)
+    placed: Mapping[str, int] = field(factory=dict)
+
+
+# The seconds that nodes of a graph of the forward pass take, with all that training computes for them, by their stages.
+Weigh = Callable[[Graph], Mapping[int, float]]
+
+
+def balanced(graph: Graph, pipeline: Pipeline, layout: Layout | None, weigh: Weigh) -> Iterations:
+    """The stages of a graph's iterations, such that no rank has more to do than need be: by what the nodes are weighed
+    with each iteration as a stage of its own. Raises Refused: E0403, E0404, E0409.
     """
     if pipeline.stages == 1:
-        return evolve(graph, nodes=tuple(node.changed(stage=0) for node in graph.nodes))
-    rules = layout.rules if layout else ()
-    stage_rules = [rule for rule in rules if isinstance(rule, StageRule)]
-    place_rules = [rule for rule in rules if isinstance(rule, PlaceRule)]
-    balanced = graph if like is None else like
-    explicit_stage = _explicit_stages(balanced, place_rules, pipeline, cost)
-    iterations: dict[str, int] = {}
-    if stage_rules:
-        known = [explicit_stage(node) for node in balanced.nodes]
-        iterations = _balanced_iterations(balanced, stage_rules, pipeline, cost, known)
+        return Iterations()
+    stage_rules, place_rules = _rules(layout)
+    placed: dict[str, int] = {}
+    for rule in place_rules:
+        for path, span in zip(rule.paths, rule.path_spans, strict=True):
+            if rule.first < rule.last and _is_stage(rule, pipeline):
+                for scope in named_scopes(graph, path):
+                    placed |= _over_range(graph, scope, rule, span, pipeline, weigh)
+    explicit_stage = _explicit_stages(graph, place_rules, pipeline, placed)
+    if not stage_rules:
+        return Iterations({}, placed)
     explicit = [explicit_stage(node) for node in graph.nodes]
-    stages = _spread(graph, iterations, explicit)
-    nodes = tuple(node.changed(stage=stage) for node, stage in zip(graph.nodes, stages, strict=True))
-    placed = evolve(graph, nodes=nodes)
+    return Iterations(_over_pipeline(graph, stage_rules, pipeline, weigh, explicit), placed)
+
+
+def place(graph: Graph, pipeline: Pipeline, layout: Layout | None, iterations: Iterations) -> Graph:
+    """The graph with every node's stage set, given those of iterations. Raises Refused: E0404, E0409."""
+    if pipeline.stages == 1:
+        return evolve(graph, nodes=tuple(node.changed(stage=0) for node in graph.nodes))
+    stage_rules, place_rules = _rules(layout)
+    explicit_stage = _explicit_stages(graph, place_rules, pipeline, iterations.placed)
+    explicit = [explicit_stage(node) for node in graph.nodes]
+    stages = _spread(graph, iterations.staged, explicit)
+    placed = _at(graph, stages)
     _check_parameters(placed, place_rules)
     idle = sorted(set(range(pipeline.stages)) - set(stages))
     if idle and not stage_rules:
@@ -94,6 +121,17 @@ def place(
             help="place operations on it, or use fewer ranks or chunks",
         )
     return placed
+
+
+def _rules(layout: Layout | None) -> tuple[list[StageRule], list[PlaceRule]]:
+    rules = layout.rules if layout else ()
+    return [r for r in rules if isinstance(r, StageRule)], [r for r in rules if isinstance(r, PlaceRule)]
+
+
+def _at(graph: Graph, stages: Sequence[int]) -> Graph:
+    """The graph with these stages of its nodes."""
+    nodes = (node.changed(stage=stage) for node, stage in zip(graph.nodes, stages, strict=True))
+    return evolve(graph, nodes=tuple(nodes))
 
 
 # ---------------------------------------------------------------- iterations
@@ -124,12 +162,8 @@ def _iterations(graph: Graph, names: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _balanced_iterations(
-    graph: Graph,
-    rules: Sequence[StageRule],
-    pipeline: Pipeline,
-    cost: Callable[[Node], float],
-    explicit: Sequence[int | None],
+def _over_pipeline(
+    graph: Graph, rules: Sequence[StageRule], pipeline: Pipeline, weigh: Weigh, explicit: Sequence[int | None]
 ) -> dict[str, int]:
     """The stage of every iteration of the staged repeats, in program order."""
     (rule, *others) = rules
@@ -146,20 +180,7 @@ def _balanced_iterations(
                 rule.span,
                 help=_nearest_help([s.name for s in graph.scopes if s.repeat]),
             )
-    costs = dict.fromkeys(_iterations(graph, names), 0.0)
-    pending = 0.0
-    current: str | None = None
-    for node, stage in zip(graph.nodes, explicit, strict=True):
-        current = iteration_of(node.scope, names) or current
-        if stage is not None:
-            continue
-        if current is None:
-            pending += cost(node)
-        else:
-            costs[current] += cost(node)
-    paths = list(costs)
-    if paths:
-        costs[paths[0]] += pending
+    paths = _iterations(graph, names)
     stages = pipeline.stages
     if rule.counts is not None:
         if len(rule.counts) != stages or sum(rule.counts) != len(paths):
@@ -181,7 +202,11 @@ def _balanced_iterations(
                 notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
                 help="use fewer ranks or chunks, or repeat more often",
             )
-        counts = balance([costs[path] for path in paths], stages)
+        # What is outside of iterations goes with one of them, as it will with a stage.
+        numbers = {path: i for i, path in enumerate(paths)}
+        apart = [None if stage is None else APART for stage in explicit]
+        found = weigh(_at(graph, _spread(graph, numbers, apart)))
+        counts = balance([found.get(i, 0.0) for i in range(len(paths))], pipeline.homes or range(stages))
     result: dict[str, int] = {}
     position = 0
     for stage, count in enumerate(counts):
@@ -191,19 +216,61 @@ def _balanced_iterations(
     return result
 
 
-def balance(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Counts of a split of `costs` into consecutive non-empty parts that minimizes the most expensive part.
+def balance(costs: Sequence[float], homes: Sequence[int]) -> tuple[int, ...]:
+    """Counts of a split of `costs` into consecutive non-empty parts, one for each of the `homes`, such that the busiest
+    home has the least to do: it sets the pace of a pipeline. If every part has a home of its own, that is the split
+    with the cheapest most expensive part; of these, the one with the least sum of squares, which is the most even.
+    Otherwise it is that split, with costs moved out of parts of the busiest home as long as that makes it better, if in
+    the end the busiest has less by more than costs are known.
 
-    Of the splits with that maximum, the one with the least sum of squares, which is the most even. O(n² · parts), and
-    O(n²) if costs are about equal.
+    O(n² · parts), and O(n²) if costs are about equal; and O(parts²) for each part of the busiest home, for each move.
     """
     total = [0.0]
     for value in costs:
         total.append(total[-1] + value)
+    parts = len(homes)
     # Two searches: with both objectives in one, a prefix of the best split need not be the best of its costs.
     largest, _ = _cut(total, parts, max, float("inf"))
     _, counts = _cut(total, parts, lambda sum, own: sum + own * own, largest * (1 + NEAR))
-    return counts
+    return counts if len(set(homes)) == parts or not total[-1] else _evened(total, counts, homes)
+
+
+def _evened(total: Sequence[float], counts: tuple[int, ...], homes: Sequence[int]) -> tuple[int, ...]:
+    """A split of the costs with these sums, made better by moves out of parts of the busiest home while any does: the
+    less the busiest has, the better; then the more even homes are; then the cheaper the most expensive part is.
+    """
+
+    def shares(counts: Sequence[int]) -> list[float]:
+        edges = [0, *accumulate(counts)]
+        return [(total[end] - total[start]) / total[-1] for start, end in pairwise(edges)]
+
+    def held(parts: Sequence[float]) -> dict[int, float]:
+        found = dict.fromkeys(homes, 0.0)
+        for home, part in zip(homes, parts, strict=True):
+            found[home] += part
+        return found
+
+    def worth(counts: Sequence[int]) -> tuple[float, ...]:
+        parts = shares(counts)
+        each = held(parts).values()
+        found = max(each), sum(x * x for x in each), max(parts), sum(x * x for x in parts)
+        return tuple(round(value, DIGITS) for value in found)
+
+    before, first = counts, worth(counts)
+    best = first
+    while True:
+        busy = held(shares(counts))
+        most = max(busy, key=lambda home: round(busy[home], DIGITS))
+        givers = [i for i, home in enumerate(homes) if home == most and counts[i] > 1]
+        moved = (
+            tuple(count - (i == giver) + (i == taker) for i, count in enumerate(counts))
+            for giver in givers
+            for taker in range(len(counts))
+        )
+        found = min(((worth(each), each) for each in moved), default=(best, counts))
+        if found[0] >= best:
+            return counts if best[0] < first[0] * (1 - KNOWN) else before
+        best, counts = found
 
 
 def _cut(
@@ -249,15 +316,18 @@ def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
     return found
 
 
+def _is_stage(rule: PlaceRule, pipeline: Pipeline) -> bool:
+    return 0 <= rule.first <= rule.last < pipeline.stages
+
+
 def _explicit_stages(
-    graph: Graph, rules: Sequence[PlaceRule], pipeline: Pipeline, cost: Callable[[Node], float]
+    graph: Graph, rules: Sequence[PlaceRule], pipeline: Pipeline, by_iteration: Mapping[str, int]
 ) -> Callable[[Node], int | None]:
-    """The stage that `place` rules ask for, for each node."""
+    """The stage that `place` rules ask for, for each node, given the stages of iterations over ranges."""
     by_scope: dict[str, int] = {}
-    by_iteration: dict[str, int] = {}
     by_value: dict[str, int] = {}
     for rule in rules:
-        if not 0 <= rule.first <= rule.last < pipeline.stages:
+        if not _is_stage(rule, pipeline):
             raise refuse(
                 "E0404",
                 f"there is no stage {max(rule.first, rule.last)}: stages are 0 to {pipeline.stages - 1}",
@@ -280,8 +350,6 @@ def _explicit_stages(
                 by_scope |= dict.fromkeys(scopes, rule.first)
                 by_value |= dict.fromkeys((node.outputs[0].name for node in values), rule.first)
                 continue
-            for scope in scopes:
-                by_iteration |= _over_range(graph, scope, rule, span, cost)
             if values:
                 raise refuse(
                     "E0404",
@@ -304,33 +372,32 @@ def _explicit_stages(
     return explicit
 
 
-def _over_range(graph: Graph, scope: str, rule: PlaceRule, span: Span, cost: Callable[[Node], float]) -> dict[str, int]:
+def _over_range(
+    graph: Graph, scope: str, rule: PlaceRule, span: Span, pipeline: Pipeline, weigh: Weigh
+) -> dict[str, int]:
     """Iterations of a scope's outermost repeats, balanced over a range of stages; the rest of the scope follows."""
     names = {
         s.path: s.name for s in graph.scopes if s.repeat and (without_iterations(s.path) + ".").startswith(scope + ".")
     }
-    costs = dict.fromkeys(_iterations(graph, names), 0.0)
-    for node in graph.nodes:
-        iteration = iteration_of(node.scope, names)
-        if iteration is not None:
-            costs[iteration] += cost(node)
-    count = rule.last - rule.first + 1
-    if len(costs) < count:
+    paths = _iterations(graph, names)
+    homes = (pipeline.homes or range(pipeline.stages))[rule.first : rule.last + 1]
+    count = len(homes)
+    if len(paths) < count:
         raise refuse(
             "E0403",
-            f"`{scope}` has {len(costs)} iterations for {count} stages",
+            f"`{scope}` has {len(paths)} iterations for {count} stages",
             span,
             help="place it on fewer stages, or repeat more often",
         )
-    result: dict[str, int] = {}
-    paths = iter(costs)
-    for stage, iterations in enumerate(balance(list(costs.values()), count), rule.first):
-        for _ in range(iterations):
-            result[next(paths)] = stage
-    return result
+    numbers = {path: i for i, path in enumerate(paths)}
+    own = (iteration_of(node.scope, names) for node in graph.nodes)
+    found = weigh(_at(graph, [numbers.get(path or "", APART) for path in own]))
+    counts = balance([found.get(i, 0.0) for i in range(len(paths))], homes)
+    stages = (stage for stage, many in enumerate(counts, rule.first) for _ in range(many))
+    return dict(zip(paths, stages, strict=True))
 
 
-def _spread(graph: Graph, iterations: dict[str, int], explicit: Sequence[int | None]) -> list[int]:
+def _spread(graph: Graph, iterations: Mapping[str, int], explicit: Sequence[int | None]) -> list[int]:
     """The stage of every node, given those of iterations and explicit placements."""
     names = {path.rsplit(".", 1)[0]: "" for path in iterations}
     stages: list[int | None] = []

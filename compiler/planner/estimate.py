@@ -58,22 +58,23 @@ def placement_of(candidate: Candidate) -> Placement:
 
 
 def cut(stages: Stages, candidate: Candidate, layers: int) -> tuple[StageCosts, ...]:
-    """The costs of a candidate's stages, with layers balanced by forward time as in the compiler."""
+    """The costs of a candidate's stages, with the layers of ranks balanced by what they compute, as in the compiler."""
     count = candidate.stages
     if count == 1:
         return (stages.stage(0, 1, max(1, layers)),)
-    one = stages.layer.forward
-    ends = (round(each.forward - stages.middle.forward, 12) for each in (stages.first, stages.last))
-    counts = _cut(layers, count, one, *ends)
+    one = stages.layer.unsplit
+    ends = (round(each.unsplit - stages.middle.unsplit, 12) for each in (stages.first, stages.last))
+    homes = ranks_of(placement_of(candidate))
+    counts = _cut(layers, tuple(homes[stage] for stage in range(count)), one, *ends)
     return tuple(stages.stage(i, count, each) for i, each in enumerate(counts))
 
 
 @lru_cache(maxsize=4096)
-def _cut(layers: int, stages: int, one: float, first: float, last: float) -> tuple[int, ...]:
+def _cut(layers: int, homes: tuple[int, ...], one: float, first: float, last: float) -> tuple[int, ...]:
     costs = [one] * layers
     costs[0] += max(0.0, first)
     costs[-1] += max(0.0, last)
-    return balance(costs, stages)
+    return balance(costs, homes)
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from attrs import evolve, fields, frozen
 
 from partita.compiler.analysis.memory import at_end, beside
-from partita.compiler.analysis.time import costs_of, end_seconds, silenced, stage_seconds
+from partita.compiler.analysis.time import costs_of, end_seconds, silenced, stage_seconds, unsplit_seconds
 from partita.compiler.costs.links import Link
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.planner.budget import Budget, seconds_of
@@ -27,7 +27,8 @@ COUNTS = (1, 1, 2, 1)
 @frozen
 class StageCosts:
     """The costs of a stage. In seconds: its actions (`whole` is BW); F and BW without communication along the mesh
-    (`quiet`); the end of a step; its messages to the next and to the previous stage. In bytes: what a microbatch keeps
+    (`quiet`), and before anything is split (`unsplit`); the end of a step; its messages to the next and to the previous
+    stage. In bytes: what a microbatch keeps
     after F (`saved`) and after B (`kept`), all other memory among the microbatches (`beside`), reduced gradients, and
     the working set of each kind of action (`in_…`).
     """
@@ -37,6 +38,7 @@ class StageCosts:
     weight: float = 0.0
     whole: float = 0.0
     quiet: float = 0.0
+    unsplit: float = 0.0
     end: float = 0.0
     send_forward: float = 0.0
     send_backward: float = 0.0
@@ -105,7 +107,7 @@ def stages_of(
 ) -> Stages:
     """The costs of a candidate's stages. They do not depend on its schedule, nor, given the `links` of its mesh, on the
     length of its pipeline. What it takes is spent from a budget. Programs among `programs` are not compiled again;
-    with a `change` of them, such as another device, costs have no bytes, nor what is `quiet`.
+    with a `change` of them, such as another device, costs have no bytes, nor what is `quiet`; stages stay as cut.
 
     Raises Refused if the candidate does not compile.
     """
@@ -144,6 +146,7 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
     known = dict(links)
     there = tuple((name, known.get(name, link)) for name, link in state.mesh.links)
     state = evolve(state, mesh=evolve(state.mesh, links=there))
+    unsplit = unsplit_seconds(state.undivided or state.joint, state.spec, state.device)
     if change is not None:
         state = change(state)
     costs = costs_of(state)
@@ -164,6 +167,7 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
             backward=costs.action(i, "B") + send_backward,
             weight=costs.action(i, "W"),
             whole=costs.action(i, "BW") + send_backward,
+            unsplit=unsplit.get(i, 0.0),
             end=end_seconds(state, rank, costs.action(i, "F")),
             send_forward=sent["forward"],
             send_backward=sent["backward"],

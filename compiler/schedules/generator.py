@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, cast
 
 from attrs import frozen
 
-from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement
+from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement, ranks_of
 from partita.compiler.schedules.spread import with_spread
 from partita.dsl import builtins, spec
 from partita.dsl.builtins import DEFAULT_SCHEDULE, Signature
@@ -159,6 +159,21 @@ def size_of(call: spec.Call | None) -> tuple[int, int]:
         return schedule.own_chunks, schedule.microbatches // schedule.slices
     chunks = generator.chunks or call.arguments.get("chunks") or 1
     return int(chunks), int(call.arguments["microbatches"])
+
+
+def homes_of(call: spec.Call | None, ranks: int, chunks: int) -> tuple[int, ...]:
+    """The rank of each stage of a schedule call's pipeline, if it has so many ranks. What is searched for may place
+    them in several ways: for that, each stage is as if on a rank of its own.
+
+    Raises Refused (E0506) for a file that is not a schedule.
+    """
+    generator = SCHEDULES[DEFAULT_SCHEDULE if call is None else call.name]
+    written = generator.written(call).own_placement if call and generator.written else None
+    placement = written or generator.placement(ranks, chunks)
+    found = ranks_of(placement)
+    if generator.searched or len(found) != ranks * chunks:
+        return tuple(range(ranks * chunks))
+    return tuple(found[stage] for stage in range(len(found)))
 
 
 def one_microbatch(batch: str) -> spec.Schedule:

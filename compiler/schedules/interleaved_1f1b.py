@@ -27,6 +27,9 @@ from partita.compiler.schedules.schedule import (
 from partita.dsl.builtins import CHUNKS, COUNT, MICROBATCHES, OVER_BOTH, SLICES, Setting
 from partita.dsl.spec import Call
 
+# The least ratio of two numbers of chunks that `plan` compares if neither gives all chunks as many layers.
+CHUNKS_BETWEEN = 1.5
+
 
 def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | None = None, slices: int = 1) -> Schedule:
     """Forwards in groups of `group` microbatches (default: P), chunk by chunk within a group; backwards likewise with
@@ -105,8 +108,14 @@ def _representative(ranks: int, microbatches: int) -> int:
 
 
 def _planned(ranks: int, layers: int, microbatches: int) -> Iterator[int]:
-    """Two chunks, and every larger number that gives all chunks the same number of layers."""
-    return (each for each in range(2, layers // ranks + 1) if each == 2 or layers % (ranks * each) == 0)
+    """Two chunks, every larger number that gives all chunks the same number of layers, and some between: layers that
+    do not divide evenly over chunks may over ranks.
+    """
+    most, last = layers // ranks, 1
+    for each in range(2, most + 1):
+        if layers % (ranks * each) == 0 or each >= CHUNKS_BETWEEN * last or each == most:
+            last = each
+            yield each
 
 
 def _proxy(call: Call, sizes: Sizes) -> Call:

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.nodes import seconds
-from partita.compiler.graph import Graph, Node
+from partita.compiler.graph import Graph
 from partita.compiler.mesh import Mesh, mesh_of
 from partita.compiler.passes import build as building
 from partita.compiler.passes import cut as cutting
@@ -156,10 +156,14 @@ def place(form: Form, *, mesh: str, rules: str, chunks: int = 1) -> Form:
     spec = file_of(form.graph(), mesh, rules)
     _, pipeline = mesh_and_pipe(spec, chunks)
 
-    def cost(node: Node) -> float:
-        return seconds(node, device_of(spec.mesh))
+    def weigh(graph: Graph) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for node in graph.nodes:
+            found[node.placed_on] = found.get(node.placed_on, 0.0) + seconds(node, device_of(spec.mesh))
+        return found
 
-    return whole(placing.place(form.graph(), pipeline, spec.layout, cost))
+    iterations = placing.balanced(form.graph(), pipeline, spec.layout, weigh)
+    return whole(placing.place(form.graph(), pipeline, spec.layout, iterations))
 
 
 def differentiate(form: Form) -> Form:

@@ -1,14 +1,17 @@
-"""Cuts are balanced: the dearest stage is as cheap as any cut could make it."""
+"""Cuts are balanced: the busiest rank has as little to do as can be."""
 
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from math import ceil
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from partita.compiler.passes.place import balance
-from partita.compiler.pipeline import compile_run
+from partita.compiler.passes.place import KNOWN, balance
+from partita.compiler.pipeline import compile_run, compile_spec
+from partita.compiler.schedules.schedule import loop_placement, ranks_of, v_placement
 from tests.files import checked
 
 
@@ -22,7 +25,7 @@ def costs_and_parts(draw):
 @example(([2.0, 3.0, 2.0, 5.0, 1.0, 6.0], 5))
 def test_balance_is_optimal(case):
     costs, parts = case
-    counts = balance(costs, parts)
+    counts = balance(costs, range(parts))
     assert len(counts) == parts
     assert sum(counts) == len(costs)
     assert min(counts) >= 1
@@ -71,5 +74,79 @@ def test_evaluation_has_the_stages_of_training():
 
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_equal_costs_are_cut_evenly(parts, each):
-    counts = balance([1.0] * (parts * each), parts)
-    assert counts == (each,) * parts
+    assert balance([1.0] * (parts * each), range(parts)) == (each,) * parts
+    assert balance([1.0] * (parts * each), [0] * parts) == (each,) * parts
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 9),
+    st.floats(0, 4),
+    st.sampled_from([loop_placement, v_placement]),
+)
+@example(ranks=4, chunks=2, more=0, last=1.7, placement=v_placement)  # 2 layers and 1.7 on the rank of both ends
+@example(
+    ranks=3, chunks=2, more=8, last=0.5, placement=loop_placement
+)  # 14 layers: 5 on two ranks, not 4 on all stages
+def test_the_busiest_rank_of_alike_layers_has_the_least_there_can_be(ranks, chunks, more, last, placement):
+    """No other number of layers for each rank leaves its busiest with less: that of the last stage has more to do."""
+    rank_of = ranks_of(placement(ranks, chunks))
+    homes = [rank_of[stage] for stage in range(ranks * chunks)]
+    layers = len(homes) + more
+    counts = balance([1.0] * (layers - 1) + [1.0 + last], homes)
+    held = [sum(count for count, home in zip(counts, homes, strict=True) if home == rank) for rank in range(ranks)]
+    assert sum(held) == layers
+    assert min(counts) >= 1
+    busiest = max(count + last * (rank == homes[-1]) for rank, count in enumerate(held))
+    if ranks == 1:
+        assert busiest == layers + last
+        return
+    least = min(
+        max(own + last, ceil((layers - own) / (ranks - 1))) for own in range(chunks, layers - chunks * (ranks - 1) + 1)
+    )
+    assert busiest == pytest.approx(least, rel=1.1 * KNOWN)
+
+
+DEEP = """
+axis batch = 48, seq = 256, embed = 1024, ffn = 4096, vocab = 40_960
+model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param table: [vocab, embed] ~ normal(0.1)
+  let x = embedding(tokens, table, over = vocab)
+  repeat 14 as layer {
+    param up: [embed, ffn] ~ normal(0.1)
+    param down: [ffn, embed] ~ normal(0.1)
+    let x = x + dot(gelu(dot(x, up, over = embed)), down, over = ffn)
+  }
+  loss cross_entropy(dot(x, table, over = embed), targets, over = vocab)
+}
+mesh line(pipe = 3) { device = h100 }
+layout split on line { stage layer -> pipe RULES }
+train {
+  model = m  layout = split  schedule = interleaved_1f1b(microbatches = 6, chunks = 2)
+  data = random()  optimizer = sgd(lr = 0.1)  steps = 1
+}
+"""
+
+
+def layers_of_stages(text: str) -> list[int]:
+    state = compile_spec(checked(text, "deep.par"))
+    held: dict[int, set[str]] = {stage: set() for stage in range(state.pipeline.stages)}
+    for each in state.partitioned.graph.parameters:
+        for stage in state.partitioned.stages:
+            if each in stage.parameters and ".layer." in each.name:
+                held[stage.index].add(each.name.split(".")[2])
+    return [len(each) for each in held.values()]
+
+
+def test_stages_of_a_rank_are_cut_together():
+    """The vocabulary takes as long as five layers. Cut by stages alone, its rank would have four layers besides."""
+    counts = layers_of_stages(DEEP.replace("RULES", ""))
+    assert [counts[rank] + counts[rank + 3] for rank in range(3)] == [6, 6, 2]
+
+
+def test_what_is_computed_again_counts():
+    """Layers take longer then, beside a vocabulary that takes as long as before."""
+    deeper = DEEP.replace("repeat 14", "repeat 22")
+    once, again = (layers_of_stages(deeper.replace("RULES", rule)) for rule in ("", "recompute layer"))
+    assert (once[2] + once[5], again[2] + again[5]) == (4, 5)

@@ -6,7 +6,30 @@ PLAN = "tests/compiler/planner/test_plan.py"
 ALIKE = "tests/compiler/analysis/test_alike.py"
 MOVED = f"{PLAN}::test_a_plan_may_cut_collectives_and_make_updates_at_once"
 
+CUT = "tests/compiler/passes/test_place.py"
+
 MISTAKES = [
+    Planted(
+        "stages-cut-as-if-each-had-a-rank",
+        "compiler/pipeline.py",
+        "homes=homes_of(schedule.call, pipeline.ranks, chunks)",
+        "homes=tuple(range(pipeline.ranks * chunks))",
+        f"{CUT}::test_stages_of_a_rank_are_cut_together",
+    ),
+    Planted(
+        "stages-cut-without-what-is-computed-again",
+        "compiler/pipeline.py",
+        "        joint = remat_scopes(_with_gradients(joint), _recompute_rules(state.spec), state.again)\n",
+        "        joint = _with_gradients(joint)\n",
+        f"{CUT}::test_what_is_computed_again_counts",
+    ),
+    Planted(
+        "the-busiest-rank-keeps-what-it-has",
+        "compiler/passes/place.py",
+        "        most = max(busy, key=",
+        "        most = min(busy, key=",
+        f"{CUT}::test_the_busiest_rank_of_alike_layers_has_the_least_there_can_be",
+    ),
     Planted(
         "plans-do-not-lead-away-from-the-file",
         "compiler/planner/search.py",
