@@ -65,7 +65,7 @@ from partita.dsl.report import Report
 from partita.dsl.reprs import count, outline
 from partita.dsl.units import BYTES, written
 
-# The share of device memory that a program may use; the rest is for kernel workspaces and fragmentation.
+# The share of device memory that a program may use, if the file itself uses no more; the rest is for fragmentation.
 USABLE = 0.95
 # The most plans compiled on one mesh, for variety.
 ALIKE = 3
@@ -193,6 +193,7 @@ class Search:
         own, wrong = self._as_it_is()
         self.budget.begin(reserved=self._least_to_compile(self._own) if self._own else 0.0)  # for one plan
         kept = [own] if own is not None and own.peak <= self.device.memory else []
+        self.room = max(self.room, *(each.peak for each in kept), 0.0)  # as much as the file is trusted with
         bounds = sorted(self._all_bounds(own), key=lambda pair: pair[0])
         fitting = self._outlook(bounds, own)
         fitting = sorted({*fitting, *self._variants(fitting[: self._wide])}, key=self._seconds)

@@ -85,7 +85,7 @@ model m(x: [batch, width]) {
   loss mean(x * x)
 }
 mesh ranks(pipe = 2)
-layout cut on ranks { stage lower, upper -> pipe }
+layout cut on ranks { stage lower, upper -> pipe [2, 2] }
 schedule s = zb_h1(microbatches = 4)
 optimizer some { freeze lower  update all -> adamw(lr = 0.1) }
 train { data = random() optimizer = some steps = 2 }

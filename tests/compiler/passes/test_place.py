@@ -150,3 +150,29 @@ def test_what_is_computed_again_counts():
     deeper = DEEP.replace("repeat 14", "repeat 22")
     once, again = (layers_of_stages(deeper.replace("RULES", rule)) for rule in ("", "recompute layer"))
     assert (once[2] + once[5], again[2] + again[5]) == (4, 5)
+
+
+FROZEN = """
+axis batch = 8, embed = 64, ffn = 256
+block b(x: [batch, embed]) {
+  param up: [embed, ffn] ~ normal(0.1)
+  param down: [ffn, embed] ~ normal(0.1)
+  return x + dot(gelu(dot(x, up, over = embed)), down, over = ffn)
+}
+model m(x: [batch, embed]) {
+  repeat 6 as lower { let x = b(x) }
+  repeat 6 as upper { let x = b(x) }
+  loss mean(x * x)
+}
+mesh line(pipe = 2)
+layout split on line { stage lower, upper -> pipe }
+optimizer half { freeze lower  update all -> sgd(lr = 0.1) }
+train { layout = split  schedule = gpipe(microbatches = 2)  data = random()  optimizer = half  steps = 1 }
+"""
+
+
+def test_what_is_frozen_takes_less():
+    """Layers before all that is trained have no backward pass: six of them and two others take as long as four."""
+    first, _ = compile_spec(checked(FROZEN, "frozen.par")).partitioned.stages
+    layers = {each.name.rsplit(".", 2)[0] for each in first.parameters}
+    assert layers == {*(f"m.lower.{i}" for i in range(6)), "m.upper.0", "m.upper.1"}

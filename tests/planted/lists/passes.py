@@ -23,8 +23,9 @@ MISTAKES = [
     Planted(
         "what-comes-before-costs-nothing",
         "compiler/passes/place.py",
-        "        costs[paths[0]] += pending\n",
-        "        pass\n",
+        "        found = weigh(_at(graph, _spread(graph, numbers, apart)))\n",
+        "        each = [numbers.get(iteration_of(node.scope, names) or '', APART) for node in graph.nodes]\n"
+        "        found = weigh(_at(graph, each))\n",
         CASES,
     ),
     Planted(

@@ -145,8 +145,8 @@ MISTAKES = [
     Planted(
         "evaluations-that-are-not-told-of-tables",
         "compiler/pipeline.py",
-        "    return evolve(state, sparse=training.tables.over)\n",
-        "    return state\n",
+        "sparse=training.tables.over, iterations",
+        "iterations",
         "tests/training/test_tables.py::test_an_evaluation_reads_tables_as_training_stores_them",
     ),
     Planted(
