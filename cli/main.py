@@ -18,7 +18,11 @@ from partita.dsl.report import nearest
 
 # Words that stand for options.
 OPTIONS = {"help": "--help", "version": "--version"}
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 3, 130
+# What torch says when an allocation fails, on CPUs and GPUs.
+_OUT_OF_MEMORY = re.compile(
+    r"(?<=can't allocate memory: )you tried to allocate \d+ bytes|\w+ out of memory\. [^.]*[\d.]+ \w+"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:  # that of torch is the latter
+        asked = _OUT_OF_MEMORY.search(str(error))
+        if asked is None and not isinstance(error, MemoryError):
+            raise
+        what = f": {asked.group()}" if asked else ""
+        print(f"partita: out of memory{what}; `partita compile FILE` shows what each rank needs", file=sys.stderr)
+        return FAILED
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise

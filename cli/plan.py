@@ -188,7 +188,10 @@ def show(found: Found, console: Console) -> None:
     )
     print_table(console, Table(columns, rows, console.width))
     sizes = " × ".join((space.data, space.pipe, space.tensor, *also))
-    print_text(console, f"mesh: {sizes}; batches: microbatches × rows of each on a rank; seq: sequence parallel")
+    sliced = "; slices: parts of each microbatch" if any(plan.candidate.slices > 1 for plan in found.plans) else ""
+    print_text(
+        console, f"mesh: {sizes}; batches: microbatches × rows of each on a rank{sliced}; seq: sequence parallel"
+    )
     if found.larger is not None:
         candidate, outlook = found.larger
         print_text(

@@ -198,13 +198,15 @@ def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
                 raise
             if rows is not None and batches.denominator > 1:
                 divisor = next(each for each in range(size, 0, -1) if rows % each == 0)
-                fewer = f"; or, in a run, `batches = {rows // size}`" if rows > size else ""
+                full = f"in a run, `batches = {rows // size}`, which leaves out the rest; or " if rows > size else ""
                 raise refuse(
                     "E0623",
                     f"the evaluation set has {rows:,} rows, and this model needs full batches of {size}",
                     state.train.spans.get("eval"),
-                    notes=[each.message for each in refused.diagnostics],
-                    help=f"`{state.batch} = {divisor}`, which divides the set{fewer}",
+                    notes=[
+                        each.message + (f"   ({each.span.place})" if each.span else "") for each in refused.diagnostics
+                    ],
+                    help=f"{full}`{state.batch} = {divisor}`, which divides the set",
                 ) from refused
     return _timed("assemble", assembled, _rest(_joint(state)))
 
@@ -254,6 +256,8 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
         )
     chunks, _ = size_of(schedule.call)
     pipeline = pipeline_of(given.layout, given.mesh, chunks)
+    if chunks > 1 and pipeline.axis is None:
+        raise _without_stages(given, schedule.call, chunks)
     groups = groups_of(given)
     mesh = mesh_of(given.mesh, pipeline.axis, groups)
     if not training and groups is not None and groups.along is not None and mesh.apart is not None:
@@ -272,6 +276,23 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
         placement=placement,
         compiled=gpu if train.compile is None else train.compile,
         times=(("settle", perf_counter() - start),),
+    )
+
+
+def _without_stages(given: language.Spec, call: language.Call, chunks: int) -> Refused:
+    """E0404: a schedule is for several stages a rank, and no rule says what they are."""
+    model, _ = given.trained
+    repeat = next((step.name for step in model.body.steps if isinstance(step, language.Repeat)), None)
+    layout = given.layout
+    used = {each for rule in (layout.rules if layout else ()) for each in getattr(rule, "mesh_axes", ())}
+    over = next((name for name, _ in (given.mesh.axes if given.mesh else ()) if name not in used), "…")
+    return refuse(
+        "E0404",
+        f"schedule `{call.name}` is for {chunks} stages on each rank, and "
+        + (f"layout `{layout.name}` has no `stage` rule" if layout else "there is no layout with a `stage` rule"),
+        call.span,
+        notes=[f"`{layout.span.text.splitlines()[0]}`   ({layout.span.place})"] if layout and layout.span else [],
+        help=f"`stage {repeat or '…'} -> {over}` in the layout, or another schedule, such as `one_f_one_b`",
     )
 
 

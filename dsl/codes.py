@@ -17,6 +17,13 @@ class Code:
     explanation: str
     fix: str
 
+    @property
+    def advice(self) -> str | None:
+        """The fix as the help of a diagnostic, which is no sentence; None if it is an example that fits some files."""
+        if not self.fix[0].isalpha():
+            return None
+        return self.fix[0].lower() + self.fix[1:].removesuffix(".")
+
 
 # fmt: off
 # ruff: noqa: E501
@@ -37,10 +44,10 @@ CODES: dict[str, Code] = {
     "E0013": Code("too many imports", "At most 100 files may be imported.", "Merge some of them."),
     # ------------------------------------------------------------ syntax
     "E0101": Code("unexpected character", "This character has no meaning outside strings and comments.", "Remove it; strings are written in double quotes."),
-    "E0102": Code("unterminated string", "A string must end on the line on which it begins.", '`import "llama.par"`'),
+    "E0102": Code("unterminated string", "A string must end on the line on which it begins.", 'End it with a double quote: `import "llama.par"`.'),
     "E0103": Code("unexpected token", "The grammar expects something else here; `help` says what.", "`axis batch = 32`, not `axis batch 32`."),
     "E0104": Code("reserved word as a name", "Keywords, and `param`, `state`, `grad`, `all`, `auto`, cannot be names.", "`let error = …` instead of `let loss = …`."),
-    "E0105": Code("mismatched brackets", "A bracket is never closed, closes nothing, or closes a bracket of another kind.", "`[1, 2]`, not `[1, 2)`."),
+    "E0105": Code("mismatched brackets", "A bracket is never closed, closes nothing, or closes a bracket of another kind.", "Close each bracket by its own kind: `[1, 2]`, not `[1, 2)`."),
     "E0106": Code("malformed number", "Underscores may only separate digits.", "`10_000`, not `10__000`."),
     "E0107": Code("unknown unit", "The units are %, B and its multiples (GB, GiB), the same per second, FLOP/s and its multiples, ns, us, ms, s, min and h.", "`80GiB`, `900GB/s`, `989TFLOP/s`, `5us`, `8%`."),
     "E0108": Code("cannot be formatted", "The canonical form would not parse to the same tree. This is a bug in the formatter; the file is left unchanged.", "Please report it with the file."),
@@ -80,9 +87,9 @@ CODES: dict[str, Code] = {
     "E0305": Code("missing entry", "A train block needs `data`, `optimizer` and `steps`.", "`steps = 1_000`"),
     "E0306": Code("wrong kind of value", "The value is a number, word, string, list or call where another of these is expected.", '`data = text("corpus/*.txt")`'),
     "E0307": Code("wrong or missing unit", "Ratios, sizes in bytes, rates and times need a unit; counts have none.", "`holdout = 10%`, `memory = 80GiB`"),
-    "E0308": Code("value out of range", "The number is outside the range that the setting allows.", "`momentum = 0.9`"),
+    "E0308": Code("value out of range", "The number is outside the range that the setting allows.", "A number that the message allows."),
     "E0309": Code("unknown setting", "No schedule, optimizer, data source, distribution, device, link or measure has this name.", "`optimizer = adamw(lr = 1e-3)`"),
-    "E0310": Code("not a positive integer", "Sizes and counts must be positive integers; axis arithmetic is exact.", "`axis ffn = 8 * embed / 3` needs `embed` divisible by 3."),
+    "E0310": Code("not a positive integer", "Sizes and counts must be positive integers; axis arithmetic is exact.", "A whole number of 1 or more; `8 * embed / 3` needs `embed` divisible by 3."),
     "E0311": Code("cyclic definition", "The size of an axis, or a constant, depends on itself, directly or through others.", "Give one of them a number."),
     "E0313": Code("unknown mesh axis", "The mesh has no axis of this name.", "`mesh cluster(data = 2, pipe = 4)`"),
     "E0314": Code("invalid stage numbers", "Stages count from 0, a range must not be empty, and the number of layers per stage must be positive.", "`place encoder -> pipe[0..1]`"),
@@ -129,7 +136,7 @@ CODES: dict[str, Code] = {
     # ------------------------------------------------------------ runs
     "E0601": Code("data not found", "No file has this name, or matches this pattern.", "Paths are relative to the .par file."),
     "E0602": Code("data outside the root", "Data files must lie within the directory of the .par file, or have an address such as `s3://bucket/a.bin`. Of addresses, those of `s3://`, `gs://`, `http://` and `https://` are read, and those of the first two written.", "Move the data there."),
-    "E0603": Code("data cannot be read", "The content of the file is not what its data source expects.", "`dtype` must be what the file was written with."),
+    "E0603": Code("data cannot be read", "The content of the file is not what its data source expects.", "Check that the file is whole, and of the kind that the data source reads."),
     "E0604": Code("too little data", "One window, or one batch, is longer than the data, or than its held-out fraction.", "A smaller `batch` or `seq`, or more data."),
     "E0605": Code("id out of range", "The data, or a computed value, has ids beyond the size of the axis that they index.", "`axis vocab = 256` for bytes."),
     "E0606": Code("input missing in the data", "Inputs of the model are bound by name to what the data source yields.", "`tokens` and `targets` for text."),
@@ -142,7 +149,7 @@ CODES: dict[str, Code] = {
     "E0613": Code("too many ranks for one machine", "A standalone `partita run` starts at most 256 ranks, so that a file alone cannot flood the machine with processes.", "`torchrun` or Slurm on several machines; or a smaller mesh: `cluster.data=1`."),
     "E0614": Code("no C++ compiler for torch", "With `compile = true` on a CPU, torch generates C++ and needs a compiler.", "Install g++ or clang++, or name one in `CXX`; or remove `compile`."),
     "E0615": Code("ranks have different data", "Before the first step the ranks compare their data files: names, sizes, and hashes of their content (of large files, in part). The notes say which differ.", "Copy the same files to all machines."),
-    "E0616": Code("bad document", "A line of a `jsonl` file, or a row of a `parquet` file, has no document: it is not JSON, lacks the field or column, or what is there is not text. The message names the file and the line or row.", "`jsonl(\"corpus/*.jsonl\", field = \"content\")`"),
+    "E0616": Code("bad document", "A line of a `jsonl` file, or a row of a `parquet` file, has no document: it is not JSON, lacks the field or column, or what is there is not text. The message names the file and the line or row.", "Correct that line; or `jsonl(\"corpus/*.jsonl\", field = \"content\")`, if another field has the text."),
     "E0617": Code("package missing", "This data, or an address, needs a package that is not installed. The message says which one.", "`pip install 'partita[data]'`, or `'partita[remote]'`"),
     "E0618": Code("data cannot be kept", "Documents are encoded once, and files at addresses copied once, into the cache directory, which cannot be written to.", "`PARTITA_CACHE=/scratch/partita partita run FILE`"),
     "E0619": Code("unusable tokenizer", "`tokenizer` is a `tokenizer.json` of Hugging Face's package tokenizers, and `end` one of its tokens.", "`jsonl(\"a.jsonl\", tokenizer = \"tokenizer.json\", end = \"<|endoftext|>\")`"),
@@ -180,7 +187,7 @@ CODES: dict[str, Code] = {
     "E0818": Code("weights depend on the file", "A name in the `weights` that a checkpoint was trained with is computed from a constant, which the command line may have changed.", "`partita checkpoint export runs/m m.par dense=3 --as hf -o out`"),
     "E0819": Code("checkpoint cannot be read", "The server of an address does not answer, or refuses to. Whatever it has is unchanged.", "Check the address, the network, and that your credentials may read there."),
     # ------------------------------------------------------------ planning
-    "E0901": Code("devices cannot all be used", "No mesh with this many devices divides the batch, the axes that can be split and the number of layers. The notes show them.", "Another number of devices, or a batch with more factors."),
+    "E0901": Code("devices cannot all be used", "No mesh with this many devices divides the batch, the axes that can be split and the number of layers; or, with `--keep-mesh`, the file's does not. The notes show them.", "Another number of devices, or a batch with more factors; no `--keep-mesh`."),
     "E0902": Code("nothing fits", "No candidate that was found fits into the memory of the device. The notes show what came closest.", "More devices, a smaller `batch`, or a shorter sequence."),
     "E0903": Code("plan in another directory", "The paths in a plan (imports, data, profiles) are relative to its directory, as in the original file.", "`partita plan specs/gpt.par -o specs/planned.par`"),
     # ------------------------------------------------------------ use of trained models

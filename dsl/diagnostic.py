@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from partita.dsl.codes import CODES
 from partita.dsl.reprs import Pictured
 from partita.dsl.source import Span
 
@@ -53,9 +54,16 @@ class Diagnostic(Pictured):
                 f"{margin}  | {indent}{'^' * length}",
             ]
         lines += [f"{margin}  = {note}" for note in self.notes]
-        if self.help is not None:
-            lines.append(f"{margin}  help: {self.help}")
+        if self.advice is not None:
+            lines.append(f"{margin}  help: {self.advice}")
         return "\n".join(lines)
+
+    @property
+    def advice(self) -> str | None:
+        """The fix: `help`, or for an error without one what the index says of its code."""
+        if self.help is not None or self.severity != "error":
+            return self.help
+        return CODES[self.code].advice
 
     def as_json(self) -> dict[str, Any]:
         """A JSON object for other programs; its keys are stable."""
@@ -66,7 +74,7 @@ class Diagnostic(Pictured):
             "file": self.span.source.name if self.span else None,
             "line": self.span.line if self.span else None,
             "column": self.span.column if self.span else None,
-            "help": self.help,
+            "help": self.advice,
             "notes": list(self.notes),
         }
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
+from attrs import frozen
+
 from partita.dsl import spec
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.groups import groups_of
@@ -29,25 +31,56 @@ def report_misfits(given: spec.Spec, report: Report) -> None:
         report.add(diagnostic)
 
 
+@frozen
+class Cut:
+    """An axis that is split over time: the number of its parts (1 if only a schedule file says it), what one of them
+    is, and the size of all (0 if no input has it).
+    """
+
+    count: int
+    part: str
+    whole: int
+
+
 def undivided(
-    axis: Axis, over: Iterable[tuple[str, int]], rule: Span, tensor: str, declared: Span | None
+    axis: Axis,
+    over: Iterable[tuple[str, int]],
+    rule: Span,
+    tensor: str,
+    declared: Span | None,
+    cut: Cut | None = None,
 ) -> Diagnostic:
-    """E0411: an axis of `tensor` does not divide evenly over the mesh axes that a rule shards it over."""
+    """E0411: an axis of `tensor` does not divide evenly over the mesh axes that a rule shards it over. Of an axis that
+    is cut, the size may be that of a part.
+    """
     over = list(over)
     parts = prod(size for _, size in over)
+    size, help = str(axis.size), f"choose sizes so that `{axis.name}` divides into {parts} parts"
+    if cut is not None and cut.count > 1 and axis.size * cut.count == cut.whole:
+        size = f"{cut.whole}, of which a {cut.part} has {axis.size},"
+        help = f"choose sizes so that each of the {cut.count} {plural(cut.part)} divides into {parts} parts: "
+        help += f"a multiple of {cut.count * parts} for `{axis.name}`"
+    elif cut is not None:
+        help += f" in every {cut.part}"
     return Diagnostic(
         "E0411",
-        f"axis `{axis.name}` of {axis.size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
+        f"axis `{axis.name}` of {size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
         rule,
         (_declared(tensor, declared),),
-        f"choose sizes so that `{axis.name}` divides into {parts} parts in every microbatch",
+        help,
     )
 
 
+def plural(part: str) -> str:
+    """What several parts of an axis are called."""
+    return {"microbatch": "microbatches", "slice": "slices", "group": "groups"}[part]
+
+
 def unequal(
-    axis: Axis, count: int, schedule: Span | None, tensor: str, declared: Span | None, parts: str = "microbatches"
+    axis: Axis, count: int, schedule: Span | None, tensor: str, declared: Span | None, part: str = "microbatch"
 ) -> Diagnostic:
     """E0406: an axis of `tensor` does not divide evenly into the microbatches of a schedule, or into slices."""
+    parts = plural(part)
     return Diagnostic(
         "E0406",
         f"axis `{axis.name}` of {axis.size} does not divide into {count} {parts}",
@@ -151,16 +184,16 @@ def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
         )
 
 
-def _cuts(given: spec.Spec) -> dict[str, tuple[int, str]]:
-    """The axes that are split over time, each with the number of its parts and what these are; 1 if only a schedule
-    file says it.
-    """
+def cuts_of(given: spec.Spec) -> dict[str, Cut]:
+    """The axes that are split over time."""
     arguments = given.schedule.call.arguments if given.schedule else {}
-    cuts = {given.batch: (int(arguments.get("microbatches", 1)), "microbatches")}
+    counts = {given.batch: (int(arguments.get("microbatches", 1)), "microbatch")}
     if given.schedule and given.schedule.sequence is not None:
         axis, count = given.schedule.sequence
-        cuts[axis] = count, "slices"
-    return cuts
+        counts[axis] = count, "slice"
+    inputs = _inputs(given.model) if given.model is not None else ()
+    sizes = {axis.name: axis.size for _, type, _ in inputs for axis in type.axes}
+    return {axis: Cut(count, part, sizes.get(axis, 0)) for axis, (count, part) in counts.items()}
 
 
 def _groups(given: spec.Spec) -> Iterator[Diagnostic]:
@@ -173,16 +206,16 @@ def _groups(given: spec.Spec) -> Iterator[Diagnostic]:
         return
     for name, type, place in _inputs(model) if groups is not None else ():
         if groups is not None and type.has(given.batch) and type.axis(given.batch).size % groups.count:
-            yield unequal(type.axis(given.batch), groups.count, groups.span, f"{name}: {type}", place, "groups")
+            yield unequal(type.axis(given.batch), groups.count, groups.span, f"{name}: {type}", place, "group")
             return
 
 
 def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:
     model, _ = given.trained
-    for axis, (count, parts) in _cuts(given).items():
+    for axis, cut in cuts_of(given).items():
         for name, type, place in _inputs(model):
-            if type.has(axis) and type.axis(axis).size % count:
-                yield unequal(type.axis(axis), count, schedule_span(given), f"{name}: {type}", place, parts)
+            if type.has(axis) and type.axis(axis).size % cut.count:
+                yield unequal(type.axis(axis), cut.count, schedule_span(given), f"{name}: {type}", place, cut.part)
                 break
 
 
@@ -191,7 +224,7 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
     mesh, layout = given.mesh, given.layout
     if mesh is None or layout is None or given.model is None:
         return []
-    cuts = {axis: count for axis, (count, _) in _cuts(given).items()}
+    cuts = cuts_of(given)
     targets = [
         (target, rule.mesh_axes)
         for rule in layout.rules
@@ -207,7 +240,8 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
         for axis, mesh_axes, rule in _assigned(own or general, type.names):
             over = [(each, mesh.size(each)) for each, _ in mesh.axes if each in mesh_axes and mesh.size(each) > 1]
             if type.axis(axis).size % prod(size for _, size in over):
-                found.setdefault((rule.place, axis), undivided(type.axis(axis), over, rule, f"{name}: {type}", span))
+                wrong = undivided(type.axis(axis), over, rule, f"{name}: {type}", span, cuts.get(axis))
+                found.setdefault((rule.place, axis), wrong)
     return list(found.values())
 
 
@@ -230,9 +264,9 @@ def _assigned(
             yield target.name, free, target.span
 
 
-def _of_a_microbatch(type: Type, cuts: Mapping[str, int]) -> Type:
-    for axis, count in cuts.items():
-        type = type.resized(axis, type.axis(axis).size // count) if type.has(axis) else type
+def _of_a_microbatch(type: Type, cuts: Mapping[str, Cut]) -> Type:
+    for axis, cut in cuts.items():
+        type = type.resized(axis, type.axis(axis).size // cut.count) if type.has(axis) else type
     return type
 
 

@@ -324,7 +324,7 @@ class Expressions:
         self.scope.segments[segment] = written.span
         operands = tuple(argument.value for argument in tensors)
         step = spec.CallBlock(called, segment, checked.body, operands, written.span)
-        values = self.scope.add(step, checked.results, checked.nodes, checked.depth + 1)
+        values = self.scope.add(step, checked.results, max(1, checked.nodes), checked.depth + 1)
         return [Tensor(value.number, value.type, _text(written), written.span) for value in values]
 
     def _call_operation(self, written: tree.Call, name: str | None) -> list[Result] | None:

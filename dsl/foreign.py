@@ -266,6 +266,15 @@ SIGNS: Mapping[str, str] = {
     "%": "the remainder is `x - n * floor(x / n)`, of floats",
     "?": "`where(condition, x, y)` selects elementwise",
     "^": "there is no power operator: `x * x`, or `power(x, p)`",
+    **dict.fromkeys("“”„", 'strings are written in straight double quotes: `"…"`'),
+    **dict.fromkeys("×·∙⋅", "a product is `a * b`"),
+    **dict.fromkeys("–—−", "minus is the sign `-` of ASCII"),
+    "÷": "a quotient is `a / b`",
+    "²": "a square is `x * x`",
+    "≤": "it is written `<=`",
+    "≥": "it is written `>=`",
+    "≠": "it is written `!=`",
+    "→": "an arrow is written `->`",
 }
 
 _INDEXING = (

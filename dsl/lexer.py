@@ -141,8 +141,23 @@ def _broken(source: Source, position: int, report: Report) -> int:
         report.error("E0102", "this string is not terminated on its line", Span(source, position, end))
         return end
     end = position + 1
+    if character.isalpha():
+        start = position
+        while start > 0 and _in_word(text[start - 1]):
+            start -= 1
+        while end < len(text) and _in_word(text[end]):
+            end += 1
+        message = f"`{character}` cannot be part of a name: `{shortened(text[start:end])}`"
+        help = "names consist of the letters a to z and A to Z, digits and `_`; comments may have any character"
+        report.error("E0101", message, Span(source, start, end), help=help)
+        return end
     while end < len(text) and text[end] == character:
         end += 1
     shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
-    report.error("E0101", f"unexpected character {shown}", Span(source, position, end), help=SIGNS.get(character))
+    help = SIGNS.get(character, "remove it; text is in double quotes, and comments begin with `#`")
+    report.error("E0101", f"unexpected character {shown}", Span(source, position, end), help=help)
     return end
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_"

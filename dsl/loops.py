@@ -42,7 +42,7 @@ class Loops:
         results = self.iteration(inner, statement.body, before)
         segment = self.scope.segment(statement.name.text)
         self.scope.segments[segment] = statement.name.span
-        nodes = (count or 1) * inner.nodes
+        nodes = (count or 1) * max(1, inner.nodes)
         if nodes > limits.STEPS and results is not None:
             message = f"this repeat has {nodes:,} steps when it is expanded"
             self.report.error("E0008", message, statement.count.span, help=f"at most {limits.STEPS:,}")
@@ -101,7 +101,9 @@ class Loops:
         step = spec.Scan(axis, statement.backward, checked.body, carried, inner.captured, names, head)
         types = [type for type in map(_carried_type, before.values()) if type is not None]
         made = [Type(type.dtype, (axis, *type.axes)) for type in types]
-        for name, value in zip(before, self.scope.add(step, made, checked.nodes, checked.depth + 1), strict=True):
+        for name, value in zip(
+            before, self.scope.add(step, made, max(1, checked.nodes), checked.depth + 1), strict=True
+        ):
             self.scope.bind(name, value, inner.bindings[name].span)
         return True
 

@@ -87,7 +87,7 @@ def suggestion(word: str, candidates: Iterable[str], kind: str = "there are") ->
     if found is not None:
         return f"did you mean `{found}`?"
     if choices and len(choices) <= 12:
-        return f"{kind} {listed(choices)}"
+        return f"{kind if len(choices) > 1 else kind.replace('there are', 'there is')} {listed(choices)}"
     return None
 
 

@@ -178,8 +178,12 @@ class Settings:
             return Call(kind.number, {setting.name: value}, written.span)
         texts = (each.name for each in kind.signatures.values() if each.settings and each.settings[0].kind == Text())
         first = next(texts, None)
-        help = f"such as `{first}({shortened(written.text)})`" if first and isinstance(written, tree.String) else None
-        raise refuse("E0306", f"{what} is one of {listed(kind.signatures, 'or')}", written.span, help=help)
+        if first and isinstance(written, tree.String):
+            help = f"such as `{first}({shortened(written.text)})`"
+        else:
+            help = f"such as `{noun} = {next(iter(kind.signatures))}(…)`"
+        number = "a number, or " if kind.number is not None else ""
+        raise refuse("E0306", f"{what} is {number}one of {listed(kind.signatures, 'or')}", written.span, help=help)
 
     def _shares(
         self, written: tree.Expression, signatures: Mapping[str, Signature], what: str, lookup: constants.Lookup

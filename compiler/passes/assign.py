@@ -123,12 +123,21 @@ def _update(parameter: Parameter, as_trained: Trained, target: _Target, call: Ca
     unfit = optimizer.unfit(as_trained)
     if unfit is not None:
         declared = f", declared at {parameter.span.place}" if parameter.span else ""
+        own = f"update {parameter.name.rpartition('.')[2]} -> adamw(…)"
+        help = f"another rule for it, before this one: `{own}`"
+        if target.span == call.span:  # the optimizer is this call, without rules
+            rules = (
+                f"{own}  update all -> {call.name}(…)"
+                if is_matrix(as_trained)
+                else f"update matrices -> {call.name}(…)  update all -> adamw(…)"
+            )
+            help = f"an optimizer with rules, and its name here: `optimizer mixed {{ {rules} }}`"
         raise refuse(
             "E0416",
             f"`{call.name}` cannot update `{parameter.name}`: {unfit}",
             target.span,
             notes=[f"{parameter.name}: {parameter.master}{declared}"],
-            help=f"another rule for it, before this one: `update {parameter.name.rpartition('.')[2]} -> adamw(…)`",
+            help=help,
         )
     decayed = evolve(as_trained, decay=decay_of(call, parameter.decays))
     lazy = bool(call.arguments.get("sparse"))

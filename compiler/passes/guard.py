@@ -48,7 +48,7 @@ def _checked(graph: Graph, ids: Value, ignored: int | None) -> bool:
     producers = graph.producers()
     while (node := producers.get(ids)) is not None and node.op.transparent:
         (ids,) = node.inputs
-    return any(each.value == ids and ignored in each.ignored for each in graph.inputs)
+    return ignored is not None and any(each.value == ids and each.ignored == (ignored,) for each in graph.inputs)
 
 
 def _outside(build: Builder, ids: Value, axis: Axis, ignored: int | None = None) -> Value:

@@ -28,7 +28,7 @@ from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input,
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
+from partita.compiler.ops.pointwise import Constant, Detach, Pointwise, cast, pointwise
 from partita.compiler.ops.position import SLICE, TIME, Microbatch
 from partita.compiler.ops.slices import FirstPart
 from partita.compiler.ops.sparse import MICROBATCH
@@ -217,7 +217,7 @@ class _Splitter:
     def _incomplete(self, value: Value) -> Refused:
         node = self.producers.get(value)
         what = f"`{node.span.text}`" if node is not None and node.span is not None else f"`{value.name}`"
-        return refuse("E0407", f"{what} needs the whole axis `{self.batch}`", node.span if node else None)
+        return refuse("E0407", f"{what} needs all rows of `{self.batch}` at once", node.span if node else None)
 
     def _over_whole_batch(self, value: Value) -> Value:
         """The value computed once, in the prologue, over the full batch."""
@@ -252,7 +252,9 @@ class _Splitter:
                     self.cut[key] = op.sharded(axis, key[2], TIME, ceil(self.count))
                 op = self.cut[key]
         if isinstance(self.count, Fraction) and op.of_microbatch and op.reads_context:
-            raise self._cannot(node, [self.state.get(value) for value in node.inputs])
+            what = f"`{node.span.text}`" if node.span else f"`{op.label}`"
+            message = f"{what} differs with the place of a row in `{self.batch}`"
+            raise refuse("E0407", message, node.span)
         outputs = []
         for value, state in zip(node.outputs, results, strict=True):
             self.state[value] = state
@@ -297,6 +299,8 @@ class _Splitter:
         else:
             message = f"{what} needs the whole axis `{self.batch}`, which is split into microbatches"
             help = f"keep `{self.batch}` as it is until the loss is averaged over it"
+            if isinstance(self.count, Fraction):
+                message = f"{what} needs all rows of `{self.batch}` at once"
         notes = [
             f"{value.name}: {value.type}, {_described(state, self.batch)}"
             for value, state in zip(node.inputs, states, strict=True)
@@ -349,11 +353,20 @@ class _Splitter:
 
     def _accumulate(self, name: str, local: Value, type: Type, maximum: bool = False, keep: bool = False) -> Value:
         if isinstance(self.count, Fraction) and not (maximum or keep or type.is_float):
-            raise refuse("E0407", f"`{name}` is a sum of integers over the axis `{self.batch}`")
+            return self._accumulate_integers(name, local, type)
         total = self.build.value(f"total({name})", type)
         self.accumulators.append(Accumulator(name, total, None, maximum))
         self.build.apply_all(Accumulate(name, total.type, maximum, keep), local)
         return total
+
+    def _accumulate_integers(self, name: str, local: Value, type: Type) -> Value:
+        """A sum of integers over rows of which some are taken out again. Of those, a rank's part is a fraction."""
+        total = self._accumulate(name, cast(self.build, local, "f64"), type.with_dtype("f64"))
+        nodes, self.build.nodes = self.build.nodes, self.finish
+        self.build.phase = Phase.FINISH
+        whole = cast(self.build, pointwise(self.build, "round", total), type.dtype)
+        self.build.nodes = nodes
+        return whole
 
     def _gradients(self) -> None:
         """One accumulation for each contribution, right behind the node that makes it, on the parameter's stage."""

@@ -118,7 +118,8 @@ def place(graph: Graph, pipeline: Pipeline, layout: Layout | None, iterations: I
             "E0404",
             f"stage {idle[0]} of {pipeline.stages} is empty",
             pipeline.span,
-            help="place operations on it, or use fewer ranks or chunks",
+            notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {pipeline.stages} stages"],
+            help=f"`place … -> {pipeline.axis}[{idle[0]}]`, or a `stage` rule, or fewer ranks or chunks",
         )
     return placed
 

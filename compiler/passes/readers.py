@@ -11,7 +11,7 @@ from partita.compiler.graph import Node, Value
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.reduce import ArgMax
 from partita.compiler.optimizers.registry import Matrix
-from partita.dsl.types import Axis
+from partita.dsl.types import INTEGERS, Axis
 
 EQUAL = Pointwise("equal")
 # By axis, the axes that it is made of.
@@ -55,7 +55,11 @@ class Readers:
                 roots[node.output] = root, {new: tuple(made.sources(old)) for new, old in sources.items()}
 
     def limit(self, value: Value) -> Axis | None:
-        """The axis that an integer input indexes; the shortest, if there are several."""
+        """The axis that an integer input indexes; the shortest, if there are several. Ids that are made of floats are
+        computed: the data is not checked for them.
+        """
+        if value.type.dtype not in INTEGERS:
+            return None
         axes = []
         for each in self.readers.get(value, ()):
             node, position = each.node, each.position
@@ -69,7 +73,9 @@ class Readers:
         return min(axes, key=lambda axis: axis.size) if axes else None
 
     def ignored(self, value: Value) -> tuple[int, ...]:
-        """The ids of an input that stand for none where it is an index."""
+        """The ids of an integer input that stand for none where it is an index."""
+        if value.type.dtype not in INTEGERS:
+            return ()
         found = {each.node.op.ignored for each in self.readers.get(value, ())}
         return tuple(sorted(each for each in found if each is not None))
 

@@ -91,7 +91,9 @@ LAYER = 0.25
 
 @frozen(eq=False)
 class Plan:
-    """A compiled candidate with its prediction. `given`: it is the file itself."""
+    """A compiled candidate with its prediction; `microbatches` are whole ones, which slices cut further. `given`: it is
+    the file itself.
+    """
 
     candidate: Candidate
     file: spec.Spec
@@ -653,7 +655,7 @@ def predicted(file: spec.Spec, candidate: Candidate, budget: Budget | None = Non
         budget.spend(seconds_of(state))
     prediction = predict(state, exposed=False)
     peaks = tuple(peak_memory(state, rank) for rank in state.plan.ranks)
-    return Plan(candidate, file, state.microbatches, prediction, _parts(state, prediction), peaks)
+    return Plan(candidate, file, state.batch_parts, prediction, _parts(state, prediction), peaks)
 
 
 def _parts(state: Scheduled, prediction: Prediction) -> Parts:

@@ -148,9 +148,9 @@ class Space:
         if rest or (self.sizes is not None and any(self.sizes.get(name, 1) != size for name, size in fixed)):
             return
         for tensor in _divisors(count):
-            # Machines and model sizes are mostly powers of two.
-            usual = tensor.bit_count() == 1 or count <= self.node
-            if tensor > 1 and (tensor > self.node or not usual or not self.split_by(tensor)):
+            # Machines and model sizes are mostly powers of two. What the file says may be anything.
+            usual = tensor <= self.node and (tensor.bit_count() == 1 or count <= self.node)
+            if tensor > 1 and not ((usual or self.sizes is not None) and self.split_by(tensor)):
                 continue
             for pipe in _divisors(count // tensor):
                 data = count // tensor // pipe
@@ -571,7 +571,9 @@ def _needs_the_whole_batch(space: Space) -> bool:
 
 
 def _unusable(space: Space) -> Exception:
-    """Why no mesh uses all devices."""
+    """Why no mesh uses all devices, or the file's cannot be kept."""
+    if space.sizes is not None:
+        return _not_kept(space)
     notes = [f"`{name}` of {size} is kept unchanged" for name, size in space.others if size > 1]
     notes.append(f"axis `{space.batch}` has {space.rows:,} rows to split")
     if space.layers:
@@ -581,6 +583,34 @@ def _unusable(space: Space) -> Exception:
     count = f"{space.devices:,} device{'s' * (space.devices > 1)}"
     help = "another number of devices, or a batch that has more of its factors"
     return refuse("E0901", f"{count} cannot all be used", notes=notes, help=help)
+
+
+def _not_kept(space: Space) -> Exception:
+    """Why no plan has the sizes of the file's mesh."""
+    mesh, searched = space.mesh, "leave out `--keep-mesh`, and other sizes are searched"
+    if not mesh.axes:
+        return refuse("E0901", f"`{space.given.source.name}` declares no mesh to keep", help=searched)
+    if mesh.ranks != space.devices:
+        message = f"mesh `{mesh.name}` of {mesh.ranks:,} ranks cannot be kept on {space.devices:,} devices"
+        return refuse("E0901", message, mesh.span, help=f"`--devices {mesh.ranks}`; or {searched}")
+    pipe, tensor = mesh.size(space.pipe), mesh.size(space.tensor)
+    notes = []
+    sharing = [name for name, size in mesh.axes if size > 1 and name in (space.data, space.expert, *space.over)]
+    if space.rows % prod(mesh.size(name) for name in sharing):
+        sizes = " × ".join(f"`{name}` of {mesh.size(name)}" for name in sharing)
+        notes.append(f"the {space.rows:,} rows of `{space.batch}` do not divide over {sizes}")
+    if pipe > max(1, space.layers):
+        layers = (
+            f"{space.layers} layers of `{', '.join(space.staged)}`" if space.layers else "model, which has no `repeat`"
+        )
+        notes.append(f"`{space.pipe}` of {pipe} is too large for the {layers}")
+    if tensor > 1 and not space.split_by(tensor):
+        axes = ", ".join(f"`{name}` of {space.given.axes[name].size:,}" for name in space.split)
+        notes.append(
+            f"`{space.tensor}` of {tensor} divides none of {axes}" if axes else f"nothing splits `{space.tensor}`"
+        )
+    message = f"no plan has the sizes of mesh `{mesh.name}`"
+    return refuse("E0901", message, mesh.span, notes=notes, help=f"change them; or {searched}")
 
 
 def _axis(target: spec.Target) -> str:

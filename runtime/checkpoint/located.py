@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Refused, refuse
 from partita.runtime.addresses import Address, Place, exists, place_of
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.folders import unreadable
@@ -31,7 +31,12 @@ def located(given: Place) -> tuple[Place, int | None]:
     recorded = _recorded(given)
     if recorded is not None and steps_in(recorded):
         return recorded, None
-    raise refuse("E0807", f"there is no checkpoint in {given}")
+    raise _none_in(given)
+
+
+def _none_in(given: Place) -> Refused:
+    help = "`partita run FILE` makes some, if its train block says `checkpoint = every(100)`; `--from` names others"
+    return refuse("E0807", f"there is no checkpoint in {given}", help=help)
 
 
 def _at(given: Address) -> tuple[Address, int | None]:
@@ -45,7 +50,7 @@ def _at(given: Address) -> tuple[Address, int | None]:
     for place in (given, given / DIRECTORY):
         if steps_in(place):
             return place, None
-    raise refuse("E0807", f"there is no checkpoint in {given}")
+    raise _none_in(given)
 
 
 def _recorded(directory: Path) -> Place | None:

@@ -74,7 +74,8 @@ def _anywhere(pattern: Path) -> tuple[Path, ...]:
         [pattern] if pattern.is_file() else sorted(filter(Path.is_file, map(Path, glob(str(pattern), recursive=True))))
     )
     if not found:
-        raise refuse("E0601", f"there is no file `{pattern}`", notes=[f"looked in {Path.cwd()}"])
+        help = "a relative path is one of the current directory"
+        raise refuse("E0601", f"there is no file `{pattern}`", notes=[f"looked in {Path.cwd()}"], help=help)
     return tuple(found)
 
 
@@ -107,6 +108,7 @@ def single(name: str | Path, root: Path, span: Span | None) -> Path:
             f"`{name}` matches {len(found)} files, but exactly one is needed",
             span,
             notes=[shown(each) for each, _ in found[:5]],
+            help="name one of them",
         )
     return found[0][1]
 

@@ -16,6 +16,7 @@ import numpy as np
 from attrs import Factory, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
+from partita.dsl.reprs import count
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Arrays, Batch, Input
@@ -23,7 +24,7 @@ from partita.runtime.data.epochs import Order
 from partita.runtime.data.files import single
 from partita.runtime.data.formats import NPY, NPZ, refuse_format
 from partita.runtime.data.registry import Use
-from partita.runtime.data.windows import check_limit, share_held_out
+from partita.runtime.data.windows import NO_HOLDOUT, check_limit, fitting_holdout, other_holdout, share_held_out
 from partita.runtime.dtypes import NUMPY
 
 # Kinds of numpy dtypes accepted for each dtype of the language: f float, i u integers, b boolean.
@@ -133,26 +134,25 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
             f"the arrays of `{name}` have different numbers of items" if counts else "no input has the batch axis",
             call.span,
             notes=[f"{key}: {count} items" for key, count in counts.items()],
+            help="item i is element i of each of them: write arrays that are equally long"
+            if counts
+            else "items go along the batch axis: `x: [batch, …]`",
         )
     for given in inputs:
         if found[given.name].dtype.kind in "iu":
             check_limit(found[given.name], given, f"`{given.name}` in `{name}`", call.span)
     items = next(iter(counts.values()))
     if items == 0:
-        raise refuse("E0604", f"`{name}` has no items", call.span)
+        raise refuse("E0604", f"`{name}` has no items", call.span, help="write arrays that have some")
     holdout = share_held_out(call, use)
     held = round(items * holdout)
+    help = other_holdout(fitting_holdout(lambda share: 0 < round(items * share) < items), "use more items")
     if items - held < 1 and use != Use.EVALUATE:
-        raise refuse("E0604", f"`{name}` has no items to train on: {items} items, {held} held out", call.span)
+        what = f"`{name}` has no items to train on: {held} of {count(items, 'item')} held out"
+        raise refuse("E0604", what, call.span, help=help)
     if use and held == 0:
-        raise refuse(
-            "E0604" if holdout else "E0608",
-            f"`holdout` is less than one of the {items} items of `{name}`"
-            if holdout
-            else "`eval` needs data that training does not see, and there is no `holdout`",
-            call.span,
-            help=f'hold out a share: `arrays("{name}", holdout = 10%)`',
-        )
+        few = f"`holdout` is less than one of the {items} items of `{name}`"
+        raise refuse("E0604" if holdout else "E0608", few if holdout else NO_HOLDOUT, call.span, help=help)
     return Items(inputs, arrays, whole, items - held, items, seed)
 
 

@@ -17,13 +17,22 @@ import numpy as np
 from attrs import Factory, field, frozen
 
 from partita.dsl.diagnostic import refuse
+from partita.dsl.reprs import count
 from partita.dsl.source import Span
 from partita.runtime.data.dataset import Batch, Input
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.ids import Ids
 from partita.runtime.data.packed_rows import Rows, packed_once
 from partita.runtime.data.registry import Use
-from partita.runtime.data.windows import arranged, check_limit, ignored_target, length_of
+from partita.runtime.data.windows import (
+    NO_HOLDOUT,
+    arranged,
+    check_limit,
+    fitting_holdout,
+    ignored_target,
+    length_of,
+    other_holdout,
+)
 
 MOST_NAMED = 4  # documents of a row
 
@@ -135,25 +144,32 @@ def open_packed(
             help="`cross_entropy(…, ignore = -1)` where `targets` is used",
         )
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+
     # A document belongs to the side on which it begins.
-    training = int(np.searchsorted(starts, round(len(ids) * (1 - holdout)), "left"))
-    sides = _sides(training, len(ends))
-    parts = [packed_once(starts[part], ends[part], length, part.start, span) for part in sides]
+    def sides(share: float) -> tuple[slice, slice]:
+        training = int(np.searchsorted(starts, round(len(ids) * (1 - share)), "left"))
+        return slice(0, training), slice(training, len(ends))
+
+    documents = ends > starts
+    fits = fitting_holdout(lambda share: all(bool(documents[part].any()) for part in sides(share)))
+    longer, known = "use more documents", f"it has {count(int(documents.sum()), 'document')} with text"
+    parts = [packed_once(starts[part], ends[part], length, part.start, span) for part in sides(holdout)]
     if len(parts[0]) == 0 and use is not Use.EVALUATE:
-        raise refuse("E0604", f"{what} has no documents to train on", span)
+        raise refuse(
+            "E0604",
+            f"{what} has no documents to train on",
+            span,
+            notes=[known],
+            help=other_holdout(fits, longer) if documents.any() else longer,
+        )
     if use and len(parts[1]) == 0:
+        whole = use is Use.EVALUATE
+        none = f"{what if whole else f'the holdout of {what}'} has no documents"
         raise refuse(
             "E0608" if holdout == 0 else "E0604",
-            "`eval` needs data that training does not see, and there is no `holdout`"
-            if holdout == 0
-            else f"{what} has no documents"
-            if use is Use.EVALUATE
-            else f"the holdout of {what} has no documents",
+            NO_HOLDOUT if holdout == 0 else none,
             span,
-            help=None if use is Use.EVALUATE else "hold out more: `holdout = …%` in `data`",
+            notes=[known],
+            help=longer if whole else other_holdout(fits, longer),
         )
     return Packed(inputs, ids, parts[0], parts[1], length, seed, what, span)
-
-
-def _sides(training: int, count: int) -> tuple[slice, slice]:
-    return slice(0, training), slice(training, count)

@@ -24,6 +24,7 @@ from partita.runtime.philox import below, stream, words
 SHIFT = {"tokens": 0, "targets": 1}  # what is yielded, and its offset in ids from the start of the window
 ONE_SEGMENT = ("segments", "positions")  # what a model of packed rows reads as well: a window is one document
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
+NO_HOLDOUT = "`eval` needs data that training does not see, and there is no `holdout`"
 CHECKED_AT_ONCE = 1 << 26  # ids that are checked when the data is opened; more are checked as they are used
 
 
@@ -140,23 +141,24 @@ def open_windows(
                 check_limit(part, given, what, span, describe)
     held = round(len(ids) * holdout)
     training = ids[: len(ids) - held]
+    fits = fitting_holdout(lambda share: length < round(len(ids) * share) < len(ids) - length)
+    longer = "use more text, or a shorter sequence"
     if len(training) <= length and use != Use.EVALUATE:
+        rest = f": {len(training)} of {len(ids)} ids are left to train on" if held else f": {len(ids)} ids"
         raise refuse(
             "E0604",
-            f"{what} is too short: {len(training)} ids to train on, and one window takes {length + 1}",
+            f"{what} is too short{rest}, and one window takes {length + 1}",
             span,
-            help="use more text, or a shorter sequence",
+            help=other_holdout(fits, longer) if held and len(ids) > length else longer,
         )
     if use and held <= length:
         which = what if use is Use.EVALUATE else f"the holdout of {what}"
         holding = f"{which} is too short: {held} ids, and one window takes {length + 1}"
         raise refuse(
             "E0608" if holdout == 0 else "E0604",
-            "`eval` needs data that training does not see, and there is no `holdout`" if holdout == 0 else holding,
+            NO_HOLDOUT if holdout == 0 else holding,
             span,
-            help="use more text, or a shorter sequence"
-            if use is Use.EVALUATE
-            else f"hold out at least {max(1, -(-100 * (length + 1) // max(1, len(ids))))}%: `holdout = …%` in `data`",
+            help=longer if use is Use.EVALUATE else other_holdout(fits, longer),
         )
     return Windows(inputs, training, ids[len(ids) - held :], length, seed, what, span)
 
@@ -188,6 +190,17 @@ def share_held_out(call: Call, use: Use) -> float:
     return 1.0
 
 
+def fitting_holdout(fits: Callable[[float], bool]) -> int | None:
+    """A percentage that can be held out: the usual one, or else the least; None if none can."""
+    return next((percent for percent in (10, *range(1, 100)) if fits(percent / 100)), None)
+
+
+def other_holdout(percent: int | None, otherwise: str) -> str:
+    """What to do about a holdout that is missing, too small or too large, if this percentage would do."""
+    own = "evaluate data of its own: `eval = every(…, data = …)`"
+    return f"`holdout = {percent}%`, or {own}" if percent is not None else f"{own}; or {otherwise}"
+
+
 def check_limit(
     ids: np.ndarray,
     given: Input,
@@ -202,7 +215,8 @@ def check_limit(
         return
     largest, smallest = int(ids.max()), int(ids.min())
     if smallest < 0:
-        raise refuse("E0605", f"{what} has {describe(smallest)}; ids must not be negative", span)
+        none = f"targets that do not count are told to `cross_entropy`: `ignore = {smallest}`"
+        raise refuse("E0605", f"{what} has {describe(smallest)}; ids must not be negative", span, help=none)
     check_largest(largest, given, what, span, describe)
 
 
@@ -220,7 +234,7 @@ def check_largest(
             "E0605",
             f"{what} has {describe(largest)}, which is out of range for `{given.name}`: {given.bound}",
             span,
-            help=f"make that axis larger: {grow}",
+            help=f"make that axis larger: {grow}; or correct the data",
         )
 
 

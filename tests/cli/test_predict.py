@@ -50,6 +50,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "narrow.npz", x=x[:, :2], y=np.zeros(ROWS, np.int64))
     np.savez(folder / "no_items.npz", x=x[:0], y=np.zeros(0, np.int64))
     np.savez(folder / "wrong.npz", x=x, y=np.full(ROWS, 2))
+    np.savez(folder / "negative.npz", x=x, y=np.full(ROWS, -2))
+    np.savez(folder / "integers.npz", x=x.astype(np.int64))
+    np.savez(folder / "uneven.npz", x=x, y=np.zeros(ROWS - 1, np.int64))
+    (folder / "empty.npz").touch()
     partita.train(folder / "m.par", run_dir=folder / "runs" / "m")
     return folder
 
@@ -153,6 +157,10 @@ WRONG = {
     "E0607 shape [30, 2]": ("predict", *OUT, "--outputs", "logits", "--data", "narrow.npz"),
     "E0606 has no array called `y`": ("evaluate", "--data", "inputs.npz"),
     "E0605 out of range for `y`": ("evaluate", "--data", "wrong.npz"),
+    "E0605 ids must not be negative": ("evaluate", "--data", "negative.npz"),
+    "E0607 holds int64": ("predict", *OUT, "--outputs", "logits", "--data", "integers.npz"),
+    "E0607 different numbers of items": ("evaluate", "--data", "uneven.npz"),
+    "E0603 `empty.npz` is not a numpy archive": ("evaluate", "--data", "empty.npz"),
     "E0603 is not a numpy archive": ("evaluate", "--data", "m.par"),
     "E0608 no other is named": ("evaluate", 'train.data=arrays("all.npz")', "train.eval=none"),
     "E0604 has no items": ("predict", *OUT, "--outputs", "logits", "--data", "no_items.npz"),
@@ -169,7 +177,38 @@ def test_wrong_input_is_said(expected: str, trained: Path) -> None:
     assert done.returncode == 1
     assert f"error[{code}]" in done.stderr
     assert message in done.stderr
+    assert "help: " in done.stderr
     assert not (trained / "none.npz").exists()
+
+
+OF_FLOATS = """
+axis batch = 4, vocab = 5, embed = 3
+model m(x: [batch], y: [batch]) {
+  param table: [vocab, embed] ~ normal(1.0)
+  let e = embedding(cast(x, i64), table, over = vocab)
+  loss mse(mean(e, over = embed), y)
+  output e = e
+}
+train { data = arrays("all.npz", holdout = 20%) optimizer = sgd(lr = 0.1) steps = 1 checkpoint = every(1) }
+"""
+
+
+def test_ids_that_are_made_of_floats_are_checked_where_they_are_used(tmp_path: Path) -> None:
+    (tmp_path / "m.par").write_text(OF_FLOATS)
+    x = np.arange(19, dtype=np.float32) % 5
+    for name, values in {"all": x, "large": x + 3, "negative": x - 3, "nan": x * np.nan}.items():
+        np.savez(tmp_path / f"{name}.npz", x=values, y=x)
+    partita.train(tmp_path / "m.par", run_dir=tmp_path / "runs" / "m")
+    for command in (("predict", *OUT), ("evaluate",)):
+        command, *arguments = command
+        good = here(command, "m.par", *arguments, "--data", "all.npz", cwd=tmp_path)
+        assert (good.returncode, good.stderr) == (0, ""), "the last batch is not full"
+        for name in ("large", "negative", "nan"):
+            done = here(command, "m.par", *arguments, "--data", f"{name}.npz", cwd=tmp_path)
+            assert done.returncode == 1
+            assert "of the ids computed here are out of range for `vocab`" in done.stderr
+            assert "--> m.par:5:11" in done.stderr
+            assert "help: keep them there" in done.stderr
 
 
 def test_a_place_that_cannot_be_written_is_status_2(trained: Path) -> None:

@@ -253,7 +253,7 @@ def words(item):
         case tree.Recompute():
             return ["recompute", *separated(item.paths)]
         case tree.Offload():
-            return ["offload", *separated(item.paths)]
+            return ["offload", *separated(item.paths), *(["by", *words(item.by)] if item.by else [])]
         case tree.Overlap():
             return ["overlap", *separated(item.mesh_axes), "in", *words(item.pieces)]
         case tree.Layout():

@@ -124,6 +124,18 @@ def test_slices_that_do_not_divide_are_called_slices() -> None:
     assert (found.code, found.message) == ("E0406", "axis `width` of 12 does not divide into 5 slices")
 
 
+def test_a_part_that_does_not_divide_is_told_from_the_axis() -> None:
+    """Neither 2 nor 4 parts are in the file as the size of an axis."""
+    (found,) = errors(FILE, ["batch=12"])
+    assert found.message == "axis `batch` of 12, of which a microbatch has 3, does not divide over `data` of 2"
+    assert found.help is not None
+    assert found.help.endswith("divides into 2 parts: a multiple of 8 for `batch`")
+    slices = "one_f_one_b(microbatches = 4, over = [batch, width], slices = 4)"
+    text = FILE.replace("gpipe(microbatches = 4)", slices).replace("shard hidden -> tensor", "shard width -> tensor")
+    (found,) = errors(text, ["cluster.tensor=2"])
+    assert found.message == "axis `width` of 12, of which a slice has 3, does not divide over `tensor` of 2"
+
+
 def test_a_parameter_that_all_positions_of_a_scan_share_is_checked() -> None:
     text = FILE.replace("axis batch", "axis seq = 3, batch").replace("x: [batch, width]", "x: [batch, seq, width]")
     text = text.replace(

@@ -269,6 +269,8 @@ def test_every_setting_that_is_meant_exists() -> None:
         ("loss = mean(x)", "it takes no `=`"),
         ("// a comment", "comments start with `#`"),
         ("repaet 3 as layer { }", "did you mean `repeat`?"),
+        ("let y = x × w", "a product is `a * b`"),
+        ("let größe = x", "names consist of the letters a to z and A to Z, digits and `_`"),
     ],
 )
 def test_a_statement_written_as_elsewhere(statement: str, help: str) -> None:

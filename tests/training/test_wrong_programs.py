@@ -58,6 +58,10 @@ CASES = [
     ("E0403", "8 stages", {"mesh": "pipe = 8"}),
     ("E0404", "counts", {"rules": "stage layer -> pipe [1, 1]"}),
     ("E0404", "counts", {"rules": "stage layer -> pipe [1, 1, 2]"}),
+    ("E0404", "`interleaved_1f1b` is for 2 stages on each rank, and layout", {
+        "mesh": "data = 2", "rules": "shard batch -> data",
+        "schedule": "interleaved_1f1b(microbatches = 2, chunks = 2)"}),
+    ("E0404", "stage 1 of 2 is empty", {"rules": "place w -> pipe[0]"}),
     ("E0404", "no stage 7", {"rules": "stage layer -> pipe\n  place w -> pipe[7]"}),
     ("E0406", "3 microbatches", {"schedule": "gpipe(microbatches = 3)"}),
     ("E0407", "`sqrt(mean(h * h))`", {"loss": "sqrt(mean(h * h)) + mean(w)"}),

@@ -20,7 +20,7 @@ from partita.compiler.naming import matches
 from partita.compiler.passes.shard.choice import Exchange
 from partita.dsl import spec
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.divisibility import mesh_axis_conflicts, undivided
+from partita.dsl.divisibility import Cut, cuts_of, mesh_axis_conflicts, undivided
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -69,6 +69,7 @@ class DefaultLayouts:
     axis_rules: tuple[LayoutRule, ...] = ()
     tensor_rules: tuple[LayoutRule, ...] = ()
     class_rules: tuple[LayoutRule, ...] = ()
+    cuts: Mapping[str, Cut] = field(factory=dict)
     applied: set[LayoutRule] = field(factory=set)
     seen: dict[tuple[tuple[str, ...], str | None], tuple[str, Type]] = field(factory=dict)
     undivided: dict[LayoutRule, dict[str, Type]] = field(factory=dict)
@@ -81,7 +82,7 @@ class DefaultLayouts:
             tuple(each for each in rules if each.target.name not in axes)
             for rules in (self.axis_rules, self.tensor_rules)
         )
-        return DefaultLayouts(self.mesh, self.batch, axis, tensor)
+        return DefaultLayouts(self.mesh, self.batch, axis, tensor, cuts=self.cuts)
 
     @property
     def exchanges(self) -> dict[tuple[str, str], Exchange]:
@@ -147,7 +148,8 @@ class DefaultLayouts:
             if size % parts:
                 rule = next(rule for _, rule, each in self.taken(name, type) if each == axis)
                 over = [(mesh_axis, sizes[mesh_axis]) for mesh_axis in layout.over(axis)]
-                raise Refused([undivided(type.axis(axis), over, rule.target.span, f"{name}: {type}", span)])
+                what, cut = f"{name}: {type}", self.cuts.get(axis)
+                raise Refused([undivided(type.axis(axis), over, rule.target.span, what, span, cut)])
 
     # ------------------------------------------------------------ storage
 
@@ -278,7 +280,7 @@ def default_layouts(given: spec.Spec, mesh: Mesh) -> DefaultLayouts:
                 tensors.append(rule)
             else:
                 axes.append(rule)
-    return DefaultLayouts(mesh, given.batch, tuple(axes), tuple(tensors), tuple(classes))
+    return DefaultLayouts(mesh, given.batch, tuple(axes), tuple(tensors), tuple(classes), cuts_of(given))
 
 
 def _assigned(rules: Iterable[LayoutRule], names: Sequence[str]) -> Iterator[Split]:

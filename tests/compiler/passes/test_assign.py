@@ -182,3 +182,26 @@ def test_rules_are_assigned_on_the_model_alone():
     model, train = given.trained
     found = [assign(build(model, precision), train.optimizer).rules for precision in ("f32", "bf16")]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "rules"),
+    [
+        ("mean(x * w)", "update matrices -> muon(…)  update all -> adamw(…)"),
+        ("mean(dot(x, v, over = [embed, out]) * w)", "update v -> adamw(…)  update all -> muon(…)"),
+    ],
+)
+def test_an_optimizer_without_rules_is_told_to_have_some(loss: str, rules: str):
+    text = f"""
+axis batch = 4, embed = 3, out = 2
+model m(x: [batch, embed, out]) {{
+  param {"v: [embed, out]" if "v," in loss else "w: [embed]"} ~ ones()
+  loss {loss.replace(" * w", "") if "v," in loss else loss}
+}}
+train {{ data = random()  optimizer = muon(lr = 0.1)  steps = 1 }}
+"""
+    with pytest.raises(Refused) as refused:
+        compile_spec(checked(text, "m.par"))
+    (found,) = refused.value.diagnostics
+    assert found.code == "E0416"
+    assert found.help == f"an optimizer with rules, and its name here: `optimizer mixed {{ {rules} }}`"

@@ -55,6 +55,33 @@ def test_bounds_are_exact(ids: str, guarded: bool):
     assert bool(graph.guards) is guarded
 
 
+@pytest.mark.parametrize(
+    ("loss", "guarded"),
+    [
+        ("mean(embedding(cast(z, i64), table, over = embed))", True),
+        ("cross_entropy(table, cast(z, i64), over = embed, ignore = -1)", True),
+        ("cross_entropy(table, y, over = embed, ignore = -1)", False),
+        (
+            "cross_entropy(table, y, over = embed, ignore = -1) + cross_entropy(table, y, over = embed, ignore = -2)",
+            True,
+        ),
+    ],
+)
+def test_only_what_the_data_is_checked_for_goes_unguarded(loss: str, guarded: bool):
+    """Floats are not, and what one lookup ignores may be what another takes for an id."""
+    text = f"""
+    axis batch = 4, vocab = 4, embed = 3
+    model m(z: [vocab], y: i64[vocab]) {{
+      param table: [vocab, embed] ~ ones()
+      loss {loss}
+    }}
+    train {{ data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }}
+    """
+    graph = compile_spec(checked(text, "floats.par")).placed
+    assert bool(graph.guards) is guarded
+    assert all(each.limit is None and not each.ignored for each in graph.inputs if each.name == "z")
+
+
 def test_what_counts_ids_has_names_of_its_own():
     text = TEXT.replace("param short", "param less, greater_equal: [few, embed] ~ ones()\n  param short")
     text = text.format(ids="y + 2").replace("loss ", "loss mean(less + greater_equal) + ")

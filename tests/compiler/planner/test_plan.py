@@ -768,6 +768,65 @@ def test_what_cannot_be_planned(arguments, code, said, capsys):
     assert "Traceback" not in captured.err
 
 
+KEPT = """\
+axis batch = 4, seq = 16, embed = 8, ffn = 16
+model m(x: [batch, seq, embed]) {
+  let h = x
+  repeat 2 as layer {
+    param w: [embed] ~ ones()
+    param up: [embed, ffn] ~ kaiming()
+    param down: [ffn, embed] ~ kaiming()
+    let q = h * w
+    let a = attend(q, q, q, over = seq, along = embed, causal = true)
+    let h = a + dot(tanh(dot(a, up, over = embed)), down, over = ffn)
+  }
+  loss mean(h * h)
+}
+mesh box(data = 1, pipe = 2, tensor = 1)
+layout plain on box {
+  shard batch -> data
+  shard ffn -> tensor
+  stage layer -> pipe
+}
+schedule s = one_f_one_b(microbatches = 2, slices = 4, over = [batch, seq])
+train { data = random() optimizer = sgd(lr = 0.1)  steps = 1 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "said"),
+    [
+        ("data = 3", None, "the 4 rows of `batch` do not divide over `data` of 3"),
+        ("pipe = 3", None, "`pipe` of 3 is too large for the 2 layers of `layer`"),
+        ("tensor = 5", None, "`tensor` of 5 divides none of `ffn` of 16"),
+        ("tensor = 1", 4, "mesh `box` of 2 ranks cannot be kept on 4 devices"),
+    ],
+)
+def test_why_a_mesh_cannot_be_kept(sizes, devices, said):
+    text = KEPT.replace(f"{sizes.split()[0]} = {2 if 'pipe' in sizes else 1}", sizes)
+    given, _ = load_text(text, fitting=False)
+    with pytest.raises(Refused) as refused:
+        space_of(given, devices, keep=True)
+    (found,) = refused.value.diagnostics
+    assert found.code == "E0901"
+    assert said in (found.message, *found.notes)
+    assert "leave out `--keep-mesh`" in found.help
+
+
+def test_a_mesh_that_is_kept_may_have_any_size():
+    """More ranks than a machine has, and no power of two."""
+    text = KEPT.replace("tensor = 1", "tensor = 12").replace("ffn = 16", "ffn = 24")
+    given, diagnostics = load_text(text, fitting=False)
+    assert given is not None, diagnostics
+    assert {each[:3] for each in space_of(given, keep=True).factors()} == {(1, 2, 12)}
+
+
+def test_slices_are_no_microbatches():
+    found = Search(space_of(load_text(KEPT)[0])).run()
+    assert found.own.microbatches == 2
+    assert found.own.candidate.slices == 4
+
+
 NOWHERE = """\
 axis batch = 6, seq = 6, embed = 4, ffn = 6, vocab = 6
 block mlp(x: [batch, seq, embed]) {

@@ -108,9 +108,9 @@ def written(root: Path) -> None:
     (root / "a.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
 
 
-def opened(root: Path, inputs: tuple[Input, ...], **arguments: object) -> Dataset:
+def opened(root: Path, inputs: tuple[Input, ...], use: Use = Use.TRAIN, **arguments: object) -> Dataset:
     given = {"glob": "a.jsonl", "field": "text", "pack": True, "holdout": 0.0, **arguments}
-    return open_dataset(call("jsonl", **given), inputs, 3, root)
+    return open_dataset(call("jsonl", **given), inputs, 3, root, use=use)
 
 
 def test_what_a_model_does_not_read_is_not_needed(tmp_path: Path):
@@ -152,6 +152,21 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path):
     assert (diagnostic.code, diagnostic.span) == (code, SPAN), diagnostic.render()
     assert message in diagnostic.message
     assert help in (diagnostic.help or "")
+
+
+@pytest.mark.parametrize(
+    ("documents", "holdout", "help"),
+    [
+        (1, 0.1, "evaluate data of its own: `eval = every(…, data = …)`; or use more documents"),
+        (3, 0.05, "`holdout = 33%`, or evaluate data of its own: `eval = every(…, data = …)`"),
+        (3, 0.0, "`holdout = 33%`, or evaluate data of its own: `eval = every(…, data = …)`"),
+    ],
+)
+def test_a_holdout_of_documents_that_would_do_is_named(documents: int, holdout: float, help: str, tmp_path: Path):
+    (tmp_path / "few.jsonl").write_text('{"text": "a document of a length"}\n' * documents)
+    with pytest.raises(Refused) as caught:
+        opened(tmp_path, inputs(20), Use.HOLD_OUT, glob="few.jsonl", holdout=holdout)
+    assert caught.value.diagnostics[0].help == help
 
 
 FIELDS = ("first", "starts", "numbers", "lengths", "goes_on")

@@ -29,6 +29,9 @@ model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
   metric below = max(0.0 - 1.0 - x * x, over = [batch, seq, embed])
   metric spread = sqrt(mean(x * x))
   metric size = sum(x * 0.0 + 1.0)
+  metric ids = sum(targets)
+  metric half = cast(sum(targets), f64) / 2
+  metric found = sum(embedding(cast(cast(tokens, f64), i64), table, over = vocab))   # ids that are counted
   MORE
 }
 mesh laptop(data = 2, pipe = 2)
@@ -199,6 +202,11 @@ WRONG = {
         "metric n = sum(cast(iota(batch), f32) * mean(x, over = [seq, embed]))",
         "the evaluation set has 3 rows, and this model needs full batches of 4", "E0623", None,
     ),
+    "a sample": (
+        'data = text("valid.txt"), batches = all',
+        "sample noise: [batch] ~ normal(1.0)  metric n = sum(noise * mean(x, over = [seq, embed]))",
+        "the evaluation set has 3 rows, and this model needs full batches of 4", "E0623", None,
+    ),
     "a whole batch": (
         'data = text("valid.txt"), batches = all',
         "metric n = max(softmax(mean(x, over = [seq, embed]), over = batch))",
@@ -221,6 +229,7 @@ def test_what_cannot_be_evaluated_is_refused(name: str, tmp_path: Path):
         assert found.span.text == place
     if code == "E0623":  # what needs full batches can be had where they are
         assert found.help == "`batch = 3`, which divides the set"
+        assert "m.par:" in found.notes[0], "where in the model"
         evaluated(tmp_path, text("batches = 2", more=more))
         fill(tmp_path, 33)
         evaluated(tmp_path, text(eval, more=more))
