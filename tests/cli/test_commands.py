@@ -160,3 +160,15 @@ def test_what_others_call_a_command_is_none_of_ours():
     others = [word for each in COMMANDS.values() for word in each.others]
     assert not {*others, *OPTIONS} & set(COMMANDS)
     assert len(others) == len(set(others))
+
+
+def test_what_does_not_fit_into_memory_is_said_in_a_line(tmp_path, capsys):
+    (tmp_path / "large.par").write_text(
+        "axis batch = 4, embed = 1_099_511_627_776, wide = 1_048_576\n"
+        "model m(x: [batch]) {\n  param w: [embed, wide] ~ ones()\n  loss mean(x) * mean(w)\n}\n"
+        "train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }\n"
+    )
+    assert main(["run", str(tmp_path / "large.par"), "--transport", "virtual"]) == 3
+    error = capsys.readouterr().err
+    assert "partita: out of memory: you tried to allocate 4611686018427387904 bytes" in error
+    assert "Traceback" not in error

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from partita.dsl.codes import CODES
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.load import load
 from tests.files import ROOT
 
@@ -48,6 +49,14 @@ def test_every_reported_code_is_in_the_index():
                 found |= set(re.findall(r'"([EW]0\d{3})"', path.read_text()))
     assert found
     assert found - set(CODES) == set()
+
+
+def test_an_error_without_a_help_of_its_own_has_the_fix_of_its_code():
+    """But no example from another file."""
+    assert Diagnostic("E0301", "axis `a` is declared twice").advice == "rename one of them"
+    assert Diagnostic("E0301", "axis `a` is declared twice", help="`axis b`").advice == "`axis b`"
+    assert Diagnostic("E0306", "expected a number").advice is None
+    assert Diagnostic("W0201", "axis `a` is not used").advice is None
 
 
 def test_codes_are_explained():
