@@ -131,6 +131,7 @@ CONSTRUCTS = (
     # Only from the second step on are reductions in flight in the next.
     _of_two("a delay of one step", "layout=rows", "train.sync=delayed(1)", steps=3),
     _of_two("paired steps", "layout=rows", "train.sync=paired()", steps=4),
+    _of_two("frozen but for norms, bf16", "train.optimizer=norms", "train.precision=bf16"),
     _of_two("states of eight bits", "layout=rows", f"train.optimizer=adamw_8bit({MINE})"),
     Case(
         "pipe 2, validate = after",

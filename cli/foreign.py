@@ -15,6 +15,7 @@ from partita.dsl.parser import parse_file
 from partita.dsl.report import Report, suggestion
 from partita.dsl.source import Source, Span
 from partita.dsl.spec import Spec
+from partita.dsl.types import BYTES as WIDTHS
 from partita.dsl.units import BYTES, Quantity
 from partita.dsl.units import read as read_quantity
 from partita.dsl.weights import Checker, parameters_in, parameters_of
@@ -87,7 +88,7 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
     more = {}
     if arguments.config is not None or is_file(config):
         floats = {each.type.dtype for each in manifest.tensors if each.type.is_float}
-        dtype = arguments.dtype or (floats.pop() if len(floats) == 1 else None)
+        dtype = arguments.dtype or max(floats, key=WIDTHS.__getitem__, default=None)
         more[CONFIG] = with_dtype(config_of(config), dtype)
     count, size = export_foreign(
         commit,
@@ -160,7 +161,7 @@ def write_config(folder: Place, content: bytes) -> None:
 
 
 def with_dtype(content: bytes, dtype: str | None) -> bytes:
-    """A config that says the dtype of the tensors beside it, if it says one: programs load them in that one."""
+    """A config that says the widest dtype of the tensors beside it, if it says one: programs load them in that one."""
     found = json.loads(content)
     keys = [key for key in ("dtype", "torch_dtype") if key in found]
     if dtype is None or all(found[key] == DTYPES[dtype] for key in keys):

@@ -148,7 +148,8 @@ class Part:
 
 @frozen(eq=False)
 class Parameter:
-    """A trained tensor or a buffer. `value` is what the model computes with; the master copy has type `master`.
+    """A trained tensor or a buffer. `value` is what the model computes with; the master copy has type `master`, in
+    the dtype of accumulation or, if it is not trained, that of the value.
 
     `initial` is its initializer, `fans` its (fan-in, fan-out) as its `dot` reads it. `decays` is whether weight decay
     applies: whether a `dot` or an `embedding` reads it. A `buffer` and what is `frozen` have no gradient. `kept` are

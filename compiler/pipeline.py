@@ -26,7 +26,7 @@ from partita.compiler.fit.schedule import scheduled
 from partita.compiler.graph import Graph
 from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.passes.assign import assign
+from partita.compiler.passes.assign import assign, stored_as_read
 from partita.compiler.passes.buckets import full_at
 from partita.compiler.passes.build import build
 from partita.compiler.passes.captured import check_captured
@@ -307,15 +307,20 @@ def _build(state: Configured) -> Built:
         found = assign(forward, state.train.optimizer)
         warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
         warnings += rounded(forward)
-        forward = cast_by_rows(found.graph, found.updates)
+        forward = _stored(found.graph, found.updates, found.updates)
         return extended(Built, state, forward=forward, rules=found.rules, updates=found.updates, warnings=warnings)
     if state.beside is not None:
-        updates = state.beside.updates
-        return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
+        updates, trained = state.beside.updates, {p.name for p in state.beside.forward.parameters if p.trained}
+        return extended(Built, state, forward=_stored(forward, trained, updates), updates=updates)
     # Outputs may read parameters in other ways than the loss does.
     whole = build(model, state.train.dtype, False) if state.outputs else forward
     updates = assign(whole, state.train.optimizer).updates
-    return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)
+    return extended(Built, state, forward=_stored(forward, updates, updates), updates=updates)
+
+
+def _stored(graph: Graph, trained: Collection[str], updates: Mapping[str, Update]) -> Graph:
+    """The graph with parameters, some of them `trained`, in the dtypes in which they are stored and read."""
+    return cast_by_rows(stored_as_read(graph, trained), updates)
 
 
 def _of_a_group(state: Configured, model: language.Model) -> language.Model:

@@ -12,7 +12,7 @@ A tied parameter that both a `dot` and an `embedding` read belongs to both class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -70,6 +70,15 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
     parameters = tuple(evolve(each, frozen=not each.buffer and each.name not in updates) for each in graph.parameters)
     warnings = tuple(_idle(target, targets, graph) for target in targets if not target.taken)
     return Assigned(evolve(graph, parameters=parameters), rules, updates, warnings)
+
+
+def stored_as_read(graph: Graph, trained: Collection[str]) -> Graph:
+    """The graph whose parameters that are not `trained` are stored in the dtype in which they are read: only what is
+    updated needs more digits than that.
+    """
+    untrained = {each for each in graph.parameters if not each.buffer and each.name not in trained}
+    parameters = (evolve(each, master=each.value.type) if each in untrained else each for each in graph.parameters)
+    return evolve(graph, parameters=tuple(parameters))
 
 
 class _Target:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Builder, Graph, Master, NewValue, Node, Phase, Value
+from partita.compiler.graph import Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
 from partita.compiler.layout import is_split
-from partita.compiler.ops.op import ShardingRule
+from partita.compiler.ops.op import ShardingRule, accumulation
 from partita.compiler.ops.pointwise import cast
 from partita.compiler.ops.shape import arranged
 
@@ -182,6 +182,14 @@ class Endings:
         self.nodes.append(evolve(node, op=op, inputs=inputs, outputs=outputs, phase=Phase.UPDATE, stage=None))
         self._late.update(zip(node.outputs, outputs, strict=True))
 
+    def _widened(self, parameter: Parameter, master: Value) -> Value:
+        """A master in the dtype of accumulation: one that is not trained may have another."""
+        own = self.build.fresh()
+        own.scope, own.span, own.phase = parameter.name, parameter.span, Phase.UPDATE
+        value = cast(own, master, accumulation(master.type.dtype))
+        self.nodes += own.nodes
+        return value
+
     def _read(self, value: Value, reader: Node | None) -> Value:
         """A value as the end of an update reads it: a master, or what the microbatches have summed up."""
         if value not in self._late:
@@ -189,7 +197,7 @@ class Endings:
             if parameter is not None:
                 master = self.build.value(f"master({parameter.name})", parameter.master)
                 self.masters[value] = Master(parameter.name, master)
-                self._late[value] = master
+                self._late[value] = self._widened(parameter, master)
             else:
                 self._late[value] = self.statistic(value, reader)
         return self._late[value]

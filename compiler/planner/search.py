@@ -32,7 +32,7 @@ from partita.compiler.analysis.time import Prediction, predict, silenced, stage_
 from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
-from partita.compiler.passes.assign import assign
+from partita.compiler.passes.assign import assign, stored_as_read
 from partita.compiler.passes.build import build
 from partita.compiler.pipeline import collector_paused, schedule_spec
 from partita.compiler.planner.budget import (
@@ -159,9 +159,11 @@ class Search:
     _layers: float = field(default=0.0, init=False)  # of the budget, for all of the file's, if it compiles
     _own: Candidate | None = field(default=None, init=False)  # the file, if it compiles
     _shapes: dict[Candidate, float] = field(factory=dict, init=False)  # of the budget, for the proxies of each
-    _parameters: float = field(init=False)
-    _trained: int = field(init=False)
-    _states: int = field(init=False)  # bytes
+    _trained: int = field(init=False)  # elements
+    # Bytes of parameters that are trained, of all others, and of states.
+    _masters: int = field(init=False)
+    _frozen: int = field(init=False)
+    _states: int = field(init=False)
     _of_experts: float = field(init=False)
     _until: float = field(default=BOUNDS, init=False)
 
@@ -170,12 +172,14 @@ class Search:
         self.room = USABLE * self.device.memory
         self.budget = Budget(self.within)
         model, train = self.space.given.trained
-        self._parameters = elements(model.body)
-        self._of_experts = elements(model.body, self.space.experts) / max(1.0, self._parameters)
+        self._of_experts = elements(model.body, self.space.experts) / max(1.0, elements(model.body))
         graph = build(model, train.dtype)
         updates = assign(graph, train.optimizer).updates
-        trained = [(each.master, updates[each.name]) for each in graph.parameters if each.name in updates]
+        parameters = stored_as_read(graph, updates).parameters
+        trained = [(each.master, updates[each.name]) for each in parameters if each.name in updates]
         self._trained = sum(type.elements for type, _ in trained)
+        self._masters = sum(type.bytes for type, _ in trained)
+        self._frozen = sum(each.master.bytes for each in parameters) - self._masters
         self._states = sum(state.bytes for type, op in trained for state in op.state_types(type))
         if train.ema is not None:
             self._states += sum(type.bytes for type, _ in trained)
@@ -389,11 +393,12 @@ class Search:
         ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
         part = self._part(candidate)
         shards = candidate.alike
-        # Masters are stored as states are; those that are cast to compute lie where states do.
-        parameter, gradient, state = (1 / shards if candidate.zero >= stage else part for stage in (1, 2, 1))
+        state, gradient, frozen = (1 / shards if candidate.zero >= stage else part for stage in (1, 2, 3))
         host = 0.0 if candidate.offload and self.device.gpu else 1.0
-        masters = 4 * self._parameters * parameter * (host if self.space.given.trained[1].mixed else 1.0)
-        return (masters + 4 * self._trained * gradient + self._states * state * host) / ranks
+        # Masters are stored as states are; those that are cast to compute lie where states do.
+        masters = self._masters * (host if self.space.given.trained[1].mixed else 1.0)
+        states = (masters + self._states * host) * state
+        return (states + 4 * self._trained * gradient + self._frozen * frozen) / ranks
 
     # ------------------------------------------------------------ outlooks
 

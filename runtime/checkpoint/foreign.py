@@ -15,7 +15,7 @@ from partita.compiler.graph import without_iterations
 from partita.dsl.correspondence import Part, Theirs, Weights
 from partita.dsl.diagnostic import refuse
 from partita.dsl.report import suggestion
-from partita.dsl.types import Type
+from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import few, is_state, weights_of
 from partita.runtime.checkpoint.foreign_files import shards, write_files
@@ -147,5 +147,5 @@ def export_foreign(
 
 
 def _dtype(tensor: Theirs, wanted: str | None) -> str:
-    own = tensor.parts[0].type.dtype
+    own = max((part.type.dtype for part in tensor.parts), key=BYTES.__getitem__)
     return wanted if wanted is not None and tensor.parts[0].type.is_float else own

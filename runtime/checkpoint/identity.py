@@ -1,9 +1,9 @@
 """What a commit is bound to: the tensors and the model's steps, which must match; and settings, which may change.
 
 Two models are the same if their tensors (names, axes, dtypes; hence also the optimizer's) and their steps are, whatever
-the sizes of axes that no parameter has. Layout, mesh, schedule, number of steps, `eval` and `checkpoint` may change:
-they affect results only by rounding. The rest of the train block and the input shapes are compared as text, and a run
-that resumes with different ones says so.
+the sizes of axes that no parameter has. bf16 and f32 are alike, since a parameter is in bf16 only while it is frozen.
+Layout, mesh, schedule, number of steps, `eval` and `checkpoint` may change: they affect results only by rounding. The
+rest of the train block and the input shapes are compared as text, and a run that resumes with different ones says so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from partita import __version__
+from partita.compiler.ops.op import accumulation
 from partita.compiler.program import Program
 from partita.dsl import spec
 from partita.dsl.diagnostic import shown
@@ -166,7 +167,7 @@ def sources_of(given: spec.Spec) -> list[Source]:
 
 def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     """Why a commit is of another model, as text; empty if it is of the same one."""
-    before, now = ({each.name: each.type for each in manifest.tensors} for manifest in (saved, wanted))
+    before, now = types_of(saved), types_of(wanted)
     if before == now and saved.steps_digest == wanted.steps_digest:
         return []
     if before == now:
@@ -185,6 +186,13 @@ def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     if len(differing) > MOST_SHOWN:
         notes.append(f"and {len(differing) - MOST_SHOWN} more tensors")
     return notes
+
+
+def types_of(manifest: Manifest) -> dict[str, Type]:
+    """The types of a commit's tensors by name, in the dtypes that they have where they are trained. One that was frozen
+    is widened, and one that is, is rounded to what reads it, as they are read.
+    """
+    return {each.name: each.type.with_dtype(accumulation(each.type.dtype)) for each in manifest.tensors}
 
 
 def difference(name: str, before: Type | None, now: Type | None) -> str:

@@ -19,7 +19,7 @@ from partita.compiler.program import Program
 from partita.dsl.correspondence import Part, Theirs, Weights
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.report import nearest
-from partita.dsl.types import Type
+from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank
 from partita.runtime.checkpoint.files import Damaged
@@ -354,7 +354,7 @@ def _refuse_numbers(files: ForeignFiles, name: str, found: Iterable[Found]) -> N
     """Refuse (E0813) values that are not finite, or that overflow our dtype."""
     notes = []
     for each in found:
-        dtype = each.tensor.parts[0].type.dtype
+        dtype = min((part.type.dtype for part in each.tensor.parts), key=BYTES.__getitem__)
         count, first, value = 0, 0, 0.0
         flat = files.read(each.name).reshape(-1)
         for start, block in zip(range(0, len(flat) or 1, BLOCK), _blocks(flat), strict=True):

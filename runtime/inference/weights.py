@@ -19,7 +19,7 @@ from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.files import Damaged
-from partita.runtime.checkpoint.identity import MOST_SHOWN, changed_text, difference, digest_of, sources_of
+from partita.runtime.checkpoint.identity import MOST_SHOWN, changed_text, difference, digest_of, sources_of, types_of
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import Manifest
@@ -138,7 +138,7 @@ def _own(given: Spec, folder: Path) -> tuple[Place, None]:
 
 def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
     """Refuse (E0804) a checkpoint with other tensors than are needed; report (W1002) other operations."""
-    there = {each.name: each.type for each in saved.tensors}
+    there = types_of(saved)
     notes = [difference(name, there.get(name), type) for name, type in needed.items() if there.get(name) != type]
     if notes:
         help = "name the run that trained this model, with the same overrides of sizes and `precision`: --from"

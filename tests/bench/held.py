@@ -33,6 +33,7 @@ model net(x: [batch, embed]) {
   repeat 3 as layer { let x = mlp(x) }
   loss mean(x * x)
 }
+optimizer norms { update scale, shift -> adamw(lr = 1e-3)  freeze all }
 mesh two(split = 2)
 layout chosen on two { RULES }
 schedule s = one_f_one_b(microbatches = 2)
@@ -59,6 +60,8 @@ CASES = {
     "paired": (ROWS, ADAMW, "sync = paired()"),
     "paired, zero1": (f"{ROWS} shard state -> split", ADAMW, "sync = paired()"),
     "eight bits": (ROWS, "adamw_8bit(lr = 1e-3)", ""),
+    "frozen, in bf16": (f"{ROWS} shard state -> split", "norms", "precision = bf16"),
+    "frozen, zero3, in bf16": (f"{ROWS} shard param -> split", "norms", "precision = bf16"),
     "validated after": (ROWS, ADAMW, "validate = after(calm = 0)"),
 }
 

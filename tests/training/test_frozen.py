@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import torch
+from safetensors.torch import load_file
 
 from partita.cli.main import main
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
+from partita.runtime.trained import train
+from tests.files import checked
 
 FILE = """\
 axis batch = 8, embed = 6
@@ -73,7 +75,7 @@ def test_the_advice_freezes_it(extra: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert main(["run", "m.par", "--transport", "virtual"]) == 0
     first, last = (load_file(tmp_path / "kept" / f"step-{step:08}" / "rank-0.safetensors") for step in (1, 3))
-    assert np.abs(first["m.w"]).max() > 0
+    assert first["m.w"].abs().max() > 0
     assert (first["m.w"] == last["m.w"]).all()
     assert (first["m.v"] != last["m.v"]).all()
 
@@ -155,3 +157,30 @@ def test_what_is_frozen_and_read_in_earlier_iterations_alone_is_kept_once(
     assert main(["run", "m.par", "--transport", "virtual"]) == 0
     kept = [load_file(tmp_path / "kept" / "step-00000002" / f"rank-{rank}.safetensors") for rank in range(2)]
     assert [sorted(each) for each in kept] == [["m.layer.0.u", "m.layer.0.v", "m.layer.1.v"], ["m.layer.1.u"]]
+
+
+FOLLOWED = """\
+optimizer rules { freeze w update all -> sgd(lr = 0.1) }
+axis batch = 8, embed = 6
+model m(x: [batch, embed]) {
+  param w: [embed] ~ normal(1.0)
+  param v: [embed] ~ normal(1.0)
+  buffer followed: [embed] ~ zeros()
+  update followed = followed + w * w
+  loss mean(x * w * v + followed)
+}
+mesh two(data = 2)
+layout rows on two { shard batch -> data  RULE }
+train { layout = rows data = random() optimizer = rules precision = bf16 steps = 2 eval = every(1, batches = 1) }
+"""
+
+
+@pytest.mark.parametrize("rule", ["", "shard param -> data"])
+def test_an_update_of_a_buffer_reads_what_is_frozen_as_the_model_does(rule: str) -> None:
+    state = compile_spec(checked(FOLLOWED.replace("RULE", rule), "m.par"))
+    types = {each.name: each.type.dtype for each in state.program.parameters}
+    assert types == {"m.w": "bf16", "m.v": "f32", "m.followed": "f32"}
+    assert validate(state).passed
+    trained = train(state.spec, Path()).parameters
+    assert trained["m.followed"].abs().max() > 0
+    assert torch.equal(trained["m.followed"], 2 * trained["m.w"].float().square())

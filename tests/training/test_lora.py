@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from partita.compiler import pipeline
 from partita.compiler.analysis.memory import memory_report, peak_memory
 from partita.compiler.graph import Phase
-from partita.compiler.pipeline import compile_spec
+from partita.compiler.pipeline import compile_outputs, compile_run, compile_spec
+from partita.compiler.program import Program
 from partita.compiler.state import Compilation
 from partita.dsl.load import load_text
 from partita.dsl.spec import Spec
@@ -101,6 +103,55 @@ def test_a_stage_runs_no_backward_that_nothing_trained_needs(frozen: str, kinds:
     assert back == ({1} if frozen == "upper" else set())
 
 
+# ---------------------------------------------------------------- what is stored in the dtype that reads it
+
+HOSTED = "layout hosted on ranks { shard batch -> data  shard param -> data  stage layer -> pipe  offload param }\n"
+NARROW = ("train.precision=bf16", "train.eval=every(2, batches=2)", "train.steps=4", "train.checkpoint=none")
+
+
+def dtypes_of(program: Program) -> dict[bool, set[str]]:
+    """The dtypes in which adapters, and all others, are stored."""
+    return {own: {each.type.dtype for each in program.parameters if is_adapter(each.name) == own} for own in (0, 1)}
+
+
+@pytest.mark.parametrize("layout", ["plain", "zero2", "zero3"])
+def test_only_what_is_trained_has_masters_besides_what_computes(layout: str) -> None:
+    given = spec_of(*SMALL, *NARROW, f"layout={layout}", "train.optimizer=adapters")
+    training, evaluation = compile_run(given)
+    assert evaluation is not None
+    for state in (training, evaluation, compile_outputs(given, beside=training)):
+        assert dtypes_of(state.program) == {True: {"f32"}, False: {"bf16"}}
+    program = training.program
+    for rank in program.ranks:
+        own = [record for record in program.parameters if record.name in rank.parameters]
+        trained, frozen = (sum(r.type.elements for r in own if is_adapter(r.name) == each) for each in (True, False))
+        split = {"plain": 6 * trained + 2 * frozen, "zero2": 4 * trained // 2 + 2 * trained + 2 * frozen}
+        split["zero3"] = split["zero2"] + 2 * frozen // 2  # a half of each, and what is gathered
+        assert memory_report(training, rank).parameters == split[layout]
+
+
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    [
+        ("plain", "ema=0.9"),
+        *soak(("zero2", "ema=0.9"), ("zero3", "clip=1"), ("hosted", "clip=1")),
+        *soak(("plain", "precision=fp8"), ("plain", "sync=local(groups=2,every=2)")),
+    ],
+)
+def test_the_numbers_are_those_with_masters_of_all_to_the_last_bit(
+    layout: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (*SMALL, *NARROW, f"layout={layout}", f"train.{more}")
+    found = trained(prepare(spec_of(*given, text=TEXT + HOSTED)), tmp_path)
+    monkeypatch.setattr(pipeline, "stored_as_read", lambda graph, _: graph)
+    wanted = trained(prepare(spec_of(*given, text=TEXT + HOSTED)), tmp_path)
+    assert dtypes_of(wanted.run.plan.program)[False] == {"f32"}
+    assert (found.steps, found.evaluations) == (wanted.steps, wanted.evaluations)
+    assert set(found.evaluations) == {2, 4}
+    for name, value in wanted.run.parameters().items():
+        assert torch.equal(found.run.parameters()[name], value if is_adapter(name) else value.bfloat16()), name
+
+
 # ---------------------------------------------------------------- memory
 
 
@@ -118,7 +169,7 @@ def measured(state: Compilation, plan: Plan) -> tuple[int, int]:
     return peak_memory(state, state.program.ranks[0]), peak
 
 
-@pytest.mark.parametrize("more", ["clip=1", "ema=0.9", "optimizer=adamw(lr=1e-3)"])
+@pytest.mark.parametrize("more", ["clip=1", "ema=0.9", "precision=bf16", "optimizer=adamw(lr=1e-3)"])
 def test_the_bound_of_memory_holds_and_is_near(more: str):
     alone = ("ranks.data=1", "ranks.pipe=1", "batch=16", "seq=32", "layers=2", "train.data=random()")
     plan = prepare(spec_of(*alone, "schedule=one_f_one_b", f"train.{more}"))
@@ -136,6 +187,41 @@ def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(layout: str, tmp_path:
     resumed = trained(plan_of(f"layout={layout}"), tmp_path)
     assert resumed.steps == {step: undisturbed.steps[step] for step in (3, 4)}
     same(tensors(resumed.run), tensors(undisturbed.run))
+
+
+@pytest.mark.parametrize("layout", ["zero3", *soak("plain", "zero2")])
+def test_a_base_is_rounded_to_the_dtype_that_reads_it_and_widened_again(layout: str, tmp_path: Path) -> None:
+    """Of whatever dtype a checkpoint has it, such as one that was written in another precision."""
+    own = f"layout={layout}", "train.checkpoint=every(1, keep=9)"
+    first, *others = (
+        trained(plan_of(*own, f"train.precision={precision}", f"train.steps={step}"), tmp_path)
+        for step, precision in enumerate(("f32", "bf16", "f32"), 1)
+    )
+    assert all(each.found is not None for each in others)
+    assert [dtypes_of(each.run.plan.program)[False] for each in others] == [{"bf16"}, {"f32"}]
+    for name, value in first.run.parameters().items():
+        if not is_adapter(name):
+            for each in others:
+                assert torch.equal(each.run.parameters()[name].float(), value.bfloat16().float()), name
+
+
+def test_what_was_frozen_may_be_trained_later(tmp_path: Path) -> None:
+    """Without states, which would be others."""
+    rules = "optimizer some {\n  update query_a -> sgd(lr = 0.1)\n  RULE\n}\noptimizer adapters {"
+    texts = [
+        TEXT.replace("optimizer adapters {", rules.replace("RULE", rule))
+        for rule in ("freeze all", "update all -> sgd(lr = 0.1)")
+    ]
+    given = (*SMALL, "train.optimizer=some", "train.precision=bf16")
+    first = trained(prepare(spec_of(*given, "train.steps=2", text=texts[0])), tmp_path).run.parameters()
+    run = trained(prepare(spec_of(*given, "train.steps=2", text=texts[1])), tmp_path)
+    assert run.found is not None
+    for name, value in run.run.parameters().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, first[name].float())
+    after = trained(prepare(spec_of(*given, "train.steps=3", text=texts[1])), tmp_path)
+    for name, value in after.run.parameters().items():
+        assert is_adapter(name) or not torch.equal(value, first[name].float()), name
 
 
 def test_the_base_stays_and_is_the_same_under_every_layout(tmp_path: Path):

@@ -462,9 +462,21 @@ def test_the_runner_up_wins_where_it_is_said_to():
 def test_each_stage_of_zero_stores_less_in_the_bound():
     """Masters and states are split from the first on, gradients from the second."""
     search = Search(space_of(spec_of(GPT)))
-    size = 4 * search._parameters
+    size = search._masters
     stored = [search._stored(Candidate(8, 1, 2, 1, zero=zero)) for zero in range(4)]
     assert stored == pytest.approx([4 * size / 2, (3 / 8 + 1) * size / 2, 4 * size / 16, 4 * size / 16])
+
+
+def test_what_is_frozen_has_two_bytes_in_the_bound_and_is_split_in_the_last_stage_of_zero():
+    given = spec_of(SPECS / "zoo" / "lora.par", "train.precision=bf16")
+    parameters = compile_spec(given).step.parameters
+    frozen = 2 * sum(each.master.elements for each in parameters if each.frozen)
+    size = 4 * sum(each.master.elements for each in parameters if each.trained)
+    search = Search(space_of(given, 8))
+    stored = [search._stored(Candidate(8, 1, 1, 1, zero=zero)) for zero in range(4)]
+    assert stored == pytest.approx(
+        [frozen + 4 * size, frozen + (3 / 8 + 1) * size, frozen + 4 * size / 8, frozen / 8 + 4 * size / 8]
+    )
 
 
 # ---------------------------------------------------------------- what a search may spend

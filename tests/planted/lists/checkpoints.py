@@ -13,6 +13,21 @@ REGIONS = f"{RESHARD}::test_any_region_of_any_tensor_can_be_read"
 
 MISTAKES = [
     Planted(
+        "another-dtype-is-another-model",
+        "runtime/checkpoint/identity.py",
+        "each.type.with_dtype(accumulation(each.type.dtype)) for each",
+        "each.type for each",
+        "tests/training/test_lora.py::test_a_base_is_rounded_to_the_dtype_that_reads_it_and_widened_again",
+    ),
+    Planted(
+        "a-tensor-of-several-is-exported-as-its-first",
+        "runtime/checkpoint/foreign.py",
+        "own = max((part.type.dtype for part in tensor.parts), key=BYTES.__getitem__)",
+        "own = tensor.parts[0].type.dtype",
+        "tests/runtime/checkpoint/test_foreign.py::"
+        "test_what_is_frozen_is_rounded_and_a_tensor_of_several_is_as_wide_as_the_widest",
+    ),
+    Planted(
         "imported-beside-the-checkpoints-of-a-run",
         "runtime/checkpoint/exchange.py",
         "for place in (path, path / DIRECTORY):",

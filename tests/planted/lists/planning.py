@@ -110,9 +110,16 @@ MISTAKES = [
     Planted(
         "states-are-split-from-the-second-stage-on",
         "compiler/planner/search.py",
-        "for stage in (1, 2, 1))",
-        "for stage in (1, 2, 2))",
+        "for stage in (1, 2, 3))",
+        "for stage in (2, 2, 3))",
         f"{PLAN}::test_each_stage_of_zero_stores_less_in_the_bound",
+    ),
+    Planted(
+        "what-is-frozen-is-split-as-masters-are",
+        "compiler/planner/search.py",
+        "for stage in (1, 2, 3))",
+        "for stage in (1, 2, 1))",
+        f"{PLAN}::test_what_is_frozen_has_two_bytes_in_the_bound_and_is_split_in_the_last_stage_of_zero",
     ),
     Planted(
         "what-only-the-hosts-memory-holds-not-searched",

@@ -8,6 +8,7 @@ ASSIGN = "tests/compiler/passes/test_assign.py"
 OPTIMIZERS = "tests/runtime/kernels/test_optimizers.py"
 STACKED = "tests/compiler/passes/test_stacked.py"
 MEANS = "tests/runtime/checkpoint/test_ema.py"
+LORA = "tests/training/test_lora.py"
 MASTERS = "tests/compiler/passes/shard/test_masters.py"
 
 MISTAKES = [
@@ -179,6 +180,27 @@ MISTAKES = [
         "evolve(each, frozen=not each.buffer and each.name not in updates)",
         "evolve(each, frozen=False)",
         f"{ASSIGN}::test_what_is_frozen_costs_neither_gradient_nor_state_nor_backward",
+    ),
+    Planted(
+        "evaluation-has-masters-of-what-is-frozen",
+        "compiler/pipeline.py",
+        "return extended(Built, state, forward=_stored(forward, updates, updates), updates=updates)",
+        "return extended(Built, state, forward=cast_by_rows(forward, updates), updates=updates)",
+        f"{LORA}::test_only_what_is_trained_has_masters_besides_what_computes",
+    ),
+    Planted(
+        "what-is-trained-has-no-master",
+        "compiler/passes/assign.py",
+        "not each.buffer and each.name not in trained",
+        "not each.buffer",
+        f"{LORA}::test_only_what_is_trained_has_masters_besides_what_computes",
+    ),
+    Planted(
+        "updates-of-buffers-read-what-is-frozen-without-a-cast",
+        "compiler/passes/buffers.py",
+        "value = cast(own, master, accumulation(master.type.dtype))",
+        "value = master",
+        "tests/training/test_frozen.py::test_an_update_of_a_buffer_reads_what_is_frozen_as_the_model_does",
     ),
     Planted(
         "gradients-of-what-is-frozen",

@@ -322,6 +322,40 @@ def test_what_goes_out_is_what_came_in(folder: Path, capsys: pytest.CaptureFixtu
     assert Path("out/config.json").read_text() == Path("theirs/config.json").read_text()
 
 
+RULES = "optimizer some { freeze wq, up  update all -> adamw(lr = 0.1) }"
+FREEZING = RULES + TEXT.replace("adamw(lr = 0.1)", "some  precision = bf16")
+
+
+def test_what_is_frozen_is_rounded_and_a_tensor_of_several_is_as_wide_as_the_widest(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("m.par").write_text(FREEZING)
+    Path("theirs/config.json").write_text('{"dtype": "bfloat16"}')
+    assert imported(capsys)[0] == 0
+    types = {name: tensor.dtype for name, tensor in ours().items() if "/" not in name and tensor.is_floating_point()}
+    frozen = {"m.up", "m.layer.0.attn.wq", "m.layer.1.attn.wq"}
+    assert types == {name: torch.bfloat16 if name in frozen else torch.float32 for name in types}
+    assert partita(capsys, "export", "run", "--as", "hf", "-o", "out")[0] == 0
+    found, given = load_file("out/model.safetensors"), theirs()
+    assert torch.equal(found["net.experts.0.up"], given["net.experts.0.up"].bfloat16())
+    assert torch.equal(found["net.table"], given["net.table"])
+    queries, keys = given["net.h.0.qk.weight"].split(6, 1)
+    assert torch.equal(found["net.h.0.qk.weight"], torch.cat([queries.bfloat16().float(), keys], 1))
+    assert json.loads(Path("out/config.json").read_text()) == {"dtype": "float32"}
+
+
+def test_numbers_must_not_overflow_the_narrowest_dtype_of_a_tensor(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change("net.h.0.qk.weight", torch.full((4, 12), torch.finfo(torch.float32).max))
+    assert imported(capsys, "--only", "wq,wk")[0] == 0
+    Path("m.par").write_text(FREEZING)
+    status, _, err = partita(capsys, "import", "again", "theirs", "m.par", "--as", "hf")
+    assert status == 1
+    assert "error[E0813]" in err
+    assert "48 of 48 numbers are not finite as bf16" in err
+
+
 def test_files_have_at_most_a_size_and_an_index(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert imported(capsys)[0] == 0
     arguments = ("export", "run", "--as", "hf", "--shard-size", "100B", "--dtype", "bf16", "-o", "out")
