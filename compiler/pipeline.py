@@ -19,7 +19,7 @@ from partita.compiler.analysis.time import unsplit_seconds
 from partita.compiler.codegen.assemble import assemble
 from partita.compiler.codegen.whole_parameters import with_whole_parameters
 from partita.compiler.codegen.writer import Probe
-from partita.compiler.costs.devices import device_of
+from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.nodes import product_flops, seconds
 from partita.compiler.fit.remat import fitted
 from partita.compiler.fit.schedule import scheduled
@@ -148,10 +148,13 @@ def compile_outputs(
         return _timed("assemble", assembled, _rest(_differentiated(built)))
 
 
-def schedule_spec(given: language.Spec) -> Scheduled:
-    """The training program without its source text: all that searches and predictions need. Raises Refused."""
+def schedule_spec(given: language.Spec, hoist: bool | None = None) -> Scheduled:
+    """The training program without its source text: all that searches and predictions need. `hoist` is whether
+    parameters that are stored in parts are gathered once a step; without it, they are if they fit. Raises Refused.
+    """
     with collector_paused():
-        return _scheduled(_configured(given, training=True, placement=None, gpu=False))
+        state = _configured(given, training=True, placement=None, gpu=False)
+        return _scheduled(evolve(state, hoist=hoist))
 
 
 def assembled(state: Scheduled, probe: Probe | None = None) -> Compilation:
@@ -458,10 +461,10 @@ def _split(state: Differentiated) -> Microbatched:
 
 def _shard(state: Microbatched) -> Sharded:
     defaults = default_layouts(state.spec, state.mesh)
-    # Parameters stored sharded are gathered once a step if all of them fit in a quarter of the memory.
     stored = "state" if state.reads_means else "param"
     gathered = max(gathered_bytes(state.step, defaults, stored, state.updates), default=0) * state.pipeline.chunks
-    hoist = gathered <= state.device.memory / 4
+    room = room_to_gather(state.device)
+    hoist = gathered <= room if state.hoist is None else state.hoist
     resharding, portable = Resharding(state.mesh), portable_values(state.step)
     sharded = shard(
         state.step,
@@ -472,12 +475,17 @@ def _shard(state: Microbatched) -> Sharded:
         state.updates,
         means=state.reads_means,
         parts=state.parts,
-        most=state.device.memory / 4,
+        most=room,
         prefetched=state.prefetched,
     )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
     return extended(Sharded, state, sharded=sharded, warnings=warnings)
+
+
+def room_to_gather(device: Device) -> float:
+    """Parameters that are stored in parts are gathered once a step if all of a rank's fit into so many bytes."""
+    return device.memory / 4
 
 
 def _unfused(state: Microbatched) -> Iterator[Diagnostic]:

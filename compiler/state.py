@@ -41,7 +41,8 @@ class Configured:
     `outputs` instead of the loss. `sparse` are the tables that training updates by rows, with the axis of these: it
     stores them for that. A program of outputs may run along with a training program, `beside` it: its stages are the
     same, and it reads parameters where that one stores them. With `compiled`, torch compiles the program's functions.
-    `again` are the calls and iterations that `recompute auto` has chosen. `times` are seconds by pass.
+    `again` are the calls and iterations that `recompute auto` has chosen. `hoist` is whether parameters that are stored
+    in parts are gathered once a step; if it is not given, they are if they fit. `times` are seconds by pass.
     """
 
     spec: language.Spec
@@ -55,6 +56,7 @@ class Configured:
     training: bool = True
     placement: Placement | None = None
     iterations: Iterations | None = None
+    hoist: bool | None = None
     batches: Fraction = Fraction(1)
     sparse: Mapping[str, str] = field(factory=dict)
     outputs: tuple[str, ...] = ()

@@ -151,7 +151,7 @@ class Search:
     room: float = field(init=False)
     budget: Budget = field(init=False)
     _references: dict[Candidate, Stages | None] = field(factory=dict, init=False)
-    _exact: dict[tuple[Candidate, Links], Stages | None] = field(factory=dict, init=False)
+    _exact: dict[tuple[Candidate, Links, bool], Stages | None] = field(factory=dict, init=False)
     _outlooks: dict[Candidate, CandidateEstimate] = field(factory=dict, init=False)
     _nearest: dict[str, tuple[float, Candidate]] = field(factory=dict, init=False)
     _proxies: float = field(default=0.0, init=False)  # seconds of the budget
@@ -164,7 +164,6 @@ class Search:
     _masters: int = field(init=False)
     _frozen: int = field(init=False)
     _states: int = field(init=False)
-    _of_experts: float = field(init=False)
     _until: float = field(default=BOUNDS, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -172,7 +171,6 @@ class Search:
         self.room = USABLE * self.device.memory
         self.budget = Budget(self.within)
         model, train = self.space.given.trained
-        self._of_experts = elements(model.body, self.space.experts) / max(1.0, elements(model.body))
         graph = build(model, train.dtype)
         updates = assign(graph, train.optimizer).updates
         parameters = stored_as_read(graph, updates).parameters
@@ -365,11 +363,11 @@ class Search:
             self._references[shape] = self._proxy(shape)
         return self._references[shape]
 
-    def _proxy(self, shape: Candidate, links: Links = ()) -> Stages | None:
+    def _proxy(self, shape: Candidate, links: Links = (), hoist: bool = True) -> Stages | None:
         """The stages of a candidate; None if it does not compile. What this takes predicts what compilations will."""
         before = self.budget.spent
         try:
-            return stages_of(self.space, shape, links, self.budget)
+            return stages_of(self.space, shape, links, hoist, self.budget)
         except Refused:
             self.budget.spend(REFUSED)
             return None
@@ -381,17 +379,13 @@ class Search:
     def _reduction(self, candidate: Candidate) -> float:
         """An approximate lower bound of the seconds to all-reduce the gradients over data once."""
         data = candidate.data
-        local = self._trained * self._part(candidate) / (candidate.pipe * candidate.tensor)
+        local = self._trained * self.space.part(candidate) / (candidate.pipe * candidate.tensor)
         return 4 * local * (data - 1) / data / link_of(self.space.mesh_of(candidate), self.space.data).bandwidth
-
-    def _part(self, candidate: Candidate) -> float:
-        """The part of all parameters that the ranks of an expert axis have each."""
-        return 1 - self._of_experts * (1 - 1 / candidate.expert)
 
     def _stored(self, candidate: Candidate) -> float:
         """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
         ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
-        part = self._part(candidate)
+        part = self.space.part(candidate)
         shards = candidate.alike
         state, gradient, frozen = (1 / shards if candidate.zero >= stage else part for stage in (1, 2, 3))
         host = 0.0 if candidate.offload and self.device.gpu else 1.0
@@ -498,10 +492,10 @@ class Search:
         if candidate in self._outlooks:
             return self._outlooks[candidate]
         shape = _proxy_of(candidate)
-        links = mesh_of(self.space.mesh_of(candidate), self.space.pipe).links
-        if (shape, links) not in self._exact:
-            self._exact[shape, links] = self._proxy(shape, links)
-        stages = self._exact[shape, links]
+        key = shape, mesh_of(self.space.mesh_of(candidate), self.space.pipe).links, self.space.gathers_once(candidate)
+        if key not in self._exact:
+            self._exact[key] = self._proxy(*key)
+        stages = self._exact[key]
         if stages is None:
             return None
         microbatches = self.space.microbatches(candidate)
@@ -679,19 +673,6 @@ def _parts(state: Scheduled, prediction: Prediction) -> Parts:
 def _distance(sizes: Sequence[int], others: Sequence[int]) -> float:
     """How different the sizes of two meshes are: the factors between them, as logarithms."""
     return sum(abs(log2(size / other)) for size, other in zip(sizes, others, strict=True))
-
-
-def elements(body: spec.Body, axis: str | None = None) -> float:
-    """The number of elements of all parameters of a body, or those with an axis, over all calls and iterations."""
-    found = 0.0
-    for step in body.steps:
-        if isinstance(step, spec.Parameter):
-            found += step.type.elements if axis is None or step.type.has(axis) else 0
-        elif isinstance(step, spec.CallBlock | spec.Scan):
-            found += elements(step.body, axis)
-        elif isinstance(step, spec.Repeat):
-            found += step.count * elements(step.body, axis)
-    return found
 
 
 def described(space: Space, candidate: Candidate) -> str:

@@ -167,7 +167,8 @@ class _Scaled:
             slices=1,
             late=False,
         )
-        stages = stages_of(space, shape, self.links, self.budget, self.programs, change)
+        hoist = space.gathers_once(candidate)
+        stages = stages_of(space, shape, self.links, hoist, self.budget, self.programs, change)
         nodes = sum(len(stage.nodes) for state in self.programs.values() for stage in state.partitioned.stages)
         self.budget.spend(nodes * AGAIN)
         own = cut(stages, candidate, space.layers)

@@ -25,7 +25,7 @@ from attrs import evolve, frozen
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.passes.resized import Resized
-from partita.compiler.pipeline import schedule_spec
+from partita.compiler.pipeline import room_to_gather, schedule_spec
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.compiler.verify.proxy_sizes import axes_of, bodies
 from partita.dsl import spec
@@ -33,7 +33,7 @@ from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.layouts import STATE
 from partita.dsl.source import Span
-from partita.dsl.types import Axis
+from partita.dsl.types import BYTES, Axis
 
 # Tensor parallelism stays within a machine, of this many devices unless its device says more.
 NODE = 8
@@ -196,6 +196,24 @@ class Space:
     def microbatches(self, candidate: Candidate) -> int:
         """The number of microbatches of a step."""
         return self.rows // (candidate.data * candidate.expert * self.beside * candidate.size)
+
+    @cached_property
+    def _parameters(self) -> tuple[float, float]:
+        """The number of elements of all parameters, and the share of those of experts."""
+        body = self.given.trained[0].body
+        every = elements(body)
+        return every, elements(body, self.experts) / max(1.0, every)
+
+    def part(self, candidate: Candidate) -> float:
+        """The part of all parameters that the ranks of an expert axis have each."""
+        return 1 - self._parameters[1] * (1 - 1 / candidate.expert)
+
+    def gathers_once(self, candidate: Candidate) -> bool:
+        """Whether parameters that are stored in parts are gathered once a step, rather than before each use."""
+        ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.others)))
+        width = BYTES[self.given.trained[1].dtype]
+        gathered = width * self._parameters[0] * self.part(candidate) / ranks
+        return candidate.zero < 3 or gathered <= room_to_gather(device_of(self.mesh))
 
     def valid(self, candidate: Candidate) -> bool:
         """Whether the sizes of a candidate's mesh divide what they shard, and its microbatches the batch."""
@@ -439,6 +457,19 @@ class Space:
         model, _ = self.given.trained
         relations = axes_of(model).relations
         return all(self.batch not in (each.whole, *each.parts) for each in relations)
+
+
+def elements(body: spec.Body, axis: str | None = None) -> float:
+    """The number of elements of all parameters of a body, or those with an axis, over all calls and iterations."""
+    found = 0.0
+    for step in body.steps:
+        if isinstance(step, spec.Parameter):
+            found += step.type.elements if axis is None or step.type.has(axis) else 0
+        elif isinstance(step, spec.CallBlock | spec.Scan):
+            found += elements(step.body, axis)
+        elif isinstance(step, spec.Repeat):
+            found += step.count * elements(step.body, axis)
+    return found
 
 
 def _divisors(number: int) -> list[int]:

@@ -101,13 +101,15 @@ def stages_of(
     space: Space,
     candidate: Candidate,
     links: Links = (),
+    hoist: bool = True,
     budget: Budget | None = None,
     programs: Programs | None = None,
     change: Callable[[Scheduled], Scheduled] | None = None,
 ) -> Stages:
-    """The costs of a candidate's stages. They do not depend on its schedule, nor, given the `links` of its mesh, on the
-    length of its pipeline. What it takes is spent from a budget. Programs among `programs` are not compiled again;
-    with a `change` of them, such as another device, costs have no bytes, nor what is `quiet`; stages stay as cut.
+    """The costs of a candidate's stages. They do not depend on its schedule, nor, given the `links` of its mesh and
+    whether parameters in parts are gathered once a step (`hoist`), which few layers cannot tell, on the length of its
+    pipeline. What it takes is spent from a budget. Programs among `programs` are not compiled again; with a `change` of
+    them, such as another device, costs have no bytes, nor what is `quiet`; stages stay as cut.
 
     Raises Refused if the candidate does not compile.
     """
@@ -117,7 +119,7 @@ def stages_of(
     def measured(candidate: Candidate, layers: int, counts: tuple[int, ...] = ()) -> list[StageCosts]:
         key = candidate, layers, counts
         if key not in known:
-            known[key] = schedule_spec(space.resized(candidate, microbatches, layers, counts))
+            known[key] = schedule_spec(space.resized(candidate, microbatches, layers, counts), hoist)
             if budget is not None:
                 budget.spend(seconds_of(known[key]))
         return _measured(known[key], links, change)
@@ -136,7 +138,7 @@ def stages_of(
         return Stages(first, middle, last, two - middle)
     # Several repeats, or one that runs several times: a layer is their average, and everything outside of them counts
     # toward the last stage.
-    alone = stages_of(space, evolve(candidate, pipe=1), links, budget, known, change)
+    alone = stages_of(space, evolve(candidate, pipe=1), links, hoist, budget, known, change)
     return Stages(alone.layer, alone.layer, alone.last, alone.layer)
 
 

@@ -140,10 +140,24 @@ NEAR = [
 ]
 
 
-@pytest.mark.parametrize("candidate", NEAR, ids=str)
-def test_estimates_are_near_what_is_compiled(candidate):
-    space = space_of(spec_of(GPT, "heads=16", "key=48", "batch=128"))
-    stages = stages_of(space, candidate, mesh_of(space.mesh_of(candidate), space.pipe).links)
+SMALL = "heads=16", "key=48", "batch=128"
+# All parameters are more than a rank gathers for a whole step; those of a few layers are not.
+LARGE = "embed=10240", "heads=80", "key=128", "batch=128"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "candidate"),
+    [
+        *((SMALL, each) for each in NEAR),
+        (LARGE, Candidate(16, 1, 1, 2, False, 3)),
+        (LARGE, Candidate(8, 2, 1, 2, False, 3)),
+    ],
+    ids=str,
+)
+def test_estimates_are_near_what_is_compiled(sizes, candidate):
+    space = space_of(spec_of(GPT, *sizes))
+    links = mesh_of(space.mesh_of(candidate), space.pipe).links
+    stages = stages_of(space, candidate, links, space.gathers_once(candidate))
     microbatches = space.microbatches(candidate)
     own = cut(stages, candidate, space.layers)
     plan = planned(space, candidate)

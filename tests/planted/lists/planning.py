@@ -24,6 +24,13 @@ MISTAKES = [
         f"{CUT}::test_what_is_computed_again_counts",
     ),
     Planted(
+        "layers-gathered-once-since-few-would-be",
+        "compiler/planner/space.py",
+        "        return candidate.zero < 3 or gathered",
+        "        return True or gathered",
+        f"{PLAN}::test_estimates_are_near_what_is_compiled",
+    ),
+    Planted(
         "the-busiest-rank-keeps-what-it-has",
         "compiler/passes/place.py",
         "        most = max(busy, key=",
