@@ -62,9 +62,9 @@ def load(path: str | Path, *overrides: Override) -> Spec:
 
 def compile(path: str | Path, *overrides: Override) -> Compilation:
     """Compile a file for training. Returns the program and every intermediate form."""
-    from partita.compiler.pipeline import compile_spec
+    from partita.compiler.pipeline import compile_run
 
-    return compile_spec(load(path, *overrides))
+    return compile_run(load(path, *overrides))[0]
 
 
 def summary(state: Compilation) -> Summary:

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.emit is not None:
         print("partita: --json prints the summary and cannot be combined with --emit", file=sys.stderr)
         return 2
-    state = compile_or_report(arguments)
+    state = compile_or_report(arguments, run=True)
     if state is None:
         return 1
     report(state.warnings)
@@ -163,6 +163,10 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
     if len(summary.rules) > 1 or summary.shares or summary.tables:
         console.print()
     print_table(console, _memory(summary, console.width))
+    evaluating = [f"{rank}" for rank, each in enumerate(summary.memory) if each.evaluating]
+    if evaluating:
+        of = "" if len(evaluating) == len(summary.memory) else f" of rank {', '.join(evaluating)}"
+        print_text(console, f"the peak{of} is in an evaluation")
     most, there = max(summary.peak_memory), state.device.memory
     if most > there:
         print_text(console, f"that exceeds the {bytes_text(there)} of {state.device.name}")

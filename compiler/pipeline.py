@@ -90,6 +90,7 @@ OF_THE_BATCH = {"E0406", "E0407"}
 MOST_NODES = 100_000
 
 Before = TypeVar("Before", bound=Configured)
+Training = TypeVar("Training", bound=Scheduled)
 
 
 def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, Compilation | None]:
@@ -100,7 +101,8 @@ def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, C
     if training.train.eval is None:
         return training, None
     with collector_paused():
-        return training, _evaluation(_evaluated(given, training, gpu))
+        evaluation = _evaluation(_evaluated(given, training, gpu))
+    return _with_evaluation(training, evaluation), evaluation
 
 
 def compile_spec(given: language.Spec, training: bool = True, gpu: bool = False) -> Compilation:
@@ -157,6 +159,21 @@ def schedule_spec(given: language.Spec, hoist: bool | None = None) -> Scheduled:
         return _scheduled(evolve(state, hoist=hoist))
 
 
+def schedule_run(given: language.Spec) -> Scheduled:
+    """The same, with the evaluation of its run if the file has one: for what a run needs of memory. Raises Refused."""
+    training = schedule_spec(given)
+    if training.train.eval is None:
+        return training
+    with collector_paused():
+        return _with_evaluation(training, _scheduled_evaluation(_evaluated(given, training, gpu=False)))
+
+
+def _with_evaluation(training: Training, evaluation: Scheduled) -> Training:
+    """A training program that knows the evaluation of its run."""
+    seconds = sum(value for _, value in evaluation.times)
+    return evolve(training, evaluation=evaluation, times=(*training.times, ("evaluation", seconds)))
+
+
 def assembled(state: Scheduled, probe: Probe | None = None) -> Compilation:
     """The program of a plan. With a `probe` that observes it, torch compiles none of it."""
     program = assemble(state.plan, state.partitioned, state.update, state.compiled and probe is None, probe)
@@ -179,15 +196,21 @@ def compile_evaluation(given: language.Spec, training: Compilation, rows: int, g
         return _evaluation(_evaluated(given, training, gpu), rows)
 
 
-def _evaluated(given: language.Spec, training: Compilation, gpu: bool) -> Configured:
+def _evaluated(given: language.Spec, training: Scheduled, gpu: bool) -> Configured:
     """The inputs of an evaluation program, whose ranks have the stages of training, and read what that stores."""
     state = _configured(given, False, training.schedule.own_placement, gpu)
     return evolve(state, sparse=training.tables.over, iterations=training.iterations)
 
 
 def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
-    """The evaluation program: over all its batches at once, or batch by batch if some metric needs a full batch.
-    `rows`: those of the set, if all of it is evaluated; without them, the program is that of a single batch.
+    """The evaluation program."""
+    return _timed("assemble", assembled, _scheduled_evaluation(state, rows))
+
+
+def _scheduled_evaluation(state: Configured, rows: int | None = None) -> Scheduled:
+    """The evaluation program without its source text: over all its batches at once, or batch by batch if some metric
+    needs a full batch. `rows`: those of the set, if all of it is evaluated; without them, the program is that of a
+    single batch.
     """
     evaluation = state.train.eval
     given = evaluation.arguments["batches"] if evaluation is not None else 1
@@ -195,7 +218,7 @@ def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
     batches = Fraction(1 if given == ALL else given) if rows is None else Fraction(rows, size)
     if batches != 1:
         try:
-            return _timed("assemble", assembled, _rest(_joint(evolve(state, batches=batches))))
+            return _rest(_joint(evolve(state, batches=batches)))
         except Refused as refused:
             if not {each.code for each in refused.diagnostics} <= OF_THE_BATCH:
                 raise
@@ -211,7 +234,7 @@ def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
                     ],
                     help=f"{full}`{state.batch} = {divisor}`, which divides the set",
                 ) from refused
-    return _timed("assemble", assembled, _rest(_joint(state)))
+    return _rest(_joint(state))
 
 
 def _joint(state: Configured) -> Differentiated:

@@ -239,10 +239,13 @@ class Partitioned(Cut):
 
 @frozen(eq=False, kw_only=True)
 class Scheduled(Partitioned):
-    """Adds the order of every rank's actions, and the plan of stages and ranks that follows from it."""
+    """Adds the order of every rank's actions, and the plan of stages and ranks that follows from it. A training program
+    may know the `evaluation` of its run.
+    """
 
     schedule: Schedule
     plan: StepPlan
+    evaluation: Scheduled | None = None
 
 
 @frozen(eq=False, kw_only=True)

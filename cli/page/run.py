@@ -9,7 +9,7 @@ from attrs import define, field, frozen
 
 from partita.cli.extras import missing
 from partita.cli.page.history import History
-from partita.compiler.pipeline import compile_spec
+from partita.compiler.pipeline import compile_run
 from partita.compiler.report.causes import Communication, communication
 from partita.compiler.report.summary import Summary, summarize
 from partita.compiler.state import Compilation
@@ -104,7 +104,7 @@ class Run:
             spec, diagnostics = load(origin.file, origin.overrides, origin.root, Reader(record.files))
             if spec is None:
                 raise Refused(diagnostics)
-            state = compile_spec(spec, gpu=origin.gpu)
+            state, _ = compile_run(spec, gpu=origin.gpu)
             self.compiled = Compiled(state, summarize(state), communication(state))
         except Refused as refused:
             first = refused.diagnostics[0].message if refused.diagnostics else "no reason"

@@ -72,7 +72,7 @@ def posted(node: Node, adds: bool) -> Posted:
     sent, received = buffer("sent", node, found.sent), buffer("received", node, found.received)
     made = received if found.in_place else buffer("made", node, found.made) if found.made else None
     results = node.outputs if made is None else () if found.in_place else (made,)
-    operands = lent(node, adds)
+    operands = [node.inputs[i] for i in found.lent]
     flight = (sent, received, *operands)
     return Posted(
         evolve(node, outputs=(sent, received)),

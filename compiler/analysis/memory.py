@@ -1,6 +1,6 @@
-"""The most memory that a rank's tensors need, in bytes, temporaries included, from the static program.
+"""The most memory that a rank's tensors need, in bytes, temporaries included, from the static programs of a run.
 
-The peak is that of the greatest moment of a step, in addition to what is always held:
+The peak is that of the greatest moment of a step, or of an evaluation, in addition to what is always held:
 
     always        this rank's shards of masters and optimizer states, for each of its groups that train apart, and what
                   these are averaged with; copies of them if updates do not wait for the norm; gradient accumulators,
@@ -17,6 +17,11 @@ The peak is that of the greatest moment of a step, in addition to what is always
                   gradients as they are reduced
     end           the inputs, which the caller of the step still holds; the reduced gradients, and then the working
                   set of the update, or of the average of groups
+
+An evaluation has the moments of a step without an update, beside what training keeps between its steps: all that is
+always held, but for what its stages compute with, and on a CPU the batch of its last step. It needs more than a step
+where its microbatches are larger, which are those of all groups together, and are not cut into slices. What its own
+totals take is always held, too.
 
 A step that is captured as a graph (`graphs`) has memory of its own for all that begins after the inputs are there and
 ends before the update; it keeps that.
@@ -43,7 +48,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
+from math import ceil
 
 from attrs import evolve, frozen
 
@@ -77,7 +84,9 @@ _NUMBERS = 1 << 10
 
 @frozen
 class MemoryReport:
-    """Bytes of a rank at its greatest `moment`, by purpose; and what it keeps in the memory of its `host`."""
+    """Bytes of a rank at its greatest `moment`, by purpose; and what it keeps in the memory of its `host`. The moment
+    is one of a step or, if it is `evaluating`, of an evaluation.
+    """
 
     moment: str
     parameters: int
@@ -86,6 +95,7 @@ class MemoryReport:
     activations: int
     buffers: int
     host: int = 0
+    evaluating: bool = False
 
     __repr__ = shortened
 
@@ -93,6 +103,11 @@ class MemoryReport:
     def total(self) -> int:
         """The bound of the device's memory."""
         return self.parameters + self.gradients + self.state + self.activations + self.buffers
+
+    def __add__(self, other: MemoryReport) -> MemoryReport:
+        """Both at once, at the moment of the other."""
+        sums = {part: getattr(self, part) + getattr(other, part) for part in PARTS}
+        return evolve(other, **sums)
 
 
 # What the functions of a microbatch consist of.
@@ -112,35 +127,43 @@ def peak_memory(state: Scheduled, rank: RankPlan) -> int:
 
 
 def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
-    """The memory bound of each rank that runs the program of a pipeline rank, by purpose."""
+    """The memory bound of each rank that runs the program of a pipeline rank, by purpose: with the evaluation of the
+    run, if `state` knows it.
+    """
+    always = _always(state, rank)
+    first = MemoryReport("before the first step", 0, 0, 0, 0, max(0, _beginning(state, rank) - always.total))
+    inside, ends = _step(state, rank)
+    moments = [always + each for each in (first, *inside, *ends)]
+    if state.evaluation is not None:
+        evaluation, own = state.evaluation, state.evaluation.plan.ranks[rank.rank]
+        waiting = max(each.total for each in inside) if state.plan.captured else _whole_batch(state)
+        there = _between(state, rank) + MemoryReport("", _computed_with(evaluation, own), 0, 0, 0, waiting)
+        read = MemoryReport("as a batch is read", 0, 0, 0, 0, _parts(evaluation, own) + _whole_batch(evaluation))
+        inside, ends = _step(evaluation, own)
+        moments += [
+            evolve(there + each, moment=f"{each.moment}, in an evaluation", evaluating=True)
+            for each in (read, *inside, *ends)
+        ]
+    return evolve(max(moments, key=lambda each: each.total), host=_on_host(state, rank))
+
+
+def _step(state: Scheduled, rank: RankPlan) -> tuple[Sequence[MemoryReport], Sequence[MemoryReport]]:
+    """The moments of a step without what is always held: those before the update, which may be captured; and others."""
     stages = _stages(state, rank)
     inputs = _inputs(state, rank)
     making = max((_constants(stage, made=True) - _constants(stage) for stage in stages), default=0)
     kept, reducing, messages = max(_among(state, rank), key=sum)
-    always = _always(state, rank)
     reduced, *ends = _ends(state, rank)
-    within = (
+    inside = (
         MemoryReport("as a step begins", making, 0, 0, 0, _gathering(state, rank)),
         MemoryReport("among the microbatches", 0, reducing, 0, kept, messages),
         reduced,
     )
     if state.plan.captured:
-        graph = max(each.total for each in within)
+        graph = max(each.total for each in inside)
         ends = [evolve(each, activations=max(0, graph - each.gradients)) for each in ends]
-    moments = (
-        MemoryReport("before the first step", 0, 0, 0, 0, max(0, _beginning(state, rank) - always.total)),
-        *(evolve(each, buffers=inputs + each.buffers) for each in (*within, *ends)),
-    )
-    most = max(moments, key=lambda each: each.total)
-    return MemoryReport(
-        most.moment,
-        always.parameters + most.parameters,
-        always.gradients + most.gradients,
-        always.state,
-        most.activations,
-        always.buffers + most.buffers,
-        _on_host(state, rank),
-    )
+    with_inputs = partial(map, lambda each: evolve(each, buffers=inputs + each.buffers))
+    return tuple(with_inputs(inside)), tuple(with_inputs(ends))
 
 
 def _beginning(state: Scheduled, rank: RankPlan) -> int:
@@ -265,23 +288,45 @@ def _stages(state: Scheduled, rank: RankPlan) -> list[StageGraph]:
 
 
 def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
-    program, stages = state.plan, _stages(state, rank)
+    return _between(state, rank) + MemoryReport("always", _computed_with(state, rank), 0, 0, 0, 0)
+
+
+def _computed_with(state: Scheduled, rank: RankPlan) -> int:
+    """Bytes of what a rank's stages compute with for a whole step, beyond masters."""
+    return sum(map(_constants, _stages(state, rank)))
+
+
+def _between(state: Scheduled, rank: RankPlan) -> MemoryReport:
+    """What is held between steps, and for all of each."""
     masters, states = (sum(part.values()) for part in stored(state, rank))
     copied = copies(state, rank)
-    sums = sum(
-        (1 + program.delay if each.parameter else 1) * each.type.bytes
-        for index in rank.stages
-        for each in program.stages[index].accumulators
-    )
-    late = program.delay * max(map(sum, _late(state, rank)))
+    programs = [(state, rank)]
+    if state.evaluation is not None:
+        programs.append((state.evaluation, state.evaluation.plan.ranks[rank.rank]))
+    late = state.plan.delay * max(map(sum, _late(state, rank)))
     return MemoryReport(
-        "always",
-        masters + copied[0] + sum(_constants(stage) for stage in stages),
-        sums + late + sum(each.type.bytes for each in rank.receives),
+        "between steps",
+        masters + copied[0],
+        late + sum(_sums(*each) for each in programs),
         states + copied[1],
         0,
-        _NUMBERS + workspace(state) + tables(chain(*(stage.nodes for stage in stages), update_nodes(state, rank))),
+        _NUMBERS + workspace(state) + tables(chain.from_iterable(_nodes(*each) for each in programs)),
     )
+
+
+def _sums(state: Scheduled, rank: RankPlan) -> int:
+    """Bytes of what a rank adds up, and receives to be added."""
+    own = sum(
+        (1 + state.plan.delay if each.parameter else 1) * each.type.bytes
+        for index in rank.stages
+        for each in state.plan.stages[index].accumulators
+    )
+    return own + sum(each.type.bytes for each in rank.receives)
+
+
+def _nodes(state: Scheduled, rank: RankPlan) -> Iterator[Node]:
+    """All that a rank does in a step."""
+    return chain(*(stage.nodes for stage in _stages(state, rank)), update_nodes(state, rank))
 
 
 def workspace(state: Scheduled) -> int:
@@ -341,7 +386,18 @@ def _cast(parameter: Parameter) -> bool:
 
 
 def _inputs(state: Scheduled, rank: RankPlan) -> int:
-    """The shards of a whole batch that a rank reads; on a CPU also the full batch, which every rank holds there."""
+    """What a rank holds of a batch: its shards, and in training the batch (`_whole_batch`), until the step ends."""
+    return _parts(state, rank) + (_whole_batch(state) if state.training else 0)
+
+
+def _whole_batch(state: Scheduled) -> int:
+    """Bytes of a full batch, which on a CPU every rank holds."""
+    sizes = (each.type.bytes for each in state.plan.inputs)
+    return 0 if state.device.gpu else ceil(sum(sizes) / state.plan.batches)
+
+
+def _parts(state: Scheduled, rank: RankPlan) -> int:
+    """The shards that a rank reads of a batch; of what is not cut into microbatches, of all batches of a step."""
     program = state.plan
     types = {each.name: each.type for each in program.inputs}
     parts: dict[InputPart, int] = {}
@@ -350,12 +406,12 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
             type, times = types[part.name], 1
             if part.batch is not None:
                 times = program.batch_parts
-                type = type.resized(part.batch, type.axis(part.batch).size // (times * program.groups))
+                rows = int(type.axis(part.batch).size / program.batches)
+                type = type.resized(part.batch, rows // (times * program.groups))
             elif type.has(program.batch):
                 type = type.resized(program.batch, type.axis(program.batch).size // program.groups)
             parts[part] = times * local_type(type, part.layout, state.mesh.sizes).bytes
-    whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())
-    return whole + sum(parts.values())
+    return sum(parts.values())
 
 
 def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:

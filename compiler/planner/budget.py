@@ -67,10 +67,11 @@ def seconds_to_search(turns: int) -> float:
 
 
 def seconds_of(state: Scheduled) -> float:
-    """The seconds that a compilation has taken."""
+    """The seconds that a compilation has taken, with that of the run's evaluation."""
     stages = state.partitioned.stages
     turns = len(stages) * state.microbatches
     searched = seconds_to_search(turns) if state.schedule.search is not None else 0.0
     known = state.partitioned.forms
     alike = sum(len(stage.nodes) for i, stage in enumerate(stages) if known[i] in known[:i])
-    return seconds_to_compile(sum(len(stage.nodes) for stage in stages), turns, alike) + searched
+    evaluation = seconds_of(state.evaluation) if state.evaluation is not None else 0.0
+    return seconds_to_compile(sum(len(stage.nodes) for stage in stages), turns, alike) + searched + evaluation

@@ -34,7 +34,7 @@ from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
 from partita.compiler.passes.assign import assign, stored_as_read
 from partita.compiler.passes.build import build
-from partita.compiler.pipeline import collector_paused, schedule_spec
+from partita.compiler.pipeline import collector_paused, schedule_run
 from partita.compiler.planner.budget import (
     AGAIN,
     BOUND,
@@ -649,7 +649,7 @@ def predicted(file: spec.Spec, candidate: Candidate, budget: Budget | None = Non
     """Compiles a candidate's file and predicts its step; what it takes is spent from a budget. Raises Refused if it
     does not compile.
     """
-    state = schedule_spec(file)
+    state = schedule_run(file)
     if budget is not None:
         budget.spend(seconds_of(state))
     prediction = predict(state, exposed=False)

@@ -172,7 +172,7 @@ def _memory_notes(state: Compilation, summary: Summary) -> Iterator[str]:
     shown = ", ".join(f"{part} {written(getattr(found, part), BYTES)}" for part in parts if getattr(found, part))
     yield f"{_rank(summary, rank)}, {found.moment}: {shown}"
     tensors = largest(state, state.plan.ranks[rank], parts[0])
-    if tensors:
+    if tensors and not (found.evaluating and parts[0] == "activations"):  # those are of training
         yield f"most of its {parts[0]}: {_most(tensors.items(), BYTES)}"
 
 

@@ -191,10 +191,12 @@ def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iter
     most = summary.peak_memory[worst]
     if memory is not None and most > memory:
         mesh = state.spec.mesh
+        when = " in an evaluation" if summary.memory[worst].evaluating else ""
         column = f"rank {worst} of the pipeline" if len(ranks) > 1 else "each rank"
         yield Diagnostic(
             "E0704",
-            f"{column} needs {written(most, BYTES, 4)}, but `{state.device.name}` has {written(memory, BYTES, 4)}",
+            f"{column} needs {written(most, BYTES, 4)}{when}, but `{state.device.name}` has "
+            f"{written(memory, BYTES, 4)}",
             mesh.span if mesh else None,
             help="`shard param`, `recompute`, more ranks or fewer microbatches in flight need less",
         )

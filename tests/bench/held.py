@@ -40,9 +40,9 @@ schedule s = one_f_one_b(microbatches = 2)
 train { model = net layout = chosen schedule = s data = random() optimizer = OPTIMIZER steps = 5 MORE }
 """
 ADAMW = "adamw(lr = 1e-3)"
-EVEN = "embed = 64, ffn = 256"
+EVEN = "batch = 16, embed = 64, ffn = 256"
 ROWS = "shard batch -> split"
-UNEVEN = "embed = 63, ffn = 255"  # two ranks store them as padded flat buffers
+UNEVEN = "batch = 16, embed = 63, ffn = 255"  # two ranks store them as padded flat buffers
 # Rules of the layout, the optimizer, and settings.
 CASES = {
     "copied": (ROWS, ADAMW, ""),
@@ -62,6 +62,13 @@ CASES = {
     "eight bits": (ROWS, "adamw_8bit(lr = 1e-3)", ""),
     "frozen, in bf16": (f"{ROWS} shard state -> split", "norms", "precision = bf16"),
     "frozen, zero3, in bf16": (f"{ROWS} shard param -> split", "norms", "precision = bf16"),
+    "evaluated": (ROWS, ADAMW, "eval = every(2, batches = 3)"),
+    "groups of one rank, evaluated together": (
+        ROWS,
+        "sgd(lr = 0.1)",
+        "sync = local(groups = 8, every = 2)  eval = every(2, batches = 3)",
+        "batch = 256, embed = 32, ffn = 8",
+    ),
     "validated after": (ROWS, ADAMW, "validate = after(calm = 0)"),
 }
 

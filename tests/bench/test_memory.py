@@ -17,7 +17,8 @@ from tests.marks import soak
 from tests.programs import Program, sharded_programs
 
 LEAST = 0.7  # of what is bounded, that small programs need: kernels of their own hold what is not seen
-USUAL = ("zero3", "zero1, flat", "groups", "delayed", "paired", "eight bits", "frozen, in bf16")
+GROUPS = "groups of one rank, evaluated together"
+USUAL = ("zero3", "zero1, flat", "groups", "delayed", "paired", "eight bits", "frozen, in bf16", GROUPS)
 
 
 def held(*cases: str) -> list[dict[str, tuple[int, int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from attrs import evolve
 from torch.profiler import ProfilerActivity, profile
 
+from partita.cli.main import main
 from partita.compiler.analysis.in_flight import expanded, memory_behind, posted
 from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, working_set
 from partita.compiler.analysis.memory import _among as among
@@ -20,7 +22,10 @@ from partita.compiler.instructions import Compute, WaitSend
 from partita.compiler.ops.collective import AllReduce
 from partita.compiler.ops.groups import OuterSgd
 from partita.compiler.ops.pointwise import Pointwise
-from partita.compiler.pipeline import compile_spec, schedule_spec
+from partita.compiler.pipeline import compile_run, compile_spec, schedule_run, schedule_spec
+from partita.compiler.planner.budget import seconds_of
+from partita.compiler.planner.search import predicted
+from partita.compiler.planner.space import Candidate
 from partita.compiler.schedules.communication import peak_in_flight
 from partita.dsl.types import Axis, Type
 from partita.runtime.data.binding import open_data
@@ -247,3 +252,86 @@ def test_what_is_gathered_is_held_until_the_first_microbatch_waits_for_it(rows: 
     else:
         assert sent + received < alone
         assert stage.opening == alone
+
+
+# ---------------------------------------------------------------- evaluations
+
+GROUPS = """
+axis batch = 256, embed = 32, ffn = 8
+block mlp(x: [batch, embed]) {
+  param up: [embed, ffn] ~ normal(0.1)
+  param down: [ffn, embed] ~ normal(0.1)
+  return x + dot(gelu(dot(x, up, over = embed)), down, over = ffn)
+}
+model net(x: [batch, embed]) {
+  repeat 4 as layer { let x = mlp(x) }
+  loss mean(x * x)
+}
+mesh m(data = 2, pipe = 2) { device = device(flops = 1TFLOP/s, memory = 100KiB, bandwidth = 1GB/s) }
+layout split on m { shard batch -> data  stage layer -> pipe }
+schedule s = one_f_one_b(microbatches = 2)
+train {
+  data = random()
+  optimizer = sgd(lr = 0.1)
+  steps = 4
+  sync = local(groups = 8, every = 2)
+  eval = every(2, batches = 3)
+}
+expect { peak_memory <= 1KiB }
+"""
+
+
+def test_an_evaluation_is_part_of_a_run() -> None:
+    """Here training computes with the rows of one group at a time, and an evaluation with those of all."""
+    training, evaluation = compile_run(checked(GROUPS, "net.par"))
+    assert training.evaluation is evaluation is not None
+    known = schedule_run(checked(GROUPS, "net.par"))
+    for rank in training.plan.ranks:
+        alone = memory_report(evolve(training, evaluation=None), rank)
+        found = memory_report(training, rank)
+        assert found.total > 1.1 * alone.total
+        assert (found.evaluating, alone.evaluating) == (True, False)
+        assert found.moment == "as a batch is read, in an evaluation"
+        assert memory_report(known, known.plan.ranks[rank.rank]) == found
+        # It keeps what training keeps, of which it computes with one group's masters.
+        assert (found.parameters, found.state) == (alone.parameters, alone.state)
+    most = max(peak_memory(training, rank) for rank in training.plan.ranks)
+    assert predicted(training.spec, Candidate(2, 2, 1, 64)).peak == most
+    assert seconds_of(known) > seconds_of(evolve(known, evaluation=None))
+
+
+def test_a_part_is_of_one_batch_of_an_evaluation() -> None:
+    """However many it has."""
+    one, several = (
+        compile_run(checked(GROUPS, "net.par", (f"train.eval=every(2, batches={count})",)))[0] for count in (1, 5)
+    )
+    for rank in one.plan.ranks:
+        assert memory_report(one, rank) == memory_report(several, rank)
+
+
+def test_an_evaluation_that_needs_less_changes_only_what_is_kept_for_it() -> None:
+    """Its totals: here a number."""
+    given = checked(GROUPS.replace("  sync = local(groups = 8, every = 2)\n", ""), "net.par", ("batch=16",))
+    training, _ = compile_run(given)
+    for rank in training.plan.ranks:
+        found, alone = (memory_report(each, rank) for each in (training, evolve(training, evaluation=None)))
+        assert not found.evaluating
+        assert found.total - alone.total in (0, 4)
+
+
+def test_commands_say_that_it_is_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.par").write_text(GROUPS)
+    monkeypatch.chdir(tmp_path)
+    assert main(["compile", "net.par"]) == 1
+    output = capsys.readouterr()
+    assert "the peak is in an evaluation\n" in output.out
+    assert "each rank" not in output.err
+    assert ", as a batch is read, in an evaluation: buffers" in output.err
+    assert main(["compile", "net.par", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["peak_in"] == ["evaluation"] * 4
+    assert main(["compile", "net.par", "train.eval=none"]) == 1
+    assert "evaluation" not in capsys.readouterr().out
+    assert main(["verify", "net.par"]) == 1
+    assert " in an evaluation, but `device` has 100KiB" in capsys.readouterr().err

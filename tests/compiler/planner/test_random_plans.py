@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.analysis.time import predict
 from partita.compiler.costs.devices import device_of
-from partita.compiler.pipeline import compile_spec
+from partita.compiler.pipeline import compile_run
 from partita.compiler.planner.search import Search
 from partita.compiler.planner.space import space_of
 from partita.compiler.planner.writing import written_plan
@@ -88,7 +88,7 @@ def as_it_is(path: str, devices: int) -> tuple[float, int] | None:
     if given is None:
         return None
     try:
-        state = compile_spec(given)
+        state, _ = compile_run(given)
     except Refused:
         return None
     if state.mesh.ranks != devices:
@@ -130,7 +130,7 @@ def check(problem: tuple[str, int, int], within: float = 5) -> None:
         steps = [plan.prediction.step_time for plan in found.plans]
         assert steps == sorted(steps)
         for plan in found.plans:
-            state = compile_spec(plan.file)
+            state, _ = compile_run(plan.file)
             assert state.mesh.ranks == devices
             assert max(peak_memory(state, rank) for rank in state.plan.ranks) == plan.peak <= found.device.memory
             assert predict(state).step_time == plan.prediction.step_time
@@ -139,7 +139,7 @@ def check(problem: tuple[str, int, int], within: float = 5) -> None:
         note(Path(output).read_text())
         planned, diagnostics = load(output)
         assert planned is not None, "\n".join(each.render() for each in diagnostics)
-        state = compile_spec(planned)
+        state, _ = compile_run(planned)
         assert predict(state).step_time == pytest.approx(steps[0])
         assert planned.expect
         assert not failures(outcomes(state, summarize(state)))

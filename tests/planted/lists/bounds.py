@@ -7,6 +7,7 @@ ALLOCATED = "tests/bench/test_workspace.py"
 WITHIN = "tests/compiler/analysis/test_memory.py::test_a_function_holds_what_its_collectives_do_until_it_waits"
 SENT = "tests/compiler/codegen/test_ownership.py::test_what_is_made_to_be_sent_ends_as_it_has_been_copied"
 MEMORY = "compiler/analysis/memory.py"
+EVALUATIONS = "tests/compiler/analysis/test_memory.py"
 SUM = "tests/compiler/analysis/test_memory.py::test_what_is_sent_is_held_until_all_has_arrived"
 ALONE = "tests/compiler/analysis/test_memory.py::test_a_gradient_alone_is_sent_as_it_is"
 FLAT = "tests/compiler/analysis/test_memory.py::test_a_flat_gradient_is_held_until_it_is_summed"
@@ -134,9 +135,30 @@ MISTAKES = [
     Planted(
         "the-batch-in-whole-takes-no-memory",
         MEMORY,
-        "whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())",
-        "whole = 0",
+        "return 0 if state.device.gpu else ceil(sum(sizes) / state.plan.batches)",
+        "return 0",
         SUM,
+    ),
+    Planted(
+        "parts-of-all-batches-of-an-evaluation-are-there-at-once",
+        MEMORY,
+        "rows = int(type.axis(part.batch).size / program.batches)",
+        "rows = type.axis(part.batch).size",
+        f"{EVALUATIONS}::test_a_part_is_of_one_batch_of_an_evaluation",
+    ),
+    Planted(
+        "training-keeps-nothing-beside-an-evaluation",
+        MEMORY,
+        'there = _between(state, rank) + MemoryReport("", _computed_with',
+        'there = _between(evaluation, own) + MemoryReport("", _computed_with',
+        f"{EVALUATIONS}::test_an_evaluation_is_part_of_a_run",
+    ),
+    Planted(
+        "an-evaluation-is-not-part-of-the-bound",
+        "compiler/pipeline.py",
+        "return _with_evaluation(training, evaluation), evaluation",
+        "return training, evaluation",
+        f"{EVALUATIONS}::test_an_evaluation_is_part_of_a_run",
     ),
     Planted(
         "initial-values-take-no-memory",

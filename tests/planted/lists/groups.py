@@ -198,7 +198,7 @@ MISTAKES = [
     Planted(
         "late-gradients-take-no-memory",
         "compiler/analysis/memory.py",
-        "(1 + program.delay if each.parameter else 1) * each.type.bytes",
+        "(1 + state.plan.delay if each.parameter else 1) * each.type.bytes",
         "each.type.bytes",
         f"{DELAYED}::test_the_memory_bound_counts_late_gradients",
     ),
