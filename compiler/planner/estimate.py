@@ -119,8 +119,17 @@ def memory(
     return tuple(found)
 
 
-def parts(stages: Stages, own: Sequence[StageCosts], candidate: Candidate, microbatches: int, fixed: float) -> Parts:
-    """The seconds of a step; `fixed` is the device's constant overhead."""
+def parts(
+    stages: Stages,
+    own: Sequence[StageCosts],
+    candidate: Candidate,
+    microbatches: int,
+    fixed: float,
+    members: int = 1,
+) -> Parts:
+    """The seconds of a step; `fixed` is the device's constant overhead. A rank trains `members` groups, one after the
+    other; what their average takes of a step is not estimated.
+    """
     placement = placement_of(candidate)
     split = SCHEDULES[candidate.schedule].split
 
@@ -143,10 +152,10 @@ def parts(stages: Stages, own: Sequence[StageCosts], candidate: Candidate, micro
         makespan = end + (microbatches - looked) * most
     quiet = min(most, quiet)
     return Parts(
-        quiet * microbatches,
-        (most - quiet) * microbatches,
-        max(0.0, makespan - most * microbatches),
-        max(ends) + fixed,
+        quiet * microbatches * members,
+        (most - quiet) * microbatches * members,
+        max(0.0, makespan - most * microbatches) * members,
+        max(ends) * members + fixed,
     )
 
 

@@ -279,7 +279,7 @@ class Search:
             mesh = evolve(mesh, offload=offloads[data, pipe, tensor])
             if not space.valid(mesh):
                 continue
-            for size in sorted({*space.sizes_of(data * setting.expert), *given.get(data, ())}):
+            for size in sorted({*space.sizes_of(mesh), *given.get(data, ())}):
                 base, fits = evolve(mesh, size=size), False
                 if not space.valid(base):
                     continue
@@ -327,6 +327,7 @@ class Search:
             needed = NEAR * (max(0.0, beside) + self._stored(candidate) + activations)
             if needed <= self.room:
                 seconds = least(stages, own, candidate, microbatches, self.space.layers)
+                seconds *= self.space.members(candidate)
                 sums = self._reduction(candidate)
                 if zero > 1:
                     seconds = max(seconds, sums * microbatches)
@@ -343,8 +344,9 @@ class Search:
         if not self.space.free:
             if not self.space.whole:
                 return self._known(shape)
-            whole = self._known(evolve(shape, size=candidate.data * candidate.size))
-            return whole and whole * (1 / candidate.data)
+            rows = candidate.data * candidate.size * self.space.members(candidate)
+            whole = self._known(evolve(shape, size=max(1, rows // self.space.members(shape))))
+            return whole and whole * (self.space.members(shape) * candidate.size / rows)
         first, second = SIZES
         one = self._known(evolve(shape, size=first))
         if one is None or candidate.size == first:
@@ -378,7 +380,7 @@ class Search:
 
     def _reduction(self, candidate: Candidate) -> float:
         """An approximate lower bound of the seconds to all-reduce the gradients over data once."""
-        data = candidate.data
+        data = max(1, candidate.data // self.space.apart(candidate))
         local = self._trained * self.space.part(candidate) / (candidate.pipe * candidate.tensor)
         return 4 * local * (data - 1) / data / link_of(self.space.mesh_of(candidate), self.space.data).bandwidth
 
@@ -386,12 +388,12 @@ class Search:
         """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
         ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
         part = self.space.part(candidate)
-        shards = candidate.alike
+        shards = max(1, candidate.alike // self.space.apart(candidate))
         state, gradient, frozen = (1 / shards if candidate.zero >= stage else part for stage in (1, 2, 3))
         host = 0.0 if candidate.offload and self.device.gpu else 1.0
         # Masters are stored as states are; those that are cast to compute lie where states do.
         masters = self._masters * (host if self.space.given.trained[1].mixed else 1.0)
-        states = (masters + self._states * host) * state
+        states = (masters + self._states * host) * state * self.space.members(candidate)
         return (states + 4 * self._trained * gradient + self._frozen * frozen) / ranks
 
     # ------------------------------------------------------------ outlooks
@@ -503,7 +505,7 @@ class Search:
         own = cut(stages, candidate, self.space.layers)
         whole, part = self._inputs(candidate)
         found = CandidateEstimate(
-            parts(stages, own, candidate, microbatches, self.device.step),
+            parts(stages, own, candidate, microbatches, self.device.step, self.space.members(candidate)),
             tuple(each + whole for each in memory(stages, own, candidate, microbatches, part)),
         )
         self._outlooks[candidate] = found
@@ -666,7 +668,8 @@ def _parts(state: Scheduled, prediction: Prediction) -> Parts:
     stages = state.plan.ranks[rank].stages
     actions = (each.work for each in timeline.actions[rank] if isinstance(each.work, Action))
     compute = min(most, sum(quiet[stages[action.chunk], action.kind] for action in actions))
-    end = max(prediction.ends) + prediction.fixed
+    end = prediction.members * max(prediction.ends) + prediction.average + prediction.fixed
+    compute, most = prediction.members * compute, prediction.members * most
     return Parts(compute, most - compute, prediction.step_time - most - end, end)
 
 

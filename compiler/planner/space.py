@@ -195,7 +195,23 @@ class Space:
 
     def microbatches(self, candidate: Candidate) -> int:
         """The number of microbatches of a step."""
-        return self.rows // (candidate.data * candidate.expert * self.beside * candidate.size)
+        return self.rows // self._rows_at_once(candidate)
+
+    def _rows_at_once(self, candidate: Candidate) -> int:
+        """The rows of a microbatch of every group, on all ranks."""
+        return candidate.data * candidate.expert * self.beside * candidate.size * self.members(candidate)
+
+    def apart(self, candidate: Candidate) -> int:
+        """The number of groups of ranks that train apart: those of the first mesh axis that splits the batch."""
+        return min(self.given.trained[1].groups, self._along(candidate))
+
+    def members(self, candidate: Candidate) -> int:
+        """How many groups that train apart each rank trains, one after the other."""
+        return self.given.trained[1].groups // self.apart(candidate)
+
+    def _along(self, candidate: Candidate) -> int:
+        over = (self.mesh.size(name) for name in self.over)
+        return next((size for size in (candidate.data, candidate.expert, *over) if size > 1), 1)
 
     @cached_property
     def _parameters(self) -> tuple[float, float]:
@@ -219,11 +235,12 @@ class Space:
         """Whether the sizes of a candidate's mesh divide what they shard, and its microbatches the batch."""
         parts = candidate.context * (candidate.tensor if candidate.sequence else 1)
         parts *= 2 if candidate.exchange else 1
-        rows = candidate.data * candidate.expert * self.beside * candidate.size
+        groups, along = self.given.trained[1].groups, self._along(candidate)
         return (
             (candidate.context == 1 or (bool(self.positions) and self._size(self.positions) % parts == 0))
             and (candidate.expert == 1 or (bool(self.experts) and self._size(self.experts) % candidate.expert == 0))
-            and self.rows % rows == 0
+            and (groups % along == 0 or along % groups == 0)
+            and self.rows % self._rows_at_once(candidate) == 0
             and candidate.mesh[:3] in set(self.factors(candidate.context, candidate.expert))
         )
 
@@ -245,9 +262,9 @@ class Space:
             found.append(evolve(plain, expert=gcd(self._size(self.experts), self.node, self.devices, self.rows)))
         yield from dict.fromkeys(found)
 
-    def sizes_of(self, data: int) -> Iterator[int]:
-        """Microbatch sizes per rank: powers of two, and the full batch; that alone if it cannot be split."""
-        rows, size = self.rows // (data * self.beside), 1
+    def sizes_of(self, candidate: Candidate) -> Iterator[int]:
+        """Microbatch sizes per rank of a mesh: powers of two, and the full batch; that alone if it cannot be split."""
+        rows, size = self.rows // self._rows_at_once(evolve(candidate, size=1)), 1
         while size < rows and not self.whole:
             if rows % size == 0:
                 yield size
@@ -384,7 +401,7 @@ class Space:
         chunks, microbatches = size_of(schedule.call if schedule else None)
         return evolve(
             laid,
-            size=max(1, self.rows // (laid.data * laid.expert * self.beside * microbatches)),
+            size=max(1, self.rows // (self._rows_at_once(evolve(laid, size=1)) * microbatches)),
             schedule=schedule.call.name if schedule else DEFAULT_SCHEDULE,
             chunks=chunks,
             slices=schedule.sequence[1] if schedule and schedule.sequence else 1,
@@ -434,7 +451,7 @@ class Space:
         model, _ = self.given.trained
         sizes = {name: axis.size for name, axis in self.given.axes.items()}
         if self.free:
-            sizes[self.batch] = candidate.data * candidate.expert * self.beside * candidate.size * microbatches
+            sizes[self.batch] = self._rows_at_once(candidate) * microbatches
         staged = {id(step) for step in self.steps}
         every = (step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat))
         repeats = {id(step): layers if id(step) in staged else step.count for step in every}
@@ -593,7 +610,9 @@ def _needs_the_whole_batch(space: Space) -> bool:
     sums over the batch might be of inputs alone.
     """
     parts = 2 if space.free else next((each for each in _divisors(space.rows) if each > 1), 1)
-    one = Candidate(1, 1, 1, 1 if space.free else space.rows // parts)
+    one = Candidate(1, 1, 1, 1)
+    if not space.free:
+        one = evolve(one, size=space.rows // parts // space.given.trained[1].groups)
     try:
         schedule_spec(evolve(space, over=()).resized(one, parts, 2, ()))
     except Refused as refused:

@@ -693,6 +693,45 @@ def test_a_large_file_is_improved_in_the_usual_time():
     assert found.plans[0].prediction.step_time < found.own.prediction.step_time
 
 
+APART = """
+axis batch = 64, embed = 512, ffn = 2048
+model m(x: [batch, embed], y: [batch, embed]) {
+  let h = x
+  repeat 6 as layer {
+    param up: [embed, ffn] ~ normal(0.1)
+    param down: [ffn, embed] ~ normal(0.1)
+    let h = h + dot(gelu(dot(h, up, over = embed)), down, over = ffn)
+  }
+  loss mean((h - y) * (h - y))
+}
+mesh two(data = 2)
+layout split on two { shard batch -> data }
+train {
+  model = m  layout = split  schedule = one_f_one_b(microbatches = 2)  data = random()
+  optimizer = adamw(lr = 0.001)  steps = 8  sync = local(groups = GROUPS, every = 4)
+}
+"""
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("groups", [2, 8])
+def test_groups_that_train_apart_are_planned(groups, devices):
+    """A microbatch is of one group, and a rank trains several one after the other where it has not one alone."""
+    given, diagnostics = load_text(APART.replace("GROUPS", str(groups)))
+    assert given is not None, diagnostics
+    space = space_of(given, devices)
+    search = Search(space, 3, 3.0)
+    found = search.run()
+    if devices == 2:
+        assert (found.own.candidate.size, found.own.microbatches) == (64 // max(2, groups) // 2, 2)
+    for plan in found.plans:
+        candidate = plan.candidate
+        assert plan.file.train.groups == groups
+        assert candidate.size * plan.microbatches == 64 // max(candidate.data, groups)
+        if not plan.given:
+            assert search._outlooks[candidate].parts.step == pytest.approx(plan.prediction.step_time, rel=0.1)
+
+
 @pytest.mark.soak
 def test_the_best_is_no_worse_than_any_candidate():
     """Of a file with few candidates, all are compiled."""
@@ -700,7 +739,7 @@ def test_the_best_is_no_worse_than_any_candidate():
     found = Search(space, 10).run()
     best = found.plans[0].prediction.step_time
     for data, pipe, tensor in space.factors():
-        for size in space.sizes_of(data):
+        for size in space.sizes_of(Candidate(data, pipe, tensor, 1)):
             base = Candidate(data, pipe, tensor, size)
             for schedule, chunks in space.schedules(pipe, space.microbatches(base)):
                 for zero in (0, 1) if data > 1 else (0,):

@@ -31,6 +31,13 @@ MISTAKES = [
         f"{PLAN}::test_estimates_are_near_what_is_compiled",
     ),
     Planted(
+        "groups-that-a-rank-trains-in-turn-planned-as-one",
+        "compiler/planner/space.py",
+        "        return self.given.trained[1].groups // self.apart(candidate)\n",
+        "        return 1\n",
+        f"{PLAN}::test_groups_that_train_apart_are_planned",
+    ),
+    Planted(
         "the-busiest-rank-keeps-what-it-has",
         "compiler/passes/place.py",
         "        most = max(busy, key=",
