@@ -148,7 +148,21 @@ layout split on ranks {
   shard param -> expert
 }
 """
+
+# A parameter is gathered for what only the gradient of an activation needs, once a gradient of it has been added up.
+LATER = """axis batch = 4, a = 4, b = 4
+model m(x: [batch, a]) {
+  param w: [a, b] ~ normal(1.0)
+  param u: [a] ~ ones()
+  let y = relu(dot(tanh(x * u), w, over = a))
+  let z = relu(dot(x, w, over = a))
+  loss mean(y) + mean(z)
+}
+mesh ranks(data = 2)
+layout split on ranks { shard batch, a -> data }
+"""
 FILES = {
+    "a_parameter_gathered_later": LATER + TRAINED.format(optimizer="sgd(lr = 0.1)", precision="f32"),
     "a_metric_of_sums_in_bf16": METRIC + TRAINED.format(optimizer="sgd(lr = 0.1)", precision="bf16"),
     "a_table_split_less_than_its_rows": TABLE.replace("SPLIT", "embed")
     + TRAINED.format(optimizer="adagrad(lr = 0.1)", precision="f32"),

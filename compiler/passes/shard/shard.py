@@ -155,6 +155,8 @@ class _Sharder:
         self.contributions: dict[tuple[str, int | None], list[tuple[int, Accumulate]]] = {}
         # Layouts in which operations read parameters, other than their own.
         self.moved: dict[Value, list[Layout]] = {}
+        # Parameters that the forward pass reads so: their gradients are made in such a layout.
+        self.made_elsewhere: set[str] = set()
         late = {value for node in graph.nodes if node.phase is Phase.UPDATE for value in node.inputs}
         self.statistics = late | {each.value for each in graph.updates}
         parameters = {parameter.name for parameter in graph.parameters}
@@ -280,7 +282,7 @@ class _Sharder:
         )
         for value, operand, layout in zip(node.inputs, operands, choice.operands, strict=True):
             if value.name in self.layouts and layout not in operand.available:
-                self._move(value, layout)
+                self._move(value, layout, node.phase)
         same = node.op, operands, results
         if same not in self.local:
             op = local_op(node, choice.operands, choice.results, self.mesh)
@@ -387,11 +389,14 @@ class _Sharder:
             return Result(value.type, self.layouts[parameter].compute, True, not self._moves(parameter))
         return Result(value.type, self.defaults.default(value.tensor, value.type, node.span), value in self.deferred)
 
-    def _move(self, parameter: Value, layout: Layout) -> None:
-        """An operation reads a parameter in another layout than its own: its gradient is accumulated as it is made
-        there, and reduced to its own layout at the end of the step.
+    def _move(self, parameter: Value, layout: Layout, phase: Phase) -> None:
+        """An operation reads a parameter in another layout than its own. If that is one of the forward pass, its
+        gradient is accumulated as it is made there, and reduced to its own layout at the end of the step.
         """
         self.moved.setdefault(parameter, []).append(layout)
+        if phase is not Phase.FORWARD:
+            return
+        self.made_elsewhere.add(parameter.name)
         known = self.layouts[parameter.name]
         own = known.compute
         stored = known.grad.states if known.grad.flat is None else own.states
@@ -399,8 +404,8 @@ class _Sharder:
         self.layouts[parameter.name] = evolve(known, grad=layout_of(kept))
 
     def _moves(self, parameter: str) -> bool:
-        """Whether an operation reads a parameter in another layout than its own."""
-        return any(each.name == parameter for each in self.moved)
+        """Whether a parameter's gradient is made in another layout than its own."""
+        return parameter in self.made_elsewhere
 
     def _unsupported_axis(self, node: Node, operands: Sequence[Operand]) -> str | None:
         """An axis along which an operand is split, and which the op itself cannot split."""

@@ -7,6 +7,13 @@ FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 
 MISTAKES = [
     Planted(
+        "gradients-made-where-a-backward-pass-reads",
+        "compiler/passes/shard/shard.py",
+        "        if phase is not Phase.FORWARD:\n            return\n",
+        "",
+        "tests/training/test_found.py::test_is_verified",
+    ),
+    Planted(
         "third-contribution-lost",
         "compiler/passes/differentiate.py",
         "for d, reader in contributions[parameter.value]:",
