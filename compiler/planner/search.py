@@ -441,13 +441,13 @@ class Search:
                     heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
 
     def _pressed(self, found: list[Candidate], share: float = OUTLOOKS) -> bool:
-        """Whether `share` of the budget is spent, or the rest is needed to compile the best, in the default order, if
-        that is not the file's own layout.
+        """Whether `share` of the budget is spent, or the rest is needed to compile the best, if that is not the file's
+        own layout.
         """
-        best = _plain(min(found, key=self._seconds))
+        best = min(found, key=self._seconds)
         if self.budget.late(share):
             return True
-        return (self._own is None or best != _plain(self._own)) and self._too_late_for(best)
+        return (self._own is None or _plain(best) != _plain(self._own)) and self._too_late_for(best)
 
     @property
     def _comparing(self) -> float:
@@ -569,6 +569,8 @@ class Search:
         compiled = 0
         meshes: Counter[tuple[int, ...]] = Counter()
         alike = self._wide if self.space.sizes is not None else ALIKE
+        beyond = False
+        scales: dict[str, float] = {}  # by schedule: how much more memory one took than was estimated
         known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in kept}
         fitting = (candidate for candidate, outlook in self._outlooks.items() if outlook.peak <= self.room)
         queue = deque(sorted(fitting, key=self._seconds))
@@ -576,15 +578,24 @@ class Search:
             candidate = queue.popleft()
             if len(plans) >= self._wide:
                 break
+            outlook = self._outlooks.get(candidate)
+            if outlook is not None and outlook.peak * scales.get(candidate.schedule, 1.0) > self.room:
+                continue
             comparing = self._comparing if len(plans) + len(kept) > 1 else 0.0
             if (plans or kept) and self._too_late_for(candidate, comparing):
-                continue
+                # What promises to be faster than the file is compiled all the same, once.
+                slower = outlook is None or any(outlook.parts.step >= each.prediction.step_time for each in kept)
+                if plans or beyond or slower:
+                    continue
+                beyond = True
             plan = planned(self.space, candidate, self.budget) if meshes[candidate.mesh] < alike else None
             if plan is None:
                 continue
             compiled += 1
             if plan.peak > self.room:
                 self._too_large("compiled", plan.peak, candidate)
+                if outlook is not None:
+                    scales[candidate.schedule] = plan.peak / outlook.peak
                 continue
             # With few microbatches some schedules coincide.
             same = *candidate.mesh, plan.prediction.step_time, plan.peak
