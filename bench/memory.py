@@ -131,6 +131,7 @@ CONSTRUCTS = (
     # Only from the second step on are reductions in flight in the next.
     _of_two("a delay of one step", "layout=rows", "train.sync=delayed(1)", steps=3),
     _of_two("paired steps", "layout=rows", "train.sync=paired()", steps=4),
+    _of_two("a vocabulary of all stages", "layout=vocabulary"),
     _of_two("frozen but for norms, bf16", "train.optimizer=norms", "train.precision=bf16"),
     _of_two("states of eight bits", "layout=rows", f"train.optimizer=adamw_8bit({MINE})"),
     Case(
@@ -267,8 +268,7 @@ def held(plan: Plan, folder: Path, transport: ProcessTransport) -> tuple[int, in
     from partita.runtime.training import train
 
     dataset = open_data(plan.program, plan.train, folder)
-    program = plan.program.ranks[plan.program.mesh.pipe_rank(transport.rank)]
-    bound = peak_memory(plan.training, program)
+    bound = peak_memory(plan.training, plan.training.plan.ranks[plan.program.mesh.pipe_rank(transport.rank)])
     with Live(bound) as live:
         rank = Rank(plan, transport.rank, transport, transport.device)
         live.aside = list(shared(transport))

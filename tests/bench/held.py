@@ -97,7 +97,7 @@ def main() -> None:
     for name, plan in plans.items():
         transport = ProcessTransport(device)
         bound, peak = held(plan, Path(), transport)
-        of_rank = plan.program.ranks[plan.program.mesh.pipe_rank(transport.rank)]
+        of_rank = plan.training.plan.ranks[plan.program.mesh.pipe_rank(transport.rank)]
         # Here the host's memory is the device's.
         found[name] = bound + memory_report(plan.training, of_rank).host, peak
     os.write(1, (json.dumps(found) + "\n").encode())
