@@ -15,7 +15,7 @@ from partita.compiler.state import Scheduled
 
 # Seconds for a program, for an operation in it: passes, costs and memory; for one of a stage that is like another; and
 # for a microbatch of a stage.
-FILE, OPERATION, ALIKE, TURN = 0.027, 2.55e-4, 1.75e-4, 7e-5
+FILE, OPERATION, ALIKE, TURN = 0.03, 2.85e-4, 1.95e-4, 7e-5
 # For an order that is searched for, for each action that the search visits.
 VISIT = 4e-7
 # For a file that does not compile.
