@@ -44,7 +44,7 @@ from partita.compiler.passes.offload import offloaded, parameters_on_host, witho
 from partita.compiler.passes.outer import with_outer_updates
 from partita.compiler.passes.overlap import overlapped
 from partita.compiler.passes.pieces import in_pieces
-from partita.compiler.passes.place import balanced, pipeline_of, place
+from partita.compiler.passes.place import balanced, idle_places, pipeline_of, place
 from partita.compiler.passes.prefetch import prefetched
 from partita.compiler.passes.remat_cheap import remat_cheap
 from partita.compiler.passes.remat_scopes import remat_scopes
@@ -395,7 +395,10 @@ def _place(state: Built) -> Placed:
     if iterations is None:
         iterations = balanced(graph, state.pipeline, state.spec.layout, partial(_weighed, state))
     placed = _of_mode(state, place(graph, state.pipeline, state.spec.layout, iterations))
-    return extended(Placed, state, placed=placed, iterations=iterations)
+    if not state.training:
+        return extended(Placed, state, placed=placed, iterations=iterations)
+    warnings = (*state.warnings, *idle_places(graph, state.pipeline, state.spec.layout, iterations))
+    return extended(Placed, state, placed=placed, iterations=iterations, warnings=warnings)
 
 
 def _of_mode(state: Built, placed: Graph) -> Graph:

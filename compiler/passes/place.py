@@ -1,23 +1,23 @@
 """Graph → placed graph: which pipeline stage each node of the forward pass runs on.
 
-Explicit placements (`place`) come first; then iterations of the repeats that `stage` names, balanced by the seconds
-that training takes for them: forward, backward, and what is computed again. A node outside the iterations goes with the
-first one if it comes before it, otherwise with the preceding one; but never before the stage of an operand. Without a
-`stage` rule, nodes go with their operands, or else with their readers.
+Explicit placements (`place`) come first, of those the more exact; then iterations of the repeats that `stage` names,
+balanced by the seconds that training takes for them: forward, backward, and what is computed again. A node outside the
+iterations goes with the first one if it comes before it, otherwise with the preceding one; but never before the stage
+of an operand. Without a `stage` rule, nodes go with their operands, or else with their readers.
 
 Backward nodes are made later, on the stage of their forward node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Graph, Node, Value, without_iterations
+from partita.compiler.graph import Graph, Node, Value, within, without_iterations
 from partita.compiler.naming import matches
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.paths import is_end
 from partita.dsl.source import Span
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
@@ -28,7 +28,7 @@ DIGITS = 9  # of shares of the whole
 # Costs are of what is not split over a mesh yet: smaller differences between ranks are not worth uneven stages.
 KNOWN = 0.02
 APART = -1  # instead of a stage: of nodes that are not weighed with any iteration
-MOST_SHOWN = 4  # readers of a parameter on other stages
+MOST_SHOWN = 4  # readers of a parameter on other stages; rules that go before one
 
 
 @frozen
@@ -89,17 +89,15 @@ def balanced(graph: Graph, pipeline: Pipeline, layout: Layout | None, weigh: Wei
     if pipeline.stages == 1:
         return Iterations()
     stage_rules, place_rules = _rules(layout)
+    explicit = _Explicit.of(graph, place_rules, pipeline)
     placed: dict[str, int] = {}
-    for rule in place_rules:
-        for path, span in zip(rule.paths, rule.path_spans, strict=True):
-            if rule.first < rule.last and _is_stage(rule, pipeline):
-                for scope in named_scopes(graph, path):
-                    placed |= _over_range(graph, scope, rule, span, pipeline, weigh)
-    explicit_stage = _explicit_stages(graph, place_rules, pipeline, placed)
+    for scope, target in explicit.scopes.items():
+        if target.ranged:
+            placed |= _over_range(graph, scope, explicit, pipeline, weigh)
     if not stage_rules:
         return Iterations({}, placed)
-    explicit = [explicit_stage(node) for node in graph.nodes]
-    return Iterations(_over_pipeline(graph, stage_rules, pipeline, weigh, explicit), placed)
+    stages = explicit.stages(graph, placed)
+    return Iterations(_over_pipeline(graph, stage_rules, pipeline, weigh, stages), placed)
 
 
 def place(graph: Graph, pipeline: Pipeline, layout: Layout | None, iterations: Iterations) -> Graph:
@@ -107,9 +105,8 @@ def place(graph: Graph, pipeline: Pipeline, layout: Layout | None, iterations: I
     if pipeline.stages == 1:
         return evolve(graph, nodes=tuple(node.changed(stage=0) for node in graph.nodes))
     stage_rules, place_rules = _rules(layout)
-    explicit_stage = _explicit_stages(graph, place_rules, pipeline, iterations.placed)
-    explicit = [explicit_stage(node) for node in graph.nodes]
-    stages = _spread(graph, iterations.staged, explicit)
+    explicit = _Explicit.of(graph, place_rules, pipeline)
+    stages = _spread(graph, iterations.staged, explicit.stages(graph, iterations.placed))
     placed = _at(graph, stages)
     _check_parameters(placed, place_rules)
     idle = sorted(set(range(pipeline.stages)) - set(stages))
@@ -118,10 +115,37 @@ def place(graph: Graph, pipeline: Pipeline, layout: Layout | None, iterations: I
             "E0404",
             f"stage {idle[0]} of {pipeline.stages} is empty",
             pipeline.span,
-            notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {pipeline.stages} stages"],
+            notes=[
+                f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {pipeline.stages} stages",
+                *(each.message for each in idle_places(graph, pipeline, layout, iterations)),
+            ],
             help=f"`place … -> {pipeline.axis}[{idle[0]}]`, or a `stage` rule, or fewer ranks or chunks",
         )
     return placed
+
+
+def idle_places(
+    graph: Graph, pipeline: Pipeline, layout: Layout | None, iterations: Iterations
+) -> Iterator[Diagnostic]:
+    """Warnings (W0301) of names in `place` rules that place nothing, with the rules that go before them."""
+    if pipeline.stages == 1:
+        return
+    _, rules = _rules(layout)
+    explicit = _Explicit.of(graph, rules, pipeline)
+    of_nodes = [found and found[0] for found in explicit.found(graph, iterations.placed)]
+    for target in explicit.targets:
+        # A parameter is not placed, but must be where the rule says.
+        if target.parameters or target in of_nodes:
+            continue
+        taken = (
+            other
+            for node, other in zip(graph.nodes, of_nodes, strict=True)
+            if other is not None and any(within(f"{without_iterations(node.scope)}.", each) for each in target.scopes)
+        )
+        before = list(dict.fromkeys((*taken, *(explicit.values[each] for each in target.values))))
+        notes = [f"`{each}` ({each.span.place}) goes before it" for each in before]
+        help = "name more exactly what it places, or remove it" if before else "remove it"
+        yield Diagnostic("W0301", f"`{target}` places nothing", target.span, tuple(notes[:MOST_SHOWN]), help)
 
 
 def _rules(layout: Layout | None) -> tuple[list[StageRule], list[PlaceRule]]:
@@ -306,9 +330,13 @@ def _cut(
 
 
 def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
-    """Paths (without iterations) of the blocks and repeats that a rule's path names, by segment or declared name."""
+    """Paths (without iterations) of the blocks and repeats that a rule's path names: by their full names alone, or else
+    by the ends of these and of the names that they are declared with, which all calls of a block have.
+    """
     found = []
     declared = {without_iterations(scope.path): scope.name for scope in graph.scopes}
+    if ".".join(path) in declared:
+        return [".".join(path)]
     for scope in declared:
         parts = scope.split(".")
         names = [declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)]
@@ -317,84 +345,153 @@ def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
     return found
 
 
-def _is_stage(rule: PlaceRule, pipeline: Pipeline) -> bool:
-    return 0 <= rule.first <= rule.last < pipeline.stages
+@frozen(eq=False)
+class _Target:
+    """A path of a `place` rule, with what it names: scopes, the first outputs of nodes, and whether parameters."""
+
+    rule: PlaceRule
+    path: str
+    span: Span
+    scopes: tuple[str, ...]
+    values: tuple[str, ...]
+    parameters: bool
+
+    @property
+    def ranged(self) -> bool:
+        """Whether this is placed on several stages."""
+        return self.rule.first < self.rule.last
+
+    def __str__(self) -> str:
+        return f"place {self.path} -> {self.rule.mesh_axis}[{_range(self.rule)}]"
 
 
-def _explicit_stages(
-    graph: Graph, rules: Sequence[PlaceRule], pipeline: Pipeline, by_iteration: Mapping[str, int]
-) -> Callable[[Node], int | None]:
-    """The stage that `place` rules ask for, for each node, given the stages of iterations over ranges."""
-    by_scope: dict[str, int] = {}
-    by_value: dict[str, int] = {}
-    for rule in rules:
-        if not _is_stage(rule, pipeline):
-            raise refuse(
-                "E0404",
-                f"there is no stage {max(rule.first, rule.last)}: stages are 0 to {pipeline.stages - 1}",
-                rule.span,
-                help=f"{pipeline.ranks} ranks × {pipeline.chunks} chunks make {pipeline.stages} stages",
-            )
-        for path, span in zip(rule.paths, rule.path_spans, strict=True):
-            scopes = named_scopes(graph, path)
-            values = [node for node in graph.nodes if any(matches(path, v.name) for v in node.outputs)]
-            parameters = [p for p in graph.parameters if matches(path, p.name)]
-            if not scopes and not values and not parameters:
-                names = [s.name for s in graph.scopes] + [p.name.rsplit(".", 1)[-1] for p in graph.parameters]
-                raise refuse(
-                    "E0409",
-                    f"`{'.'.join(path)}` is not a block, repeat, parameter or value of the model",
-                    span,
-                    help=_nearest_help(names),
-                )
-            if rule.first == rule.last:
-                by_scope |= dict.fromkeys(scopes, rule.first)
-                by_value |= dict.fromkeys((node.outputs[0].name for node in values), rule.first)
-                continue
-            if values:
-                raise refuse(
-                    "E0404",
-                    f"value `{'.'.join(path)}` is on one stage, not on {rule.first} to {rule.last}",
-                    span,
-                )
+@frozen(eq=False)
+class _Explicit:
+    """What `place` rules ask for: their targets, and for each scope and each value the one that it is placed by."""
 
-    def explicit(node: Node) -> int | None:
-        if node.outputs and node.outputs[0].name in by_value:
-            return by_value[node.outputs[0].name]
+    targets: Sequence[_Target]
+    scopes: Mapping[str, _Target]
+    values: Mapping[str, _Target]
+
+    @classmethod
+    def of(cls, graph: Graph, rules: Sequence[PlaceRule], pipeline: Pipeline) -> _Explicit:
+        """Raises Refused: E0404, E0409."""
+        targets = [
+            _target(graph, rule, path, span, pipeline)
+            for rule in rules
+            for path, span in zip(rule.paths, rule.path_spans, strict=True)
+        ]
+        return cls(
+            targets,
+            _first(targets, lambda target: target.scopes),
+            _first(targets, lambda target: target.values),
+        )
+
+    def home(self, path: str) -> str | None:
+        """The innermost scope around a path, without iteration numbers, that is named."""
+        parts = without_iterations(path).split(".")
+        around = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
+        return next((scope for scope in around if scope in self.scopes), None)
+
+    def found(self, graph: Graph, iterations: Mapping[str, int]) -> list[tuple[_Target, int] | None]:
+        """By what each node is placed, and on which stage, given those of iterations over ranges."""
+        return [self._found(node, iterations) for node in graph.nodes]
+
+    def stages(self, graph: Graph, iterations: Mapping[str, int]) -> list[int | None]:
+        """The stage of each node, as far as one is asked for."""
+        return [None if each is None else each[1] for each in self.found(graph, iterations)]
+
+    def _found(self, node: Node, iterations: Mapping[str, int]) -> tuple[_Target, int] | None:
+        if node.outputs and node.outputs[0].name in self.values:
+            target = self.values[node.outputs[0].name]
+            return target, target.rule.first
         parts = node.scope.split(".")
         for i in range(len(parts), 0, -1):
-            prefix = ".".join(parts[:i])
-            if prefix in by_iteration:
-                return by_iteration[prefix]
-            if without_iterations(prefix) in by_scope:
-                return by_scope[without_iterations(prefix)]
+            path = ".".join(parts[:i])
+            home = self.home(path)
+            if home is None:
+                return None
+            target = self.scopes[home]
+            if path in iterations:
+                return target, iterations[path]
+            if not target.ranged:
+                return target, target.rule.first
         return None
 
-    return explicit
+
+def _first(targets: Sequence[_Target], names: Callable[[_Target], Sequence[str]]) -> dict[str, _Target]:
+    """The target by which each name is placed: of those with this name, one that names the fewest; of these, the
+    first.
+    """
+    result: dict[str, _Target] = {}
+    for target in sorted(targets, key=lambda each: len(names(each))):
+        for name in names(target):
+            result.setdefault(name, target)
+    return result
 
 
-def _over_range(
-    graph: Graph, scope: str, rule: PlaceRule, span: Span, pipeline: Pipeline, weigh: Weigh
-) -> dict[str, int]:
-    """Iterations of a scope's outermost repeats, balanced over a range of stages; the rest of the scope follows."""
-    names = {
-        s.path: s.name for s in graph.scopes if s.repeat and (without_iterations(s.path) + ".").startswith(scope + ".")
-    }
+def _target(graph: Graph, rule: PlaceRule, path: tuple[str, ...], span: Span, pipeline: Pipeline) -> _Target:
+    if not 0 <= rule.first <= rule.last < pipeline.stages:
+        raise refuse(
+            "E0404",
+            f"there is no stage {max(rule.first, rule.last)}: stages are 0 to {pipeline.stages - 1}",
+            rule.span,
+            help=f"{pipeline.ranks} ranks × {pipeline.chunks} chunks make {pipeline.stages} stages",
+        )
+    target = _Target(
+        rule,
+        ".".join(path),
+        span,
+        tuple(named_scopes(graph, path)),
+        tuple(node.outputs[0].name for node in graph.nodes if any(matches(path, v.name) for v in node.outputs)),
+        any(matches(path, parameter.name) for parameter in graph.parameters),
+    )
+    if not target.scopes and not target.values and not target.parameters:
+        names = [s.name for s in graph.scopes] + [p.name.rsplit(".", 1)[-1] for p in graph.parameters]
+        raise refuse(
+            "E0409",
+            f"`{target.path}` is not a block, repeat, parameter or value of the model",
+            span,
+            help=_nearest_help(names),
+        )
+    if target.ranged and target.values:
+        raise refuse(
+            "E0404",
+            f"value `{target.path}` is on one stage, not on {rule.first} to {rule.last}",
+            span,
+        )
+    return target
+
+
+def _over_range(graph: Graph, scope: str, explicit: _Explicit, pipeline: Pipeline, weigh: Weigh) -> dict[str, int]:
+    """Iterations of a scope's outermost repeats, but for those that are placed by themselves, balanced over a range of
+    stages; the rest of the scope follows.
+    """
+    target = explicit.scopes[scope]
+    inside = {s.path: s.name for s in graph.scopes if s.repeat and within(f"{without_iterations(s.path)}.", scope)}
+    names = {path: name for path, name in inside.items() if explicit.home(path) == scope}
+    if inside and not names:
+        return {}
     paths = _iterations(graph, names)
-    homes = (pipeline.homes or range(pipeline.stages))[rule.first : rule.last + 1]
+    homes = (pipeline.homes or range(pipeline.stages))[target.rule.first : target.rule.last + 1]
     count = len(homes)
     if len(paths) < count:
         raise refuse(
             "E0403",
             f"`{scope}` has {len(paths)} iterations for {count} stages",
-            span,
+            target.span,
             help="place it on fewer stages, or repeat more often",
         )
     numbers = {path: i for i, path in enumerate(paths)}
-    own = (iteration_of(node.scope, names) for node in graph.nodes)
+    own = (
+        iteration_of(node.scope, names)
+        if explicit.home(node.scope) == scope and not (node.outputs and node.outputs[0].name in explicit.values)
+        else None
+        for node in graph.nodes
+    )
     found = weigh(_at(graph, [numbers.get(path or "", APART) for path in own]))
     counts = balance([found.get(i, 0.0) for i in range(len(paths))], homes)
-    stages = (stage for stage, many in enumerate(counts, rule.first) for _ in range(many))
+    stages = (stage for stage, many in enumerate(counts, target.rule.first) for _ in range(many))
     return dict(zip(paths, stages, strict=True))
 
 
@@ -450,11 +547,16 @@ def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:
                     )
                     raise refuse(
                         "E0404",
-                        f"`{parameter.name}` is placed on {rule.first}..{rule.last}, but stage {stages[0]} reads it",
+                        f"`{parameter.name}` is placed on {_range(rule)}, but stage {stages[0]} reads it",
                         span,
                         notes=list(lines)[:MOST_SHOWN],
                         help="place what reads it there too, or leave the parameter where it is read",
                     )
+
+
+def _range(rule: PlaceRule) -> str:
+    """The stages of a rule, as a file says them."""
+    return f"{rule.first}..{rule.last}" if rule.first < rule.last else f"{rule.first}"
 
 
 def _nearest_help(names: Sequence[str]) -> str | None:

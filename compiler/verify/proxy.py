@@ -340,15 +340,33 @@ def _layout(given: spec.Spec, pipe: _Pipe, counts: Mapping[int, int]) -> spec.La
         return None
     model, _ = given.trained
     rules: list[spec.Rule] = []
+    places = [rule for rule in given.layout.rules if isinstance(rule, spec.PlaceRule)]
+    stages = _fewer_stages(places, pipe)
     for rule in given.layout.rules:
         if isinstance(rule, spec.PlaceRule):
-            first, last = (stage * pipe.new // pipe.old for stage in (rule.first, rule.last))
-            rule = evolve(rule, first=first, last=last)
+            rule = evolve(rule, first=stages[rule.first], last=stages[rule.last])
         elif isinstance(rule, spec.StageRule) and rule.counts is not None:
             total = _staged(model.body, rule.repeats, counts)
             rule = evolve(rule, counts=_portioned(rule.counts, pipe, total))
         rules.append(rule)
     return evolve(given.layout, rules=tuple(rules))
+
+
+def _fewer_stages(rules: Sequence[spec.PlaceRule], pipe: _Pipe) -> list[int]:
+    """By stage of the file, that of the proxy: neighbours become one, but a range has two stages left where it can."""
+    starts: set[int] = set()  # of the proxy's stages, after the first
+    for rule in sorted(rules, key=lambda rule: rule.last):
+        if (
+            len(starts) < pipe.new - 1
+            and rule.first < rule.last
+            and starts.isdisjoint(range(rule.first + 1, rule.last + 1))
+        ):
+            starts.add(rule.last)
+    even = [-(-stage * pipe.old // pipe.new) for stage in range(1, pipe.new)]
+    for start in (*even, *range(1, pipe.old)):
+        if len(starts) < pipe.new - 1:
+            starts.add(start)
+    return [sum(start <= stage for start in starts) for stage in range(pipe.old)]
 
 
 def _portioned(declared: Sequence[int], pipe: _Pipe, total: int) -> tuple[int, ...]:

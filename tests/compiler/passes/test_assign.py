@@ -94,6 +94,9 @@ def test_the_first_rule_that_matches_is_that_of_a_parameter():
             {"layer.mlp.up", "layer.mlp.gain", "layer.mlp_2.up", "layer.mlp_2.gain"},
         ),  # both are calls of the block
         ("mlp_2", {"layer.mlp_2.up", "layer.mlp_2.gain"}),
+        ("layer.mlp", {"layer.mlp.up", "layer.mlp.gain", "layer.mlp_2.up", "layer.mlp_2.gain"}),
+        ("m.layer.mlp", {"layer.mlp.up", "layer.mlp.gain"}),  # the full name of the first call
+        ("m.layer.mlp_2", {"layer.mlp_2.up", "layer.mlp_2.gain"}),
         ("layer", {"layer.mlp.up", "layer.mlp.gain", "layer.mlp_2.up", "layer.mlp_2.gain"}),
         ("m.wte", {"wte"}),
         ("mlp_2.up", {"layer.mlp_2.up"}),

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from partita.compiler.passes.place import KNOWN, balance
+from partita.compiler.graph import within, without_iterations
+from partita.compiler.passes.place import KNOWN, balance, named_scopes
 from partita.compiler.pipeline import compile_run, compile_spec
 from partita.compiler.schedules.schedule import loop_placement, ranks_of, v_placement
+from partita.dsl.diagnostic import Refused
 from tests.files import checked
 
 
@@ -176,3 +178,111 @@ def test_what_is_frozen_takes_less():
     first, _ = compile_spec(checked(FROZEN, "frozen.par")).partitioned.stages
     layers = {each.name.rsplit(".", 2)[0] for each in first.parameters}
     assert layers == {*(f"m.lower.{i}" for i in range(6)), "m.upper.0", "m.upper.1"}
+
+
+CALLS = """
+axis batch = 4, embed = 8
+block part(x: [batch, embed]) { param w: [embed] ~ ones()  return x * w }
+block tower(x: [batch, embed]) {
+  repeat 2 as layer { let x = part(x) }
+  return part(x)
+}
+block deep(x: [batch, embed]) { return part(tower(x)) }
+model m(x: [batch, embed]) {
+  let y = deep(tower(tower(x)))
+  loss mean(y * y)
+}
+mesh line(pipe = RANKS)
+layout l on line { RULES }
+train { model = m  layout = l  data = random()  optimizer = sgd(lr = 0.1)  steps = 2 }
+"""
+
+
+def placed(ranks: int, *rules: str) -> tuple[dict[str, set[int]], list[str]]:
+    """The stages of each call of `part`, without iteration numbers; and what warnings say of rules."""
+    state = compile_spec(checked(CALLS.replace("RANKS", str(ranks)).replace("RULES", "  ".join(rules)), "calls.par"))
+    found: dict[str, set[int]] = {}
+    for node in state.placed.nodes:
+        if node.scope.rpartition(".")[2].startswith("part"):
+            found.setdefault(without_iterations(node.scope), set()).add(node.placed_on)
+    return found, [each.message for each in state.warnings if each.code == "W0301"]
+
+
+FIRST = {"m.tower.layer.part", "m.tower.part"}
+SECOND = {"m.tower_2.layer.part", "m.tower_2.part"}
+THIRD = {"m.deep.tower.layer.part", "m.deep.tower.part", "m.deep.part"}
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("m.tower", FIRST),
+        ("m.tower_2", SECOND),
+        ("tower_2", SECOND),
+        ("tower", (FIRST | SECOND | THIRD) - {"m.deep.part"}),
+        ("deep.tower", THIRD - {"m.deep.part"}),
+        ("m.deep.tower", THIRD - {"m.deep.part"}),
+        ("m.deep", THIRD),
+        ("deep", THIRD),
+        ("tower.part", {"m.tower.part", "m.tower_2.part", "m.deep.tower.part"}),
+        ("m.tower.part", {"m.tower.part"}),
+        ("m.tower.layer.part", {"m.tower.layer.part"}),
+    ],
+)
+def test_a_full_name_is_one_call_and_the_name_of_a_block_all(path: str, wanted: set[str]):
+    state = compile_spec(checked(CALLS.replace("RANKS", "1").replace("RULES", ""), "calls.par"))
+    inside = {
+        scope
+        for scope in FIRST | SECOND | THIRD
+        for named in named_scopes(state.forward, path.split("."))
+        if within(f"{scope}.", named)
+    }
+    assert inside == wanted
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_rules_for_a_place_the_more_exact_goes_first(order: int):
+    """Whatever their order, and whether they name one stage or several."""
+    rules = [
+        "place tower -> pipe[2..3]",
+        "place m.tower -> pipe[0..1]",
+        "place tower_2 -> pipe[1]",
+        "place deep -> pipe[3]",
+    ]
+    found, warnings = placed(4, *rules[::order])
+    assert found["m.tower.layer.part"] == {0, 1}
+    assert [found[each] for each in sorted(SECOND)] == [{1}, {1}]
+    assert found["m.deep.tower.layer.part"] == {2, 3}
+    assert found["m.deep.part"] == {3}
+    assert not warnings
+
+
+def test_of_rules_that_are_as_exact_the_first_applies():
+    once = "place m.tower -> pipe[0..1]", "place tower_2, deep -> pipe[1]"
+    found, warnings = placed(2, once[0], "place m.tower -> pipe[1]", once[1])
+    assert found["m.tower.layer.part"] == {0, 1}
+    assert warnings == ["`place m.tower -> pipe[1]` places nothing"]
+    found, warnings = placed(2, "place m.tower -> pipe[0]", *once)
+    assert found["m.tower.layer.part"] == found["m.tower.part"] == {0}
+    assert warnings == ["`place m.tower -> pipe[0..1]` places nothing"]
+
+
+def test_iterations_that_are_placed_by_themselves_are_not_balanced():
+    found, warnings = placed(
+        2, "place m.tower -> pipe[0..1]", "place tower.layer -> pipe[0]", "place deep.part -> pipe[1]"
+    )
+    assert found["m.tower.layer.part"] == found["m.deep.tower.layer.part"] == {0}
+    assert warnings == ["`place m.tower -> pipe[0..1]` places nothing"]
+
+
+def test_a_stage_is_empty_since_other_rules_go_first():
+    with pytest.raises(Refused) as refused:
+        placed(2, "place tower, deep, part -> pipe[0]", "place m.deep -> pipe[1]")
+    (found,) = refused.value.diagnostics
+    assert (found.code, found.message) == ("E0404", "stage 1 of 2 is empty")
+    assert "`place m.deep -> pipe[1]` places nothing" in found.notes
+
+
+def test_a_parameter_that_is_read_elsewhere_is_said_to_be_on_its_stage():
+    with pytest.raises(Refused, match=r"`m.tower.part.w` is placed on 1, but stage 0 reads it"):
+        placed(2, "place m.tower -> pipe[0]", "place tower_2, deep -> pipe[1]", "place m.tower.part.w -> pipe[1]")

@@ -173,6 +173,23 @@ train {{ data = random() optimizer = sgd(lr = 0.1) steps = 1 }}
 
 
 @pytest.mark.parametrize(
+    ("rules", "wanted"),
+    [
+        ("place first -> pipe[0..1]  place second -> pipe[2..5]", [(0, 1), (1, 2)]),
+        ("place first -> pipe[0..4]  place second -> pipe[5]", [(0, 2), (2, 2)]),
+        ("place first -> pipe[0]  place second -> pipe[1..5]", [(0, 0), (0, 2)]),
+        ("place first -> pipe[0..2]  place second -> pipe[2..5]", [(0, 1), (1, 2)]),
+    ],
+)
+def test_ranges_of_stages_stay_ranges(rules: str, wanted: list[tuple[int, int]]):
+    whole, diagnostics = load_text(PLACED.format(rules=rules))
+    assert whole is not None, diagnostics
+    proxy = proxy_of(whole)
+    assert [(rule.first, rule.last) for rule in proxy.layout.rules] == wanted
+    assert all(stage.functions for stage in compile_spec(proxy).program.stages)
+
+
+@pytest.mark.parametrize(
     ("rules", "iterations"),
     [
         ("stage first, second -> pipe", 4),

@@ -45,6 +45,27 @@ MISTAKES = [
         f"{CUT}::test_the_busiest_rank_of_alike_layers_has_the_least_there_can_be",
     ),
     Planted(
+        "the-full-name-of-a-call-means-all-of-its-block",
+        "compiler/passes/place.py",
+        '    if ".".join(path) in declared:\n        return [".".join(path)]\n',
+        "",
+        f"{CUT}::test_a_full_name_is_one_call_and_the_name_of_a_block_all",
+    ),
+    Planted(
+        "rules-for-all-calls-go-before-those-for-one",
+        "compiler/passes/place.py",
+        "key=lambda each: len(names(each))",
+        "key=lambda each: -len(names(each))",
+        f"{CUT}::test_of_rules_for_a_place_the_more_exact_goes_first",
+    ),
+    Planted(
+        "ranges-of-stages-verified-as-single-ones",
+        "compiler/verify/proxy.py",
+        "            starts.add(rule.last)\n",
+        "            pass\n",
+        "tests/compiler/verify/test_proxy.py::test_ranges_of_stages_stay_ranges",
+    ),
+    Planted(
         "plans-do-not-lead-away-from-the-file",
         "compiler/planner/search.py",
         "            found += [near] if near is not None else []\n",
