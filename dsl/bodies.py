@@ -17,6 +17,7 @@ from partita.dsl.expressions import Expressions
 from partita.dsl.functions import Constant, Tensor
 from partita.dsl.known import CheckContext
 from partita.dsl.loops import Loops
+from partita.dsl.parser import RESERVED
 from partita.dsl.report import suggestion
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.source import Span
@@ -64,6 +65,7 @@ class BodyChecker:
         """Bind the inputs; returns their names."""
         for given in inputs:
             if not unreserved(given.name, self.report):
+                self.scope.bind(given.name.text, UNKNOWN, given.name.span)
                 continue
             if given.name.text in self.scope.bindings:
                 self.report.error("E0217", f"input `{given.name.text}` is declared twice", given.name.span)
@@ -141,7 +143,12 @@ class BodyChecker:
 
     def bind(self, name: tree.Name, meaning: Value | Constant | Unknown, kind: str) -> None:
         """Bind a name, and record it for the warning about unused names."""
-        if unreserved(name, self.report):
+        if name.text in RESERVED:
+            # Said once; what is read under that name is then not known, rather than not bound.
+            if self.scope.find(name.text) is None:
+                unreserved(name, self.report)
+            self.scope.bind(name.text, UNKNOWN, name.span)
+        else:
             self.scope.bind(name.text, UNKNOWN if name.text in self.twice else meaning, name.span)
             self.known.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
             self.known.bound(name, meaning)

@@ -77,7 +77,8 @@ class Buffers:
         if bound is None:
             known = self.scope.bindings.values()
             buffers = [each.name for each in known if getattr(each.meaning, "number", None) in self.types]
-            self.report.error("E0225", f"unknown buffer `{name.text}`", name.span, (), suggestion(name.text, buffers))
+            help = suggestion(name.text, buffers) or f"`buffer {name.text}: … ~ zeros()` declares one in this body"
+            self.report.error("E0225", f"unknown buffer `{name.text}`", name.span, (), help)
             return
         notes = [f"`{name.text}` is bound at {bound.span.place}"]
         message = f"`{name.text}` is not a buffer here"

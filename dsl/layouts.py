@@ -165,14 +165,14 @@ class Layouts:
             for part in path.parts:
                 if known is not None and part.text not in known.names:
                     message = f"model `{known.model}` has no part called `{part.text}`"
-                    raise refuse("E0317", message, part.span, help=suggestion(part.text, known.names))
+                    raise refuse("E0317", message, part.span, help=known.help(part.text))
 
     def repeats(self, names: Iterable[tree.Name], known: ModelNames | None) -> None:
         """Check that the names in a `stage` rule are repeats of the model (E0317)."""
         for name in names:
             if known is not None and name.text not in known.repeats:
                 message = f"model `{known.model}` has no repeat called `{name.text}`"
-                help = suggestion(name.text, known.repeats, "its repeats:")
+                help = suggestion(name.text, known.repeats, "its repeats:") or known.some(known.repeats)
                 raise refuse("E0317", message, name.span, help=help)
 
     def layers(self, counts: tree.List | None) -> tuple[int, ...] | None:

@@ -6,7 +6,7 @@ from partita.dsl import spec, tree
 from partita.dsl.builtins import OPTIMIZERS
 from partita.dsl.diagnostic import refuse
 from partita.dsl.paths import ModelNames
-from partita.dsl.report import Report, suggestion
+from partita.dsl.report import Report
 from partita.dsl.settings import Settings
 
 # Targets that are no paths.
@@ -47,8 +47,8 @@ class Optimizers:
             return
         for part in path.parts:
             if known is not None and part.text not in known.names:
-                choices = [*known.names, *CLASSES] if len(path.parts) == 1 else known.names
                 message = f"model `{known.model}` has no part called `{part.text}`"
-                refused = refuse("E0317", message, part.span, help=suggestion(part.text, choices))
+                help = known.help(part.text, CLASSES if len(path.parts) == 1 else ())
+                refused = refuse("E0317", message, part.span, help=help)
                 self.report.refused(refused)
                 return

@@ -211,6 +211,8 @@ class _Parser:
             help = "choose another name" if len(wanted) < 3 else expected
             if token.text == "axis" and argument and self.tokens[self.next + 1].kind == "EQUAL":
                 help = "the axes that a function works along are its argument `over`: `over = …`"
+            elif self.tokens[self.next + 1].kind == "EQUAL":
+                help = "choose another name"
             elif not argument and self.next and self.tokens[self.next - 1].text == ",":
                 help = "remove the comma before it"
             self.report.error("E0104", f"`{token.text}` is a keyword and cannot be a name", span, help=help)

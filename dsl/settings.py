@@ -253,7 +253,9 @@ TOLERANCE = Fraction(1, 10**9)
 def called(name: str, signatures: Mapping[str, Signature], more: Collection[str] = ()) -> str | None:
     """Help for an unknown name: one that other frameworks call so, a similar one (also of `more`), or a list."""
     same = next((each.name for each in signatures.values() if name.lower() in each.others), None)
-    return f"did you mean `{same}`?" if same else suggestion(name, [*more, *signatures], "there are")
+    if same is not None:
+        return f"did you mean `{same}`?"
+    return suggestion(name, [*more, *signatures]) or f"there are {listed(sorted(signatures))}"
 
 
 def _is_none(written: tree.Expression, setting: Setting) -> bool:

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from partita.dsl import limits
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import Formula, Size, Term
-from partita.dsl.report import suggestion
+from partita.dsl.report import listed, suggestion
 from partita.dsl.source import Span
 
 PLAIN, RATIO, BYTES, BYTES_PER_SECOND, FLOPS, SECONDS = (
@@ -96,7 +96,11 @@ def read(text: str, span: Span) -> Quantity:
     if len(exponent) > 6 or abs(int(exponent)) > limits.EXPONENT:
         raise _out_of_range(text, span, f"exponents range from -{limits.EXPONENT} to {limits.EXPONENT}")
     if unit and unit not in UNITS:
-        raise refuse("E0107", f"unknown unit `{shortened(unit)}`", span, help=suggestion(unit, UNITS))
+        help = (
+            suggestion(unit, UNITS)
+            or f"units are as in {listed(each for kind, each in EXAMPLES.items() if kind != PLAIN)}"
+        )
+        raise refuse("E0107", f"unknown unit `{shortened(unit)}`", span, help=help)
     value = Fraction(int(digits)) * Fraction(10) ** (int(exponent) - len(decimals.replace("_", "")))
     dimension, factor = UNITS[unit] if unit else (PLAIN, 1)
     if not in_range(value * factor):

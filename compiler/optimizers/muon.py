@@ -136,9 +136,10 @@ class Muon(Update):
 def _unfit(parameter: Trained) -> str | None:
     matrix = parameter.matrix
     if matrix is None:
-        return "it updates matrices, and no `dot` reads this as one"
+        return "it updates matrices, and no `dot` or `conv` reads this as one"
     if not matrix.inner or not matrix.outer:
-        return "it updates matrices, and the `dot` that reads this sums over all of its axes"
+        read = "takes it for a stack of vectors" if matrix.stacked else "sums over all of its axes"
+        return f"it updates matrices, and what reads this {read}"
     return None
 
 

@@ -79,7 +79,7 @@ class _Pass:
         if op is None:
             raise refuse(
                 "E0419",
-                f"`{node.op.label}` needs the positions of `{axis}` one after the other, and they are in zigzag order",
+                f"`{_called(node)}` needs the positions of `{axis}` one after the other, and they are in zigzag order",
                 node.span,
                 notes=[f"`{order.span.text}`   ({order.span.place})"],
                 help=f"`shard {axis} -> …` without `by zigzag`",
@@ -114,3 +114,9 @@ class _Pass:
             if value.type.has(axis):
                 found = self.build.derive(Zigzag(axis, order.ranks, back=True), value, found, ending="in_order")
         return found
+
+
+def _called(node: Node) -> str:
+    """What the file calls a node's function."""
+    written = node.span.text.partition("(")[0] if node.span else ""
+    return written if written.isidentifier() else node.op.label

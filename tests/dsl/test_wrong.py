@@ -7,7 +7,7 @@ import pytest
 
 from partita.dsl.codes import CODES
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.load import load
+from partita.dsl.load import load, load_text
 from tests.files import ROOT
 
 FOLDER = Path(__file__).parent / "wrong"
@@ -21,6 +21,13 @@ def place(diagnostic):
     name = Path(diagnostic.span.source.name).relative_to(FOLDER).as_posix()
     position = f"{diagnostic.span.line}:{diagnostic.span.column}"
     return position if name.count("/") == 0 else f"{name}:{position}"
+
+
+PARTS = (
+    "axis batch = 4\nmesh line(pipe = 2)\nmodel m(x: [batch]) { "
+    + " ".join(f"param a{i}: [batch] ~ ones()" for i in range(13))
+    + f" loss mean(x * ({' + '.join(f'a{i}' for i in range(13))})) }}"
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -62,3 +69,25 @@ def test_an_error_without_a_help_of_its_own_has_the_fix_of_its_code():
 def test_codes_are_explained():
     assert all(code.title and code.explanation.endswith(".") and code.fix for code in CODES.values())
     assert list(CODES) == sorted(CODES, key=lambda code: (code[0] == "W", code))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "help"),
+    [
+        ("axis batch = 4, place = 8", "E0104", "choose another name"),
+        ("axis batch = 4, axis seq = 8", "E0104", "remove the comma before it"),
+        ("axis batch = 4QiB", "E0107", "units are as in `8%`, `80GiB`, `900GB/s`, `989TFLOP/s` and `5us`"),
+        ("schedule s = staggered(microbatches = 2)", "E0309", "there are "),
+        (
+            "axis a = 4\nmodel m(x: [a]) { param w: [a] ~ ones()  update u = w  loss mean(x * w) }",
+            "E0225",
+            "`buffer u: … ~ zeros()` declares one in this body",
+        ),
+        (f"{PARTS}\nlayout l on line {{ place zzz -> pipe[0] }}", "E0317", "it has: `a0`, `a1`, `a10`, "),
+        (f"{PARTS}\nlayout l on line {{ stage zzz -> pipe }}", "E0317", "it has none"),
+        (f"{PARTS}\noptimizer o {{ freeze zzz }}", "E0317", "it has: `a0`, `a1`, `a10`, "),
+    ],
+)
+def test_help_says_what_there_is(text: str, code: str, help: str):
+    _, diagnostics = load_text(text)
+    assert help in {each.code: each.help for each in diagnostics}[code]

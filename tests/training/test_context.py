@@ -244,6 +244,20 @@ def test_volumes_are_those_of_the_formulas(ranks: int):
 # ---------------------------------------------------------------- wrong files
 
 
+DISPATCHED = """
+axis batch = 4, seq = 8, embed = 6, experts = 2, slots = 8
+model m(x: [batch, seq, embed]) {
+  param w: [embed, experts] ~ normal(0.1)
+  let id = arg_max(dot(x, w, over = embed), over = experts)
+  let inside = dispatch(x, id, over = seq, into = [experts, slots])
+  loss mean(inside * inside) + mean(dot(x, w, over = embed))
+}
+mesh line(context = 2)
+layout l on line { shard seq -> context by zigzag }
+train { layout = l  data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }
+"""
+
+
 def refused(text: str):
     given, diagnostics = load_text(text, "lm.par")
     if given is None:
@@ -266,6 +280,7 @@ def refused(text: str):
         (text_of("shard batch -> context by zigzag"), "E0419", 24, 3, "split into microbatches"),
         (text_of("shard vocab -> context by zigzag"), "E0419", 7, 11, "needs the positions of `vocab` one after"),
         (text_of().replace("+ wpe", "+ cumsum(wpe, over = seq)"), "E0419", 7, 50, "`cumsum` needs the positions"),
+        (DISPATCHED, "E0419", 6, 16, "`dispatch` needs the positions of `seq`"),
         (text_of().replace("seq = 24", "seq = 22"), "E0411", 24, 3, "does not divide over `context` of 2 by zigzag"),
         (
             text_of(f"{ZIGZAG}, heads").replace("groups = 6, heads = 2", "groups = 3, heads = 5"),

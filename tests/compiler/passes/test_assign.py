@@ -133,7 +133,7 @@ def test_matrices_are_as_the_product_reads_them():
 WRONG = [
     (["update wte -> sgd(lr = 0.1)"], "E0414", "no rule of optimizer `o` applies to parameter `m.wpe`", (16, 9)),
     (["freeze wte, layer", "freeze all"], "E0415", "trains nothing", (33, 1)),
-    (["update bias -> muon(lr = 0.1)", "freeze all"], "E0416", "no `dot` reads this as one", (34, 10)),
+    (["update bias -> muon(lr = 0.1)", "freeze all"], "E0416", "no `dot` or `conv` reads this as one", (34, 10)),
     (["update inner -> muon(lr = 0.1)", "freeze all"], "E0416", "sums over all of its axes", (34, 10)),
     (["freeze wte", "update q -> sgd(lr = 0.1)"], "E0409", "`q` is not a parameter", (35, 10)),
     (["freeze wte, nothing", "update all -> sgd(lr = 0.1)"], "E0409", "`nothing` is not a parameter", (34, 15)),
@@ -208,3 +208,19 @@ train {{ data = random()  optimizer = muon(lr = 0.1)  steps = 1 }}
     (found,) = refused.value.diagnostics
     assert found.code == "E0416"
     assert found.help == f"an optimizer with rules, and its name here: `optimizer mixed {{ {rules} }}`"
+
+
+DEPTHWISE = """
+axis batch = 4, seq = 8, embed = 6, width = 3
+model m(x: [batch, seq, embed]) {
+  param kernel: [width, embed] ~ normal(0.1)
+  let y = conv(x, kernel, seq -> seq, groups = embed, padding = 1)
+  loss mean(y * y)
+}
+train { data = random()  optimizer = muon(lr = 0.1)  steps = 1 }
+"""
+
+
+def test_a_kernel_of_single_channels_is_no_matrix():
+    with pytest.raises(Refused, match="what reads this takes it for a stack of vectors"):
+        compile_spec(checked(DEPTHWISE, "depthwise.par"))
