@@ -19,6 +19,7 @@ from partita.compiler.graph import Graph, Node, Value, within, without_iteration
 from partita.compiler.naming import matches
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.paths import is_end
+from partita.dsl.reprs import shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
 
@@ -76,6 +77,8 @@ class Iterations:
 
     staged: Mapping[str, int] = field(factory=dict)
     placed: Mapping[str, int] = field(factory=dict)
+
+    __repr__ = shortened
 
 
 # The seconds that nodes of a graph of the forward pass take, with all that training computes for them, by their stages.

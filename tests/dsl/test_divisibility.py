@@ -162,7 +162,7 @@ def test_a_parameter_that_is_placed_where_it_is_not_read_names_the_lines_that_re
         compile_spec(load_text(text, "net.par")[0])
     (found,) = refused.value.diagnostics
     assert found.code == "E0404"
-    assert "`net.w` is placed on 0..0, but stage 1 reads it" in found.message
+    assert "`net.w` is placed on 0, but stage 1 reads it" in found.message
     assert found.notes == ("stage 1: `y * w`   (net.par:13:12)",)
 
 

@@ -29,8 +29,8 @@ MISTAKES = [
     Planted(
         "slices-called-microbatches",
         "dsl/divisibility.py",
-        'cuts[axis] = count, "slices"',
-        'cuts[axis] = count, "microbatches"',
+        'counts[axis] = count, "slice"',
+        'counts[axis] = count, "microbatch"',
         f"{SIZES}::test_slices_that_do_not_divide_are_called_slices",
     ),
     Planted(

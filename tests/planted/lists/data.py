@@ -361,8 +361,8 @@ MISTAKES = [
     Planted(
         "what-begins-with-the-holdout-is-trained-on",
         "runtime/data/packing.py",
-        'round(len(ids) * (1 - holdout)), "left"',
-        'round(len(ids) * (1 - holdout)), "right"',
+        'round(len(ids) * (1 - share)), "left"',
+        'round(len(ids) * (1 - share)), "right"',
         "tests/runtime/data/test_packing.py::test_a_document_that_begins_where_the_holdout_does_is_held_out",
     ),
     Planted(
