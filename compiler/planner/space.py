@@ -612,7 +612,7 @@ def _needs_the_whole_batch(space: Space) -> bool:
     parts = 2 if space.free else next((each for each in _divisors(space.rows) if each > 1), 1)
     one = Candidate(1, 1, 1, 1)
     if not space.free:
-        one = evolve(one, size=space.rows // parts // space.given.trained[1].groups)
+        one = evolve(one, size=max(1, space.rows // parts // space.given.trained[1].groups))
     try:
         schedule_spec(evolve(space, over=()).resized(one, parts, 2, ()))
     except Refused as refused:
