@@ -98,8 +98,8 @@ def memory(
     changes = [
         {
             "F": (each.saved, each.in_forward),
-            "B": (each.kept - each.saved, each.in_backward),
-            "W": (-each.kept, each.in_weight),
+            "B": (each.kept - each.saved, each.in_whole),
+            "W": (-each.kept, 0.0),
             "BW": (-each.saved, each.in_whole),
         }
         for each in own

@@ -318,7 +318,7 @@ class Search:
         own = even(stages, candidate, self.space.layers)
         activations = max(own.saved * live(candidate, microbatches), own.kept * delayed(candidate, microbatches))
         # At the peak of live activations a backward runs next.
-        activations += own.in_backward if SCHEDULES[schedule].split else own.in_whole
+        activations += own.in_whole
         # Other memory of a rank, from the proxy, which stores nothing sharded over data.
         constant = stages.middle.beside - stages.layer.beside if candidate.stages > 1 else 0.0
         beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))

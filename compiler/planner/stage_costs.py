@@ -28,9 +28,8 @@ COUNTS = (1, 1, 2, 1)
 class StageCosts:
     """The costs of a stage. In seconds: its actions (`whole` is BW); F and BW without communication along the mesh
     (`quiet`), and before anything is split (`unsplit`); the end of a step; its messages to the next and to the previous
-    stage. In bytes: what a microbatch keeps
-    after F (`saved`) and after B (`kept`), all other memory among the microbatches (`beside`), reduced gradients, and
-    the working set of each kind of action (`in_…`).
+    stage. In bytes: what a microbatch keeps after F (`saved`) and after B (`kept`), all other memory among the
+    microbatches (`beside`), reduced gradients, and the working set of F and of BW, which is that of B as well.
     """
 
     forward: float = 0.0
@@ -47,8 +46,6 @@ class StageCosts:
     beside: float = 0.0
     reduced: float = 0.0
     in_forward: float = 0.0
-    in_backward: float = 0.0
-    in_weight: float = 0.0
     in_whole: float = 0.0
 
     def __add__(self, other: StageCosts) -> StageCosts:
@@ -175,7 +172,6 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
             send_backward=sent["backward"],
         )
         if change is None:
-            in_forward, in_backward, in_weight, in_whole = (stage.peaks.get(kind, 0) for kind in ("F", "B", "W", "BW"))
             seconds = evolve(
                 seconds,
                 quiet=quiet[i, "F"] + quiet[i, "BW"] + send_forward + send_backward,
@@ -183,10 +179,8 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
                 kept=stage.kept,
                 beside=beside(state, rank),
                 reduced=at_end(state, rank),
-                in_forward=in_forward,
-                in_backward=in_backward,
-                in_weight=in_weight,
-                in_whole=in_whole,
+                in_forward=stage.peaks.get("F", 0),
+                in_whole=stage.peaks.get("BW", 0),
             )
         found.append(seconds)
     return found

@@ -142,6 +142,7 @@ NEAR = [
 
 SMALL = "heads=16", "key=48", "batch=128"
 # All parameters are more than a rank gathers for a whole step; those of a few layers are not.
+DEEP = "embed=5120", "heads=40", "key=128", "batch=128"
 LARGE = "embed=10240", "heads=80", "key=128", "batch=128"
 
 
@@ -151,6 +152,7 @@ LARGE = "embed=10240", "heads=80", "key=128", "batch=128"
         *((SMALL, each) for each in NEAR),
         (LARGE, Candidate(16, 1, 1, 2, False, 3)),
         (LARGE, Candidate(8, 2, 1, 2, False, 3)),
+        (DEEP, Candidate(1, 4, 4, 4, True, 1, "attention", "zb_h1")),
     ],
     ids=str,
 )
@@ -166,8 +168,8 @@ def test_estimates_are_near_what_is_compiled(sizes, candidate):
     # How much of what is summed for each microbatch hides depends on how many layers there are.
     assert seconds.step == pytest.approx(plan.prediction.step_time, rel=0.16 if candidate.zero > 1 else 0.04)
     # What is tied stands twice on a rank that has the first and the last stage.
-    most = 0.4 if candidate.schedule == "zb_v" else 0.15
-    assert max(memory(stages, own, candidate, microbatches, 0.0)) == pytest.approx(plan.peak, rel=most)
+    most = 1.4 if candidate.schedule == "zb_v" else 1.15
+    assert 0.95 * plan.peak <= max(memory(stages, own, candidate, microbatches, 0.0)) <= most * plan.peak
     assert plan.parts.step == pytest.approx(plan.prediction.step_time)
 
 

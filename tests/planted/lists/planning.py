@@ -38,6 +38,13 @@ MISTAKES = [
         f"{PLAN}::test_groups_that_train_apart_are_planned",
     ),
     Planted(
+        "backward-passes-apart-that-take-nothing",
+        "compiler/planner/estimate.py",
+        "(each.kept - each.saved, each.in_whole)",
+        "(each.kept - each.saved, 0.0)",
+        f"{PLAN}::test_estimates_are_near_what_is_compiled",
+    ),
+    Planted(
         "the-busiest-rank-keeps-what-it-has",
         "compiler/passes/place.py",
         "        most = max(busy, key=",
