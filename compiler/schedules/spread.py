@@ -131,28 +131,33 @@ class _Insertion:
         ]
         free = [0.0] * ranks
         orders: list[list[Action]] = [[] for _ in range(ranks)]
+        # The head of a line stands in it once: with many microbatches it would be offered as often as others are run.
         queue: list[tuple[float, int, int]] = []
+        queued: set[tuple[int, int]] = set()
+
+        def push(start: float, priority: int, rank: int) -> None:
+            queued.add((priority, rank))
+            heappush(queue, (start, priority, rank))
 
         def offer(rank: int) -> None:
             for line in lines[rank]:
                 head = line.head
-                ready = None if head is None else self._ready(head, rank)
+                if head is None or (line.priority, rank) in queued:
+                    continue
+                ready = self._ready(head, rank)
                 if ready is not None:
-                    heappush(queue, (max(ready, free[rank]), line.priority, rank))
+                    push(max(ready, free[rank]), line.priority, rank)
 
         for rank in range(ranks):
             offer(rank)
         while queue:
             start, priority, rank = heappop(queue)
-            line = next(each for each in lines[rank] if each.priority == priority)
-            if line.head is None:
-                continue
-            ready = self._ready(line.head, rank)
-            if ready is None:
-                continue
-            now = max(ready, free[rank])
+            queued.remove((priority, rank))
+            line = lines[rank][priority]
+            assert line.head is not None, "a line goes on from here alone"
+            now = max(start, free[rank])
             if now > start:
-                heappush(queue, (now, priority, rank))
+                push(now, priority, rank)
                 continue
             kind, stage, microbatch = work = line.head
             line.position += 1

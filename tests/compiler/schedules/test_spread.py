@@ -15,7 +15,7 @@ from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, Spread, peak_live
 from partita.compiler.schedules.simulator import equal_costs, simulate
-from partita.compiler.schedules.spread import part_messages, with_spread
+from partita.compiler.schedules.spread import _Insertion, part_messages, with_spread
 from partita.dsl.diagnostic import Refused
 from partita.testing import assert_lawful, costs, shared_schedules
 from partita.testing.strategies import FIXED, named_schedules, shapes
@@ -118,3 +118,16 @@ def test_a_rank_that_runs_its_part_late_is_a_deadlock():
     late = [each for each in late if each.chunk == 0] + [each for each in late if each.chunk == 1]
     with pytest.raises(Refused, match="wait for each other"):
         check_program(instructions(evolve(found, actions=(tuple(late), found.actions[1]))))
+
+
+def test_many_microbatches_take_as_long_each_as_few(monkeypatch):
+    """Each action is looked at a few times, however many others are there: not as often as others are run."""
+    looked = []
+    ready = _Insertion._ready
+    monkeypatch.setattr(_Insertion, "_ready", lambda self, *given: looked.append(given) or ready(self, *given))
+    counts = []
+    for microbatches in (16, 128):
+        looked.clear()
+        shared(make("one_f_one_b", 4, 1, microbatches))
+        counts.append(len(looked) / microbatches)
+    assert counts[1] <= 1.2 * counts[0]
