@@ -83,6 +83,8 @@ NEAR = 0.95
 BOUNDS, NEARBY, OUTLOOKS, CHANGES = 0.25, 0.32, 0.45, 0.75
 # The share of the budget by which a comparison of the best two plans may exceed it.
 BEYOND = 0.05
+# The share of the budget by which the first plan may exceed it, if the file itself is one.
+OVER = 0.2
 # How often a change that does not fit is tried in a way that needs less memory.
 SMALLER = 3
 # The seconds to compile a layer of a candidate, in units of a proxy's.
@@ -569,7 +571,6 @@ class Search:
         compiled = 0
         meshes: Counter[tuple[int, ...]] = Counter()
         alike = self._wide if self.space.sizes is not None else ALIKE
-        beyond = False
         scales: dict[str, float] = {}  # by schedule: how much more memory one took than was estimated
         known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in kept}
         fitting = (candidate for candidate, outlook in self._outlooks.items() if outlook.peak <= self.room)
@@ -583,11 +584,10 @@ class Search:
                 continue
             comparing = self._comparing if len(plans) + len(kept) > 1 else 0.0
             if (plans or kept) and self._too_late_for(candidate, comparing):
-                # What promises to be faster than the file is compiled all the same, once.
+                # While there is no plan, what promises to be faster than the file may exceed the budget a little.
                 slower = outlook is None or any(outlook.parts.step >= each.prediction.step_time for each in kept)
-                if plans or beyond or slower:
+                if plans or slower or self._too_late_for(candidate, -OVER * self.budget.seconds):
                     continue
-                beyond = True
             plan = planned(self.space, candidate, self.budget) if meshes[candidate.mesh] < alike else None
             if plan is None:
                 continue
