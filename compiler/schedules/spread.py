@@ -154,12 +154,13 @@ class _Insertion:
             start, priority, rank = heappop(queue)
             queued.remove((priority, rank))
             line = lines[rank][priority]
-            assert line.head is not None, "a line goes on from here alone"
             now = max(start, free[rank])
             if now > start:
                 push(now, priority, rank)
                 continue
-            kind, stage, microbatch = work = line.head
+            kind, stage, microbatch = work = line.actions[
+                line.position
+            ]  # as it was queued: lines go on from here alone
             line.position += 1
             free[rank] = self.ends[work] = now + self.seconds(stage, kind)
             orders[rank].append(Action(kind, chunk_of[rank][stage], microbatch))
