@@ -131,9 +131,9 @@ def idle_places(
     graph: Graph, pipeline: Pipeline, layout: Layout | None, iterations: Iterations
 ) -> Iterator[Diagnostic]:
     """Warnings (W0301) of names in `place` rules that place nothing, with the rules that go before them."""
-    if pipeline.stages == 1:
-        return
     _, rules = _rules(layout)
+    if pipeline.stages == 1 or not rules:
+        return
     explicit = _Explicit.of(graph, rules, pipeline)
     of_nodes = [found and found[0] for found in explicit.found(graph, iterations.placed)]
     for target in explicit.targets:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
-from math import log2, prod
+from math import log2
 from time import process_time
 
 from attrs import define, evolve, field, frozen
@@ -388,7 +388,6 @@ class Search:
 
     def _stored(self, candidate: Candidate) -> float:
         """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
-        ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
         part = self.space.part(candidate)
         shards = max(1, candidate.alike // self.space.apart(candidate))
         state, gradient, frozen = (1 / shards if candidate.zero >= stage else part for stage in (1, 2, 3))
@@ -396,7 +395,7 @@ class Search:
         # Masters are stored as states are; those that are cast to compute lie where states do.
         masters = self._masters * (host if self.space.given.trained[1].mixed else 1.0)
         states = (masters + self._states * host) * state * self.space.members(candidate)
-        return (states + 4 * self._trained * gradient + self._frozen * frozen) / ranks
+        return (states + 4 * self._trained * gradient + self._frozen * frozen) / self.space.sharing(candidate)
 
     # ------------------------------------------------------------ outlooks
 

@@ -224,11 +224,14 @@ class Space:
         """The part of all parameters that the ranks of an expert axis have each."""
         return 1 - self._parameters[1] * (1 - 1 / candidate.expert)
 
+    def sharing(self, candidate: Candidate) -> int:
+        """The number of ranks that parameters are shared out over, whatever the ZeRO stage."""
+        return prod((candidate.pipe, candidate.tensor, *(size for _, size in self.others)))
+
     def gathers_once(self, candidate: Candidate) -> bool:
         """Whether parameters that are stored in parts are gathered once a step, rather than before each use."""
-        ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.others)))
         width = BYTES[self.given.trained[1].dtype]
-        gathered = width * self._parameters[0] * self.part(candidate) / ranks
+        gathered = width * self._parameters[0] * self.part(candidate) / self.sharing(candidate)
         return candidate.zero < 3 or gathered <= room_to_gather(device_of(self.mesh))
 
     def valid(self, candidate: Candidate) -> bool:
