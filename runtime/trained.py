@@ -14,6 +14,7 @@ from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
 from partita.runtime.addresses import Place, place_of
+from partita.runtime.bad_steps import BadStep
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
@@ -137,7 +138,12 @@ def train(
                 _warn_of(warning)
             told = _Records(opened, on_step)
         stack.callback(told.recorder.close)
-        run, _ = run_in_process(plan, data.dataset, settings, told, _warn_of, data.files, strict=False)
+        try:
+            run, _ = run_in_process(plan, data.dataset, settings, told, _warn_of, data.files, strict=False)
+        except BadStep as wrong:
+            if told.recorder.directory is not None:
+                told.recorder.directory.fail(str(wrong))
+            raise
     path = settings.path if settings else None
     return Trained(told.records, run.trained(), path, told.after, given, allow_python)
 
