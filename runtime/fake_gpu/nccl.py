@@ -95,15 +95,10 @@ class FakeNccl(_AnyGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
-    def send(self, tensors: Any, destination: int, tag: int) -> _Work:
-        """To a rank of the group."""
-        self._expect(destination != self.rank(), "a send to itself")
-        return self._post("send", tensors, [])
-
-    def recv(self, tensors: Any, source: int, tag: int) -> _Work:
-        """From a rank of the group."""
-        self._expect(source != self.rank(), "a receive from itself")
-        return self._post("recv", [], tensors)
+    def broadcast(self, tensors: Any, options: Any) -> _Work:
+        """From a rank of the group to the others."""
+        sent, received = (tensors, []) if options.rootRank == self.rank() else ([], tensors)
+        return self._post("broadcast", sent, received)
 
     def _expect(self, holds: bool, what: str) -> None:
         if not holds:

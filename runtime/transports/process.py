@@ -35,7 +35,7 @@ from partita.runtime.streams import Streams, streams_of
 from partita.runtime.transports.collectives import total
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting
-from partita.runtime.transports.posted import Posted, posting
+from partita.runtime.transports.posted import Posted, posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
 from partita.runtime.transports.transport import NO_STREAMS, Handle, Links, Tensors
@@ -49,9 +49,11 @@ PATIENCE = timedelta(days=1)
 
 
 class _GroupEnd:
-    """This rank's end of a channel: its operation on the communicator of the two ranks, and the peer's number in it.
+    """This rank's end of a channel: a transfer is a broadcast in the group of the two ranks.
 
-    torch.distributed's `isend` and `irecv` look both up for each message, and then make the same call.
+    NCCL's is the same kernel as a send and a receive, which torch would run on a stream of its own, and whose memory it
+    would keep from being used again until that has been seen to have passed (`record_stream`): up to as many messages
+    as are under way at once, beyond the memory bound.
     """
 
     spun = 0.0  # Gloo sleeps
@@ -59,8 +61,10 @@ class _GroupEnd:
     def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup, posting: Callable[..., Handle]) -> None:
         self.posting = posting
         self.sends = between.source == rank
-        self.operation = group.send if self.sends else group.recv
-        self.peer = dist.get_group_rank(group, between.destination if self.sends else between.source)
+        self.broadcast = group.broadcast
+        self.options = dist.BroadcastOptions()
+        self.options.rootRank = dist.get_group_rank(group, between.source)
+        self.options.asyncOp = posting is posted  # on a GPU in the current stream
         self.description = _described(between, rank)
 
     def close(self) -> None:
@@ -68,7 +72,7 @@ class _GroupEnd:
 
     def post(self, tensor: torch.Tensor) -> Handle:
         """Post the next transfer."""
-        return self.posting(self.description, tensor, self.operation, [tensor], self.peer, 0)
+        return self.posting(self.description, tensor, self.broadcast, [tensor], self.options)
 
 
 @define(eq=False)
@@ -201,7 +205,7 @@ class ProcessTransport:
         group = dist.new_group(None, PATIENCE, "gloo", group_desc="partita: copies in memory")
         self._greet("copies in memory", group, range(self.ranks), "cpu")
 
-        def posted(operation: Any, verb: str) -> Callable[[torch.Tensor, int], Callable[[], None]]:
+        def starting(operation: Any, verb: str) -> Callable[[torch.Tensor, int], Callable[[], None]]:
             def start(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
                 what = f"the {verb} rank {peer} (a copy in memory)"
                 work = post(what, operation, [tensor], peer, 0)
@@ -209,7 +213,7 @@ class ProcessTransport:
 
             return start
 
-        return Links(posted(group.send, "send to"), posted(group.recv, "receive from"))
+        return Links(starting(group.send, "send to"), starting(group.recv, "receive from"))
 
     def meet(self) -> None:
         """Wait until all ranks have called this."""
