@@ -114,14 +114,14 @@ class Pace:
     def told(self, transport: Transport) -> Generator[None, None, Sums]:
         """Exchange the ranks' sums since the last exchange; returns those of all."""
         width = max(len(_names(self.program, rank)) for rank in range(self.program.mesh.ranks)) + 2
-        table = torch.zeros(self.program.mesh.ranks, width, dtype=torch.float64)
+        row = torch.zeros(width, dtype=torch.float64)
         own = [self._steps, self._sums[-1] / 1e9, *(each / 1e9 for each in self._sums[:-1])]
-        table[self.rank, : len(own)] = torch.tensor(own, dtype=torch.float64)
+        row[: len(own)] = torch.tensor(own, dtype=torch.float64)
         self._sums, self._steps = [0] * len(self._sums), 0
-        table = table.to(self.context.device)
-        handle = transport.sum_over_ranks(table)
+        handle = transport.gather_over_ranks(row.to(self.context.device))
         while not handle.done():
             yield
+        (table,) = handle.result()
         return Sums(self.program, table.cpu())
 
 

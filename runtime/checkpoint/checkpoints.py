@@ -415,12 +415,12 @@ class Checkpoints:
 
     def _summed(self, numbers: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """Sum a few numbers over all ranks."""
-        tensor = numbers.to(self.rank.device)
         with self.rank.flight.within(AGREEING):
-            handle = self.rank.transport.sum_over_ranks(tensor)
+            handle = self.rank.transport.gather_over_ranks(numbers.to(self.rank.device))
             while not handle.done():
                 yield
-        return tensor.cpu()
+        (parts,) = handle.result()
+        return parts.sum(0).cpu()
 
     def _say(self, code: str, message: str, *notes: str) -> None:
         """Report a warning on rank 0, which knows what all others do."""

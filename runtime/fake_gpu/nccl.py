@@ -59,13 +59,6 @@ class FakeNccl(_AnyGroup):  # type: ignore[misc]
         """The backend's."""
         return BACKEND
 
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> _Work:
-        """Each part from a rank."""
-        for parts, part in zip(outputs, inputs, strict=True):
-            self._expect(len(parts) == self.size(), "all_gather: a tensor for each rank")
-            self._expect(all(each.shape == part.shape for each in parts), "all_gather: of one shape")
-        return self._post("all_gather", inputs, [each for parts in outputs for each in parts])
-
     def all_gather_single(self, output: torch.Tensor, part: torch.Tensor, options: Any = None) -> _Work:
         """All parts in one tensor."""
         self._expect(output.numel() == part.numel() * self.size(), "all_gather: as large as all parts")

@@ -94,7 +94,7 @@ def try_rank(plan: Plan, number: int) -> Tried:
     watch = Watch(*_dtypes(plan))
     size = program.mesh.ranks
     # Each rank's statistics, which come together in every rank, are too small for the bound to count.
-    statistics = 2 * size * (len(program.statistics) + 1 + size) * torch.float64.itemsize
+    statistics = 2 * size * (len(program.statistics) * program.mesh.groups + 2) * torch.float64.itemsize
     bound = peak_memory(plan.training, plan.training.plan.ranks[program.mesh.pipe_rank(number)]) + statistics
     bound -= workspace(plan.training)  # there are no libraries
     steps = None

@@ -32,9 +32,8 @@ from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.streams import SUMS, along
 from partita.runtime.streams import Streams, streams_of
-from partita.runtime.transports.collectives import total
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post, wait
-from partita.runtime.transports.groups import AxisGroup, Collecting
+from partita.runtime.transports.groups import AxisGroup, Collecting, all_gather_single
 from partita.runtime.transports.posted import Posted, posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
@@ -76,21 +75,20 @@ class _GroupEnd:
 
 
 @define(eq=False)
-class Summing:
-    """A posted sum over all ranks."""
+class Gathering:
+    """A posted gather over all ranks; a `Collective`."""
 
     handle: Handle
-    tensor: torch.Tensor
-    parts: list[torch.Tensor]
-    summed: bool = False
+    parts: torch.Tensor
 
     def done(self) -> bool:
-        """Wait, sum the ranks' parts into the tensor and return True. Raises `ConnectionLost`."""
-        if not self.summed:
-            self.handle.done()
-            self.tensor.copy_(total(self.parts))
-            self.summed = True
-        return True
+        """Wait and return True. Raises `ConnectionLost`."""
+        return self.handle.done()
+
+    def result(self) -> Tensors:
+        """The parts of all ranks."""
+        self.done()
+        return (self.parts,)
 
 
 class ProcessTransport:
@@ -120,7 +118,7 @@ class ProcessTransport:
         self._axes: dict[str, AxisGroup] = {}
         self._streams, self._posting = streams_of(self.device), posting(self.device)
         self._sums_stream = SUMS
-        self._world = self._group(None, "sums over all ranks")
+        self._world = self._group(None, "gathers over all ranks")
 
     @property
     def spun(self) -> float:
@@ -186,19 +184,15 @@ class ProcessTransport:
         """Post a collective along a mesh axis."""
         return self._axes[axis].collective(kind, tensors, arguments)
 
-    def sum_over_ranks(self, tensor: torch.Tensor) -> Summing:
-        """Post a sum over all ranks, in place.
-
-        Every rank gathers the parts and adds them in rank order: intended for small tensors (losses, norms, metrics),
-        it gives the same bits on every rank and on every transport.
-        """
-        what = "the sum over all ranks"
+    def gather_over_ranks(self, tensor: torch.Tensor) -> Gathering:
+        """Post an all-gather over all ranks, along a new first dimension."""
+        what = "the gather over all ranks"
         if self.ranks == 1:
-            return Summing(Posted(None, (), what), tensor, [], summed=True)
-        parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        begin = partial(self._posting, what, (tensor, parts), dist.all_gather, parts, tensor)
+            return Gathering(Posted(None, (), what), tensor.unsqueeze(0))
+        parts = tensor.new_empty(self.ranks, *tensor.shape)
+        begin = partial(self._posting, what, (tensor, parts), all_gather_single, parts.view(-1), tensor.view(-1))
         handle = self._streams.launch(self._sums_stream, partial(begin, group=self._world, async_op=True))
-        return Summing(handle, tensor, parts)
+        return Gathering(handle, parts)
 
     def links(self) -> Links:
         """Connect all ranks once more, over Gloo. Raises `ConnectionLost`, `UntrustedPeer`."""
@@ -217,9 +211,8 @@ class ProcessTransport:
 
     def meet(self) -> None:
         """Wait until all ranks have called this."""
-        greeting = torch.zeros(1, device=self.device)
-        self.sum_over_ranks(greeting).done()
-        greeting.item()  # on a GPU, synchronizes the host
+        (greetings,) = self.gather_over_ranks(torch.zeros(1, device=self.device)).result()
+        greetings.tolist()  # on a GPU, synchronizes the host
 
     def close(self) -> None:
         """Destroy all groups.
