@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from attrs import frozen
 
 from partita.compiler.instructions import Channel
 from partita.compiler.program import InputPart, Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
+from partita.runtime.data.own_rows import Rows
 from partita.runtime.declared import waits
 from partita.runtime.graphs import StepGraph
 from partita.runtime.groups import seed_of
@@ -135,6 +135,12 @@ class Executor:
     def totals(self) -> dict[tuple[int, str], torch.Tensor]:
         """What is kept of the last step's totals, of the last memory."""
         return self.kept[-1] if self.kept else {}
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of a batch that this rank reads."""
+        members = len(self._memories)
+        return self._reads.rows(range(self._coordinate * members, (self._coordinate + 1) * members))
 
     def _hold(self, member: int) -> None:
         """Compute with one of the memories, unless it does already."""

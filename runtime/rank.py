@@ -23,6 +23,8 @@ from partita.dsl.spec import Spec, Train
 from partita.dsl.types import Type
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.checkpoint.parts import Kept, kept_tensors, state_name
+from partita.runtime.data.dataset import Dataset
+from partita.runtime.data.own_rows import OwnRows
 from partita.runtime.declared import waits
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
@@ -330,8 +332,12 @@ class Rank:
                 tensor = self.memory.states[state.name, name]
                 self._begin(name, record.stored(state), tensor) if state.copy else tensor.zero_()
 
+    def reads(self, dataset: Dataset) -> Dataset:
+        """A dataset of which batches have the rows that the rank computes with."""
+        return OwnRows(dataset, self.training.rows, self.evaluation.rows if self.evaluation is not None else None)
+
     def tensors(self, batch: Mapping[str, object]) -> Batch:
-        """A full batch of the dataset as tensors on the host, floats in the dtype of the computation."""
+        """A batch of the dataset as tensors on the host."""
         return tensors_of(self.plan.program, batch)
 
     def step(

@@ -177,7 +177,7 @@ def train(
             rank.failed = True
             if checkpoints is not None:
                 yield from checkpoints.finish()
-            details = yield from _details(rank, wrong, batch, dataset)
+            details = yield from _details(rank, wrong, dataset)
             if details is None:
                 return
             raise wrong.with_details(details) from None
@@ -187,7 +187,7 @@ def train(
         validation.passed()
         done = _result(rank, number, rates, perf_counter() - start)
         if rank.judge.bad:
-            done = yield from _left_out(rank, done, batch, dataset, checkpoints, report)
+            done = yield from _left_out(rank, done, dataset, checkpoints, report)
         else:
             check_ids(rank.outside(rank.training), f"in step {number}")
         _tell(rank, done, observer)
@@ -261,19 +261,22 @@ def _compare_paces(
             report(Diagnostic("W0604", f"{first}{more}"))
 
 
-def _details(rank: Rank, wrong: BadStep, batch: Batch, dataset: Dataset | None) -> Generator[None, None, str | None]:
+def _whole_batch(rank: Rank, dataset: Dataset | None, step: int) -> Batch:
+    """The batch of a step with the rows of all ranks."""
+    return rank.tensors(dataset.batch(step, range(rank.training.rows.count))) if dataset else {}
+
+
+def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[None, None, str | None]:
     """Details of a bad step that ends the run, on the rank that is to report them; None on all others.
 
     A norm is of the gradients of a step that may be before it (`sync = delayed(k)`): then they are of that one, which
     is repeated with the parameters of now.
     """
     delay = rank.plan.program.delay if wrong.figure == NORM else 0
-    step, before = wrong.step - delay, ""
-    if delay:
-        batch = rank.tensors(dataset.batch(step)) if dataset else {}
-        before = f"its gradients are of step {step}; "
+    step, before = wrong.step - delay, f"its gradients are of step {wrong.step - delay}; " if delay else ""
     rows = dataset.row_names(step) if dataset else []
     if isinstance(wrong, NotFinite):
+        batch = _whole_batch(rank, dataset, step)
         trial = Trial(rank.plan.training, step, lambda _: batch, lambda _: rows)
         begun = yield from origin(rank, trial)
         if begun == SUMS and delay:
@@ -285,7 +288,6 @@ def _details(rank: Rank, wrong: BadStep, batch: Batch, dataset: Dataset | None) 
 def _left_out(
     rank: Rank,
     done: StepResult,
-    batch: Batch,
     dataset: Dataset | None,
     checkpoints: Checkpoints | None,
     report: Report,
@@ -304,6 +306,7 @@ def _left_out(
         left = f"steps {first} to {done.step} are" if first < done.step else f"step {done.step} is"
         what = f"back to {back}: {left} left out"
     if rank.rank == 0:
+        batch = _whole_batch(rank, dataset, done.step)
         notes = (*wrong_inputs(rank.plan.program, batch, rows), *([_batch_of(rows)] if rows else []))
         report(Diagnostic("W0602", f"{what}: {rank.judge.bad}", notes=notes))
     return evolve(done, bad=rank.judge.bad, rows=rows, rewound_to=to)
@@ -333,8 +336,8 @@ def evaluate(
     assert settings.eval is not None
     order = rank.plan.evaluated
 
-    def batches(index: int) -> Batch:
-        return rank.tensors(dataset.holdout_batch(order[index])) if dataset else {}
+    def batches(index: int, rows: range | None = None) -> Batch:
+        return rank.tensors(dataset.holdout_batch(order[index], rows)) if dataset else {}
 
     loss, metrics, outside = yield from rank.evaluate(len(order), batches)
     check_ids(outside, "in an evaluation")
@@ -342,10 +345,12 @@ def evaluate(
     if first is not None:
         rank.unsound = True
         assert rank.plan.evaluation is not None
+        assert rank.evaluation is not None
+        whole = partial(batches, rows=range(rank.evaluation.rows.count))
         trial = Trial(
             rank.plan.evaluation,
             -first,
-            partial(shifted, batches, first),
+            partial(shifted, whole, first),
             lambda index: dataset.holdout_row_names(order[first + index]) if dataset else [],
         )
         begun = yield from origin(rank, trial)
@@ -531,4 +536,8 @@ class VirtualRun:
     ) -> None:
         """Do the whole run, all ranks interleaved. Observers and checkpoints are listed by rank, from 0."""
         ranks = zip_longest(self.ranks, observers, checkpoints)
-        self.cluster.run([train(rank, dataset, observer, each, report, asked) for rank, observer, each in ranks])
+        runs = (
+            train(rank, rank.reads(dataset) if dataset is not None else None, observer, each, report, asked)
+            for rank, observer, each in ranks
+        )
+        self.cluster.run(list(runs))

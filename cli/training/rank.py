@@ -26,6 +26,7 @@ from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
+from partita.runtime.data.own_rows import ReadFailed
 from partita.runtime.heap import keep_pages
 from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory
@@ -80,9 +81,10 @@ def status_of_rank(identity: Identity, act: Callable[[ExitStack], int]) -> int:
         with ExitStack() as stack:
             try:
                 return act(stack)
-            except OperationFailed as failed:
-                # Before the connections are closed: the others would seem to be the cause. What fails in Python code
-                # may fail on one rank alone; if it does on all, the first ends the others before they say so too.
+            except (OperationFailed, ReadFailed) as failed:
+                # Before the connections are closed: the others would seem to be the cause. What fails in Python code,
+                # or in reading, may fail on one rank alone; if it does on all, the first ends the others before they
+                # say so too.
                 sleep(PATIENCE_SECONDS if identity.rank else 0.0)
                 report(failed.diagnostics)
                 return REFUSED if ours else WRONG_INPUT
@@ -177,7 +179,7 @@ class _Rank:
         termination = stack.enter_context(Termination(checkpoints is not None, recorder, arguments.grace, supervised))
         dataset = None
         if planned.data.dataset is not None:
-            dataset = Ahead(planned.data.dataset, plan.train.steps)
+            dataset = Ahead(rank.reads(planned.data.dataset), plan.train.steps)
             stack.callback(dataset.close)
         try:
             for _ in train(rank, dataset, watch, checkpoints, say, termination.asked):
