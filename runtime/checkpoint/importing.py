@@ -21,7 +21,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.report import nearest
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import Place
-from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank
+from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.foreign import chosen_tensors, named_by, seen_as_ours, seen_as_theirs
 from partita.runtime.checkpoint.foreign_files import ForeignFiles
@@ -80,9 +80,10 @@ def import_tensors(
     """Make a commit of a model from safetensors files of its full parameters, as if it had been saved after `step`.
 
     Names are those of `weights`, or without one our own. Then there may be optimizer states, and tensors that are not
-    used: if `strict`, these are refused, and so are orders of axes that only the .par file gives. States that are not
-    there are zero, and means begin as their parameters. With `only`, what these paths do not name begins as the file
-    says. Raises Refused (E0409, E0802, E0803, E0808, E0809, E0811 to E0813, E0817), OSError.
+    used: if `strict`, these are refused, and so are orders of axes that only the .par file gives. If there are states,
+    those that are missing are zero, and means begin as their parameters; if there are none, the commit has parameters
+    alone, with which any optimizer may begin. With `only`, what these paths do not name begins as the file says. Raises
+    Refused (E0409, E0802, E0803, E0808, E0809, E0811 to E0813, E0817), OSError.
     """
     manifest = on_one_rank(wanted, step)
     parameters = {each.name: each.type for each in manifest.tensors if not is_state(each)}
@@ -104,6 +105,8 @@ def import_tensors(
                 _refuse_unexpected(files, source.name, weights, rename)
                 _refuse_others(files, found, rename)
             _refuse_numbers(files, source.name, found)
+            if not any("/" in part.name for each in found for part in each.tensor.parts):
+                manifest = untrained(manifest)
             warnings += commit_tensors(path, manifest, _reader(files, found, manifest, program))
     except Damaged as damage:
         raise refuse("E0808", str(damage)) from damage

@@ -359,6 +359,77 @@ def test_what_is_said_to_train_from_it_does(
     assert "step 0/2  resumed from " in capsys.readouterr().out
 
 
+CONSTANT = """
+axis batch = 8, embed = 4, ffn = 8
+
+model m(x: [batch, embed]) {
+  param gain: [embed] ~ ones()
+  param up: [embed, ffn] ~ constant(0.5)
+  param down: [ffn, embed] ~ constant(-0.25)
+  let y = dot(tanh(dot(x * gain, up, over = embed)), down, over = ffn)
+  loss mse(y, 2 * x)
+}
+
+mesh cluster(data = 2)
+layout split on cluster { shard batch -> data }
+layout _zero on cluster { shard batch -> data  shard state -> data }
+
+optimizer _mixed {
+  freeze gain
+  update up -> muon(lr = 0.1)
+  update all -> adamw_8bit(lr = 0.1)
+}
+
+train { data = random()  layout = split  optimizer = adamw(lr = 0.1)  steps = 4  checkpoint = every(4) }
+"""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["train.optimizer=sgd(lr = 0.1)", "train.seed=3"],
+        ["train.optimizer=sgd(lr = 0.1, momentum = 0.9)", "layout=_zero"],
+        ["train.optimizer=lion(lr = 0.1)", "train.ema=0.5"],
+        ["train.optimizer=adafactor(lr = 0.1)", "train.clip=1.0"],
+        ["train.optimizer=_mixed", "layout=_zero", "train.ema=0.9"],
+        ["train.sync=delayed(1)"],
+        ["train.sync=paired()", "train.optimizer=lion(lr = 0.1)"],
+        ["train.sync=local(groups = 2, every = 2, outer = nesterov(lr = 0.7, momentum = 0.9))"],
+        ["train.precision=bf16", "train.optimizer=_mixed"],
+    ],
+)
+def test_any_optimizer_begins_with_what_was_imported_as_with_initial_values(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Bit for bit what a run becomes that begins with the same numbers, and without a word on settings."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.par").write_text(CONSTANT)
+    given = {"m.gain": torch.ones(4), "m.up": torch.full((4, 8), 0.5), "m.down": torch.full((8, 4), -0.25)}
+    save_file(given, "m.safetensors")
+    assert partita(capsys, "import", "run/checkpoints", "m.safetensors", "m.par")[0] == 0
+    assert "optimizer   none" in partita(capsys, "show", "run")[1]
+    for directory in ("run", "fresh"):
+        assert main(["run", "m.par", *overrides, "--run-dir", directory, "--transport", "virtual"]) == 0
+        output = capsys.readouterr()
+        assert "W0804" not in output.err
+        assert ("resumed from" in output.out) == (directory == "run")
+    places = [Path("run/checkpoints"), Path("fresh/checkpoints")]
+    one, other = (Commit(place, read_manifest(place, 4)) for place in places)
+    with one, other:
+        assert one.manifest.tensors == other.manifest.tensors
+        assert len(one.manifest.tensors) > len(given) or "sgd(lr = 0.1)" in str(overrides)
+        assert all(torch.equal(one.read(each.name), other.read(each.name)) for each in one.manifest.tensors)
+        assert not torch.equal(one.read("m.up"), given["m.up"])
+
+
+def test_means_of_what_was_imported_are_its_parameters(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert partita(capsys, "import", "run", "m.safetensors", "m.par")[0] == 0
+    for weights in ("trained", "ema"):
+        assert partita(capsys, "export", "run", "-o", f"{weights}.safetensors", "--weights", weights)[0] == 0
+    assert Path("ema.safetensors").read_bytes() == Path("trained.safetensors").read_bytes()
+
+
 @pytest.mark.parametrize("first", ["run/checkpoints", "run"])
 def test_nothing_is_imported_beside_checkpoints(first: str, folder: Path, capsys: pytest.CaptureFixture[str]):
     """Nor into a run's directory, where it would be taken for what the run has saved."""
