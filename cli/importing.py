@@ -102,13 +102,7 @@ def _bindings(found: Sequence[Found]) -> Iterator[str]:
 
 def _axes(found: Found) -> str:
     """Their axes in terms of ours, as a line of `weights` has them; `?` if their order is a guess."""
-    parts, joined = found.tensor.parts, found.tensor.joined
-    axes = []
-    for number, groups in enumerate(zip(*(part.groups for part in parts), strict=True)):
-        texts = dict.fromkeys(" * ".join(group) or "1" for group in groups)
-        plus = "+ " * (number == joined and len(texts) == 1)
-        axes.append(plus + " + ".join(texts))
-    return f"[{', '.join(axes)}]" + " ?" * bool(found.ambiguous)
+    return found.tensor.axes + " ?" * bool(found.ambiguous)
 
 
 def _rest(made: Imported) -> Iterator[str]:

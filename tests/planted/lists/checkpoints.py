@@ -64,6 +64,27 @@ MISTAKES = [
         BITS,
     ),
     Planted(
+        "means-of-what-was-imported-begin-as-zeros",
+        "runtime/checkpoint/checkpoints.py",
+        "if name in saved or name in copies:",
+        "if name in saved:",
+        f"{IMPORTING}::test_any_optimizer_begins_with_what_was_imported_as_with_initial_values",
+    ),
+    Planted(
+        "interleaved-parameters-read-as-blocks",
+        "runtime/checkpoint/foreign.py",
+        "unflatten(joined.axis, (outer, -1)).narrow(joined.axis + 1, part.start, rows)",
+        "unflatten(joined.axis, (1, -1)).narrow(joined.axis + 1, part.start * outer, rows * outer)",
+        "tests/runtime/checkpoint/test_foreign.py::test_joined_parameters_come_out_as_concatenation_says_and_back",
+    ),
+    Planted(
+        "what-an-export-leaves-out-is-not-said",
+        "runtime/checkpoint/foreign.py",
+        "if not torch.equal(made(first, narrow), made(other, narrow)):",
+        "if narrow is None:",
+        "tests/runtime/checkpoint/test_foreign.py::test_a_tensor_may_fill_several_parameters_and_the_first_is_written",
+    ),
+    Planted(
         "parts-of-the-first-rank-read",
         "runtime/checkpoint/checkpoints.py",
         "in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(rank.rank)):",
