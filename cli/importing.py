@@ -40,7 +40,17 @@ def import_checkpoint(arguments: argparse.Namespace) -> int:
     weights = declared(given, arguments.program) if arguments.program is not None else None
     wanted, step = manifest_of(given, state.program), 0 if arguments.step is None else arguments.step
     try:
-        made = import_tensors(directory, step, wanted, state.program, source, weights, arguments.only, arguments.strict)
+        made = import_tensors(
+            directory,
+            step,
+            wanted,
+            state.program,
+            source,
+            weights,
+            arguments.only,
+            arguments.strict,
+            tuple(given.weights.values()),
+        )
         config = found(source).parent / CONFIG
         if weights is not None and is_file(config):
             write_config(directory, config_of(config))

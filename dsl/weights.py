@@ -320,11 +320,10 @@ def _terms(axis: tree.WeightAxis) -> tuple[int, list[tuple[str, ...]]]:
     many axes come before the sum, or the `+`. Raises Refused (E0320).
     """
     factors = list(_operands(axis.value, "*"))
-    sums = [number for number, each in enumerate(factors) if isinstance(each, tree.Group) and _is_sum(each.inner)]
+    sums = [(i, each.inner) for i, each in enumerate(factors) if isinstance(each, tree.Group) and _is_sum(each.inner)]
     if len(sums) > 1:
         raise refuse("E0320", ONE_JOIN, axis.span)
-    first = sums[0] if sums else 0
-    summed = factors[first].inner if sums else axis.value
+    first, summed = sums[0] if sums else (0, axis.value)
     before = [axis.outer] if axis.outer is not None else []
     before_sum, after = [*before, *factors[:first]], factors[first + 1 :] if sums else []
     outer, rest = (tuple(name for each in given for name in _factors(each)) for given in (before_sum, after))

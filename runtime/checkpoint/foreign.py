@@ -21,7 +21,8 @@ from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import few, is_state, weights_of
 from partita.runtime.checkpoint.foreign_files import shards, write_files
 from partita.runtime.checkpoint.loading import Commit
-from partita.runtime.checkpoint.proposals import lines, own_axes
+from partita.runtime.checkpoint.matching import Shape, own_axes
+from partita.runtime.checkpoint.proposals import lines, proposed
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.shards import Entry
 from partita.runtime.kernels.dtypes import DTYPES
@@ -47,15 +48,22 @@ def seen_as_ours(theirs: torch.Tensor, part: Part, joined: Join | None) -> torch
     """A view of a tensor of theirs: the part, with unmerged axes in the order of theirs."""
     if joined is not None:
         outer, rows = part.rows(joined)
-        theirs = theirs.unflatten(joined.axis, (outer, -1)).narrow(joined.axis + 1, part.start, rows)
+        before, after = theirs.shape[: joined.axis], theirs.shape[joined.axis + 1 :]
+        theirs = theirs.view(*before, outer, -1, *after).narrow(joined.axis + 1, part.start, rows)
     return theirs.view([part.type.axis(name).size for name in part.order])
 
 
 # ---------------------------------------------------------------- those that are meant
 
 
-def chosen_tensors(weights: Weights, parameters: Mapping[str, Type], only: Sequence[str]) -> list[Theirs]:
-    """The tensors of theirs that have the parameters of some paths, or all.
+def chosen_tensors(
+    weights: Weights,
+    parameters: Mapping[str, Type],
+    only: Sequence[str],
+    unread: Mapping[str, Shape] | None = None,
+) -> list[Theirs]:
+    """The tensors of theirs that have the parameters of some paths, or all. Lines are proposed for others; if they are
+    read from files, of what is there and `unread`.
 
     Raises Refused (E0409) if a path names none, and (E0809) if a parameter has no counterpart, or another type.
     """
@@ -75,7 +83,11 @@ def chosen_tensors(weights: Weights, parameters: Mapping[str, Type], only: Seque
             "E0809",
             f"`weights {weights.name}` says nothing of {count}",
             weights.span,
-            notes=few(lines(((name, name, own_axes(parameters[name])) for name in unnamed), parameters)),
+            notes=few(
+                lines(((name, name, own_axes(parameters[name])) for name in unnamed), parameters)
+                if unread is None
+                else proposed({name: parameters[name] for name in unnamed}, unread)
+            ),
             help="add such lines, with its names and orders of axes; or `--only PATH,…` names those that are meant",
         )
     chosen = []
@@ -140,7 +152,8 @@ def export_foreign(
             # What is frozen may be kept in a narrower dtype, and is equal if it is the same in that.
             narrow = min(_dtype(first), _dtype(other), key=BYTES.__getitem__)
             if not torch.equal(made(first, narrow), made(other, narrow)):
-                differing.append((entry.name, *(", ".join(part.name for part in own.parts) for own in (first, other))))
+                own, lost = (", ".join(part.name for part in each.parts) for each in (first, other))
+                differing.append((entry.name, own, lost))
         return made(first, entry.dtype)
 
     def made(tensor: Theirs, dtype: str) -> torch.Tensor:

@@ -73,8 +73,8 @@ MISTAKES = [
     Planted(
         "interleaved-parameters-read-as-blocks",
         "runtime/checkpoint/foreign.py",
-        "unflatten(joined.axis, (outer, -1)).narrow(joined.axis + 1, part.start, rows)",
-        "unflatten(joined.axis, (1, -1)).narrow(joined.axis + 1, part.start * outer, rows * outer)",
+        "view(*before, outer, -1, *after).narrow(joined.axis + 1, part.start, rows)",
+        "view(*before, 1, -1, *after).narrow(joined.axis + 1, part.start * outer, rows * outer)",
         "tests/runtime/checkpoint/test_foreign.py::test_joined_parameters_come_out_as_concatenation_says_and_back",
     ),
     Planted(
@@ -222,7 +222,7 @@ MISTAKES = [
     Planted(
         "orders-that-are-a-guess-not-told",
         "runtime/checkpoint/importing.py",
-        'settled = weights is not None or "/" in tensor.parts[0].name',
+        'settled = propose.weights is not None or "/" in tensor.parts[0].name',
         "settled = True",
         f"{IMPORTING}::test_what_is_bound_to_what_is_shown_and_layers_once",
     ),
@@ -235,10 +235,24 @@ MISTAKES = [
     ),
     Planted(
         "axes-proposed-in-the-order-of-ours",
-        "runtime/checkpoint/proposals.py",
-        "for order in permutations(type.names))",
-        "for order in [type.names])",
+        "runtime/checkpoint/matching.py",
+        "for order in permutations(type.names):",
+        "for order in [type.names]:",
         f"{IMPORTING}::test_axes_that_give_a_shape",
+    ),
+    Planted(
+        "names-that-are-as-near-told-apart-by-order",
+        "runtime/checkpoint/matching.py",
+        "if least is not None and [distance for distance, _ in near].count(least[0]) == 1:",
+        "if least is not None:",
+        f"{IMPORTING}::test_where_two_are_as_near_nothing_is_certain",
+    ),
+    Planted(
+        "orders-of-axes-that-fit-as-well-taken-for-certain",
+        "runtime/checkpoint/matching.py",
+        "i not in named or len(orders) > 1)",
+        "i not in named)",
+        f"{IMPORTING}::test_what_is_proposed_without_a_mark_is_right",
     ),
     Planted(
         "files-that-have-grown-seem-whole",
