@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until the editor ends it. Returns 0; 1 if it ends the server without shutting it down, as the protocol says."""
+    """Serve until the editor ends it. Returns 0; 1 if that is without a shutdown, as the protocol has it."""
     from partita.cli.editor.features import server
 
     serving = server()
