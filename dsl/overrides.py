@@ -173,15 +173,38 @@ class _Override:
         found = next((i for i, entry in enumerate(entries) if entry.key.text == key.text), None)
         before = entries[found].value if found is not None else None
         name = tree.single(before) if before is not None else None
-        if rest and key.text == "optimizer" and name is not None and name.text in self.declarations.optimizers:
-            message = f"optimizer `{name.text}` has rules: name one by its target"
-            raise refuse("E0315", message, rest[0].span, help=self._found())
+        optimizers = self.declarations.optimizers
+        if rest and key.text == "optimizer" and name is not None and name.text in optimizers:
+            optimizers[name.text] = self._only_rule(optimizers[name.text], rest)
+            return
         entry = tree.Entry(key, _replaced(before, kinds[key.text], key, rest, self.value), self.value.span)
         if found is None:
             entries.append(entry)
         else:
             entries[found] = entry
         self.declarations.train[0] = evolve(train, table=evolve(train.table, entries=tuple(entries)))
+
+    def _only_rule(self, optimizer: tree.Optimizer, rest: Sequence[tree.Name]) -> tree.Optimizer:
+        """`train.optimizer.ARGUMENT`, of a declared optimizer: an argument of the only rule that takes it. What several
+        take has a value in each, which need not be the same.
+        """
+        rules = {
+            rule: OPTIMIZERS[rule.call.name.text].names
+            for rule in optimizer.rules
+            if isinstance(rule, tree.UpdateRule) and rule.call.name.text in OPTIMIZERS
+        }
+        name, argument = optimizer.name.text, rest[0].text
+        taking = [rule for rule, names in rules.items() if argument in names]
+        if not taking:
+            help = suggestion(argument, {each for names in rules.values() for each in names}, "there are")
+            raise refuse("E0209", f"no rule of optimizer `{name}` takes argument `{argument}`", rest[0].span, help=help)
+        if len(taking) > 1:
+            keys = listed([f"{name}.{rule.targets[0]}.{argument}" for rule in taking], "or")
+            message = f"{len(taking)} rules of optimizer `{name}` take argument `{argument}`"
+            raise refuse("E0315", message, rest[0].span, help=f"name one by its target: {keys}")
+        call = _replaced(taking[0].call, OneOf(OPTIMIZERS), rest[0], rest, self.value)
+        assert isinstance(call, tree.Call)
+        return _with_call(optimizer, taking[0], call)
 
     def _optimizer(self, optimizer: tree.Optimizer, rest: Sequence[tree.Name]) -> tree.Optimizer:
         """`OPTIMIZER.TARGET` replaces the call of the rule that has this target, `OPTIMIZER.TARGET.ARGUMENT` an
@@ -197,8 +220,7 @@ class _Override:
                     raise refuse(
                         "E0306", "a rule updates by a call", self.value.span, help="such as `adamw(lr = 1e-3)`"
                     )
-                changed = evolve(rule, call=call)
-                return evolve(optimizer, rules=tuple(changed if each is rule else each for each in optimizer.rules))
+                return _with_call(optimizer, rule, call)
             if rule is not None:
                 raise refuse("E0315", f"`freeze {targets_text(rule)}` has no arguments to override", rest[end - 1].span)
         message = f"no rule of optimizer `{optimizer.name.text}` has the target `{'.'.join(texts)}`"
@@ -234,6 +256,12 @@ class _Override:
 def targets_text(rule: tree.FreezeRule | tree.UpdateRule) -> str:
     """The targets of a rule."""
     return ", ".join(map(str, rule.targets))
+
+
+def _with_call(optimizer: tree.Optimizer, rule: tree.UpdateRule, call: tree.Call) -> tree.Optimizer:
+    """An optimizer in which a rule has another call."""
+    changed = evolve(rule, call=call)
+    return evolve(optimizer, rules=tuple(changed if each is rule else each for each in optimizer.rules))
 
 
 def _axes(mesh: tree.Mesh) -> list[str]:
