@@ -126,28 +126,16 @@ class _Override:
         return self.chosen
 
     def _found(self) -> str | None:
-        """Help for an unknown key: full names that contain or resemble it (`lr` ends `train.optimizer.lr`)."""
-        there = self.declarations
-        whole = list(full_names(there))
-        ends = {each.rpartition(".")[2] for each in whole}
+        """Help for an unknown key."""
         written, last = ".".join(name.text for name in self.key), self.key[-1].text
-        within = [each for each in whole if each.startswith(f"{written}.")]
-        if within:
-            return f"such as {listed(within[:MOST_SHOWN], 'or')}"
+        found, parts = likely_keys(self.declarations, written)
+        if found and parts:
+            return f"such as {listed(found, 'or')}"
+        if found:
+            return f"did you mean {listed(found, 'or')}?"
         if last in PARALLEL:
-            axis = PARALLEL[last]
-            found = [f"{name}.{axis}" for name, mesh in there.meshes.items() if axis in _axes(mesh)]
-            return f"did you mean {listed(found, 'or')}?" if found else f"that is a mesh axis: `mesh … ({axis} = 2)`"
-        for end in (last, meant(last, ends), None if last in FOLLOWS else nearest(last, ends)):
-            found = [each for each in whole if each.rpartition(".")[2] == end]
-            if found:
-                return f"did you mean {listed(found[:MOST_SHOWN], 'or')}?"
-        if last in FOLLOWS:
-            return FOLLOWS[last]
-        kinds = [*there.axes, *there.constants, *CHOICES, "train"]
-        declared = [*kinds, *there.meshes, *there.schedules, *there.optimizers]
-        near = nearest(self.key[0].text, declared)
-        return f"did you mean `{near}`?" if near not in (None, self.key[0].text) else None
+            return f"that is a mesh axis: `mesh … ({PARALLEL[last]} = 2)`"
+        return FOLLOWS.get(last)
 
     def _mesh(self, mesh: tree.Mesh, axis: tree.Name) -> tree.Mesh:
         names = _axes(mesh)
@@ -157,7 +145,8 @@ class _Override:
             return evolve(mesh, table=tree.Table((*others, entry), mesh.span))
         if axis.text not in names:
             message = f"mesh `{mesh.name.text}` has no axis `{axis.text}`"
-            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, names, "its axes:"))
+            known = [*names, *MESH] if nearest(axis.text, MESH) else names
+            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, known, "its axes:"))
         entries = tuple(evolve(e, value=self.value) if e.key.text == axis.text else e for e in mesh.axes)
         return evolve(mesh, axes=entries)
 
@@ -224,7 +213,11 @@ class _Override:
             if rule is not None:
                 raise refuse("E0315", f"`freeze {targets_text(rule)}` has no arguments to override", rest[end - 1].span)
         message = f"no rule of optimizer `{optimizer.name.text}` has the target `{'.'.join(texts)}`"
-        raise refuse("E0315", message, rest[0].span, help=suggestion(texts[0], list(targets), "its targets:"))
+        inside = [f"{optimizer.name.text}.{path}.{texts[-1]}" for path in targets]
+        found = [each for each in full_names(self.declarations) if each in inside]
+        help = f"did you mean {listed(found, 'or')}?" if len(rest) == 1 and found else None
+        help = help or suggestion(texts[0], list(targets), "its targets:")
+        raise refuse("E0315", message, rest[0].span, help=help)
 
     def _schedule(self, rest: Sequence[tree.Name]) -> tree.Schedule:
         """`schedule=…`: a declared one, or a built-in that inherits the arguments it takes; or `schedule.KEY=…`."""
@@ -251,6 +244,34 @@ class _Override:
             argument for key, argument in kept.items() if key in SCHEDULES[call.name.text].names and key not in taken
         )
         return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), self.value.span)
+
+
+def likely_keys(there: Declarations, written: str) -> tuple[list[str], bool]:
+    """Keys of a file that one that it has not may stand for, the likeliest first: full names that it is a part of, that
+    contain or resemble it (`lr` ends `train.optimizer.lr`), or that others call so. And whether they are inside of what
+    it names.
+    """
+    whole = list(dict.fromkeys(full_names(there)))
+    last = written.rpartition(".")[2]
+    if within := [each for each in whole if each.startswith(f"{written}.")]:
+        return within[:MOST_SHOWN], True
+    if last in PARALLEL:
+        axes = [f"{name}.{PARALLEL[last]}" for name, mesh in there.meshes.items() if PARALLEL[last] in _axes(mesh)]
+        return axes[:MOST_SHOWN], False
+    ends = {each.rpartition(".")[2] for each in whole}
+    near = nearest(written, whole)
+    for end in (last, meant(last, ends), None if last in FOLLOWS or near is not None else nearest(last, ends)):
+        found = [each for each in whole if each.rpartition(".")[2] == end]
+        if found:
+            return ([near] if near in found and "." in written else found[:MOST_SHOWN]), False
+    if last in FOLLOWS:
+        return [], False
+    if near is not None:
+        return [near], False
+    first = nearest(written.partition(".")[0], {each.partition(".")[0] for each in whole})
+    if first is None or first == written.partition(".")[0]:
+        return [], False
+    return ([first] if first in whole else [each for each in whole if each.startswith(f"{first}.")][:MOST_SHOWN]), False
 
 
 def targets_text(rule: tree.FreezeRule | tree.UpdateRule) -> str:

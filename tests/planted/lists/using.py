@@ -193,4 +193,18 @@ MISTAKES = [
         "if seen >= len(ids):",
         ALONG,
     ),
+    Planted(
+        "a-key-suggested-that-the-file-has-not",
+        "cli/parsing.py",
+        "keys, _ = likely_keys(declared_in(words), key)",
+        "keys = [key]",
+        "tests/cli/test_misspelled.py::test_a_setting_with_dashes_is_said_as_a_key_that_the_file_has",
+    ),
+    Planted(
+        "two-letters-swapped-taken-for-another-word",
+        "dsl/report.py",
+        "if sorted(each) == sorted(word))",
+        "if not each)",
+        "tests/cli/test_misspelled.py::test_every_option_of_every_command",
+    ),
 ]
