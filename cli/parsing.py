@@ -6,12 +6,15 @@ import argparse
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partita.dsl.declarations import Declarations, gather
+from partita.dsl.diagnostic import Refused
+from partita.dsl.foreign import FOLLOWS
+from partita.dsl.overrides import likely_keys
+from partita.dsl.reader import Reader
 from partita.dsl.report import Full, Report, nearest
-
-if TYPE_CHECKING:
-    from partita.dsl.declarations import Declarations
+from partita.dsl.source import Source
 
 _OPTION = re.compile(r"--([a-z][\w.-]*)(?:=(.*))?", re.DOTALL | re.IGNORECASE)
 MOST_READ = 60  # characters of a value that is repeated
@@ -50,9 +53,6 @@ class Parser(argparse.ArgumentParser):
             return f"did you mean `{option}`?"
         if not any(action.dest == "overrides" for action in self._actions):
             return None
-        from partita.dsl.foreign import FOLLOWS
-        from partita.dsl.overrides import likely_keys
-
         key = name.replace("-", "_")
         keys, _ = likely_keys(declared_in(words), key)
         if not keys:
@@ -78,11 +78,6 @@ def _after(option: str, words: Sequence[str]) -> str | None:
 
 def declared_in(words: Iterable[str]) -> Declarations:
     """What the file on a command line declares, as far as it can be read."""
-    from partita.dsl.declarations import Declarations, gather
-    from partita.dsl.diagnostic import Refused
-    from partita.dsl.reader import Reader
-    from partita.dsl.source import Source
-
     reader = Reader()
     file = next((os.path.expanduser(word) for word in words if word.endswith(".par")), "")
     try:
