@@ -207,4 +207,18 @@ MISTAKES = [
         "if not each)",
         "tests/cli/test_misspelled.py::test_every_option_of_every_command",
     ),
+    Planted(
+        "a-string-taken-for-names-of-outputs",
+        "runtime/outputs.py",
+        "if isinstance(names, str) or not isinstance(names, Iterable):",
+        "if not isinstance(names, Iterable):",
+        "tests/api/test_arguments.py::test_every_argument_of_every_function",
+    ),
+    Planted(
+        "a-shape-told-as-it-is-filled-up",
+        "runtime/inference/predicting.py",
+        'check_shape("input", each.name, given[each.name], each.type.shape, in_rows.get(each.name))',
+        "pass",
+        "tests/api/test_arguments.py::test_what_is_said_of_a_shape_is_of_what_was_given",
+    ),
 ]
