@@ -71,6 +71,13 @@ MISTAKES = [
         f"{IMPORTING}::test_any_optimizer_begins_with_what_was_imported_as_with_initial_values",
     ),
     Planted(
+        "states-of-what-was-imported-left-as-they-were",
+        "runtime/checkpoint/checkpoints.py",
+        "            into.zero_()\n",
+        "            continue\n",
+        f"{IMPORTING}::test_a_rewind_to_what_was_imported_forgets_what_was_trained",
+    ),
+    Planted(
         "interleaved-parameters-read-as-blocks",
         "runtime/checkpoint/foreign.py",
         "view(*before, outer, -1, *after).narrow(joined.axis + 1, part.start, rows)",

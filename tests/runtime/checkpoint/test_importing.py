@@ -27,13 +27,15 @@ from partita.dsl.formulas import Size
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
 from partita.dsl.weights import parameters_of
+from partita.runtime.checkpoint.checkpoints import load
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.foreign import export_foreign
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.matching import axes_of, own_axes
 from partita.runtime.checkpoint.proposals import GUESS, OPEN, proposed
 from partita.runtime.checkpoint.repeated import families, set_text
-from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, trained
+from partita.runtime.training import VirtualRun
+from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, same, tensors, trained
 
 # Matrices that are square, in one axis of three, and in no way.
 SQUARE = """
@@ -553,6 +555,25 @@ def test_any_optimizer_begins_with_what_was_imported_as_with_initial_values(
         assert len(one.manifest.tensors) > len(given) or "sgd(lr = 0.1)" in str(overrides)
         assert all(torch.equal(one.read(each.name), other.read(each.name)) for each in one.manifest.tensors)
         assert not torch.equal(one.read("m.up"), given["m.up"])
+
+
+def test_a_rewind_to_what_was_imported_forgets_what_was_trained(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """On all ranks: states are as before the first step, whatever they have become."""
+    plan = plan_of("train.ema=0.5", "train.optimizer=adamw(lr = 0.1)", text=CONSTANT)
+    Path("m.par").write_text(CONSTANT)
+    save_file({name: t + 1 for name, t in VirtualRun(plan).parameters().items()}, "m.safetensors")
+    assert partita(capsys, "import", "run", "m.safetensors", "m.par")[0] == 0
+    run = VirtualRun(plan)
+    for rank in run.ranks:
+        for tensor in (*rank.memory.masters.values(), *rank.memory.states.values()):
+            tensor.fill_(7)
+        with Commit(Path("run"), read_manifest(Path("run"), 0)) as commit:
+            load(rank, commit)
+    given = load_file("m.safetensors")
+    expected = {name: given[name.rpartition("/")[2]] for name in tensors(run)}
+    kept = [name for name in expected if "/" in name and not name.startswith("ema/")]
+    assert len(kept) == 6
+    same(tensors(run), expected | {name: torch.zeros_like(expected[name]) for name in kept})
 
 
 def test_means_of_what_was_imported_are_its_parameters(folder: Path, capsys: pytest.CaptureFixture[str]):
