@@ -20,7 +20,6 @@ All of this is linear in the number of instructions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 
 from attrs import define, field
 

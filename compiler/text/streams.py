@@ -98,7 +98,8 @@ def _instruction(instruction: Instruction) -> str:
     return (
         f"{name} number {each.index} on channel {each.channel}, microbatch {each.microbatch}, "
         f"stage {message.source} to {message.destination}, {message.bytes} B, {message.value}"
-        + " at once" * (isinstance(instruction, PostReceive) and instruction.at_once)
+        + " at once"
+        * (isinstance(instruction, PostReceive) and instruction.at_once)
     )
 
 
