@@ -272,7 +272,7 @@ class _Launched(_Rank):
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace
-        if trace is not None and not recordable(plan.spec, trace):
+        if trace is not None and not recordable(plan.spec, plan.program, trace):
             return WRONG_USE
         if trace is not None and identity.rank == 0:
             measured.forget(trace, plan.program)

@@ -104,7 +104,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
         if not _taken(directory, spec, program, settings, data, reader, origin_of(arguments, kind.gpu)):
             return WRONG_USE
         trace = arguments.trace
-        if trace is not None and not recordable(spec, trace):
+        if trace is not None and not recordable(spec, program, trace):
             return WRONG_USE
         if trace is not None:
             measured.forget(trace, program)
