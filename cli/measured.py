@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from partita.cli.pictures import Picture, save, unable
 
 if TYPE_CHECKING:
     from partita.compiler.program import Program
+    from partita.compiler.schedules.timeline import Timeline
 
 TRACE, PICTURE = "trace.json", "timeline.svg"
 
@@ -39,10 +39,13 @@ def draw(directory: Path, program: Program) -> None:
         return
     found = measure(program, [Marks.read(path) for path in paths])
     typical = found.typical
-    picture_of = partial(Picture, schedule=program.schedule, mesh=program.mesh)
+
+    def picture_of(title: str, timeline: Timeline, name: str = "", start: float = 0.0) -> Picture:
+        return Picture(title, timeline, program.schedule, name, start, mesh=program.mesh)
+
     title = f"simulated from its action costs: {seconds_text(found.simulated.makespan)}"
     simulated = picture_of(title, found.simulated, start=typical.start)
-    steps = [picture_of("measured", each.timeline, name=f"step {each.number}", start=each.start) for each in found.steps]
+    steps = (picture_of("measured", each.timeline, f"step {each.number}", each.start) for each in found.steps)
     save([*steps, simulated], directory / TRACE)
     above = picture_of(f"measured: {seconds_text(typical.timeline.makespan)}", typical.timeline)
     picture = directory / PICTURE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,8 @@ from partita.runtime.pace import Slow
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.start import begin
+from partita.runtime.supervision.statuses import going_on
+from partita.runtime.supervision.termination import Termination
 from partita.runtime.telemetry import Recorder
 from partita.runtime.training import StepResult
 
@@ -137,7 +140,13 @@ def train(
                 _warn_of(warning)
             told = _Records(opened, on_step)
         stack.callback(told.recorder.close)
-        run, _ = run_in_process(plan, data.dataset, settings, told, _warn_of, data.files, strict=False)
+        with Termination(settings is not None, numbers=(signal.SIGINT,)) as termination:
+            run, _ = run_in_process(
+                plan, data.dataset, settings, told, _warn_of, data.files, strict=False, asked=termination.asked
+            )
+    if termination.asked():
+        saved = run.ranks[0].saved
+        raise KeyboardInterrupt(*([going_on(saved, "call")] if saved is not None else []))
     path = settings.path if settings else None
     return Trained(told.records, run.trained(), path, told.after, given, allow_python)
 

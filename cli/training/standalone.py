@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from partita.cli import measured
@@ -31,7 +32,7 @@ from partita.runtime.supervision.identity import DIRECTORY
 from partita.runtime.supervision.isolation import PRIVATE
 from partita.runtime.supervision.launcher import launch, rank_environment
 from partita.runtime.supervision.memory import MEMORY, created
-from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPUT, WRONG_USE
+from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, SAVING, WRONG_INPUT, WRONG_USE, ending
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.watchdog import Watchdog
 from partita.runtime.tracking.launch import tracked
@@ -233,7 +234,14 @@ def _train_in_process(
     from partita.cli.training.observer import Recording
     from partita.runtime.in_process import run_in_process
 
-    with Recording(plan, directory) as watch, Termination(settings is not None, grace=grace) as termination:
+    saves = settings is not None
+
+    def heard(number: int) -> None:
+        if number == signal.SIGINT:
+            with suppress(OSError):  # not by print, which the handler may have interrupted
+                os.write(2, f"partita: {SAVING}\n".encode())
+
+    with Recording(plan, directory) as watch, Termination(saves, grace=grace, heard=heard) as termination:
         try:
             run, saved = run_in_process(
                 plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster
@@ -242,9 +250,10 @@ def _train_in_process(
             print(f"partita: {wrong}", file=sys.stderr)
             return FAILED
         except KeyboardInterrupt:
+            print(f"partita: {ending(signal.SIGINT, saves, None)}", file=sys.stderr)
             return INTERRUPTED
     if termination.number is not None:
-        print(f"partita: ended by {signal.Signals(termination.number).name}", file=sys.stderr)
+        print(f"partita: {ending(termination.number, saves, run.ranks[0].saved)}", file=sys.stderr)
         return 128 + termination.number
     return 0 if saved and not run.ranks[0].unsound else FAILED
 

@@ -15,6 +15,7 @@ import pytest
 from partita.compiler.passes.place import pipeline_of
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.dsl.load import load
+from partita.runtime.checkpoint.address_store import steps_in
 from tests.commands import computed, here, partita, records
 from tests.fault_injection.processes import rank_of
 from tests.files import SPECS
@@ -159,8 +160,10 @@ def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int):
         assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
 
 
-def test_ctrl_c_ends_all_ranks(tmp_path: Path):
-    command = [sys.executable, "-m", "partita", "run", str(SPECS / "tiny.par"), "train.steps=5000", "--run-dir=run"]
+@pytest.mark.parametrize("checkpoint", ["none", "every(1000)"])
+def test_ctrl_c_ends_all_ranks_and_what_is_said_to_be_saved_is(tmp_path: Path, checkpoint: str):
+    overrides = [*SMALL, "train.steps=5000", f"train.checkpoint={checkpoint}"]
+    command = [sys.executable, "-m", "partita", "run", str(SPECS / "tiny.par"), *overrides, "--run-dir=run"]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         metrics = tmp_path / "run" / "metrics.jsonl"
@@ -177,6 +180,12 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path):
     assert "Traceback" not in text, text
     for pid in ranks.values():
         assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
+    said = re.findall(
+        r"^partita: interrupted: (?:nothing is saved|saved step (\d+); the same command goes on)$", text, re.M
+    )
+    assert said == [str(records(tmp_path / "run")[-1]["step"]) if checkpoint != "none" else ""], text
+    if checkpoint != "none":
+        assert steps_in(tmp_path / "run" / "checkpoints") == list(map(int, said))
 
 
 @pytest.mark.soak

@@ -92,4 +92,19 @@ MISTAKES = [
         "for rank, status in found.items()]",
         "tests/runtime/supervision/test_fleet.py::test_a_rank_that_only_lost_another_is_not_to_blame",
     ),
+    Planted(
+        "ctrl-c-in-python-does-not-save",
+        "runtime/trained.py",
+        "Termination(settings is not None, numbers",
+        "Termination(False, numbers",
+        "tests/runtime/checkpoint/test_from_python.py"
+        "::test_the_first_ctrl_c_saves_the_step_in_progress_and_the_second_does_not_wait",
+    ),
+    Planted(
+        "a-picture-asks-the-schedule-about-ranks-of-the-mesh",
+        "cli/pictures/picture.py",
+        "interval.rank if self.mesh is None else self.mesh.pipe_rank(interval.rank)",
+        "interval.rank",
+        "tests/runtime/tracing/test_trace.py::test_a_measured_run_is_drawn_with_a_row_for_each_rank_of_any_mesh",
+    ),
 ]

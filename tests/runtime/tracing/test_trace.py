@@ -104,10 +104,10 @@ def test_the_simulation_from_the_costs_of_a_simulated_run_is_that_run(run):
     assert [step.start for step in found.steps] == pytest.approx([0.0, 100.0, 200.0])
     assert abs(found.difference) < 1e-6
     for step in found.steps:
-        for measured, simulated in zip(step.timeline.actions, found.simulated.actions, strict=True):
-            assert [each.work for each in measured] == [each.work for each in simulated]
+        for taken, simulated in zip(step.timeline.actions, found.simulated.actions, strict=True):
+            assert [each.work for each in taken] == [each.work for each in simulated]
             for key in ("rank", "start", "end"):
-                assert [getattr(e, key) for e in measured] == pytest.approx([getattr(e, key) for e in simulated])
+                assert [getattr(e, key) for e in taken] == pytest.approx([getattr(e, key) for e in simulated])
         assert step.timeline.transfers.keys() == found.simulated.transfers.keys()
 
 
