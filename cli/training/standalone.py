@@ -15,9 +15,9 @@ from partita.cli.source import report, say
 from partita.cli.training.devices import transport_of
 from partita.cli.training.elastic import check_elastic, fitted
 from partita.cli.training.places import checkpoints_of, folder_of, opened, origin_of, recordable, unwritable, writable
+from partita.cli.training.room import crowded, refuse_crowd, refuse_large
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import doubts
-from partita.dsl import limits
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
@@ -60,23 +60,11 @@ def run_alone(arguments: argparse.Namespace) -> int:
         refuse_crowd(spec)
         kind = transport_of(arguments, spec)
         if isinstance(kind, InProcess):
-            return _in_process(arguments, spec, reader, kind.cluster)
+            return _in_process(arguments, spec, reader, kind)
         return _supervise(arguments, spec, reader, kind)
     except Refused as refused:
         report(refused.diagnostics)
         return WRONG_INPUT
-
-
-def refuse_crowd(spec: Spec) -> None:
-    """Refuse (E0613) more ranks than an untrusted file should be able to start on one machine."""
-    mesh = spec.mesh
-    if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
-        raise refuse(
-            "E0613",
-            f"mesh `{mesh.name}` has {mesh.ranks:,} ranks; at most {limits.LOCAL_RANKS} can be started on one machine",
-            mesh.span,
-            help="start it with torchrun or Slurm on several machines, or make the mesh smaller",
-        )
 
 
 def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
@@ -96,6 +84,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
 
         samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
         report(samples.doubts if samples is not None else ())
+    refuse_large(spec, state, kind, attempts=2 if arguments.restarts or arguments.elastic else 1)
+    report(filter(None, [crowded(spec, kind)]))
     settings = checkpoints_of(arguments, spec)
     mesh = check_elastic(spec, arguments.elastic) if arguments.elastic is not None else None
     directory = opened(arguments)
@@ -205,7 +195,7 @@ def _taken(
     return settings is None or isinstance(settings.path, Address) or writable(settings.path)
 
 
-def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, cluster: ClusterOf) -> int:
+def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: InProcess) -> int:
     """Train with all ranks in this process."""
     from partita.runtime.data.binding import bind
     from partita.runtime.rank import prepare
@@ -217,6 +207,7 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
     data = bind(plan.program, plan.train, folder_of(arguments))
     plan = plan.evaluating(data.rows).writing(folder_of(arguments))
     report((*data.doubts, *plan.doubts))
+    refuse_large(spec, plan.training, kind)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
@@ -225,7 +216,7 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
         if not _taken(directory, spec, plan.program, settings, data, reader, origin_of(arguments, gpu=False)):
             return WRONG_USE
         with tracked(directory.path, arguments.track):
-            return _train_in_process(plan, cluster, settings, data, directory, arguments.grace)
+            return _train_in_process(plan, kind.cluster, settings, data, directory, arguments.grace)
 
 
 def _train_in_process(

@@ -107,4 +107,18 @@ MISTAKES = [
         "interval.rank",
         "tests/runtime/tracing/test_trace.py::test_a_measured_run_is_drawn_with_a_row_for_each_rank_of_any_mesh",
     ),
+    Planted(
+        "processes-take-no-memory",
+        "cli/training/room.py",
+        "if tensors + processes <= memory:",
+        "if tensors <= memory:",
+        "tests/runtime/test_limits.py::test_what_does_not_fit_the_memory_is_refused_before_a_rank_starts",
+    ),
+    Planted(
+        "limits-of-groups-around-a-job-forgotten",
+        "runtime/supervision/capacity.py",
+        "yield from (own, *(each for each in own.parents if each.is_relative_to(root)))",
+        "yield own",
+        "tests/runtime/supervision/test_capacity.py::test_limits_of_control_groups",
+    ),
 ]
