@@ -121,4 +121,11 @@ MISTAKES = [
         "yield own",
         "tests/runtime/supervision/test_capacity.py::test_limits_of_control_groups",
     ),
+    Planted(
+        "ranks-that-take-turns-called-slow",
+        "runtime/pace.py",
+        "if counts[place] > number)",
+        "if counts[place] > 1000 * number)",
+        "tests/runtime/test_pace.py::test_what_differs_little_or_seldom_is_not",
+    ),
 ]
