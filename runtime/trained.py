@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.python_calls import called_from_python, in_python
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
 from partita.runtime.addresses import Place, place_of
@@ -63,6 +65,7 @@ class Trained(Pictured, list[dict[str, Any]]):
         loss = f"loss {last:.4g}" if isinstance(last, float) else None
         return outline("Training of", self._given.source.name, (count(len(self), "step"), loss))
 
+    @called_from_python()
     def outputs(self, inputs: Mapping[str, torch.Tensor], names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
         """The model's outputs of these `names`, or all, for inputs by name, with any number of rows.
 
@@ -91,6 +94,7 @@ class TrainedModel:
     def __repr__(self) -> str:
         return outline("Trained model", self._name, (f"step {self.step}", count(len(self.parameters), "parameter")))
 
+    @called_from_python()
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs by name, for any number of rows. Raises ValueError for inputs that are missing or do not fit."""
         return self._predictor(inputs)
@@ -115,6 +119,7 @@ def train(
     folder: Path,
     run_dir: str | Path | None = None,
     allow_python: bool = False,
+    changed_data: bool = False,
     on_step: Callable[[dict[str, Any]], object] | None = None,
 ) -> Trained:
     """Train a file of a folder, with checkpoints as `partita run` makes them. `on_step` gets each step's record.
@@ -124,6 +129,8 @@ def train(
     plan = prepare(given, allow_python=allow_python)
     directory = run_directory(given.name, run_dir)
     settings = settings_of(given, directory, folder)
+    if settings is not None:
+        settings = evolve(settings, changed_data=changed_data)
     data = bind(plan.program, plan.train, folder)
     plan = plan.evaluating(data.rows).writing(folder)
     for doubt in (*data.doubts, *plan.doubts):
@@ -198,7 +205,7 @@ class _Records:
 
 
 def _warn_of(diagnostic: Diagnostic) -> None:
-    _warn(diagnostic.render())
+    _warn(in_python(diagnostic).render())
 
 
 def _warn(text: str) -> None:

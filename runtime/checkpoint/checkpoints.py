@@ -391,6 +391,11 @@ class Checkpoints:
             if changed:
                 message = f"the run resumes after step {saved.step:,} with different settings"
                 self.report(Diagnostic("W0804", message, notes=tuple(changed)))
+            steps = self.rank.plan.train.steps
+            if saved.step >= steps:
+                message = f"the run is already finished: its last checkpoint is of step {saved.step:,} of {steps:,}"
+                help = f"to go on: `train.steps={saved.step + steps}`; to begin anew: {self.settings.anew}"
+                self.report(Diagnostic("W0809", message, help=help))
         words = "" if saved.mesh_text == self._manifest.mesh_text else f", saved on {saved.mesh_text}"
         return Resumed(saved.step, f"resumed from {place}{words}")
 

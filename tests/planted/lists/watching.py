@@ -128,4 +128,11 @@ MISTAKES = [
         "if counts[place] > 1000 * number)",
         "tests/runtime/test_pace.py::test_what_differs_little_or_seldom_is_not",
     ),
+    Planted(
+        "functions-advise-options",
+        "api/__init__.py",
+        "@called_from_python()\ndef train(",
+        "def train(",
+        "tests/api/test_advice.py::test_python_code_that_is_not_allowed",
+    ),
 ]
