@@ -66,7 +66,7 @@ def test_changed_data_in_the_same_file_or_in_another(folder: Path, entry: str):
 
 def test_a_finished_run(folder: Path):
     partita.train("m.par")
-    with pytest.warns(UserWarning, match="W0809") as told:
+    with pytest.warns(UserWarning, match="W0810") as told:
         assert not partita.train("m.par")
     found = re.search(r'to go on: `"(.*)"`; to begin anew: `run_dir="(.*)"`', str(told[0].message))
     assert found is not None, told[0].message

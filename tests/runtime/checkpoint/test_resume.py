@@ -209,7 +209,7 @@ def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert parts == whole
     status, _, err = partita(capsys, *run, "--run-dir", "parts")
     assert status == 0
-    assert "warning[W0809]: the run is already finished: its last checkpoint is of step 6 of 6" in err
+    assert "warning[W0810]: the run is already finished: its last checkpoint is of step 6 of 6" in err
     assert len(computed(tmp_path / "parts")) == len(whole) + 1
 
 
@@ -226,9 +226,9 @@ def test_a_finished_run_says_how_to_go_on_and_how_to_begin_anew(
     found = re.search(r"to go on: `(.*)`; to begin anew: `(.*)`", err)
     assert found is not None, err
     status, out, err = partita(capsys, *run, *shlex.split(found[1]))
-    assert (status, "W0809" in err, "step 7/12" in out) == (0, False, True), out
+    assert (status, "W0810" in err, "step 7/12" in out) == (0, False, True), out
     status, out, err = partita(capsys, *run, *shlex.split(found[2]))
-    assert (status, "W0809" in err, "step 1/6" in out) == (0, False, True), out
+    assert (status, "W0810" in err, "step 1/6" in out) == (0, False, True), out
 
 
 def test_a_finished_run_says_how_to_begin_anew_beside_a_directory_of_the_file(
