@@ -63,8 +63,8 @@ def refuse_large(spec: Spec, state: Compilation, kind: Processes | InProcess, at
 
 def crowded(spec: Spec, kind: Processes) -> Diagnostic | None:
     """A warning (W0606) where several ranks take turns on a core."""
-    ranks, cores = spec.mesh.ranks if spec.mesh is not None else 1, capacity.cores()
-    if ranks <= cores:
+    cores = capacity.cores()
+    if spec.mesh is None or spec.mesh.ranks <= cores:
         return None
-    share = f"{ranks} ranks share {cores} core{'s' * (cores > 1)}"
+    share = f"{spec.mesh.ranks} ranks share {cores} core{'s' * (cores > 1)}"
     return Diagnostic("W0606", share, spec.mesh.span, help=f"{VIRTUAL}, to try a mesh out")

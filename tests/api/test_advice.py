@@ -100,7 +100,7 @@ ELSEWHERE = {
     *("compiler/schedules/generator.py", "runtime/transports/nccl.py", "runtime/inference/rows.py"),
     *("runtime/inference/encoding.py", "runtime/checkpoint/importing.py", "runtime/checkpoint/foreign.py"),
     *("runtime/checkpoint/located.py", "compiler/planner/writing.py", "compiler/planner/space.py"),
-    *("runtime/data/formats.py",),
+    *("runtime/data/formats.py", "runtime/checkpoint/proposals.py"),
 }
 OPTION = re.compile(r"(?<![-\w])--[a-z]")
 COMMAND = re.compile(r"`(?:\S+=\S+ )?(?:partita|torchrun|python) [^`]*`")
