@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from partita.arguments import callback, count, file_at, flag, folder_at, instance, seconds, word
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load as load_file
+from partita.dsl.python_calls import called_from_python, in_python
 from partita.overrides import Override, written
 
 if TYPE_CHECKING:
@@ -58,14 +59,16 @@ def __dir__() -> list[str]:
 
 def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
     """All errors and warnings of a file, with `key=value` overrides applied."""
-    return load_file(file_at(path), written(overrides))[1]
+    return tuple(in_python(each) for each in load_file(file_at(path), written(overrides))[1])
 
 
+@called_from_python()
 def load(path: str | Path, *overrides: Override) -> Spec:
     """The checked contents of a file."""
     return _load(path, overrides)
 
 
+@called_from_python()
 def compile(path: str | Path, *overrides: Override) -> Compilation:
     """Compile a file for training. Returns the program and every intermediate form."""
     from partita.compiler.pipeline import compile_run
@@ -81,6 +84,7 @@ def summary(state: Compilation) -> Summary:
     return summarize(instance("state", state, Compilation, "what `partita.compile` returns"))
 
 
+@called_from_python()
 def plan(
     path: str | Path, *overrides: Override, devices: int | None = None, top: int = 10, within: float = 15.0
 ) -> tuple[Plan, ...]:
@@ -96,6 +100,7 @@ def plan(
     return Search(space_of(_load(path, overrides, fitting=False), devices), top, within).run().plans
 
 
+@called_from_python()
 def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -> Verification:
     """Verify a file as `partita verify` does: translation validation, memory, claims, and a run of a proxy.
 
@@ -107,11 +112,13 @@ def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -
     return verify_spec(load(path, *overrides), flag("allow_python", allow_python))
 
 
+@called_from_python()
 def train(
     path: str | Path,
     *overrides: Override,
     run_dir: str | Path | None = None,
     allow_python: bool = False,
+    changed_data: bool = False,
     on_step: Callable[[dict[str, Any]], object] | None = None,
 ) -> Trained:
     """Train with all ranks in this process, on the virtual transport. Returns a record for each step, and the model.
@@ -119,9 +126,9 @@ def train(
     `on_step` is called with the record of each step, when it is done.
 
     If the file has `checkpoint`, the run resumes from the newest checkpoint in its directory, `run_dir` or `runs/NAME`,
-    and saves there, as `partita run` does. Otherwise nothing is written, except `metrics.jsonl` to a given `run_dir`.
-    Problems with checkpoints are issued as Python warnings. The Python code of the file's own operations runs only with
-    `allow_python`.
+    and saves there, as `partita run` does; with other data than it was trained on only with `changed_data`. Otherwise
+    nothing is written, except `metrics.jsonl` to a given `run_dir`. Problems with checkpoints are issued as Python
+    warnings. The Python code of the file's own operations runs only with `allow_python`.
 
     For small models; to train on several processes or machines use `partita run`.
     """
@@ -129,10 +136,12 @@ def train(
     from partita.runtime.trained import train as train_spec
 
     run_dir, on_step = folder_at("run_dir", run_dir), callback("on_step", on_step)
-    allow_python = flag("allow_python", allow_python)
-    return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir, allow_python, on_step)
+    allow_python, changed_data = flag("allow_python", allow_python), flag("changed_data", changed_data)
+    spec, folder = load(path, *overrides), Path(path).resolve().parent
+    return train_spec(spec, folder, run_dir, allow_python, changed_data, on_step)
 
 
+@called_from_python()
 def load_model(
     path: str | Path,
     *overrides: Override,
@@ -157,6 +166,7 @@ def load_model(
     return load_trained(spec, folder, run, names, weights, allow_python)
 
 
+@called_from_python()
 def outputs(
     path: str | Path,
     *overrides: Override,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from attrs import frozen
@@ -95,6 +95,10 @@ class Refused(ValueError):
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
         super().__init__("\n".join(diagnostic.render() for diagnostic in self.diagnostics))
+
+    def retell(self, told: Callable[[Diagnostic], Diagnostic]) -> None:
+        """Say each diagnostic in other words."""
+        Refused.__init__(self, map(told, self.diagnostics))
 
 
 def refuse(

@@ -59,8 +59,6 @@ class Display:
         if self._live is not None:
             self._live.update(self._task, completed=min(step, self.steps))
         self._say(f"step {step}/{self.steps}  {note}")
-        if step >= self.steps:
-            self._say(f"step {step}/{self.steps}  the run is already finished")
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Show a step."""

@@ -184,6 +184,7 @@ class Rank:
         self.unsound_from: int | None = None
         self.judge = BadStepPolicy(plan.train.on_bad_step, others=plan.train.sync is None)
         self.ended = False  # before the last step, because some rank was asked to
+        self.saved: int | None = None  # the step after which it has ended, if that is saved: on rank 0, which knows
         self.flight = flight or Flight(None)
         self.flight.begin(CONNECTING)
         transport.open(plan.program.mesh, plan.channels, plan.program.streams)

@@ -123,7 +123,7 @@ def train(
     """Run all steps on one rank, or those after a checkpoint; all ranks' observers are told the same.
 
     If the run ends at a bad step, all ranks end; BadStep is raised on the rank where it originated. If any rank is
-    `asked` to end, all save at the end of the same step and end, with `rank.ended` set.
+    `asked` to end, all save at the end of the same step and end, with `rank.ended` set, and `rank.saved` on rank 0.
     """
     plan = rank.plan
     settings = plan.train
@@ -213,9 +213,11 @@ def train(
     yield from rank.training.settle()
     if checkpoints is not None:
         yield from checkpoints.finish()
+        if rank.ended and checkpoints.committed == number:
+            rank.saved = number
     if stopwatch is not None:
         stopwatch.finish()
-    rank.flight.begin(ENDED)
+    rank.flight.begin(ENDED, rank.saved or 0)
 
 
 def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult:

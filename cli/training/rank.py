@@ -46,6 +46,7 @@ from partita.runtime.supervision.statuses import (
     UNTRUSTED_PEER,
     WRONG_INPUT,
     WRONG_USE,
+    going_on,
 )
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.views import Views
@@ -175,8 +176,8 @@ class _Rank:
         if identity.local_rank == 0:
             # The first rank of each other machine shows the run there.
             watch = stack.enter_context(Recording(plan, directory if identity.rank == 0 else None))
-        supervised = identity.launcher == "partita"
-        termination = stack.enter_context(Termination(checkpoints is not None, recorder, arguments.grace, supervised))
+        stopping = Termination(checkpoints is not None, recorder, arguments.grace, identity.launcher)
+        termination = stack.enter_context(stopping)
         dataset = None
         if planned.data.dataset is not None:
             dataset = Ahead(rank.reads(planned.data.dataset), plan.train.steps)
@@ -192,6 +193,8 @@ class _Rank:
         if checkpoints is not None and checkpoints.unsaved:
             return UNSAVED
         if rank.ended:
+            if rank.saved is not None and identity.launcher != "partita":
+                print(f"partita: {going_on(rank.saved, 'command')}", file=sys.stderr)
             if termination.asked():
                 if watch is not None:
                     watch.close()  # gives the terminal back
@@ -274,7 +277,7 @@ class _Launched(_Rank):
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace
-        if trace is not None and not recordable(plan.spec, trace):
+        if trace is not None and not recordable(plan.spec, plan.program, trace):
             return WRONG_USE
         if trace is not None and identity.rank == 0:
             measured.forget(trace, plan.program)

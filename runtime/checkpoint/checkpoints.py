@@ -64,7 +64,7 @@ class Checkpoints:
 
     `report` receives diagnostics for the user; `data` are the files that the run is trained on. `kept` is what makes
     copies in memory possible, if anything does; `copying` makes them. `unsaved`: the last save failed, and this rank is
-    one of those on which it failed.
+    one of those on which it failed. `committed` is the last step that was saved, on rank 0, which alone knows.
     """
 
     rank: Rank
@@ -73,6 +73,7 @@ class Checkpoints:
     data: Sequence[DataFile] = ()
     kept: Kept | None = None
     unsaved: bool = field(default=False, init=False)
+    committed: int | None = field(default=None, init=False)
     _keep: int = field(init=False)  # lower than configured if there is not enough space
     _manifest: Manifest = field(init=False)
     _store: Saves = field(init=False)
@@ -154,6 +155,8 @@ class Checkpoints:
             return self._begun(save.manifest.step)
         self.unsaved = error is not None or (self.rank.rank == 0 and not save.committed and not failed)
         step = save.manifest.step
+        if save.committed:
+            self.committed = step
         if failed:
             own = {self.rank.rank: str(error.strerror)} if isinstance(error, Unreached) else {}
             self._say("W0802", f"step {step} was not saved: {_causes(failed, own)}", *self._remaining())
@@ -388,6 +391,11 @@ class Checkpoints:
             if changed:
                 message = f"the run resumes after step {saved.step:,} with different settings"
                 self.report(Diagnostic("W0804", message, notes=tuple(changed)))
+            steps = self.rank.plan.train.steps
+            if saved.step >= steps:
+                message = f"the run is already finished: its last checkpoint is of step {saved.step:,} of {steps:,}"
+                help = f"to go on: `train.steps={saved.step + steps}`; to begin anew: {self.settings.anew}"
+                self.report(Diagnostic("W0810", message, help=help))
         words = "" if saved.mesh_text == self._manifest.mesh_text else f", saved on {saved.mesh_text}"
         return Resumed(saved.step, f"resumed from {place}{words}")
 

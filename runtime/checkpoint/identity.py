@@ -205,11 +205,11 @@ def difference(name: str, before: Type | None, now: Type | None) -> str:
     return f"{name} was {before}, and is {now}"
 
 
-def changes(saved: Manifest, wanted: Manifest) -> list[str]:
-    """The settings that differ, as text; none if nothing was trained with them."""
+def changes(saved: Manifest, wanted: Manifest, names: Iterable[str] = ()) -> list[str]:
+    """The settings that differ, of these `names` or all, as text; none if nothing was trained with them."""
     if saved.is_untrained:
         return []
-    names = [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]
+    names = names or [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]
     return [
         shown(f"{name} was {saved.settings.get(name, 'none')}, and is {wanted.settings.get(name, 'none')}")
         for name in names
@@ -218,14 +218,8 @@ def changes(saved: Manifest, wanted: Manifest) -> list[str]:
 
 
 def changed_data(saved: Manifest, wanted: Manifest) -> list[str]:
-    """How the data files changed, as text; if the `data` setting differs, only files in both are compared."""
-    before, now = saved.data, wanted.data
-    if not before:
-        return []  # not recorded
-    if saved.settings.get("data") != wanted.settings.get("data"):
-        names = {each.name for each in before} & {each.name for each in now}
-        before, now = (tuple(each for each in files if each.name in names) for files in (before, now))
-    return changed(before, now)
+    """How the files of the training data changed, as text; nothing where there were none."""
+    return changed(saved.data, wanted.data) if saved.data else []
 
 
 def _states(names: Iterable[str]) -> str:

@@ -47,8 +47,8 @@ NEAR, NEAR_IN_TRAINING = 0.02, 0.25
 # What else of a page is a file, if it has a name.
 BESIDE = ("python", "diff")
 
-# Which ranks are slow is the machine's business.
-_SLOW = re.compile(r"^(rank \d+: )?warning\[W0604\].*\n(?:(?(1)\1)\n)?", re.MULTILINE)
+# Which ranks are slow, and how many cores there are for them, is the machine's business.
+_SLOW = re.compile(r"^(rank \d+: )?warning\[W0604\].*\n(?:(?(1)\1)\n)?|^warning\[W0606\](?:.+\n)+\n?", re.MULTILINE)
 _FENCE = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = r"[0-9][0-9_,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 # A speed, or a duration, which has two parts from a minute on: `1m 05s`.

@@ -307,8 +307,8 @@ MISTAKES = [
     Planted(
         "settings-that-are-gone-not-said",
         "runtime/checkpoint/identity.py",
-        "names = [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]",
-        "names = [*wanted.settings]",
+        "names or [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]",
+        "names or [*wanted.settings]",
         f"{IDENTITY}::test_whatever_a_run_does_otherwise_is_said",
     ),
     Planted(
