@@ -153,10 +153,11 @@ def load_model(
     _require("load_model")
     from partita.runtime.trained import load_model as load_trained
 
-    run, weights = folder_at("run", run), word("weights", weights, ("trained", "ema"))
+    run_dir = folder_at("run", run) if run_dir is None else folder_at("run_dir", run_dir)
+    weights = word("weights", weights, ("trained", "ema"))
     allow_python = flag("allow_python", allow_python)
     spec, folder = load(path, *overrides), Path(path).resolve().parent
-    return load_trained(spec, folder, run if run_dir is None else run_dir, names, weights, allow_python)
+    return load_trained(spec, folder, run_dir, names, weights, allow_python)
 
 
 def outputs(
