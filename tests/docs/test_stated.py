@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 from partita.compiler.passes.update import CLIP_EPSILON
 from partita.compiler.pipeline import compile_spec
-from tests.docs.pages import ROOT
+from tests.docs.pages import PAGES, ROOT
 from tests.files import checked
 
 PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
@@ -56,3 +57,21 @@ def test_weight_decay_and_matrices_are_of_what_the_page_names():
 
 def test_clipping_is_by_the_number_that_the_page_names():
     assert re.findall(r"multiplied by `clip / \(norm \+ (\S+)\)`", PAGE) == [f"{CLIP_EPSILON:.0e}".replace("e-0", "e-")]
+
+
+def test_what_is_stored_of_frozen_parameters_only_param_splits():
+    (splitting,) = re.findall(r"parameters, which have neither, `(\w+)` alone splits", PAGE)
+    frozen = FILE.replace("optimizer each {", "optimizer each {\n  freeze dot_")
+    for rule in ("state", "grad", "param"):
+        layout = f"mesh two(data = 2) {{ device = cpu }}\nlayout split on two {{ shard {rule} -> data }}\n"
+        state = compile_spec(checked(frozen + layout, "frozen.par"))
+        (found,) = [each for each in state.sharded.graph.parameters if each.name == "m.dot_"]
+        parts = found.master.elements // found.value.type.elements
+        assert parts == (2 if rule == splitting else 1), rule
+
+
+def test_extras_that_are_named_are_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for page in PAGES:
+        named = re.findall(r"pip install '(?:partita|\.)\[([\w,]+)\]'", page.read_text(encoding="utf-8"))
+        assert {each for names in named for each in names.split(",")} <= set(extras), page.name
