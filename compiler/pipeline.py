@@ -457,11 +457,11 @@ def _check_parts(graph: Graph, updates: Mapping[str, Update], batch: str) -> Non
                     parameter.span,
                     help="use an elementwise optimizer for it, such as `adamw`",
                 )
-    parts = {parameter.value: parameter.part.name for parameter in graph.parameters if parameter.part is not None}
+    split = {parameter.value: parameter.part.name for parameter in graph.parameters if parameter.part is not None}
     ends = ends_of(graph, batch)
     for each in graph.updates:
         _, read = ends.read(graph, each.value)
-        for name in (name for value, name in parts.items() if value in read):
+        for name in (name for value, name in split.items() if value in read):
             message = f"`{name}` cannot be split over the pipeline: the update of `{each.buffer}` reads it"
             raise refuse("E0417", message, each.span, help="split it over another mesh axis")
 
