@@ -37,7 +37,7 @@ FORMER = {"--from": "--run-dir", "--ranks": "--stages"}
 SHORT = {"--output": "-o"}
 # Of the commands of others.
 OTHERS = re.compile(
-    r"\b(pytorch|torchrun|srun|sbatch|kubectl|docker|buildah|debootstrap|mlflow|tensorboard|mkdocs|pytest|SBATCH|ulimit)\b|--(master-port|build-arg)"
+    r"\b(hf|pytorch|torchrun|srun|sbatch|kubectl|docker|buildah|debootstrap|mlflow|tensorboard|mkdocs|pytest|SBATCH|ulimit)\b|--(master-port|build-arg)"
 )
 
 
