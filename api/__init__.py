@@ -145,25 +145,28 @@ def train(
 def load_model(
     path: str | Path,
     *overrides: Override,
-    run: str | Path | None = None,
+    run_dir: str | Path | None = None,
     names: Sequence[str] = (),
     weights: str = "trained",
     allow_python: bool = False,
+    run: str | Path | None = None,
 ) -> TrainedModel:
     """The trained model of a file, on this machine's CPU: a function of inputs by name, for any number of rows, that
     returns its outputs of these `names`, or all, by name.
 
-    Weights are of the newest checkpoint in the run's directory, by default `runs/NAME`; `run` may also be a directory
-    of checkpoints or a single one. With `weights` "ema" they are the means that were kept. Problems with checkpoints
-    are issued as Python warnings. Raises Refused: also if there is no checkpoint of this model.
+    Weights are of the newest checkpoint in the run's directory, by default `runs/NAME`; `run_dir` may also be a
+    directory of checkpoints or a single one (`run` is its former name). With `weights` "ema" they are the means that
+    were kept. Problems with checkpoints are issued as Python warnings. Raises Refused: also if there is no checkpoint
+    of this model.
     """
     _require("load_model")
     from partita.runtime.trained import load_model as load_trained
 
-    run, weights = folder_at("run", run), word("weights", weights, ("trained", "ema"))
+    run_dir = folder_at("run", run) if run_dir is None else folder_at("run_dir", run_dir)
+    weights = word("weights", weights, ("trained", "ema"))
     allow_python = flag("allow_python", allow_python)
     spec, folder = load(path, *overrides), Path(path).resolve().parent
-    return load_trained(spec, folder, run, names, weights, allow_python)
+    return load_trained(spec, folder, run_dir, names, weights, allow_python)
 
 
 @called_from_python()

@@ -28,6 +28,7 @@ from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign, stored_as_read
 from partita.compiler.passes.buckets import full_at
+from partita.compiler.passes.buffers import ends_of
 from partita.compiler.passes.build import build
 from partita.compiler.passes.captured import check_captured
 from partita.compiler.passes.cut import cut, portable_values
@@ -434,13 +435,15 @@ def _differentiate(state: Placed) -> Differentiated:
         raise refuse("E0505", message, call.span, help="cut the batch alone: `over = batch`, without `slices`")
     joint, stages = spread(joint, shared, pipeline.axis, pipeline.ranks, pipeline.stages, portable_values(joint))
     rules, updates = of_parts(joint, state.rules), of_parts(joint, state.updates)
-    _check_parts(joint, updates)
+    _check_parts(joint, updates, state.batch)
     parts = {"spread": stages, "undivided": whole if stages else None, "rules": rules, "updates": updates}
     return extended(Differentiated, state, joint=joint, flops=flops, **parts)
 
 
-def _check_parts(graph: Graph, updates: Mapping[str, Update]) -> None:
-    """Refuse (E0417) a parameter in parts that its optimizer cannot update as such."""
+def _check_parts(graph: Graph, updates: Mapping[str, Update], batch: str) -> None:
+    """Refuse (E0417) a parameter in parts that its optimizer cannot update as such, or that the update of a buffer
+    reads once a step: no rank has all parts.
+    """
     for parameter in graph.parameters:
         part, update = parameter.part, updates.get(parameter.name)
         if part is not None and update is not None and part.rank == 0:
@@ -454,6 +457,13 @@ def _check_parts(graph: Graph, updates: Mapping[str, Update]) -> None:
                     parameter.span,
                     help="use an elementwise optimizer for it, such as `adamw`",
                 )
+    split = {parameter.value: parameter.part.name for parameter in graph.parameters if parameter.part is not None}
+    ends = ends_of(graph, batch)
+    for each in graph.updates:
+        _, read = ends.read(graph, each.value)
+        for name in (name for value, name in split.items() if value in read):
+            message = f"`{name}` cannot be split over the pipeline: the update of `{each.buffer}` reads it"
+            raise refuse("E0417", message, each.span, help="split it over another mesh axis")
 
 
 def _recompute(state: Differentiated) -> Differentiated:

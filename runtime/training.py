@@ -16,9 +16,10 @@ import torch
 from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Term
-from partita.compiler.layout import local_type
+from partita.compiler.layout import global_type, is_split, local_type
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
+from partita.compiler.passes.microbatch import STATISTIC
 from partita.compiler.program import AccumulatorRecord
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
@@ -494,6 +495,30 @@ class VirtualRun:
             name: torch.stack([self._whole(name, by_stage[i], state=True) for i in sorted(by_stage)]).sum(0)
             for name, by_stage in parts.items()
         }
+
+    def statistics(self, group: int = 0) -> dict[str, torch.Tensor]:
+        """What the updates of buffers have read of the last step's batch: each value summed over it, by its name, as a
+        full tensor; of groups that train apart, those of one.
+        """
+        mesh = self.plan.program.mesh
+        records: dict[str, AccumulatorRecord] = {}
+        parts: dict[str, dict[tuple[int, ...], dict[int, torch.Tensor]]] = {}
+        for rank, member in self._training(group):
+            coordinates = mesh.coordinates(rank.rank)
+            for i, stage in rank.training.stages.items():
+                for record in stage.record.accumulators:
+                    if record.name.startswith(STATISTIC):
+                        terms = parts.setdefault(record.name, {})
+                        term = tuple(coordinates[over] for over, state in record.layout.states if not is_split(state))
+                        terms.setdefault(term, {})[rank.rank] = rank.training.kept[member][i, record.name]
+                        records[record.name] = record
+        found: dict[str, torch.Tensor] = {}
+        for name, terms in parts.items():
+            record = records[name]
+            type = global_type(record.type, record.layout, mesh.sizes)
+            whole = torch.stack([assemble(name, type, record.layout, mesh, each) for each in terms.values()])
+            found[name.removeprefix(STATISTIC)] = whole.amax(0) if record.maximum else whole.sum(0)
+        return found
 
     def _total(self, rank: Rank, member: int, stage: int, rows: AccumulatorRecord) -> torch.Tensor:
         """A rank's shard of a total; of one that has rows of a table alone, with zeros in all others."""

@@ -132,6 +132,13 @@ def test_auto_searches_within_a_limit_and_says_how_good_it_is(capsys):
     )
 
 
+@pytest.mark.parametrize(("limit", "said"), [("2", "(+13.1%; a cheaper order may exist)"), ("10", "(+0.0%)")])
+def test_a_search_that_does_not_meet_its_bound_says_so(capsys, limit, said):
+    short = "--stages", "3", "--microbatches", "5", "--times", "F=1,B=1.3,W=0.7,comm=0.4", "--memory", "F=1,W=0.5"
+    assert main(["schedule", "auto", *short, "--memory-limit", limit]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_pairs_that_overlap(capsys):
     """DualPipeV's closed form: 3·(2.5 + 2 − 3) beside the work of the rank with the most pairs, 14.5 of 24 units."""
     size = "--ranks", "4", "--microbatches", "8", "--times"

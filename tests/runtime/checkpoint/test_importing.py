@@ -401,6 +401,7 @@ def test_of_many_names_that_do_not_repeat_some_are_shown(folder: Path, capsys: p
         # What is out of order shows.
         ([("l.0", "h.1"), ("l.1", "h.0")], [("l.0", "h.1"), ("l.1", "h.0")]),
         ([("l.0", "h.4"), ("l.1", "h.5")], [("l.{0..1}", "h.{4..5}")]),
+        ([("pair.0", "h.0"), ("pair.1", "h.2")], [("pair.0", "h.0"), ("pair.1", "h.2")]),
         ([("l.0.e.0", "e.0.l.0"), ("l.0.e.1", "e.1.l.0"), ("l.1.e.0", "e.0.l.1"), ("l.1.e.1", "e.1.l.1")], None),
         ([(f"l.{i}.e.{j}", f"{j}") for i, j in ((0, 0), (0, 1), (1, 0), (1, 2))], None),
         ([("w1", "w1"), ("w2", "w2")], [("w1", "w1"), ("w2", "w2")]),
