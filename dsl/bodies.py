@@ -25,7 +25,7 @@ from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 
 # Keys of the records that a run writes; a metric of such a name would hide them.
 RECORDED = (
-    *("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss"),
+    *("step", "learning_rate", "grad_norm", "tokens_per_second", "rows_per_second", "eval_loss"),
     *("step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu", "learning_rates"),
     *("sample", "slow_ranks", "skipped", "bad", "rows", "rewound_to"),
 )

@@ -133,7 +133,7 @@ class Pace:
 
 
 def _cores() -> tuple[int, int]:
-    """The cores that this process may run on, as a number that other processes have who share them; and how many it may use."""
+    """A number that all processes have who share the cores of this one; and how many cores it may use."""
     shared = (machine(),) if quota() is not None else (machine(), *usable())
     return crc32(repr(shared).encode()), cores()
 

@@ -53,6 +53,8 @@ class StepResult:
     updates were skipped (None unless the file allows that). For a bad step, `bad` says why, `rows` names its rows of
     the data, and `rewound_to` is the checkpoint's step.
 
+    `rate` is of tokens per second, or else of rows of the batch (`unit`).
+
     `seconds` are those of the step, from asking for its batch to its update. `peaks` is the peak memory of each rank so
     far, in bytes: empty if all ranks are in one process. `mfu` is the model's matrix-product FLOP/s as a share of the
     devices' peak (PaLM, arXiv 2204.02311); None if the peak is not known.
@@ -62,7 +64,8 @@ class StepResult:
     loss: float
     grad_norm: float
     learning_rates: Rates
-    tokens_per_second: float
+    rate: float
+    unit: str
     metrics: Mapping[str, float] = field(factory=dict)
     skipped: int | None = None
     bad: str = ""
@@ -225,9 +228,11 @@ def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult
     """What the step with the rank's last statistics reports, if it took so long."""
     loss, metrics, norm = rank.results(rank.training)
     plan, peaks = rank.plan, rank.training.peaks
-    speed = plan.program.tokens / seconds
+    counted, unit = plan.program.counted
     mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None
-    return StepResult(number, loss, norm, rates, speed, metrics, seconds=seconds, peaks=peaks, mfu=mfu)
+    return StepResult(
+        number, loss, norm, rates, counted / seconds, unit, metrics, seconds=seconds, peaks=peaks, mfu=mfu
+    )
 
 
 def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None:
