@@ -34,6 +34,12 @@ RESERVED_WORDS = frozenset(
     for word in words.split()
 )
 
+# What declarations begin with.
+DECLARATIONS = (
+    *("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "optimizer", "weights"),
+    *("train", "expect"),
+)
+
 # What messages call the terminals without a fixed text.
 SPOKEN = {
     "NAME": "a name",
@@ -138,7 +144,8 @@ def _broken(source: Source, position: int, report: Report) -> int:
     if character == '"':
         end = text.find("\n", position)
         end = len(text) if end < 0 else end
-        report.error("E0102", "this string is not terminated on its line", Span(source, position, end))
+        message = "this string is not terminated on its line"
+        report.error("E0102", message, Span(source, position, end), help='end it with `"`')
         return end
     end = position + 1
     if character.isalpha():

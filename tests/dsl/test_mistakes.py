@@ -1,0 +1,287 @@
+"""Typical mistakes, one in a file that is otherwise right: what is said, where, and that following it helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.dsl import foreign
+from partita.dsl.load import load_text
+from tests.dsl.advice import corrected, followed
+
+FILE = """\
+axis batch = 16, seq = 32
+axis embed = 32, heads = 4, key = 8, ffn = 4 * embed, vocab = 256
+
+block attention(x: [batch, seq, embed]) {
+  param wq, wk, wv: [embed, heads, key] ~ normal(0.02)
+  param wo: [heads, key, embed] ~ normal(0.02)
+  let h = rms_norm(x, over = embed)
+  let q = rope(dot(h, wq, over = embed), over = seq, pairs = key)
+  let k = rope(dot(h, wk, over = embed), over = seq, pairs = key)
+  let v = dot(h, wv, over = embed)
+  let a = attend(q, k, v, over = seq, along = key, causal = true)
+  return x + dot(a, wo, over = [heads, key])
+}
+
+block mlp(x: [batch, seq, embed]) {
+  param up: [embed, ffn] ~ normal(0.02)
+  param down: [ffn, embed] ~ normal(0.02)
+  let h = gelu(dot(rms_norm(x, over = embed), up, over = embed))
+  return x + dot(h, down, over = ffn)
+}
+
+model gpt(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param wte: [vocab, embed] ~ normal(0.02)
+  let x = embedding(tokens, wte, over = vocab)
+  repeat 4 as layer {
+    let x = mlp(attention(x))
+  }
+  let logits = dot(rms_norm(x, over = embed), wte, over = embed)
+  loss cross_entropy(logits, targets, over = vocab)
+  metric accuracy = accuracy(logits, targets, over = vocab)
+}
+
+mesh cluster(data = 2, pipe = 2) {
+  device = h100
+  link = [data -> ib400, pipe -> nvlink4]
+}
+
+layout split on cluster {
+  shard batch -> data
+  shard state -> data
+  stage layer -> pipe
+}
+
+schedule fast = one_f_one_b(microbatches = 4)
+
+train {
+  data = stdlib(holdout = 5%)
+  optimizer = adamw(lr = cosine(peak = 3e-3, warmup = 20, total = 200), weight_decay = 0.1)
+  precision = f32
+  clip = 1.0
+  steps = 200
+  eval = every(50, batches = 10)
+  checkpoint = every(100, dir = "runs/a")
+}
+
+expect {
+  peak_memory <= 40GiB
+  bubble <= 50%
+}
+"""
+
+
+def test_the_file_is_right_without_a_mistake():
+    assert load_text(FILE)[1] == ()
+
+
+def said(before: str, after: str):
+    """What is said of the file with the first occurrence of a part of it written otherwise."""
+    assert before in FILE
+    return load_text(FILE.replace(before, after, 1), "m.par")[1]
+
+
+def check(before: str, after: str, code: str, underlined: str, help: str):
+    """The first diagnostic, and that the file is right after following what it proposes."""
+    first, *_ = said(before, after)
+    shown = first.render()
+    assert first.code == code, shown
+    assert first.span is not None
+    assert first.span.source.text[first.span.start : first.span.end] == underlined, shown
+    assert help in (first.advice or ""), shown
+    if followed(first) is not None:
+        text, left = corrected(FILE.replace(before, after, 1))
+        assert left == [], "\n\n".join([shown, *(each.render() for each in left), text])
+
+
+# ---------------------------------------------------------------- signs and brackets
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("dot(h, wq, over", "dot(h wq, over"),
+        ("dot(h, wq, over", "dot(h, wq over"),
+        ("over = seq, pairs", "over = seq pairs"),
+        ("[embed, heads, key]", "[embed heads, key]"),
+        ("[embed, heads, key]", "[embed heads key]"),
+        ("over = [heads, key]", "over = [heads key]"),
+        ("batch = 16, seq = 32", "batch = 16 seq = 32"),
+        ("tokens: i64[batch, seq], targets", "tokens: i64[batch, seq] targets"),
+        ("param wq, wk, wv", "param wq wk wv"),
+        ("data = 2, pipe = 2", "data = 2 pipe = 2"),
+        ("[data -> ib400, pipe -> nvlink4]", "[data -> ib400 pipe -> nvlink4]"),
+        ("every(50, batches", "every(50 batches"),
+        ("peak = 3e-3, warmup = 20, total = 200", "peak = 3e-3 warmup = 20 total = 200"),
+        ("total = 200), weight_decay", "total = 200) weight_decay"),
+        ("heads = 4, key = 8", "heads = 4\n  key = 8"),
+    ],
+)
+def test_a_missing_comma(before: str, after: str):
+    (first,) = said(before, after)
+    if "\n" in after:  # an axis of its own is as likely
+        return check(before, after, "E0103", "key", "`axis key = …`")
+    # What follows the place is what was written without the comma.
+    rest = next(after[i:] for i in range(len(after)) if after[:i] != before[:i]).lstrip(" ")
+    shown = first.render()
+    assert first.message.startswith("`,` expected before `"), shown
+    assert first.span is not None
+    assert first.span.source.text[first.span.start :].lstrip(" ").startswith(first.message.split("`")[3]), shown
+    check(before, after, "E0103", "", "insert `,`")
+    assert rest
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "underlined", "help"),
+    [
+        ("over = seq, pairs", "over seq, pairs", "E0103", "", "insert `=`"),
+        ("peak = 3e-3", "peak 3e-3", "E0103", "", "insert `=`"),
+        ("steps = 200", "steps 200", "E0103", "", "insert `=`"),
+        ("layout split on cluster", "layout split cluster", "E0103", "cluster", "`layout split on … {`"),
+        ("repeat 4 as layer", "repeat 4 layer", "E0103", "", "insert `as`"),
+        ("shard state -> data", "shard state data", "E0103", "", "insert `->`"),
+        ("tokens: i64", "tokens i64", "E0103", "", "insert `:`"),
+        ("wo: [heads", "wo [heads", "E0103", "", "insert `:`"),
+        ("[ffn, embed] ~", "[ffn, embed]", "E0103", "", "insert `~`"),
+        ("clip = 1.0", "clip: 1.0", "E0103", ":", "write `=`"),
+        ("clip = 1.0", "clip := 1.0", "E0103", ":", "remove it"),
+        ("let q = rope", "let q == rope", "E0103", "==", "write `=`"),
+        ("let q = rope", "let q -> rope", "E0103", "->", "write `=`"),
+        ("shard state -> data", "shard state = data", "E0103", "=", "write `->`"),
+        ("x: [batch, seq, embed]) {", "x: [batch, seq, embed])", "E0103", "", "insert `{`"),
+        ("model gpt(tokens", "model gpt tokens", "E0103", "", "insert `(`"),
+        # signs too many
+        ("[embed, heads, key]", "[embed, heads, key,]", "E0103", ",", "remove it"),
+        ("total = 200)", "total = 200,)", "E0103", ",", "remove it"),
+        ("batch = 16, seq = 32", "batch = 16,, seq = 32", "E0103", ",", "remove it"),
+        ("dot(h, wk,", "dot(h,, wk,", "E0103", ",", "remove it"),
+        ("steps = 200", "steps = 200,", "E0103", ",", "remove it: entries are not separated by commas"),
+        ("up, over = embed))", "up, over = embed)))", "E0105", ")", "remove it"),
+        ("repeat 4 as layer {", "repeat 4 as layer: {", "E0103", ":", "remove it"),
+        # brackets
+        ("up, over = embed))", "up, over = embed)", "E0105", "(", "insert `)` before `return` at m.par:19:3"),
+        ("[embed, heads, key]", "[embed, heads, key", "E0105", "[", "insert `]` before `~` at m.par:5:40"),
+        ("over = [heads, key])", "over = [heads, key)", "E0105", ")", "insert `]`"),
+        ("over = [heads, key])", "over = [heads, key]]", "E0105", "]", "write `)`"),
+        ("down, over = ffn)\n}", "down, over = ffn)\n", "E0105", "{", "insert `}` before `model` at m.par:22:1"),
+        ("down, over = ffn)\n}", "down, over = ffn\n}", "E0105", "(", "insert `)` before `}` at m.par:20:1"),
+        ("  bubble <= 50%\n}", "  bubble <= 50%\n", "E0105", "{", "insert `}` at the end"),
+        ("attention(x))\n  }", "attention(x))\n", "E0105", "{", None),
+        ("over = vocab)\n}", "over = vocab)\n}}", "E0105", "}", "remove it"),
+        ('"runs/a"', '"runs/a', "E0102", '"runs/a)', 'end it with `"`'),
+    ],
+)
+def test_signs(before: str, after: str, code: str, underlined: str, help: str | None):
+    check(before, after, code, underlined, help or "")
+
+
+def test_an_unclosed_brace_is_the_one_that_another_seems_to_close():
+    first, *_ = said("attention(x))\n  }", "attention(x))\n")
+    assert first.span is not None
+    assert first.span.place == "m.par:25:21"  # that of the `repeat`, not of the model
+
+
+# ---------------------------------------------------------------- words and signs of other languages
+
+H = "let h = rms_norm(x, over = embed)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "underlined", "help"),
+    [
+        ("if training() { let h = x }", "E0103", "if", "`where(training(), a, b)`"),
+        ("let h = x if true else x", "E0103", "if", "`where(condition, a, b)` chooses elementwise"),
+        ("let h = relu(x if true else x)", "E0103", "if", "`where(condition, a, b)` chooses elementwise"),
+        ("let h = x } else { let h = x", "E0103", "else", "`where(condition, a, b)` chooses elementwise"),
+        ("match x { }", "E0103", "match", "`where(condition, a, b)` chooses elementwise"),
+        ("for i in range(3) { let h = x }", "E0103", "for", "`repeat 4 as layer { … }` repeats statements"),
+        ("while true { let h = x }", "E0103", "while", "`repeat 4 as layer { … }` repeats statements"),
+        ("let h = [x for i in range(3)]", "E0103", "for", "`repeat 4 as layer { … }` repeats statements"),
+        ("def f(x): return x", "E0103", "def", "a part of a model is a block"),
+        ("let f = lambda y: y", "E0103", "lambda", "a function is a `block`, with a name"),
+        ("print(x)", "E0103", "print", "`metric name = …`"),
+        ("assert true", "E0103", "assert", "`expect { … }`"),
+        ("var h = x", "E0103", "var", "`let y = …`"),
+        ("let h = x is None", "E0103", "is", "compared by `==`"),
+        ("relu(x)", "E0103", "relu", "a statement begins with a keyword: `let y = …` names a result"),
+        ("x.relu()", "E0103", "x", "a statement begins with a keyword: `let y = …` names a result"),
+        ("let (h, g) = x", "E0103", "(", "several names are separated by commas: `let a, b = …`"),
+        ("h += x", "E0103", "h", "`let h = h + …`"),
+        ("let h += x", "E0103", "+", "`let h = h + …`"),
+        ("let h = x ** 2", "E0103", "*", "`power(x, p)`"),
+        ("let h = x // 2", "E0103", "/", "sizes divide exactly by `/`"),
+        ("// doc\n  let h = x", "E0103", "/", "comments start with `#`"),
+        ('"""doc"""\n  let h = x', "E0103", '""', "comments start with `#`"),
+        ("let h = x % 2", "E0101", "%", "`x - n * floor(x / n)`"),
+        ("let h = x @ wq", "E0101", "@", "`dot(a, b, over = axis)`"),
+        ("let h = x;", "E0101", ";", "remove it"),
+        ("let h = ~x", "E0103", "~", "inverted by `not`"),
+        ("let h = x[0]", "E0103", "[", "`gather(x, 0, along = axis)`"),
+        ("let h = relu(x[:, 0])", "E0103", "[", "`gather(x, 0, along = axis)`"),
+        ("let h = x.shape[0]", "E0103", "[", "`size(axis)`"),
+        ("let h = x.size(0)", "E0103", "x.size", "`size(axis)`"),
+        ("let h = x.shape", "E0201", "x.shape", "`size(axis)`"),
+        ('let h = f"a{x}"', "E0103", '"a{x}"', "strings are plain"),
+        ("let h = None", "E0201", "None", "omit an argument"),
+        ("let h = x * 1.e-3", "E0103", ".", "a digit follows the point"),
+        # functions of modules, and methods
+        ("let h = nn.Linear(x, embed)", "E0103", "nn.Linear", "a product is `dot(a, b, over = axis)`"),
+        ("let h = torch.relu(x)", "E0103", "torch.relu", "did you mean `relu`?"),
+        ("let h = F.gelu(x)", "E0103", "F.gelu", "did you mean `gelu`?"),
+        ("let h = jax.nn.silu(x)", "E0103", "jax.nn.silu", "did you mean `silu`?"),
+        ("let h = x.relu()", "E0103", "x.relu", "`relu(x)`: a function takes what it works on as an argument"),
+        ("let h = x.mean(dim = -1)", "E0103", "x.mean", "`mean(x, …)`: a function takes"),
+        ("let h = self.norm1(x)", "E0103", "self.norm1", "functions are called without a path: `norm1(…)`"),
+        # types
+        ("param b: Tensor ~ zeros()\n  let h = x", "E0103", "~", "the axes of a tensor follow in brackets"),
+        ("param b: (embed) ~ zeros()\n  let h = x", "E0103", "(", "axes are written in brackets: `[embed]`"),
+        ("param b: [2 * embed] ~ zeros()\n  let h = x", "E0103", "2", "declare `axis name = 2 * embed`"),
+        ("param b = zeros()\n  let h = x", "E0103", "=", "a parameter has a type: `param b: [embed] ~ …`"),
+    ],
+)
+def test_a_statement_of_another_language(statement: str, code: str, underlined: str, help: str):
+    check(H, statement, code, underlined, help)
+
+
+@pytest.mark.parametrize("word", sorted(foreign.WORDS))
+def test_every_word_of_another_language_is_known(word: str):
+    diagnostics = said(H, f"{word} x")
+    assert [(each.message, each.help) for each in diagnostics] == [(f"there is no `{word}`", foreign.WORDS[word])]
+
+
+# ---------------------------------------------------------------- how bodies end
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message", "underlined", "help"),
+    [
+        (
+            "return x + dot(h",
+            "return x\n  let y = dot(h",
+            "`let` after `return`",
+            "let",
+            "a block ends with its `return`",
+        ),
+        ("return x + dot(h", "return x\n  return dot(h", "a second `return`", "return", "`return a, b`"),
+        ("return x + dot(h", "let y = x + dot(h", "this block returns nothing", "}", "insert `return y`"),
+        ("return x + dot(h, down, over = ffn)", "loss mean(x)", "this block returns nothing", "}", "that of a model"),
+        ("return x + dot(h, down, over = ffn)", "", "this block returns nothing", "}", "insert `return h`"),
+        ("loss cross", "return cross", "`return` in a model", "return", "a model ends with `loss …`"),
+        ("let x = mlp(att", "return mlp(att", "`return` within a `repeat`", "return", "`let x = …`"),
+        (
+            "  loss cross_entropy(logits, targets, over = vocab)\n",
+            "",
+            "model `gpt` has no `loss`",
+            "gpt",
+            "end it with",
+        ),
+    ],
+)
+def test_how_a_body_ends(before: str, after: str, message: str, underlined: str, help: str):
+    (first, *_) = said(before, after)
+    assert first.message == message, first.render()
+    assert first.span is not None
+    assert first.span.source.text[first.span.start : first.span.end] == underlined, first.render()
+    assert help in (first.advice or ""), first.render()
+    if followed(first) is not None and after:
+        assert corrected(FILE.replace(before, after, 1))[1] == []
