@@ -166,7 +166,7 @@ class Expressions:
                 help = "bind it before the repeat as well, so that it is carried from iteration to iteration"
                 return refuse("E0208", f"`{name.text}` is not bound here", name.span, notes=notes, help=help)
         if name.text in self.known.axes.entries:
-            help = f"its size is `size({name.text})`, its positions `iota({name.text})`"
+            help = f"write `size({name.text})` for its size; `iota({name.text})` are its positions"
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
         known = foreign.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
         return refuse("E0201", f"unknown name `{name.text}`", name.span, help=known)

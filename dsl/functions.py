@@ -35,6 +35,11 @@ class Slot:
     kind: str | OneOf = TENSOR
     default: Any = REQUIRED
 
+    @property
+    def is_value(self) -> bool:
+        """Whether it takes a tensor."""
+        return self.kind in (TENSOR, OPERAND)
+
 
 @frozen(eq=False)
 class Tensor:

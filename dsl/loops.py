@@ -14,10 +14,10 @@ from attrs import evolve
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import positive_integer
 from partita.dsl.declarations import unreserved
-from partita.dsl.diagnostic import Refused
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.expressions import MADE_BEFORE, Expressions
 from partita.dsl.functions import Constant
-from partita.dsl.report import Report
+from partita.dsl.report import Report, nearest
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.types import Axis, Type
 from partita.dsl.walk import rebound
@@ -177,7 +177,12 @@ class Loops:
 
     def count(self, written: tree.Expression) -> int | None:
         """The number of iterations; None after reporting errors."""
+        name = tree.single(written)
         try:
+            if name is not None and self.scope.find(name.text) is None and not nearest(name.text, self.scope.names()):
+                raise refuse(
+                    "E0201", f"unknown name `{name.text}`", name.span, help=f"declare it: `const {name.text} = 4`"
+                )
             quantity = constants.evaluate(written, self.expressions.number_of)
             return positive_integer(quantity, written, "the count of a `repeat`")
         except Refused as refused:

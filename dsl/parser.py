@@ -160,14 +160,16 @@ class _Parser:
     def _begins_line(self, token: Token) -> bool:
         return token.start == 0 or self.source.text[token.start - 1] in "\n\r"
 
-    def accepts(self, symbols: Iterable[str], dropped: int = 0) -> int:
-        """How many of some terminals, one after the other, would be taken after the last ones are `dropped`."""
+    def accepts(self, symbols: Iterable[str], dropped: int = 0, names: bool = True) -> int:
+        """How many of some terminals, one after the other, would be taken after the last ones are `dropped`; with
+        `names`, also words that are not reserved where only a name may stand.
+        """
         rows, rules, states = self.table.states, self.table.rules, self.states[: len(self.states) - dropped]
         taken = 0
         for symbol in symbols:
             while True:
                 row = rows[states[-1]]
-                action = row.get(symbol, row.get("NAME") if symbol in self.table.soft else None)
+                action = row.get(symbol, row.get("NAME") if names and symbol in self.table.soft else None)
                 if action is None:
                     return taken
                 if action >= 0:
@@ -185,7 +187,7 @@ class _Parser:
     def _acceptable(self) -> list[str]:
         """The terminals that may come next: those that are shifted, possibly after some reductions."""
         row = self.table.states[self.states[-1]]
-        found = [symbol for symbol in row if symbol in self.table.spoken and self.accepts([symbol])]
+        found = [symbol for symbol in row if symbol in self.table.spoken and self.accepts([symbol], names=False)]
         # Once an operand is complete, only the loosest operators are left of all that might have followed it.
         return found if "PLUS" in found else [symbol for symbol in found if symbol not in ("AND", "OR")]
 

@@ -31,7 +31,7 @@ from partita.dsl.functions import FUNCTIONS
 from partita.dsl.lexer import CLOSING, DECLARATIONS, END, OPENING, Language, Token
 from partita.dsl.report import nearest
 from partita.dsl.source import Source, Span
-from partita.dsl.units import shortened
+from partita.dsl.units import UNITS, shortened
 
 # What statements of a body begin with; and what begins nothing within brackets.
 STATEMENTS = frozenset(
@@ -90,6 +90,7 @@ class Unexpected:
             or self.misplaced()
             or self.called()
             or self.quoted()
+            or self.spaced()
             or self.keyword()
             or self.foreign()
             or self.misspelled()
@@ -313,9 +314,16 @@ class Unexpected:
         word = self.token.text[1:-1]
         if self.token.kind != "STRING" or "NAME" not in self.wanted or not (word.isascii() and word.isidentifier()):
             return None
-        if not self.fits("NAME", skipped=1):
-            return None
         return self.error(f"`{self.token.text}` is a string where a name is needed", f"write `{word}`, without quotes")
+
+    def spaced(self) -> Diagnostic | None:
+        """A unit after a space."""
+        number, unit = self.before, self.token.text
+        if number is None or number.kind != "NUMBER" or self.token.kind != "NAME" or unit not in UNITS:
+            return None
+        at = Span(self.source, number.start, self.token.end)
+        help = f"write `{number.text}{unit}`"
+        return Diagnostic("E0107", "a unit follows its number without a space", at, help=help)
 
     def keyword(self) -> Diagnostic | None:
         """A keyword where a name is needed."""
@@ -367,7 +375,9 @@ class Unexpected:
                     return self.never_closed(self.inner)
                 gap = Span(self.source, before.end, before.end)
                 return self.error(f"`{sign}` expected before `{shown}`", f"insert `{sign}`", gap)
-            if not token.text.isidentifier() and self.fits(kind, skipped=1):
+        for sign in (*SIGNS[1:], SIGNS[0]) if token.kind not in ("NAME", "NUMBER", "STRING") else ():
+            kind = self.table.words[sign]
+            if kind in self.wanted and not token.text.isalpha() and self.fits(kind, skipped=1):
                 return self.error(f"`{sign}` expected, not `{shown}`", f"write `{sign}`")
         return None
 

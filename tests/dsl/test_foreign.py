@@ -21,13 +21,16 @@ from partita.dsl.builtins import (
     SAMPLED,
     SCHEDULES,
     TRAIN,
+    Keyword,
 )
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.functions import FUNCTIONS
 from partita.dsl.lexer import language
 from partita.dsl.load import load_text
 from partita.dsl.overrides import OVERRIDDEN
 from partita.dsl.report import nearest
 from partita.dsl.types import DTYPES
+from tests.dsl.advice import followed
 
 FILE = """\
 axis batch = 8, seq = 8, embed = 6, heads = 2, vocab = 16, ffn = 12
@@ -59,10 +62,18 @@ train {
 """
 
 
+def place(diagnostic: Diagnostic) -> tuple[str, str, int]:
+    return diagnostic.code, diagnostic.message, diagnostic.span.start if diagnostic.span else 0
+
+
 def helps(text: str, *overrides: str) -> list[str]:
     """The help of each error of a file."""
     found, diagnostics = load_text(text, "m.par", overrides=overrides)
     assert found is None, text
+    for each in diagnostics:
+        new = followed(each)
+        left = load_text(new, "m.par", overrides=overrides)[1] if new is not None else ()
+        assert place(each) not in map(place, left), each.render()
     return [each.help or "" for each in diagnostics if each.severity == "error"]
 
 
@@ -225,7 +236,14 @@ AXES = {"batch", "seq", "embed", "width", "hidden", "features", "ffn", "vocab", 
 def test_every_setting_that_is_meant_exists() -> None:
     ours = {name for names in foreign.SETTINGS.values() for name in names}
     tables = {name for table in (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL) for name in table}
-    known = {*TRAIN.names, *CHOICES, *ARGUMENTS, *SLOTS, *AXES, *DTYPES, *tables, "param", "grad", "state"}
+    words = {
+        word
+        for signature in DATA.values()
+        for setting in signature.settings
+        if isinstance(setting.kind, Keyword)
+        for word in setting.kind.choices
+    }
+    known = words | {*TRAIN.names, *CHOICES, *ARGUMENTS, *SLOTS, *AXES, *DTYPES, *tables, "param", "grad", "state"}
     assert ours - known - {"data", "tensor", "pipe", "context"} == set()
 
 
@@ -262,7 +280,7 @@ def test_every_setting_that_is_meant_exists() -> None:
         ("let y = None", "omit an argument"),
         ("param b: [embed] = zeros()", "write `~`"),
         ("param b: [embed]", "follows `~`"),
-        ("param b: [embed] ~ zeros", "write `zeros(…)`"),
+        ("param b: [embed] ~ zeros", "write `zeros()`"),
         ("param b[embed] ~ zeros()", "insert `:`"),
         ("param b: [embed, 3] ~ zeros()", "declare `axis name = 3`"),
         ("param b: [embed] ~ normal(std = 0.02)", "did you mean `deviation`?"),
@@ -318,7 +336,7 @@ def test_a_statement_written_as_elsewhere(statement: str, help: str) -> None:
         ("steps = 1", "steps = 1 lr = 3", "the learning rate is the optimizer's"),
         ("steps = 1", "steps = 1 scheduler = 3", "the learning rate schedule is"),
         ("steps = 1", "steps = 1 precision = fp16", "did you mean `bf16`?"),
-        ("data = random()", 'data = "corpus.txt"', 'such as `text("corpus.txt")`'),
+        ("data = random()", 'data = "corpus.txt"', 'write `text("corpus.txt")`'),
         ("adamw(lr =", "adam(lr =", "did you mean `adamw`?"),
         ("weight_decay = 0.1", "betas = (0.9, 0.95)", "brackets"),
         ("weight_decay = 0.1", "beta1 = 0.9", "did you mean `betas`?"),

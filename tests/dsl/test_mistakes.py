@@ -285,3 +285,169 @@ def test_how_a_body_ends(before: str, after: str, message: str, underlined: str,
     assert help in (first.advice or ""), first.render()
     if followed(first) is not None and after:
         assert corrected(FILE.replace(before, after, 1))[1] == []
+
+
+# ---------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "help"),
+    [
+        ("rms_norm(x, over = embed)", "rms_norm(x)", "write `rms_norm(x, over = embed)`"),
+        ("dot(h, wq, over = embed)", "dot(h, wq)", "write `dot(h, wq, over = embed)`"),
+        ("dot(a, wo, over = [heads, key])", "dot(a, wo)", "write `dot(a, wo, over = [heads, key])`"),
+        (", over = vocab)\n  repeat", ")\n  repeat", "write `embedding(tokens, wte, over = vocab)`"),
+        ("targets, over = vocab)\n  m", "targets)\n  m", "write `cross_entropy(logits, targets, over = vocab)`"),
+        ("targets, over = vocab)\n}", "targets)\n}", "write `accuracy(logits, targets, over = vocab)`"),
+        (", over = seq, pairs = key)", ")", "write `rope(dot(h, wq, over = embed), over = seq, pairs = key)`"),
+        (", over = seq, pairs = key)", ", pairs = key)", "pairs = key, over = seq)`"),
+        (
+            "over = seq, along = key, causal",
+            "causal",
+            "write `attend(q, k, v, causal = true, over = seq, along = key)`",
+        ),
+        (H, "let h = softmax(x)", "write `softmax(x, over = embed)`"),
+        (H, "let h = x * 0 + gather(x, iota(embed))", "write `gather(x, iota(embed), along = batch)`"),
+        (H, "let h = mean(x) * x + cumsum(x)", "write `cumsum(x, over = seq)`"),
+        # What is not known is not guessed; and much is shown in part.
+        (H, "let h = dropout(x)", "`dropout(x, rate)`"),
+        (H, "let h = attend(x)", "`attend(q, k, v, over, along, …)`"),
+    ],
+)
+def test_a_missing_argument(before: str, after: str, help: str):
+    first, *_ = said(before, after)
+    assert first.code == "E0210", first.render()
+    assert help in (first.advice or ""), first.render()
+    if followed(first) is not None and before is not H:
+        assert corrected(FILE.replace(before, after, 1))[0] != FILE.replace(before, after, 1)
+        assert corrected(FILE.replace(before, after, 1))[1] == []
+
+
+def test_a_long_call_is_not_written_out():
+    logits = f"logits + 0 * ({'1 + ' * 30} 1)"
+    before = "cross_entropy(logits, targets, over = vocab)"
+    (found,) = said(before, f"cross_entropy({logits}, targets)")
+    assert found.help == "add `over = vocab`"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "underlined", "help"),
+    [
+        (H, "let h = rms_norm(x, over = -1)", "E0212", "-1", "write `embed`: axes are given by name"),
+        (H, "let h = softmax(x, -1)", "E0212", "-1", "write `embed`: axes are given by name"),
+        (H, "let h = softmax(x, dim = 2)", "E0209", "dim", "did you mean `over`?"),
+        (H, "let h = rms_norm(x, over = [2])", "E0212", "2", "write `embed`: axes are given by name"),
+        (H, 'let h = rms_norm(x, over = "embed")', "E0212", '"embed"', "write `embed`, without quotes"),
+        ("over = [heads, key])", 'over = ["heads", key])', "E0212", '"heads"', "write `heads`, without quotes"),
+        (H, 'let h = cast(x, "f32")', "E0207", '"f32"', "write `f32`, without quotes"),
+        (H, "let h = cast(x, 'f32')", "E0101", "'f32'", 'write `"f32"`, in double quotes'),
+        ("causal = true", "causal = True", "E0212", "True", "write `true`"),
+        ("causal = true", 'causal = "true"', "E0212", '"true"', "write `true`"),
+        ("causal = true", "causal = 1", "E0212", "1", "write `true`"),
+        ("causal = true", "causal = no", "E0212", "no", "write `false`"),
+        ("x: [batch, seq, embed]", 'x: ["batch", seq, embed]', "E0103", '"batch"', "write `batch`, without quotes"),
+        ("stage layer", 'stage "layer"', "E0103", '"layer"', "write `layer`, without quotes"),
+        ("schedule fast =", 'schedule "fast" =', "E0103", '"fast"', "write `fast`, without quotes"),
+        (H, "let h = x * (1 / sqrt(embed))", "E0201", "embed", "write `size(embed)`"),
+    ],
+)
+def test_an_argument_of_another_kind(before: str, after: str, code: str, underlined: str, help: str):
+    check(before, after, code, underlined, help)
+
+
+# ---------------------------------------------------------------- values
+
+ADAM = "adamw(lr = cosine(peak = 3e-3, warmup = 20, total = 200), weight_decay = 0.1)"
+COSINE = "cosine(peak = 3e-3, warmup = 20, total = 200)"
+EVERY = 'every(100, dir = "runs/a")'
+DEVICE = "device = h100"
+F32 = "precision = f32"
+DATA = "stdlib(holdout = 5%)"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "underlined", "help"),
+    [
+        # units
+        ("holdout = 5%", "holdout = 0.05", "E0307", "0.05", "write `5%`"),
+        ("holdout = 5%", "holdout = 5", "E0307", "5", "write `5%`"),
+        ("holdout = 5%", "holdout = 5 %", "E0107", "5 %", "write `5%`"),
+        (COSINE, "1%", "E0307", "1%", "write `0.01`"),
+        ("weight_decay = 0.1", "weight_decay = 10%", "E0307", "10%", "write `0.1`"),
+        (DEVICE, "device = device(989, 80GB, 3TB/s)", "E0307", "989", "write `989TFLOP/s`"),
+        (DEVICE, "device = device(989e12, 80GB, 3TB/s)", "E0307", "989e12", "write `989TFLOP/s`"),
+        (DEVICE, "device = device(989TFLOPS, 80GB, 3TB/s)", "E0107", "989TFLOPS", "write `989TFLOP/s`"),
+        (DEVICE, "device = device(989TFLOP/s, 80, 3TB/s)", "E0307", "80", "write `80GiB`"),
+        (DEVICE, "device = device(989TFLOP/s, 80e9, 3TB/s)", "E0307", "80e9", "write `80GB`"),
+        (DEVICE, "device = device(989TFLOP/s, 80 GiB, 3TB/s)", "E0107", "80 GiB", "write `80GiB`"),
+        (DEVICE, "device = device(989TFLOP/s, 80GB/s, 3TB/s)", "E0307", "80GB/s", "write `80GB`"),
+        (DEVICE, "device = device(989TFLOP/s, 80gb, 3TB/s)", "E0107", "80gb", "write `80GB`"),
+        (DEVICE, "device = device(989TFLOP/s, 80GB, 3350)", "E0307", "3350", "write `3350GB/s`"),
+        (DEVICE, "device = device(989TFLOP/s, 80GB, 3TB)", "E0307", "3TB", "write `3TB/s`"),
+        ("-> nvlink4", "-> link(450GB/s, 5)", "E0307", "5", "write `5us`"),
+        ("-> nvlink4", "-> link(450GB/s, 5e-6)", "E0307", "5e-6", "write `5us`"),
+        ("-> nvlink4", "-> link(450GB/s, 5usec)", "E0107", "5usec", "write `5us`"),
+        ("-> nvlink4", "-> link(450GB/s, 5µs)", "E0101", "5µs", "microseconds are written `us`"),
+        ("-> nvlink4", "-> link(400Gbps, 5us)", "E0107", "400Gbps", "write `50GB/s`"),
+        ("peak_memory <= 40GiB", "peak_memory <= 40", "E0307", "40", "write `40GiB`"),
+        ("bubble <= 50%", "bubble <= 0.5", "E0307", "0.5", "write `50%`"),
+        ("bubble <= 50%", "step_time <= 2", "E0307", "2", "write `2s`"),
+        ("bubble <= 50%", "step_time <= 0.5", "E0307", "0.5", "write `500ms`"),
+        ("vocab = 256", "vocab = 50k", "E0107", "50k", "write `50_000`"),
+        ("vocab = 256", "vocab = 1.5M", "E0107", "1.5M", "write `1_500_000`"),
+        ("vocab = 256", "vocab = 2KB", "E0307", "2KB", "write `2_000`"),
+        ("ffn = 4 * embed", "ffn = 4embed", "E0107", "4embed", "write `4 * embed`"),
+        ("steps = 200", "steps = 200s", "E0307", "200s", "write `200`"),
+        # quotes
+        ("batch = 16", 'batch = "16"', "E0306", '"16"', "write `16`, without quotes"),
+        ("steps = 200", 'steps = "200"', "E0306", '"200"', "write `200`, without quotes"),
+        ("repeat 4", 'repeat "4"', "E0306", '"4"', "write `4`, without quotes"),
+        ("pipe = 2", 'pipe = "2"', "E0306", '"2"', "write `2`, without quotes"),
+        (F32, 'precision = "bf16"', "E0306", '"bf16"', "write `bf16`, without quotes"),
+        (F32, 'layout = "split"', "E0306", '"split"', "write `split`, without quotes"),
+        (DEVICE, 'device = "h100"', "E0306", '"h100"', "write `h100`, without quotes"),
+        ("-> nvlink4", '-> "nvlink4"', "E0306", '"nvlink4"', "write `nvlink4`, without quotes"),
+        (DATA, '"stdlib"', "E0306", '"stdlib"', "write `stdlib()`, without quotes"),
+        (ADAM, '"adamw"', "E0306", '"adamw"', "write `adamw(lr = 1e-3)`, without quotes"),
+        (COSINE, '"3e-4"', "E0306", '"3e-4"', "write `3e-4`, without quotes"),
+        (COSINE, '"cosine"', "E0306", '"cosine"', "write `cosine(peak = 1e-3, total = 1_000)`, without quotes"),
+        ("batches = 10", 'batches = "all"', "E0306", '"all"', "write `all`, without quotes"),
+        ('dir = "runs/a"', "dir = runs/a", "E0306", "runs/a", 'write `"runs/a"`, in double quotes'),
+        ("~ normal(0.02)\n  param wo", '~ "normal"\n  param wo', "E0306", '"normal"', "write `normal(0.02)`"),
+        # calls
+        ("eval = every(50, batches = 10)", "eval = 20", "E0306", "20", "write `every(20)`"),
+        (EVERY, "100", "E0306", "100", "write `every(100)`"),
+        (EVERY, '"runs/a"', "E0306", '"runs/a"', "such as `checkpoint = every(100)`"),
+        (EVERY, "every(steps = 100)", "E0209", "steps", "did you mean `interval`?"),
+        (DATA, "stdlib", "E0306", "stdlib", "write `stdlib()`"),
+        (DATA, '"a/*.jsonl"', "E0306", '"a/*.jsonl"', 'write `jsonl("a/*.jsonl")`'),
+        (DATA, '"a.parquet"', "E0306", '"a.parquet"', 'write `parquet("a.parquet")`'),
+        (DATA, '"a.bin"', "E0306", '"a.bin"', 'write `tokens("a.bin")`'),
+        (DATA, '"a.npz"', "E0306", '"a.npz"', 'write `arrays("a.npz")`'),
+        (DATA, '"a/*.md"', "E0306", '"a/*.md"', 'write `text("a/*.md")`'),
+        (ADAM, "adamw", "E0306", "adamw", "write `adamw(lr = 1e-3)`"),
+        (ADAM, "adamw()", "E0210", "adamw()", "write `adamw(lr = 1e-3)`"),
+        ("weight_decay = 0.1", "betas = 0.9", "E0306", "0.9", "such as `[0.9, 0.95]`"),
+        ("peak = 3e-3", "lr = 3e-3", "E0209", "lr", "did you mean `peak`?"),
+        ("~ normal(0.02)\n  param wo", "~ 0.02\n  param wo", "E0306", "0.02", "write `normal(0.02)`"),
+        ("~ normal(0.02)\n  param wo", "~ 0\n  param wo", "E0306", "0", "write `zeros()`"),
+        ("~ normal(0.02)\n  param wo", "~ normal\n  param wo", "E0306", "normal", "write `normal(0.02)`"),
+        ("~ normal(0.02)\n  param wo", "~ normal(0, 1)\n  param wo", "E0209", "normal(0, 1)", "write `normal(1)`"),
+        ("~ normal(0.02)\n  param wo", "~ uniform(-1, 1)\n  param wo", "E0209", "uniform(-1, 1)", "write `uniform(1)`"),
+        ("bubble <= 50%", "bytes <= 4GiB", "E0210", "bytes", "write `bytes(data)`"),
+        # left out
+        ("clip = 1.0", "clip = None", "E0306", "None", "write `none`, or leave it out"),
+        ("clip = 1.0", "clip = 0", "E0306", "0", "write `none`, or leave it out"),
+        ("eval = every(50, batches = 10)", "eval = false", "E0306", "false", "write `none`, or leave it out"),
+        (F32, "compile = True", "E0306", "True", "write `true`"),
+        # lists
+        ("[data -> ib400, pipe -> nvlink4]", "[data = ib400, pipe = nvlink4]", "E0103", "=", "write `->`"),
+        ("[data -> ib400, pipe -> nvlink4]", "{data: ib400}", "E0103", "{", "`[a -> b]`"),
+        ("[data -> ib400, pipe -> nvlink4]", "data -> ib400", "E0103", "->", "`[data -> ib400]`"),
+        ("bubble <= 50%", "mfu => 1%", "E0103", "=", "it is written `>=`"),
+        ("bubble <= 50%", "bubble = 50%", "E0103", "=", "a claim compares"),
+        ("repeat 4", "repeat layers", "E0201", "layers", "declare it: `const layers = 4`"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind(before: str, after: str, code: str, underlined: str, help: str):
+    check(before, after, code, underlined, help)
