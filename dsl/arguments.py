@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from partita.dsl import tree
@@ -10,6 +10,17 @@ from partita.dsl.report import Report, listed, suggestion
 
 MOST_SHOWN = 8  # parameters of a call
 REQUIRED: Final = object()  # the `default` of a parameter without one
+
+
+def parameters_of_call(call: tree.Call, names: Iterable[str]) -> list[str | None]:
+    """The parameter of each argument: those without a name take the parameters in order; None where there is none, and
+    for arrows.
+    """
+    rest = iter(names)
+    return [
+        each.name.text if each.name is not None else None if isinstance(each.value, tree.Arrow) else next(rest, None)
+        for each in call.arguments
+    ]
 
 
 def bind(

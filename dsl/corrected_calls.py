@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import permutations
 
+from attrs import evolve
+
 from partita.dsl import tree
+from partita.dsl.diagnostic import Refused
 from partita.dsl.functions import Tensor
 from partita.dsl.spec import BATCH
 
@@ -60,27 +63,46 @@ def completed(call: tree.Call, missing: Mapping[str, Collection[str]]) -> str:
 
 
 def reordered(
-    call: tree.Call, arguments: Sequence[tree.Argument], fits: Callable[[Sequence[int]], bool], form: str
-) -> str | None:
-    """Help that puts some arguments of a call in another order, in which they fit; `form` if several do; None if none.
+    refused: Refused,
+    call: tree.Call,
+    arguments: Mapping[str, tree.Argument],
+    fits: Callable[[Mapping[str, str]], bool],
+) -> Refused:
+    """What is said of a call that was refused, also if some of its arguments, by name, fit in another order.
 
-    `fits` says whether they do, of the numbers of the arguments in an order.
+    `fits` says whether they do, of the name of the argument that takes the place of each.
     """
-    if not 2 <= len(arguments) <= MOST:
+    names = tuple(arguments)
+    orders = permutations(names) if 2 <= len(names) <= MOST else ()
+    found = [order for order in orders if order != names and fits(dict(zip(names, order, strict=True)))]
+    text = (
+        _exchanged(call, [(arguments[a], arguments[b]) for a, b in zip(names, found[0], strict=True)])
+        if found
+        else None
+    )
+    if text is None:
+        return refused
+    help = f"write `{text}`" if len(found) == 1 else f"such as `{text}`"
+    (wrong,) = refused.diagnostics
+    return Refused([evolve(wrong, span=call.span, help=f"arguments swapped? {help}")])
+
+
+def exchanged(call: tree.Call, one: tree.Argument, other: tree.Argument) -> str | None:
+    """Help that exchanges two arguments of a call; None if that is long."""
+    text = _exchanged(call, [(one, other), (other, one)])
+    return f"arguments swapped? write `{text}`" if text is not None else None
+
+
+def _exchanged(call: tree.Call, pairs: Sequence[tuple[tree.Argument, tree.Argument]]) -> str | None:
+    """The text of a call with some arguments, in the order of the text, replaced by others; None if it is long."""
+    if _text(call) is None:
         return None
-    usual = tuple(range(len(arguments)))
-    found = [order for order in permutations(usual) if order != usual and fits(order)]
-    if not found:
-        return None
-    text = _text(call)
-    if len(found) > 1 or text is None:
-        return f"arguments in another order? {form}"
-    source, parts, end = call.span.source.text, [], call.span.start
-    for written, number in zip(arguments, found[0], strict=True):
-        span, other = written.value.span, arguments[number].value.span
-        parts += [source[end : span.start], source[other.start : other.end]]
+    source, parts, end = call.span.source.text, list[str](), call.span.start
+    for written, other in pairs:
+        span = written.value.span
+        parts += [source[end : span.start], source[other.value.span.start : other.value.span.end]]
         end = span.end
-    return f"arguments swapped? write `{' '.join(''.join([*parts, source[end : call.span.end]]).split())}`"
+    return " ".join("".join([*parts, source[end : call.span.end]]).split())
 
 
 def _text(call: tree.Call) -> str | None:

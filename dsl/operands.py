@@ -6,6 +6,7 @@ Methods return None if they, or an earlier check, reported an error; some raise 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, Protocol
 
 from partita.dsl import constants, convolution, corrected_calls, reshaping, routing, tree
@@ -36,6 +37,9 @@ class Reader(Protocol):
     def axis(self, name: tree.Name) -> Axis | None:
         """An axis."""
 
+    def kinds(self, written: tree.Expression) -> frozenset[str]:
+        """The kinds of slots that might take it."""
+
     def setting(self, written: tree.Expression, kind: OneOf, name: str) -> Call | None:
         """A call of one of the signatures, of the argument `name`."""
 
@@ -63,6 +67,7 @@ class Operands:
         given = bind(written, [slot.name for slot in slots], required, self.report, complete)
         if given is None:
             return None
+        self.in_order(written, slots)
         found: dict[str, Any] = {}
         sound = True
         for slot in slots:
@@ -76,6 +81,17 @@ class Operands:
                 found[slot.name] = None
             sound = sound and found[slot.name] is not None
         return found if sound else None
+
+    def in_order(self, written: tree.Call, slots: Sequence[Slot]) -> None:
+        """Raises Refused (E0212) if two arguments each are what the other should be, such as a number and a tensor."""
+        positional = [a for a in written.arguments if a.name is None and not isinstance(a.value, tree.Arrow)]
+        known = [
+            (each, slot, self.expressions.kinds(each.value)) for each, slot in zip(positional, slots, strict=False)
+        ]
+        for (one, first, a), (other, second, b) in combinations(known, 2):
+            if first.kind in b - a and second.kind in a - b:
+                message = f"`{written.name.text}` does not take its arguments in this order"
+                raise refuse("E0212", message, written.span, help=corrected_calls.exchanged(written, one, other))
 
     def argument(self, written: tree.Expression, slot: Slot, before: Mapping[str, Any]) -> Any:
         """One argument, as its slot takes it, after those `before` it."""

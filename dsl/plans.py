@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from partita.dsl import constants, limits, spec, tree
-from partita.dsl.arguments import bind
+from partita.dsl.arguments import bind, parameters_of_call
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
 from partita.dsl.builtins import (
@@ -28,7 +28,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.language_model import how_spelled, language_model, sources_of, spelling_of
 from partita.dsl.layouts import CLASSES, Layouts
 from partita.dsl.optimizers import Optimizers
-from partita.dsl.overrides import Chosen, parameters_of_call, selected_schedule
+from partita.dsl.overrides import Chosen, selected_schedule
 from partita.dsl.paths import known_paths
 from partita.dsl.quotes import without_quotes
 from partita.dsl.report import Report, listed, suggestion

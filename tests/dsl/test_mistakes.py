@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from partita.dsl import foreign
+from partita.dsl.arguments import REQUIRED
+from partita.dsl.functions import FUNCTIONS
 from partita.dsl.load import load_text
+from partita.dsl.rules import OPERATORS
 from tests.dsl.advice import corrected, followed
 
 FILE = """\
@@ -451,3 +454,121 @@ DATA = "stdlib(holdout = 5%)"
 )  # fmt: skip
 def test_a_value_of_another_kind(before: str, after: str, code: str, underlined: str, help: str):
     check(before, after, code, underlined, help)
+
+
+# ---------------------------------------------------------------- arguments in another order
+
+VARIED = """\
+axis batch = 2, seq = 4, embed = 4, vocab = 8, experts = 4, chosen = 2, slots = 3, out = 6
+axis height = 6, width = 6, kh = 3, kw = 3, rows = 4, columns = 4
+block joined(x: [batch, seq, embed], ids: i64[batch, seq]) {
+  return x + expand(cast(ids, f32), embed)
+}
+model m(x: [batch, seq, embed], ids: i64[batch, seq], image: [batch, height, width, embed]) {
+  param table: [vocab, embed] ~ normal(0.02)
+  param kernel: [kh, kw, embed, out] ~ normal(0.02)
+  param gate: [embed, experts] ~ normal(0.02)
+  param up: [experts, embed, out] ~ normal(0.02)
+  let logits = dot(x, table, over = embed)
+  let w, e = top_k(softmax(dot(x, gate, over = embed), over = experts), experts -> chosen)
+  let sent = dispatch(x, e, over = seq, into = [experts, slots])
+  let y = CALL
+  loss mean(logits) + mean(image) * mean(x) * mean(kernel) + mean(w) + mean(sent) * mean(up) + mean(cast(ids, f32))
+}
+"""
+CALLS = (
+    "where(x > 0, x, 0)",
+    "cast(x, bf16)",
+    "dropout(x, 0.1)",
+    "embedding(ids, table, over = vocab)",
+    "gather(x, iota(chosen), along = seq)",
+    "one_hot(ids, vocab)",
+    "arg_max(x, embed)",
+    "cumsum(x, seq)",
+    "logsumexp(x, embed)",
+    "softmax(x, embed)",
+    "log_softmax(x, embed)",
+    "layer_norm(x, embed)",
+    "rms_norm(x, embed)",
+    "cross_entropy(logits, ids, over = vocab)",
+    "accuracy(logits, ids, over = vocab)",
+    "shift(x, seq)",
+    "expand(x, vocab)",
+    "patches(image, [kh, kw], [height, width] -> [rows, columns])",
+    "conv(image, kernel, [height, width] -> [rows, columns], over = embed)",
+    "routed_dot(x, up, e, over = embed, along = experts)",
+    "dispatch(x, e, over = seq, into = [experts, slots])",
+    "combine(sent, e, w, over = seq, from = [experts, slots])",
+    "rope(x, seq, pairs = embed)",
+    "dropped(e, seq, into = [experts, slots])",
+    "load(e, seq, into = experts)",
+    "joined(x, ids)",
+)
+# In either order they type-check, or say something else.
+SYMMETRIC = {*OPERATORS.values(), "maximum", "minimum", "power", "dot", "attend", "binary_cross_entropy", "mse"}
+SYMMETRIC |= {"linear_scan", "top_k"}
+
+
+def test_every_function_of_two_arguments_is_swapped_below():
+    needed = {
+        each.name
+        for each in FUNCTIONS.values()
+        if sum(slot.default is REQUIRED for slot in each.slots) > 1 or each.arrows[0]
+    }
+    assert {call.partition("(")[0] for call in CALLS} >= needed - SYMMETRIC - {
+        "rename",
+        "split",
+        "merge",
+        "concat",
+        "slice",
+    }
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.partition("(")[0])
+def test_swapped_arguments_are_put_in_order(call: str):
+    text = VARIED.replace("CALL", call)
+    name, _, rest = call.partition("(")
+    first, second = _first_two(rest)
+    wrong = VARIED.replace("CALL", f"{name}({second}, {first}{rest[len(first) + 2 + len(second) :]}")
+    assert not any(each.severity == "error" for each in load_text(text)[1])
+    (found,) = (each for each in load_text(wrong)[1] if each.severity == "error")
+    assert found.help == f"arguments swapped? write `{call}`"
+    assert corrected(wrong)[0] == text
+
+
+def _first_two(arguments: str) -> tuple[str, str]:
+    """The texts of the first two of some arguments."""
+    depth, ends = 0, list[int]()
+    for position, character in enumerate(arguments):
+        if depth == 0 and character in ",)":
+            ends.append(position)
+        depth += (character in "([") - (character in ")]")
+    return arguments[: ends[0]], arguments[ends[0] + 2 : ends[1]]
+
+
+@pytest.mark.parametrize(
+    ("call", "help"),
+    [
+        (
+            "embedding(table = ids, ids = table, over = vocab)",
+            "write `embedding(table = table, ids = ids, over = vocab)`",
+        ),
+        ("where(x, x * 2, x > 0)", "such as `where(x > 0, x, x * 2)`"),
+        ("joined(ids = x, x = ids)", "write `joined(ids = ids, x = x)`"),
+        (
+            "routed_dot(e, x, up, over = embed, along = experts)",
+            "write `routed_dot(x, up, e, over = embed, along = experts)`",
+        ),
+    ],
+)
+def test_arguments_in_any_order(call: str, help: str):
+    (found,) = (each for each in load_text(VARIED.replace("CALL", call))[1] if each.severity == "error")
+    assert found.help == f"arguments swapped? {help}"
+
+
+@pytest.mark.parametrize(
+    "call", ["embedding(x, table, over = vocab)", "dropout(x, x)", "cross_entropy(ids, ids, over = vocab)"]
+)
+def test_arguments_that_fit_in_no_order_are_not_swapped(call: str):
+    (found,) = (each for each in load_text(VARIED.replace("CALL", call))[1] if each.severity == "error")
+    assert "swapped" not in (found.help or "")
