@@ -33,12 +33,14 @@ from partita.dsl.functions import (
     Constant,
     Function,
     Made,
+    Origin,
     Parts,
     Tensor,
     Use,
 )
 from partita.dsl.known import CheckContext
 from partita.dsl.operands import Operands
+from partita.dsl.origins import origin
 from partita.dsl.report import suggestion
 from partita.dsl.scope import Binding, Instance, Scope, Unknown, Value, composed
 from partita.dsl.source import Span
@@ -223,7 +225,7 @@ class Expressions:
         given = {slot.name: value for slot, value in zip(slots, found, strict=True)}
         spans = {slot: value.span for slot, value in given.items() if value is not None}
         sign = written.operator if isinstance(written, tree.Binary) else "-" if function == "negate" else "not"
-        use = Use(function, written.span, given, spans, sign=sign)
+        use = Use(function, written.span, given, spans, sign=sign, origin=self._origin)
         return self._apply(FUNCTIONS[function], use, _text(written), name)
 
     # ------------------------------------------------------------ calls
@@ -284,7 +286,7 @@ class Expressions:
         spans = {slot: each.value.span for slot, each in named if slot is not None}
         if arrows:
             spans["->"] = arrows[0].span
-        use = Use(function.name, written.span, given, spans, arrows)
+        use = Use(function.name, written.span, given, spans, arrows, origin=self._origin)
         tensors = {slot: each for slot, each in named if slot is not None and isinstance(given.get(slot), Tensor)}
 
         def fits(moved: Mapping[str, str]) -> bool:
@@ -323,6 +325,9 @@ class Expressions:
                     operands.append(part.literal("bool" if isinstance(part.value, bool) else dtype))
         value = self._step(function.name, operands, options, type, use.span, name)
         return [Tensor(value.number, type, text, use.span)]
+
+    def _origin(self, value: int, axis: str) -> Origin | None:
+        return origin(self.scope, value, axis)
 
     def _step(
         self,
@@ -461,6 +466,9 @@ class Expressions:
             help = None
             if len(extra) == 1 and len(missing) == 1:
                 help = f"to call it over `{extra[0]}`: `{block}(…, {missing[0]} -> {extra[0]})`"
+            found = self._origin(argument.value, (extra or missing)[0])
+            notes += [str(found)] if found is not None else []
+            help = help or (found.help if found is not None else None)
             message = f"`{argument.text}` does not have the axes that `{block}` takes"
             raise refuse("E0204", message, argument.span, notes=notes, help=help)
 

@@ -572,3 +572,74 @@ def test_arguments_in_any_order(call: str, help: str):
 def test_arguments_that_fit_in_no_order_are_not_swapped(call: str):
     (found,) = (each for each in load_text(VARIED.replace("CALL", call))[1] if each.severity == "error")
     assert "swapped" not in (found.help or "")
+
+
+# ---------------------------------------------------------------- where an axis comes from
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "note", "help"),
+    [
+        # kept by a product, in a block that is called two blocks on
+        (
+            "over = [heads, key])",
+            "over = heads)",
+            "E0204",
+            "`key` is kept by `dot(a, wo, over = heads)`: both operands have it, and it is not summed over   (m.par:12",
+            "sum over `key` there as well: `over = [heads, key]`",
+        ),
+        # in the value that a repeat carries
+        (
+            "let x = mlp(attention(x))",
+            "let y = dot(expand(x, ffn), expand(wte, ffn), over = vocab)\n    let x = x",
+            "E0203",
+            None,
+            "axes they share: embed, ffn",
+        ),
+        (
+            "let x = mlp(attention(x))",
+            "param w: [embed, ffn] ~ ones()\n    let h = dot(x, w, over = embed)\n    let x = dot(h, w, over = [])",
+            "E0220",
+            "`ffn` is kept by `dot(h, w, over = [])`: both operands have it",
+            "sum over `ffn` there as well: `over = ffn`",
+        ),
+        # in the logits
+        (
+            "wte, over = embed)\n  loss",
+            "expand(wte, key), over = embed)\n  loss",
+            "E0204",
+            "`key` comes from `dot(rms_norm(x, over = embed), expand(wte, key), over = e…`   (m.par:28:16)",
+            "expected [batch, seq, key]",
+        ),
+        # gone, in a block and outside
+        (
+            "return x + dot(h, down, over = ffn)",
+            "return mean(x + dot(h, down, over = ffn), over = seq)",
+            "E0220",
+            "`seq` ends in `mean(x + dot(h, down, over = ffn), over = seq)`   (m.par:19:10)",
+            "give the new value another name",
+        ),
+        (
+            "let logits = dot(rms_norm(x, over = embed)",
+            "let pooled = max(x, over = embed)\n  let logits = dot(rms_norm(pooled, over = embed)",
+            "E0203",
+            "`embed` ends in `max(x, over = embed)`   (m.par:28:16)",
+            "axes of `pooled`: batch, seq",
+        ),
+    ],
+)
+def test_where_an_axis_comes_from_or_ends(before: str, after: str, code: str, note: str | None, help: str):
+    first, *_ = said(before, after)
+    assert first.code == code, first.render()
+    assert help in (first.advice or ""), first.render()
+    assert note is None or any(each.startswith(note) for each in first.notes), first.render()
+
+
+def test_an_axis_is_followed_through_blocks_that_call_others_twice():
+    calls = "\n".join(f"block b{i}(x: [batch]) {{ return b{i - 1}(b{i - 1}(x)) }}" for i in range(1, 18))
+    text = f"axis batch = 2, key = 2\nblock b0(x: [batch]) {{ return sum(expand(x, key), over = key) }}\n{calls}\n"
+    text += "model m(x: [batch]) {\n  param w: [key] ~ ones()\n  loss mean(dot(b17(x), w, over = key))\n}\n"
+    (found,) = load_text(text)[1]
+    assert "`key` ends in `sum(expand(x, key), over = key)`   (<text>:2:31)" in found.notes, found.render()
+    (found,) = load_text(text.replace("return sum(expand(x, key), over = key)", "return relu(x)"))[1]
+    assert not any("key` ends" in note for note in found.notes)
