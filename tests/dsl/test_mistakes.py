@@ -643,3 +643,25 @@ def test_an_axis_is_followed_through_blocks_that_call_others_twice():
     assert "`key` ends in `sum(expand(x, key), over = key)`   (<text>:2:31)" in found.notes, found.render()
     (found,) = load_text(text.replace("return sum(expand(x, key), over = key)", "return relu(x)"))[1]
     assert not any("key` ends" in note for note in found.notes)
+
+
+# ---------------------------------------------------------------- what is allowed and rarely meant
+
+
+def test_a_parameter_of_each_row_is_refused_or_doubted():
+    wrong = FILE.replace("param up: [embed, ffn]", "param up: [batch, embed, ffn]")
+    (found,) = load_text(wrong)[1]
+    assert (found.code, found.span and found.span.text) == ("E0407", "up")
+    assert found.help == "without that axis it is the same for all rows: `[embed, ffn]`"
+    (found,) = load_text(wrong, overrides=["fast.microbatches=1"])[1]
+    assert (found.code, found.span and found.span.text) == ("W0315", "up")
+
+
+def test_scores_of_each_position_with_itself_are_doubted():
+    attention = "attend(q, k, v, over = seq, along = key, causal = true)"
+    scores = "dot(softmax(dot(q, k, over = key), over = seq), v, over = seq)"
+    (found,) = said(attention, scores)
+    assert (found.code, found.span and found.span.text) == ("W0316", "dot(q, k, over = key)")
+    right = f"dot(softmax({scores[12:33]}".replace("dot(q, k", "dot(q, rename(k, seq -> keys)")
+    right += ", over = keys), rename(v, seq -> keys), over = keys)"
+    assert load_text(FILE.replace(attention, right).replace("seq = 32", "seq = 32, keys = seq"))[1] == ()
