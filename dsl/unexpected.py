@@ -51,7 +51,7 @@ PHRASES = (
         "a statement",
         frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "SCAN", "LOSS", "METRIC", "BUFFER", "UPDATE", "OUTPUT")),
     ),
-    ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE", "OFFLOAD"))),
+    ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE", "OFFLOAD", "OVERLAP"))),
     ("a rule", frozenset(("FREEZE", "UPDATE"))),
     ("a line", frozenset(("NAME", "SKIP"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR"))),
@@ -299,7 +299,7 @@ class Unexpected:
         at = Span(self.source, path[0].start, path[-1].end)
         others = (each.name for each in OPTIMIZERS.values() if name.lower() in each.others)
         names = [*FUNCTIONS, *(name for table in SETTINGS for name in table)]
-        ours = meant(name, names) or next(others, None) or nearest(name, names)
+        ours = meant(name, names) or next(others, None) or (nearest(name, names) if owner != "self" else None)
         help = foreign.function(name) or foreign.MEMBERS.get(name)
         if help is None and path[0].text in foreign.MODULES:
             help = f"did you mean `{ours}`?" if ours else None
@@ -353,7 +353,8 @@ class Unexpected:
         """A misspelled keyword."""
         words = {word: kind for word, kind in self.table.words.items() if kind in self.wanted}
         near = nearest(self.token.text, words) if self.token.kind == "NAME" else None
-        if near is None:
+        following = self.tokens[self.index + 1].kind if near is not None else END
+        if near is None or self.parser.accepts([words[near], following]) < 2:
             return None
         return self.error(f"unexpected `{shortened(self.token.text)}`", f"did you mean `{near}`?")
 

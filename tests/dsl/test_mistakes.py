@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
+
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from partita.dsl import foreign
 from partita.dsl.arguments import REQUIRED
+from partita.dsl.builtins import (
+    CHOICES,
+    DEVICES,
+    INITIAL,
+    LEARNING_RATES,
+    LINKS,
+    MEASURES,
+    MESH,
+    OPTIMIZERS,
+    SCHEDULES,
+    TRAIN,
+)
+from partita.dsl.builtins import DATA as SOURCES
 from partita.dsl.functions import FUNCTIONS
+from partita.dsl.lexer import DECLARATIONS
 from partita.dsl.load import load_text
 from partita.dsl.rules import OPERATORS
+from partita.dsl.types import DTYPES
+from partita.dsl.unexpected import STATEMENTS
 from tests.dsl.advice import corrected, followed
 
 FILE = """\
@@ -665,3 +685,88 @@ def test_scores_of_each_position_with_itself_are_doubted():
     right = f"dot(softmax({scores[12:33]}".replace("dot(q, k", "dot(q, rename(k, seq -> keys)")
     right += ", over = keys), rename(v, seq -> keys), over = keys)"
     assert load_text(FILE.replace(attention, right).replace("seq = 32", "seq = 32, keys = seq"))[1] == ()
+
+
+# ---------------------------------------------------------------- misspelled names
+
+
+def one_slip(word: str, position: int, kind: str) -> str:
+    """A word with a letter that is missing, written twice, exchanged with its neighbour or another one."""
+    before, letter, after = word[:position], word[position], word[position + 1 :]
+    return {
+        "missing": before + after,
+        "twice": before + letter + letter + after,
+        "exchanged": before + after[:1] + letter + after[1:],
+        "another": before + ("q" if letter != "q" else "j") + after,
+    }[kind]
+
+
+# Each kind of name, and where one of it stands in the file.
+NAMES = {
+    "function": ([*FUNCTIONS, "size"], H, "let h = NAME(x, x, x, x)"),
+    "dtype": (DTYPES, "tokens: i64", "tokens: NAME"),
+    "cast": (DTYPES, H, "let h = cast(x, NAME)"),
+    "schedule": (SCHEDULES, "one_f_one_b(micro", "NAME(micro"),
+    "optimizer": (OPTIMIZERS, "adamw(lr", "NAME(lr"),
+    "learning rate": (LEARNING_RATES, "cosine(peak", "NAME(peak"),
+    "initial value": (INITIAL, "~ normal(0.02)\n  param wo", "~ NAME(0.02)\n  param wo"),
+    "data": (SOURCES, DATA, "NAME()"),
+    "device": (DEVICES, DEVICE, "device = NAME()"),
+    "link": (LINKS, "-> nvlink4", "-> NAME()"),
+    "entry of train": ([*TRAIN.names, *CHOICES], F32, "NAME = 1"),
+    "entry of a mesh": (MESH, DEVICE, "NAME = 1"),
+    "measure": (MEASURES, "bubble <=", "NAME <="),
+    "argument": ([slot.name for slot in FUNCTIONS["attend"].slots], "causal = true", "NAME = 1"),
+    "argument of an optimizer": (OPTIMIZERS["adamw"].names, "weight_decay =", "NAME ="),
+    "declaration": (set(DECLARATIONS) - {"import", "train", "expect"}, "axis batch", "NAME batch"),
+    "declaration of a table": (("train", "expect"), "train {", "NAME {"),
+    "import": (("import",), "axis batch", 'NAME "a.par" axis batch'),
+    "statement": (STATEMENTS - {"loss", "return", "metric"}, H, "NAME h = x"),
+    "rule": (("shard", "stage", "place", "recompute", "offload", "overlap"), "shard batch", "NAME batch"),
+    "axis": (("batch", "embed", "heads", "vocab"), H, "let h = rms_norm(x, over = NAME)"),
+    "mesh axis": (("data", "pipe"), "stage layer -> pipe", "stage layer -> NAME"),
+    "block": (("attention",), "mlp(attention(x))", "mlp(NAME(x))"),
+    "repeat": (("layer",), "stage layer", "stage NAME"),
+    "value": (("logits", "targets", "tokens"), "loss cross_entropy(logits", "loss cross_entropy(NAME"),
+}
+
+
+@given(st.data())
+def test_a_misspelled_name_is_recognized(data: st.DataObject):
+    """If one letter is missing, doubled, exchanged or another, of a name of four letters or more."""
+    kind = data.draw(st.sampled_from(sorted(NAMES)))
+    names, before, after = NAMES[kind]
+    word = data.draw(st.sampled_from(sorted(name for name in names if len(name) > 3)))
+    slip = data.draw(st.sampled_from(["missing", "twice", "exchanged", "another"]))
+    position = data.draw(st.integers(1, len(word) - 2))
+    wrong = one_slip(word, position, slip)
+    others = [*names, *foreign.SETTINGS, *foreign.FUNCTIONS, *foreign.WORDS]
+    # What is as close to another name is not known to be this one; and a word may be one of another framework.
+    assume(wrong not in others and not any(near(wrong, name) for name in names if name != word))
+    helps = [each.help or "" for each in said(before, after.replace("NAME", wrong))]
+    assert any(f"did you mean `{word}`?" in help for help in helps), (wrong, helps)
+
+
+def near(a: str, b: str) -> bool:
+    """Whether a few letters make one word the other, of about the same length."""
+    return abs(len(a) - len(b)) <= 2 and SequenceMatcher(None, a, b).ratio() > 0.6
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "help"),
+    [
+        ("gelu(", "geloo(", "did you mean `gelu`?"),
+        ("gelu(", "GELU(", "did you mean `gelu`?"),
+        ("rms_norm(x, over = embed)\n", "rmsnrom(x, over = embed)\n", "did you mean `rms_norm`?"),
+        ("attend(q", "atend(q", "did you mean `attend`?"),
+        ("axis batch", "aixs batch", "did you mean `axis`?"),
+        ("return x + dot(a", "retrun x + dot(a", "did you mean `return`?"),
+        ("loss cross", "lsos cross", "did you mean `loss`?"),
+        ("-> nvlink4", "-> nvlnk4", "did you mean `nvlink4`?"),
+        ("steps = 200", "stesp = 200", "did you mean `steps`?"),
+    ],
+)
+def test_a_slip(before: str, after: str, help: str):
+    first, *_ = said(before, after)
+    assert first.help == help, first.render()
+    assert corrected(FILE.replace(before, after, 1))[1] == []
