@@ -156,6 +156,13 @@ class DataSignature(Signature):
     endings: tuple[str, ...] = ()
 
 
+@frozen(kw_only=True, eq=False)
+class ScheduleSignature(Signature):
+    """A schedule. `chunks` is the number of stages on each rank, None if the call or its file gives it."""
+
+    chunks: int | None = 1
+
+
 def _table(*signatures: Signature) -> dict[str, Signature]:
     return {signature.name: signature for signature in signatures}
 
@@ -175,7 +182,7 @@ CHUNKS = Setting("chunks", COUNT)
 BOUND = Setting("memory", Number(BYTES, exclusive_minimum=0), None)
 PLACEMENT = Setting("placement", Keyword(("loop", "v")), "loop")
 
-SCHEDULES: Registry[Signature] = Registry(
+SCHEDULES: Registry[ScheduleSignature] = Registry(
     "schedule",
     "partita.compiler.schedules",
     (

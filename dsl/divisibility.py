@@ -17,16 +17,18 @@ from partita.dsl.groups import groups_of
 from partita.dsl.paths import is_end
 from partita.dsl.report import Report
 from partita.dsl.source import Span
+from partita.dsl.stages import stage_misfits
 from partita.dsl.types import Axis, Type
 
 
 def report_misfits(given: spec.Spec, report: Report) -> None:
     """Report what does not fit in the model, layout and schedule that `train` chooses: E0402, E0406, E0411, E0412,
-    E0407, E0421.
+    E0403, E0404, E0407, E0421.
     """
     if given.model is None or given.train is None:
         return
     found = [*_unused(given), *_groups(given), *_microbatches(given), *mesh_axis_conflicts(given), *_rows(given)]
+    found += stage_misfits(given)
     found = found or _splits(given)
     for diagnostic in found:
         report.add(diagnostic)
