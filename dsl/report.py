@@ -78,10 +78,11 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
     # A short word may have a wrong letter, but not the first: `sin` is not a misspelled `min`.
     alike = [c for c in near if c[:1] == word[:1] and abs(len(c) - len(word)) <= 1] if len(word) <= 5 else []
-    found = get_close_matches(word, alike, n=1, cutoff=0.66)
+    found = get_close_matches(word, alike, n=3, cutoff=0.66)
     if not found and len(word) > 3:
-        found = get_close_matches(word, near, n=1, cutoff=0.75 if len(word) <= 5 else 0.8)
-    return found[0] if found else None
+        found = get_close_matches(word, near, n=3, cutoff=0.75 if len(word) <= 5 else 0.8)
+    swapped = (each for each in found if sorted(each) == sorted(word))
+    return next(swapped, found[0] if found else None)
 
 
 def _exchanged(word: str, other: str) -> bool:
