@@ -7,11 +7,12 @@ the file, and errors in it point to the command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
 from partita.dsl import tree
+from partita.dsl.arguments import parameters_of_call
 from partita.dsl.builtins import CHOICES, DEFAULT_SCHEDULE, MESH, OPTIMIZERS, SCHEDULES, TRAIN, Kind, OneOf
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused, refuse
@@ -348,12 +349,6 @@ def _named(call: tree.Call) -> dict[str, tree.Argument]:
         for key, argument in zip(keys, call.arguments, strict=True)
         if key is not None
     }
-
-
-def parameters_of_call(call: tree.Call, names: Iterable[str]) -> list[str | None]:
-    """The parameter of each argument: those without a name take the parameters in order; None where there is none."""
-    rest = iter(names)
-    return [argument.name.text if argument.name is not None else next(rest, None) for argument in call.arguments]
 
 
 def with_argument(schedule: tree.Schedule, key: tree.Name, value: tree.Expression) -> tree.Schedule:
