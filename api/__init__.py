@@ -10,8 +10,8 @@
     print(trained.outputs({"tokens": tokens})["logits"])
 
 Overrides are strings as on the command line, or mappings from keys to values. For an invalid file, functions raise
-`partita.Refused` with diagnostics. Torch is not imported before a program is run; functions that need it raise
-ImportError where it is not installed.
+`partita.Refused` with diagnostics; for a wrong argument, TypeError or ValueError, which name it. Torch is not imported
+before a program is run; functions that need it raise ImportError where it is not installed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.arguments import callback, count, file_at, flag, folder_at, instance, seconds, word
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load as load_file
+from partita.dsl.python_calls import called_from_python, in_python
 from partita.overrides import Override, written
 
 if TYPE_CHECKING:
@@ -50,16 +52,23 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """What is public, for completion."""
+    return sorted([*__all__, "__version__"])
+
+
 def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
     """All errors and warnings of a file, with `key=value` overrides applied."""
-    return load_file(path, written(overrides))[1]
+    return tuple(in_python(each) for each in load_file(file_at(path), written(overrides))[1])
 
 
+@called_from_python()
 def load(path: str | Path, *overrides: Override) -> Spec:
     """The checked contents of a file."""
     return _load(path, overrides)
 
 
+@called_from_python()
 def compile(path: str | Path, *overrides: Override) -> Compilation:
     """Compile a file for training. Returns the program and every intermediate form."""
     from partita.compiler.pipeline import compile_run
@@ -70,10 +79,12 @@ def compile(path: str | Path, *overrides: Override) -> Compilation:
 def summary(state: Compilation) -> Summary:
     """A summary of a compiled program: stages, transfers, memory, predicted timeline."""
     from partita.compiler.report.summary import summarize
+    from partita.compiler.state import Compilation
 
-    return summarize(state)
+    return summarize(instance("state", state, Compilation, "what `partita.compile` returns"))
 
 
+@called_from_python()
 def plan(
     path: str | Path, *overrides: Override, devices: int | None = None, top: int = 10, within: float = 15.0
 ) -> tuple[Plan, ...]:
@@ -84,9 +95,12 @@ def plan(
     from partita.compiler.planner.search import Search
     from partita.compiler.planner.space import space_of
 
+    devices = count("devices", devices) if devices is not None else None
+    top, within = count("top", top), seconds("within", within)
     return Search(space_of(_load(path, overrides, fitting=False), devices), top, within).run().plans
 
 
+@called_from_python()
 def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -> Verification:
     """Verify a file as `partita verify` does: translation validation, memory, claims, and a run of a proxy.
 
@@ -95,14 +109,16 @@ def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -
     _require("verify")
     from partita.runtime.verification.verify import verify as verify_spec
 
-    return verify_spec(load(path, *overrides), allow_python)
+    return verify_spec(load(path, *overrides), flag("allow_python", allow_python))
 
 
+@called_from_python()
 def train(
     path: str | Path,
     *overrides: Override,
     run_dir: str | Path | None = None,
     allow_python: bool = False,
+    changed_data: bool = False,
     on_step: Callable[[dict[str, Any]], object] | None = None,
 ) -> Trained:
     """Train with all ranks in this process, on the virtual transport. Returns a record for each step, and the model.
@@ -110,40 +126,50 @@ def train(
     `on_step` is called with the record of each step, when it is done.
 
     If the file has `checkpoint`, the run resumes from the newest checkpoint in its directory, `run_dir` or `runs/NAME`,
-    and saves there, as `partita run` does. Otherwise nothing is written, except `metrics.jsonl` to a given `run_dir`.
-    Problems with checkpoints are issued as Python warnings. The Python code of the file's own operations runs only with
-    `allow_python`.
+    and saves there, as `partita run` does; with other data than it was trained on only with `changed_data`. Otherwise
+    nothing is written, except `metrics.jsonl` to a given `run_dir`. Problems with checkpoints are issued as Python
+    warnings. The Python code of the file's own operations runs only with `allow_python`.
 
     For small models; to train on several processes or machines use `partita run`.
     """
     _require("train")
     from partita.runtime.trained import train as train_spec
 
-    return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir, allow_python, on_step)
+    run_dir, on_step = folder_at("run_dir", run_dir), callback("on_step", on_step)
+    allow_python, changed_data = flag("allow_python", allow_python), flag("changed_data", changed_data)
+    spec, folder = load(path, *overrides), Path(path).resolve().parent
+    return train_spec(spec, folder, run_dir, allow_python, changed_data, on_step)
 
 
+@called_from_python()
 def load_model(
     path: str | Path,
     *overrides: Override,
-    run: str | Path | None = None,
+    run_dir: str | Path | None = None,
     names: Sequence[str] = (),
     weights: str = "trained",
     allow_python: bool = False,
+    run: str | Path | None = None,
 ) -> TrainedModel:
     """The trained model of a file, on this machine's CPU: a function of inputs by name, for any number of rows, that
     returns its outputs of these `names`, or all, by name.
 
-    Weights are of the newest checkpoint in the run's directory, by default `runs/NAME`; `run` may also be a directory
-    of checkpoints or a single one. With `weights` "ema" they are the means that were kept. Problems with checkpoints
-    are issued as Python warnings. Raises Refused: also if there is no checkpoint of this model.
+    Weights are of the newest checkpoint in the run's directory, by default `runs/NAME`; `run_dir` may also be a
+    directory of checkpoints or a single one (`run` is its former name). With `weights` "ema" they are the means that
+    were kept. Problems with checkpoints are issued as Python warnings. Raises Refused: also if there is no checkpoint
+    of this model.
     """
     _require("load_model")
     from partita.runtime.trained import load_model as load_trained
 
+    run_dir = folder_at("run", run) if run_dir is None else folder_at("run_dir", run_dir)
+    weights = word("weights", weights, ("trained", "ema"))
+    allow_python = flag("allow_python", allow_python)
     spec, folder = load(path, *overrides), Path(path).resolve().parent
-    return load_trained(spec, folder, run, names, weights, allow_python)
+    return load_trained(spec, folder, run_dir, names, weights, allow_python)
 
 
+@called_from_python()
 def outputs(
     path: str | Path,
     *overrides: Override,
@@ -155,7 +181,7 @@ def outputs(
     full name, as `train` returns them, and `inputs` by name. What no output reads may be left out.
 
     Tensors have their axes in the order of their types in the file. Raises ValueError if one is missing or has another
-    shape.
+    shape, and TypeError for what is no tensor.
     """
     _require("outputs")
     from partita.runtime.outputs import outputs as outputs_of
@@ -173,7 +199,7 @@ def _require(function: str) -> None:
 
 
 def _load(path: str | Path, overrides: Sequence[Override], fitting: bool = True) -> Spec:
-    spec, diagnostics = load_file(path, written(overrides), fitting=fitting)
+    spec, diagnostics = load_file(file_at(path), written(overrides), fitting=fitting)
     if spec is None:
         raise Refused(diagnostics)
     return spec

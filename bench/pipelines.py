@@ -107,7 +107,7 @@ class _Seen:
         self.steps: list[tuple[float, float]] = []
 
     def step(self, result) -> None:
-        self.steps.append((self.tokens / result.tokens_per_second, result.loss))
+        self.steps.append((self.tokens / result.rate, result.loss))
 
     def evaluation(self, *_: object) -> None:
         """There is none."""

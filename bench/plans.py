@@ -56,7 +56,7 @@ def main() -> None:
                 path = folder / f"plan{i}.par"
                 path.write_text(written_plan(plan, str(source), overrides, output=str(path)))
                 speeds = trained([str(path)], arguments.steps, OMP_NUM_THREADS="1")
-                seconds[i].append(plan.prediction.tokens / median(speeds[WARM:]))
+                seconds[i].append(plan.prediction.counted / median(speeds[WARM:]))
     usual = [median(each) for each in seconds]
     for plan, each, all_ in zip(found.plans, usual, seconds, strict=True):
         predicted = plan.prediction.step_time * 1e3

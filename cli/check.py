@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import add_source_arguments, printable, summary
+from partita.cli.source import add_source_arguments, rendered, summary
 from partita.dsl.load import load
 
 
@@ -23,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([diagnostic.as_json() for diagnostic in diagnostics], indent=2))
     else:
         for diagnostic in diagnostics:
-            print(printable(diagnostic.render()), end="\n\n")
+            print(rendered(diagnostic, sys.stdout), end="\n\n")
         print(summary(arguments.file, diagnostics))
     return 0 if spec is not None else 1
 

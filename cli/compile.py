@@ -177,7 +177,7 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
     print_text(
         console,
         f"predicted on {state.device.name}: step {seconds_text(found.step_time)} ({seconds_text(timeline.makespan)} in "
-        f"microbatches, {seconds_text(end)} before and after{apart}), {count_text(found.tokens_per_second)} tokens/s, "
+        f"microbatches, {seconds_text(end)} before and after{apart}), {count_text(found.rate)} {found.unit}/s, "
         f"MFU {found.mfu:.1%}, bubble {timeline.bubble:.1%}, exposed communication {found.exposed_communication:.1%}",
     )
     if found.copying:

@@ -16,7 +16,7 @@ from partita.cli.source import load_or_report, report, say
 from partita.cli.tolerant import tolerate_output_errors
 from partita.cli.training.devices import device_of_rank, transport_of
 from partita.cli.training.rank import status_of_rank
-from partita.cli.training.standalone import refuse_crowd
+from partita.cli.training.room import refuse_crowd
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec

@@ -11,6 +11,7 @@ from partita.cli.pictures import Picture, save, unable
 
 if TYPE_CHECKING:
     from partita.compiler.program import Program
+    from partita.compiler.schedules.timeline import Timeline
 
 TRACE, PICTURE = "trace.json", "timeline.svg"
 
@@ -37,16 +38,20 @@ def draw(directory: Path, program: Program) -> None:
         print(f"partita: cannot draw the trace: {directory} has no {missing[0]}{more}", file=sys.stderr)
         return
     found = measure(program, [Marks.read(path) for path in paths])
-    schedule, typical = program.schedule, found.typical
-    simulated = f"simulated from its action costs: {seconds_text(found.simulated.makespan)}"
-    below = Picture(simulated, found.simulated, schedule, start=typical.start)
-    steps = [Picture("measured", each.timeline, schedule, f"step {each.number}", each.start) for each in found.steps]
-    save([*steps, below], directory / TRACE)
-    above = Picture(f"measured: {seconds_text(typical.timeline.makespan)}", typical.timeline, schedule)
+    typical = found.typical
+
+    def picture_of(title: str, timeline: Timeline, name: str = "", start: float = 0.0) -> Picture:
+        return Picture(title, timeline, program.schedule, name, start, mesh=program.mesh)
+
+    title = f"simulated from its action costs: {seconds_text(found.simulated.makespan)}"
+    simulated = picture_of(title, found.simulated, start=typical.start)
+    steps = (picture_of("measured", each.timeline, f"step {each.number}", each.start) for each in found.steps)
+    save([*steps, simulated], directory / TRACE)
+    above = picture_of(f"measured: {seconds_text(typical.timeline.makespan)}", typical.timeline)
     picture = directory / PICTURE
     problem = unable(picture)
     if problem is None:
-        save([above, Picture(simulated, found.simulated, schedule)], picture)
+        save([above, simulated], picture)
     else:
         print(f"partita: {problem}", file=sys.stderr)
     print(

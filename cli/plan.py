@@ -13,7 +13,7 @@ from partita.cli.number_format import bytes_text, count_text, seconds_text
 from partita.cli.output import deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, report
 from partita.compiler.planner.reasons import reason
-from partita.compiler.planner.search import Search, described, details
+from partita.compiler.planner.search import A_DAY, Search, described, details, more
 from partita.compiler.planner.sensitivity import FURTHEST
 from partita.compiler.planner.space import FABRICS, space_of
 from partita.compiler.planner.writing import written_plan
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from partita.compiler.planner.search import Found, Plan
     from partita.compiler.planner.sensitivity import RunnerUp
-
-A_DAY = 24 * 60 * 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +83,9 @@ def as_json(found: Found) -> dict[str, Any]:
         "memory": found.device.memory,
         "seconds": found.seconds,
         "looked": list(found.looked),
+        "fitting": found.fitting,
+        "within": found.within,
+        "cut_short": list(found.cut_short),
         "own": None if found.own is None else _plan_json(found.own, found) | {"fits": found.own_fits},
         "plans": [_plan_json(plan, found) for plan in found.plans],
         "runner_up": None if found.runner_up is None else _runner_up_json(found.runner_up),
@@ -124,7 +125,7 @@ def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
         "pieces": candidate.pieces,
         "validate_after": candidate.late,
         "step_time": prediction.step_time,
-        "tokens_per_second": prediction.tokens_per_second,
+        f"{prediction.unit}_per_second": prediction.rate,
         "mfu": prediction.mfu,
         "bubble": prediction.timeline.bubble,
         "peak_memory": plan.peak,
@@ -165,7 +166,7 @@ def show(found: Found, console: Console) -> None:
                 f"{plan.microbatches}×{each.size}",
                 each.recompute or "–",
                 seconds_text(prediction.step_time),
-                count_text(prediction.tokens_per_second),
+                count_text(prediction.rate),
                 f"{prediction.mfu:.1%}",
                 f"{prediction.timeline.bubble:.1%}",
                 bytes_text(plan.peak),
@@ -180,7 +181,7 @@ def show(found: Found, console: Console) -> None:
         Column("batches", right=True),
         Column("recompute", spare=1),
         Column("step", right=True),
-        Column("tokens/s", right=True, spare=3),
+        Column(f"{best.prediction.unit}/s", right=True, spare=3),
         Column("MFU", right=True, spare=2),
         Column("bubble", right=True, spare=4),
         Column("memory", right=True),
@@ -207,6 +208,20 @@ def show(found: Found, console: Console) -> None:
     print_text(
         console,
         f"{bounds:,} candidates bounded, {outlooks:,} estimated, {plans:,} compiled, in {found.seconds:.1f} s",
+    )
+    if found.cut_short:
+        print_text(console, _cut_short(found))
+
+
+def _cut_short(found: Found) -> str:
+    """What the budget has left untried."""
+    *others, last = found.cut_short
+    tried = f"{', '.join(others)} and {last}" if others else last
+    compiled = found.looked[-1]
+    return (
+        f"the budget of {found.within:g} s ended the search before all candidates were {tried}: of "
+        f"{found.fitting:,} estimated to fit, {compiled:,} {'was' if compiled == 1 else 'were'} compiled; "
+        f"`--within {more(found.within)}` may find faster plans"
     )
 
 

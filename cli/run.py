@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace",
         type=_seconds,
         metavar="SECONDS",
-        help="end this long after SIGTERM or SIGUSR1, saved or not (default: as long as saving makes progress)",
+        help="end this long after Ctrl-C, SIGTERM or SIGUSR1, saved or not (default: as long as saving makes progress)",
     )
     parser.add_argument(
         "--changed-data",

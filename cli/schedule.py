@@ -117,8 +117,9 @@ def headline(
     if schedule.search is not None:
         what, cost = ("cost", timeline.cost) if schedule.search.minimize == "bubble" else ("whole", timeline.makespan)
         bound = schedule.search.least
-        above = f" (+{max(0.0, cost / bound - 1):.1%})" if bound else ""
-        least = f"; {what} {number(cost)}, lower bound {number(bound)}{above}"
+        above = f"+{max(0.0, cost / bound - 1):.1%}" if bound else ""
+        cheaper = "" if above in ("", "+0.0%") else "; a cheaper order may exist"
+        least = f"; {what} {number(cost)}, lower bound {number(bound)}{above and f' ({above}{cheaper})'}"
     return (
         f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
         f"{microbatches_text(schedule.microbatches, schedule.slices)}; "

@@ -6,7 +6,9 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable
+from typing import TextIO
 
+from partita.cli.colors import colored, is_colored
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
@@ -45,7 +47,13 @@ def load_or_report(arguments: argparse.Namespace, fitting: bool = True) -> Spec 
 def report(diagnostics: Iterable[Diagnostic]) -> None:
     """Print diagnostics to stderr, a blank line after each."""
     for diagnostic in diagnostics:
-        print(printable(diagnostic.render()), end="\n\n", file=sys.stderr)
+        print(rendered(diagnostic, sys.stderr), end="\n\n", file=sys.stderr)
+
+
+def rendered(diagnostic: Diagnostic, stream: TextIO) -> str:
+    """The text of a diagnostic for a stream: in colours if that has them, and without control characters of a file."""
+    show = colored if is_colored(stream) else lambda kind, text: text
+    return "\n".join("".join(show(kind, printable(text)) for kind, text in line) for line in diagnostic.lines())
 
 
 def say(diagnostic: Diagnostic) -> None:

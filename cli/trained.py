@@ -1,4 +1,4 @@
-"""The trained model of a command: `FILE [key=value …] [--from RUN_OR_CHECKPOINT]`."""
+"""The trained model of a command: `FILE [key=value …] [--run-dir RUN_OR_CHECKPOINT]`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_arguments(parser)
     add_python_argument(parser)
     parser.add_argument(
+        "--run-dir",
         "--from",
         dest="place",
         type=place_of,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partita.runtime.fake_gpu.rank import Tried
+    from partita.runtime.verification.derivatives import Derivatives
     from partita.runtime.verification.execution import Execution
     from partita.runtime.verification.verify import Verification
 
@@ -84,6 +85,7 @@ def show(file: str, found: Verification, console: Console) -> None:
     else:
         rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
         rows.append(("", "", _compared(execution)))
+        rows.append(("derivatives", *_derivatives(execution.derivatives)))
     if found.gpu is not None:
         rows.append(("gpu", "runs" if not any(each.faults for each in found.gpu) else "fails", _kernels(found.gpu)))
         rows.append(("", "", _waits(found.gpu)))
@@ -137,6 +139,17 @@ def _compared(found: Execution) -> str:
         return f"none of {found.compared} tensors could be compared"
     blurred = f"; {len(found.blurred)} more are decided by rounding" if found.blurred else ""
     return f"{found.compared} tensors compared, largest error {found.largest:.1e} ({found.worst}){blurred}"
+
+
+def _derivatives(found: Derivatives) -> tuple[str, str]:
+    """The verdict on the gradients, and on what it is based."""
+    if found.reason is not None:
+        return "not compared", found.reason
+    gradients = "gradient of 1 parameter" if found.parameters == 1 else f"gradients of {found.parameters} parameters"
+    return (
+        "wrong" if found.diagnostics else "agree",
+        f"{gradients}, with differences of the loss, error {found.error:.1e}",
+    )
 
 
 register(

@@ -149,7 +149,11 @@ class WaitSend(_OnCompute, _OfTransfer):
 
 @frozen
 class PostReceive(_PostTransfer):
-    """Hand a buffer to the channel."""
+    """Hand a buffer to the channel. A host that runs ahead of its device hands it over behind the next action, unless
+    that waits for it, or it is to be `at_once`.
+    """
+
+    at_once: bool = field(default=False, eq=False)
 
     def __str__(self) -> str:
         return f"post-receive {self.transfer}"

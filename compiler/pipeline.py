@@ -28,6 +28,7 @@ from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign, stored_as_read
 from partita.compiler.passes.buckets import full_at
+from partita.compiler.passes.buffers import ends_of
 from partita.compiler.passes.build import build
 from partita.compiler.passes.captured import check_captured
 from partita.compiler.passes.cut import cut, portable_values
@@ -78,10 +79,12 @@ from partita.dsl import spec as language
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
+from partita.dsl.exclusions import exclusions, on_host_apart, orders
 from partita.dsl.groups import groups_of, joined
 from partita.dsl.language_model import no_output
 from partita.dsl.layouts import PARAM
 from partita.dsl.report import listed
+from partita.dsl.stages import conflicts
 
 # Errors of models whose batch cannot be split, or have more rows.
 OF_THE_BATCH = {"E0406", "E0407"}
@@ -281,9 +284,10 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
             help="lower the count of a `repeat`",
         )
     chunks, _ = size_of(schedule.call)
+    wrong = [*conflicts(given, chunks), *(exclusions(given) if training else orders(given))]
+    if wrong:
+        raise Refused(wrong)
     pipeline = pipeline_of(given.layout, given.mesh, chunks)
-    if chunks > 1 and pipeline.axis is None:
-        raise _without_stages(given, schedule.call, chunks)
     groups = groups_of(given)
     mesh = mesh_of(given.mesh, pipeline.axis, groups)
     if not training and groups is not None and groups.along is not None and mesh.apart is not None:
@@ -302,23 +306,6 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
         placement=placement,
         compiled=gpu if train.compile is None else train.compile,
         times=(("settle", perf_counter() - start),),
-    )
-
-
-def _without_stages(given: language.Spec, call: language.Call, chunks: int) -> Refused:
-    """E0404: a schedule is for several stages a rank, and no rule says what they are."""
-    model, _ = given.trained
-    repeat = next((step.name for step in model.body.steps if isinstance(step, language.Repeat)), None)
-    layout = given.layout
-    used = {each for rule in (layout.rules if layout else ()) for each in getattr(rule, "mesh_axes", ())}
-    over = next((name for name, _ in (given.mesh.axes if given.mesh else ()) if name not in used), "…")
-    return refuse(
-        "E0404",
-        f"schedule `{call.name}` is for {chunks} stages on each rank, and "
-        + (f"layout `{layout.name}` has no `stage` rule" if layout else "there is no layout with a `stage` rule"),
-        call.span,
-        notes=[f"`{layout.span.text.splitlines()[0]}`   ({layout.span.place})"] if layout and layout.span else [],
-        help=f"`stage {repeat or '…'} -> {over}` in the layout, or another schedule, such as `one_f_one_b`",
     )
 
 
@@ -359,12 +346,7 @@ def _of_a_group(state: Configured, model: language.Model) -> language.Model:
 def _ordered(state: Built, graph: Graph) -> Graph:
     """A graph with axes in the order that the layout says; what goes through a sequence part by part has them all."""
     orders = {axis: Order(*found) for axis, found in zigzag_axes(state.spec).items() if axis not in state.parts}
-    sequence = state.schedule_call.sequence
-    if sequence is not None and sequence[0] in orders:
-        axis, place = sequence[0], orders[sequence[0]].span
-        help = f"`shard {axis} -> {', '.join(name for name, _ in orders[axis].mesh_axes)}`, or no slices"
-        raise refuse("E0419", f"`{axis}` cannot be in zigzag order and be cut into slices as well", place, help=help)
-    return in_zigzag(graph, orders, state.batch)
+    return in_zigzag(graph, orders)
 
 
 def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator[Diagnostic]:
@@ -428,19 +410,17 @@ def _differentiate(state: Placed) -> Differentiated:
     if not shared or pipeline.axis is None or pipeline.ranks == 1:
         return extended(Differentiated, state, joint=joint, flops=flops)
     whole = joint
-    if state.sequence is not None:
-        call = state.schedule_call.call
-        message = f"schedule `{call.name}` cannot have slices yet where all ranks share an axis"
-        raise refuse("E0505", message, call.span, help="cut the batch alone: `over = batch`, without `slices`")
     joint, stages = spread(joint, shared, pipeline.axis, pipeline.ranks, pipeline.stages, portable_values(joint))
     rules, updates = of_parts(joint, state.rules), of_parts(joint, state.updates)
-    _check_parts(joint, updates)
+    _check_parts(joint, updates, state.batch)
     parts = {"spread": stages, "undivided": whole if stages else None, "rules": rules, "updates": updates}
     return extended(Differentiated, state, joint=joint, flops=flops, **parts)
 
 
-def _check_parts(graph: Graph, updates: Mapping[str, Update]) -> None:
-    """Refuse (E0417) a parameter in parts that its optimizer cannot update as such."""
+def _check_parts(graph: Graph, updates: Mapping[str, Update], batch: str) -> None:
+    """Refuse (E0417) a parameter in parts that its optimizer cannot update as such, or that the update of a buffer
+    reads once a step: no rank has all parts.
+    """
     for parameter in graph.parameters:
         part, update = parameter.part, updates.get(parameter.name)
         if part is not None and update is not None and part.rank == 0:
@@ -454,6 +434,13 @@ def _check_parts(graph: Graph, updates: Mapping[str, Update]) -> None:
                     parameter.span,
                     help="use an elementwise optimizer for it, such as `adamw`",
                 )
+    split = {parameter.value: parameter.part.name for parameter in graph.parameters if parameter.part is not None}
+    ends = ends_of(graph, batch)
+    for each in graph.updates:
+        _, read = ends.read(graph, each.value)
+        for name in (name for value, name in split.items() if value in read):
+            message = f"`{name}` cannot be split over the pipeline: the update of `{each.buffer}` reads it"
+            raise refuse("E0417", message, each.span, help="split it over another mesh axis")
 
 
 def _recompute(state: Differentiated) -> Differentiated:
@@ -557,9 +544,7 @@ def _update(state: Cut) -> Partitioned:
     if not state.training:
         return extended(Partitioned, state, update=update)
     if (train.local is not None or train.paired) and (state.on_host or state.states_on_host):
-        what = "paired steps" if train.paired else "groups that train apart"
-        message = f"parameters and states of {what} cannot lie in the host's memory yet"
-        raise refuse("E0401", message, state.offload_rules[0].span, help="leave out the rule, or `sync`")
+        raise Refused([on_host_apart(train, state.offload_rules[0].span)])
     if state.groups is not None and train.local is not None:
         update = with_outer_updates(update, state.mesh, state.groups, train.local)
     return extended(Partitioned, state, update=update)

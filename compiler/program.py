@@ -50,7 +50,7 @@ from partita.compiler.streams import Launch
 from partita.dsl.reprs import count, outline, shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
-from partita.dsl.types import Axis, Type
+from partita.dsl.types import INTEGERS, Axis, Type
 
 
 @frozen
@@ -323,12 +323,25 @@ class StepPlan:
         return self.members * self.mesh.groups
 
     @property
-    def tokens(self) -> int:
-        """What throughput counts: elements of the largest integer input, or else rows of the batch."""
-        counts = [each.type.elements for each in self.inputs if each.type.dtype in ("i64", "i32")]
-        if counts:
-            return max(counts)
-        return max((e.type.axis(self.batch).size for e in self.inputs if e.type.has(self.batch)), default=1)
+    def tokens(self) -> int | None:
+        """The elements of the largest integer input; None without sequences of integers. Those are none that have a
+        number for each row, as classes, or for each place of what is not integers, as of an image.
+        """
+        of_rows = [each.type for each in self.inputs if each.type.has(self.batch)]
+        named = [(each.dtype in INTEGERS, {axis.name for axis in each.axes}, each.elements) for each in of_rows]
+        counts = [
+            elements
+            for integers, axes, elements in named
+            if integers and len(axes) > 1 and not any(axes < others for apart, others, _ in named if not apart)
+        ]
+        return max(counts, default=None)
+
+    @property
+    def counted(self) -> tuple[int, str]:
+        """What throughput counts, of a step, and its name: tokens, or else rows of the batch."""
+        if (tokens := self.tokens) is not None:
+            return tokens, "tokens"
+        return max((e.type.axis(self.batch).size for e in self.inputs if e.type.has(self.batch)), default=1), "rows"
 
     @property
     def batch_parts(self) -> int:

@@ -27,6 +27,7 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.exclusions import offload_rules
 from partita.dsl.groups import Groups
 from partita.dsl.layouts import PARAM, STATE
 from partita.dsl.reprs import Pictured, count, outline
@@ -90,8 +91,7 @@ class Configured:
     @property
     def offload_rules(self) -> list[language.OffloadRule]:
         """The rules that keep tensors in the host's memory."""
-        rules = self.spec.layout.rules if self.spec.layout else ()
-        return [rule for rule in rules if isinstance(rule, language.OffloadRule)]
+        return offload_rules(self.spec.layout)
 
     @property
     def offload_rule(self) -> language.OffloadRule | None:

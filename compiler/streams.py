@@ -10,6 +10,9 @@ what streams and events say, and nothing else: that is how CUDA and NCCL work.
   so have copies in each direction. What is posted is behind what `compute` has before it: that made what is sent, and
   used the memory that is received into.
 - A wait is behind what it waits for.
+- A receive is given its memory where it is posted, and is enqueued behind the next action: on the device it can run
+  beside that action all the same. If the host has to wait for the device in that action, as where an allocation fails
+  and memory is freed, or a kernel is loaded, the receive is not among what it waits for.
 
 Communicators that other instructions do not post on have a stream of their own, too: the collectives along a mesh axis,
 which the functions of stages start and wait for, and at the end of a step the totals of tied parameters and the sums
@@ -22,7 +25,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
-from partita.compiler.instructions import COMPUTE, Channel, Instruction
+from partita.compiler.instructions import COMPUTE, Channel, Compute, Instruction, PostReceive, Transfer, WaitReceive
 from partita.compiler.mesh import Mesh
 
 SUMS = "sums"
@@ -32,14 +35,17 @@ START = -1  # the event that what computes has got to the first instruction
 @frozen(cache_hash=True)
 class Launch:
     """How an instruction is enqueued: on a `stream`, behind what is there already and behind the events `after`, which
-    are the ends of earlier instructions of the rank, by their positions, or `START`.
+    are the ends of earlier instructions of the rank, by their positions, or `START`. The host enqueues it in its turn,
+    or later: once it has enqueued the instruction `behind`.
     """
 
     stream: str
     after: tuple[int, ...] = ()
+    behind: int | None = None
 
     def __str__(self) -> str:
-        return f"on {self.stream}" + (f" after {', '.join(map(event_text, self.after))}" if self.after else "")
+        after = f" after {', '.join(map(event_text, self.after))}" if self.after else ""
+        return f"on {self.stream}{after}" + (f" behind {self.behind}" if self.behind is not None else "")
 
 
 def event_text(event: int) -> str:
@@ -52,16 +58,43 @@ def launches_of(instructions: Sequence[Instruction]) -> tuple[Launch, ...]:
     posted: dict[Instruction, int] = {}
     found: list[Launch] = []
     last = START  # on `compute`
+    later = _behind_next_action(instructions)
     for i, instruction in enumerate(instructions):
         stream, post = instruction.stream, instruction.post
         if stream != COMPUTE:
             posted[instruction] = i
-            found.append(Launch(stream, (last,)))
+            found.append(Launch(stream, (last,), later.get(i)))
             continue
-        behind = () if post is None or post not in posted else (posted[post],)
-        found.append(Launch(stream, behind))
+        after = () if post is None or post not in posted else (posted[post],)
+        found.append(Launch(stream, after))
         last = i
     return tuple(found)
+
+
+def _behind_next_action(instructions: Sequence[Instruction]) -> dict[int, int]:
+    """The receives that are enqueued behind the next action, and that action. Those of a channel stay in order."""
+    found: dict[int, int] = {}
+    awaited: dict[Transfer, int] = {}
+    first: dict[Channel, int] = {}  # of the later receives of a channel, where the first is enqueued
+    action = len(instructions)
+    for i in reversed(range(len(instructions))):
+        instruction = instructions[i]
+        if isinstance(instruction, Compute):
+            action = i
+        elif isinstance(instruction, WaitReceive):
+            awaited[instruction.transfer] = i
+        elif isinstance(instruction, PostReceive):
+            channel = instruction.transfer.channel
+            in_turn = action <= first.get(channel, len(instructions))
+            if in_turn and action < awaited.get(instruction.transfer, i) and not instruction.at_once:
+                found[i] = action
+            first[channel] = found.get(i, i)
+    return found
+
+
+def enqueued(launches: Sequence[Launch]) -> list[int]:
+    """The instructions in the order in which the host enqueues them."""
+    return sorted(range(len(launches)), key=lambda i: (i, -1) if (at := launches[i].behind) is None else (at, i))
 
 
 def communicators(mesh: Mesh, channels: Iterable[Channel]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from partita.dsl import constants, limits, tree
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.foreign import VALUES
 from partita.dsl.formulas import FUNCTIONS, Formula, Size
 from partita.dsl.report import Report, nearest, suggestion
 from partita.dsl.types import Axis
@@ -55,7 +56,7 @@ class Axes:
         if name is None or name.text not in self.constants:
             given = expression.parts[0] if isinstance(expression, tree.Path) else expression.name
             near = nearest(given.text, self.constants)
-            help = f"did you mean `{near}`?" if near else None
+            help = f"did you mean `{near}`?" if near else VALUES.get(given.text)
             raise refuse("E0306", f"expected a number, not `{given.text}`", expression.span, help=help)
         self.used.add(name.text)
         found = self.numbers[name.text]
@@ -126,7 +127,7 @@ class Axes:
                 unknown = unknown or known is None
                 return known or Quantity(Fraction(1))
             if isinstance(expression, tree.Path) and mentioned.text not in self.entries:
-                help = suggestion(mentioned.text, [*self.entries, *self.constants])
+                help = suggestion(mentioned.text, [each for each in (*self.entries, *self.constants) if each != name])
                 raise refuse("E0202", f"unknown axis or constant `{mentioned.text}`", expression.span, help=help)
             axis = self.find(mentioned)
             unknown = unknown or axis is None
@@ -146,9 +147,14 @@ def positive_integer(quantity: Quantity, written: tree.Expression, what: str, la
     """The quantity as a count from 1 to `largest`. Raises Refused (E0307 with a unit, E0310, E0007)."""
     value = quantity.value
     if quantity.dimension != PLAIN:
-        raise refuse("E0307", f"{what} is a count and takes no unit", written.span, help="write a plain number")
+        whole = isinstance(value, Fraction) and value.denominator == 1
+        help = f"write `{int(value):_}`" if whole else "write a plain number"
+        raise refuse("E0307", f"{what} is a count and takes no unit", written.span, help=help)
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 1:
-        raise refuse("E0310", f"{what} must be a positive integer, not {constants.shown(quantity)}", written.span)
+        message = f"{what} must be a positive integer, not {constants.shown(quantity)}"
+        raise refuse(
+            "E0310", message, written.span, help=None if "/" in written.span.text else "a whole number of 1 or more"
+        )
     if value > largest:
         raise refuse(
             "E0007",

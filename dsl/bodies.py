@@ -11,6 +11,7 @@ from functools import partial
 from partita.dsl import limits, spec, tree
 from partita.dsl.buffers import Buffers
 from partita.dsl.builtins import INITIAL, SAMPLED, Signature
+from partita.dsl.corrected_values import call_of, named
 from partita.dsl.declarations import unreserved
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.expressions import Expressions
@@ -25,10 +26,13 @@ from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 
 # Keys of the records that a run writes; a metric of such a name would hide them.
 RECORDED = (
-    *("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss"),
+    *("step", "learning_rate", "grad_norm", "tokens_per_second", "rows_per_second", "eval_loss"),
     *("step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu", "learning_rates"),
     *("sample", "slow_ranks", "skipped", "bad", "rows", "rewound_to"),
 )
+
+# What is meant by a number as an initial value; any other is a standard deviation.
+INITIAL_OF = {"0": "zeros()", "0.0": "zeros()", "1": "ones()", "1.0": "ones()"}
 
 
 class BodyChecker:
@@ -224,10 +228,19 @@ class BodyChecker:
     ) -> spec.Call | None:
         """The call after `~`."""
         call = tree.bare(written)
+        if isinstance(call, tree.Call) and (centered := _centered(call)) is not None:
+            message = f"`{call.name.text}` lies around 0, and takes 1 argument"
+            self.report.error("E0209", message, call.span, help=f"write `{centered}`")
+            return None
         if isinstance(call, tree.Call):
             return self.known.settings.call(call, signatures, what, self.expressions.number_of)
         name = tree.single(written)
-        help = f"write `{name.text}(…)`" if name is not None and name.text in signatures else None
+        help = f"write `{call_of(signatures[name.text])}`" if name is not None and name.text in signatures else None
+        if isinstance(call, tree.String):
+            help = named(call, signatures)
+        if isinstance(call, tree.Number):
+            known = INITIAL_OF.get(call.text, "") if signatures is INITIAL else ""
+            help = f"write `{known or f'normal({call.text})'}`"
         self.report.error("E0306", "expected a call such as `normal(0.02)`", written.span, help=help)
         return None
 
@@ -292,3 +305,11 @@ class BodyChecker:
             else:
                 found.append((statement.name.text, Value(tensor.value, tensor.type)))
         return found
+
+
+def _centered(call: tree.Call) -> str | None:
+    """`normal(0.02)` for `normal(0, 0.02)`, and `uniform(0.1)` for `uniform(-0.1, 0.1)`; None if it is neither."""
+    name, texts = call.name.text, [each.value.span.text for each in call.arguments if each.name is None]
+    if len(texts) != 2 or (name, texts[0]) not in (("normal", "0"), ("normal", "0.0"), ("uniform", f"-{texts[1]}")):
+        return None
+    return f"{name}({texts[1]})"

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from partita.dsl.arguments import REQUIRED
 from partita.dsl.registry import Registry
 from partita.dsl.spec import BEFORE, MEAN, STOP
-from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECONDS
+from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECONDS, USUAL
 
 # ---------------------------------------------------------------- kinds of values
 
 
 @frozen
 class Number:
-    """A number of a dimension within bounds; `above` and `below` are exclusive."""
+    """A number of a dimension within bounds; `above` and `below` are exclusive. `usual` is the unit of one that is
+    written without.
+    """
 
     dimension: str = PLAIN
     integer: bool = False
@@ -29,6 +31,7 @@ class Number:
     exclusive_minimum: float | None = None
     maximum: float | None = None
     exclusive_maximum: float | None = None
+    usual: str = field(default=Factory(lambda self: USUAL[self.dimension], takes_self=True), kw_only=True)
 
 
 @frozen
@@ -67,6 +70,7 @@ class ListOf:
 
     kind: Number
     count: int
+    example: str | None = None
 
 
 @frozen
@@ -144,11 +148,19 @@ class Signature:
 @frozen(kw_only=True, eq=False)
 class DataSignature(Signature):
     """A source of data. `textual`: its ids are those of text, bytes unless a call says otherwise. `named`: it yields
-    what it calls by a name; otherwise whatever inputs a model has.
+    what it calls by a name; otherwise whatever inputs a model has. `endings` are those of the files that it reads.
     """
 
     textual: bool = False
     named: bool = True
+    endings: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True, eq=False)
+class ScheduleSignature(Signature):
+    """A schedule. `chunks` is the number of stages on each rank, None if the call or its file gives it."""
+
+    chunks: int | None = 1
 
 
 def _table(*signatures: Signature) -> dict[str, Signature]:
@@ -170,7 +182,7 @@ CHUNKS = Setting("chunks", COUNT)
 BOUND = Setting("memory", Number(BYTES, exclusive_minimum=0), None)
 PLACEMENT = Setting("placement", Keyword(("loop", "v")), "loop")
 
-SCHEDULES: Registry[Signature] = Registry(
+SCHEDULES: Registry[ScheduleSignature] = Registry(
     "schedule",
     "partita.compiler.schedules",
     (
@@ -201,8 +213,8 @@ FACTOR = Number(exclusive_minimum=0, exclusive_maximum=1)
 
 LEARNING_RATES = _table(
     Signature("constant", (Setting("value", NOT_NEGATIVE),)),
-    Signature("linear", (_PEAK, _WARMUP, _TOTAL, _FLOOR)),
-    Signature("cosine", (_PEAK, _WARMUP, _TOTAL, _FLOOR)),
+    Signature("linear", (_PEAK, _WARMUP, _TOTAL, _FLOOR), example="linear(peak = 1e-3, total = 1_000)"),
+    Signature("cosine", (_PEAK, _WARMUP, _TOTAL, _FLOOR), example="cosine(peak = 1e-3, total = 1_000)"),
     Signature("wsd", (_PEAK, _WARMUP, _TOTAL, Setting("decay", COUNT), _FLOOR)),
     Signature("inverse_sqrt", (_PEAK, Setting("warmup", COUNT), _FLOOR)),
     Signature("stepwise", (_PEAK, _WARMUP, Setting("every", COUNT), Setting("factor", FACTOR, 0.1), _FLOOR)),
@@ -236,7 +248,9 @@ ALL = "all"
 BATCHES, OWN_DATA = Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", OneOf(DATA), None)
 # The prompt of a text that is written after each evaluation.
 SAMPLE = Setting("sample", Text(), None)
-EVALUATION = _table(Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA, SAMPLE)))
+EVALUATION = _table(
+    Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA, SAMPLE), example="every(100)")
+)
 CHECKPOINT = _table(
     Signature(
         "every",
@@ -246,6 +260,7 @@ CHECKPOINT = _table(
             Setting("keep", COUNT, 3),
             Setting("copies", COUNT, None),
         ),
+        example="every(100)",
     )
 )
 
@@ -302,8 +317,8 @@ CHOICES = ("model", "layout", "schedule")
 # ---------------------------------------------------------------- parameters and samples
 
 RANDOM = (
-    Signature("normal", (Setting("deviation", NOT_NEGATIVE),)),
-    Signature("uniform", (Setting("bound", NOT_NEGATIVE),)),
+    Signature("normal", (Setting("deviation", NOT_NEGATIVE),), example="normal(0.02)"),
+    Signature("uniform", (Setting("bound", NOT_NEGATIVE),), example="uniform(0.1)"),
 )
 INITIAL = _table(
     *RANDOM,
@@ -366,7 +381,7 @@ LINKS = _table(
         "link",
         (
             Setting("bandwidth", Number(BYTES_PER_SECOND, minimum=1)),
-            Setting("latency", Number(SECONDS, minimum=0, maximum=60)),
+            Setting("latency", Number(SECONDS, minimum=0, maximum=60, usual="us")),
             *_UPLINKS,
         ),
     ),

@@ -13,6 +13,7 @@ from fractions import Fraction
 from partita.dsl import tree, units
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import FUNCTIONS, computed
+from partita.dsl.quotes import without_quotes
 from partita.dsl.source import Span
 from partita.dsl.units import PLAIN, RATIO, Quantity
 
@@ -34,7 +35,7 @@ def evaluate(expression: tree.Expression, lookup: Lookup) -> Quantity:
         return combine(expression.operator, left, right, expression.span)
     if isinstance(expression, tree.Path | tree.Call):
         return lookup(expression)
-    raise refuse("E0306", "expected a number", expression.span)
+    raise refuse("E0306", "expected a number", expression.span, help=without_quotes(expression, ()))
 
 
 def negative(quantity: Quantity) -> Quantity:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
@@ -11,6 +11,8 @@ from partita.dsl.codes import CODES
 from partita.dsl.reprs import Pictured
 from partita.dsl.source import Span
 
+# A piece of a line, and what it is: `error`, `warning`, `message`, `margin`, `help` or `text`.
+Part: TypeAlias = tuple[str, str]
 # Longer lines (such as those of a schedule file) are cropped to this many characters.
 LINE = 160
 
@@ -36,7 +38,13 @@ class Diagnostic(Pictured):
 
     def render(self) -> str:
         """The text shown in a terminal: headline, place, source line with the span underlined, notes, help."""
-        lines = [f"{self.severity}[{self.code}]: {self.message}"]
+        return "\n".join("".join(text for _, text in line) for line in self.lines())
+
+    def lines(self) -> list[tuple[Part, ...]]:
+        """The lines of that text, in parts that may be coloured."""
+        lines: list[tuple[Part, ...]] = [
+            ((self.severity, f"{self.severity}[{self.code}]"), ("message", f": {self.message}"))
+        ]
         margin = ""
         if self.span is not None:
             line, column = self.span.line, self.span.column
@@ -48,15 +56,15 @@ class Diagnostic(Pictured):
             # Tabs stay tabs, so that the carets line up with the text.
             indent = "".join("\t" if character == "\t" else " " for character in text[: column - 1])
             lines += [
-                f"{margin} --> {self.span.place}",
-                f"{margin}  |",
-                f"{number}  | {text}",
-                f"{margin}  | {indent}{'^' * length}",
+                (("margin", f"{margin} --> "), ("text", self.span.place)),
+                (("margin", f"{margin}  |"),),
+                (("margin", f"{number}  | "), ("text", text)),
+                (("margin", f"{margin}  | "), ("text", indent), (self.severity, "^" * length)),
             ]
-        lines += [f"{margin}  = {note}" for note in self.notes]
+        lines += [(("margin", f"{margin}  = "), ("text", note)) for note in self.notes]
         if self.advice is not None:
-            lines.append(f"{margin}  help: {self.advice}")
-        return "\n".join(lines)
+            lines.append((("help", f"{margin}  help"), ("text", f": {self.advice}")))
+        return lines
 
     @property
     def advice(self) -> str | None:
@@ -95,6 +103,10 @@ class Refused(ValueError):
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
         super().__init__("\n".join(diagnostic.render() for diagnostic in self.diagnostics))
+
+    def retell(self, told: Callable[[Diagnostic], Diagnostic]) -> None:
+        """Say each diagnostic in other words."""
+        Refused.__init__(self, map(told, self.diagnostics))
 
 
 def refuse(

@@ -17,16 +17,19 @@ from partita.dsl.groups import groups_of
 from partita.dsl.paths import is_end
 from partita.dsl.report import Report
 from partita.dsl.source import Span
+from partita.dsl.stages import stage_misfits
 from partita.dsl.types import Axis, Type
 
 
 def report_misfits(given: spec.Spec, report: Report) -> None:
     """Report what does not fit in the model, layout and schedule that `train` chooses: E0402, E0406, E0411, E0412,
-    E0421.
+    E0403, E0404, E0407, E0421.
     """
     if given.model is None or given.train is None:
         return
-    found = [*_unused(given), *_groups(given), *_microbatches(given), *mesh_axis_conflicts(given)] or _splits(given)
+    found = [*_unused(given), *_groups(given), *_microbatches(given), *mesh_axis_conflicts(given), *_rows(given)]
+    found += stage_misfits(given)
+    found = found or _splits(given)
     for diagnostic in found:
         report.add(diagnostic)
 
@@ -219,6 +222,23 @@ def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:
                 break
 
 
+def _rows(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0407: parameters with the axis of the batch, which is cut into microbatches."""
+    count = cuts_of(given)[given.batch].count
+    if count > 1:
+        yield from parameters_of_rows(given, "E0407", f"a parameter cannot be split into {count} microbatches")
+
+
+def parameters_of_rows(given: spec.Spec, code: str, why: str) -> Iterator[Diagnostic]:
+    """A diagnostic at each parameter of the model that has the axis of the batch, and so an element for each row."""
+    for name, step in declared_parameters(given.model) if given.model is not None else ():
+        if step.type.has(given.batch) and not step.buffer:
+            rest = ", ".join(step.type.without([given.batch]).names)
+            help = f"without that axis it is the same for all rows: `[{rest}]`"
+            message = f"`{step.name}` has the axis `{given.batch}`: {why}"
+            yield Diagnostic(code, message, step.span, (f"{name}: {step.type}",), help)
+
+
 def _splits(given: spec.Spec) -> list[Diagnostic]:
     """E0411 for axes of inputs and parameters that do not divide evenly over their mesh axes."""
     mesh, layout = given.mesh, given.layout
@@ -235,7 +255,8 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
     general = [each for each in targets if each[0].path is None]
     found: dict[tuple[str, str], Diagnostic] = {}
     tensors = [(name, _of_a_microbatch(type, cuts), span) for name, type, span in _inputs(given.model)]
-    for name, type, span in (*tensors, *_parameters(given.model)):
+    parameters = ((name, step.type, step.span) for name, step in declared_parameters(given.model))
+    for name, type, span in (*tensors, *parameters):
         own = [each for each in targets if _names(each[0], name)]  # these replace the general ones
         for axis, mesh_axes, rule in _assigned(own or general, type.names):
             over = [(each, mesh.size(each)) for each, _ in mesh.axes if each in mesh_axes and mesh.size(each) > 1]
@@ -275,8 +296,8 @@ def _inputs(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
         yield name, type, model.span
 
 
-def _parameters(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
-    """The parameters of a model by full name; those of a block that is called several times, once."""
+def declared_parameters(model: spec.Model) -> Iterator[tuple[str, spec.Parameter]]:
+    """The parameters and buffers of a model by full name; those of a block that is called several times, once."""
     seen: set[int] = set()
     scopes = [(model.name, model.body)]
     while scopes:
@@ -286,7 +307,7 @@ def _parameters(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
         seen.add(id(body))
         for step in body.steps:
             if isinstance(step, spec.Parameter):
-                yield f"{path}.{step.name}", step.type, step.span
+                yield f"{path}.{step.name}", step
             elif isinstance(step, spec.CallBlock | spec.Repeat):
                 scopes.append((f"{path}.{step.scope}", step.body))
             elif isinstance(step, spec.Scan):

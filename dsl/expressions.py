@@ -5,33 +5,46 @@ Methods return None if they, or an earlier check, reported an error; some raise 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from attrs import evolve
+
 from partita.dsl import constants, foreign, limits, rules, spec, tree
-from partita.dsl.arguments import bind
+from partita.dsl.arguments import bind, parameters_of_call
 from partita.dsl.builtins import OneOf
+from partita.dsl.corrected_calls import reordered
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
 from partita.dsl.formulas import Size
 from partita.dsl.functions import (
+    AXES,
+    AXIS,
+    DTYPE,
+    FLAG,
     FUNCTIONS,
+    NUMBER,
+    NUMBERS,
+    OPERAND,
+    TENSOR,
     TENSORS,
     Arrow,
     Constant,
     Function,
     Made,
+    Origin,
     Parts,
     Tensor,
     Use,
 )
 from partita.dsl.known import CheckContext
 from partita.dsl.operands import Operands
+from partita.dsl.origins import origin
 from partita.dsl.report import suggestion
 from partita.dsl.scope import Binding, Instance, Scope, Unknown, Value, composed
 from partita.dsl.source import Span
-from partita.dsl.types import Axis, Type
+from partita.dsl.types import DTYPES, Axis, Type
 from partita.dsl.units import PLAIN, RATIO, Quantity, read, shortened
 from partita.dsl.walk import bindings_in
 
@@ -105,6 +118,23 @@ class Expressions:
         self.known.axes.used.add(name.text)
         return self.known.axes.find(tree.Name(other, name.span))
 
+    def kinds(self, written: tree.Expression) -> frozenset[str]:
+        """The kinds of slots that might take an expression, by its form and what its name means."""
+        bare, name = tree.bare(written), tree.single(written)
+        if name is not None:
+            binding = self.scope.find(name.text)
+            constant = binding is not None and isinstance(binding.meaning, Constant)
+            found = {NUMBER, NUMBERS, OPERAND} if constant else {TENSOR, OPERAND} if binding is not None else set()
+            found |= {AXIS, AXES} if name.text in self.known.axes.entries else set()
+            return frozenset(found | ({DTYPE} if name.text in DTYPES else set()))
+        if isinstance(bare, tree.Number | tree.Negative):
+            return frozenset((NUMBER, NUMBERS, OPERAND))
+        if isinstance(bare, tree.Boolean):
+            return frozenset((FLAG, OPERAND))
+        if isinstance(bare, tree.List):
+            return frozenset((AXES, NUMBERS))
+        return frozenset((TENSOR, OPERAND, NUMBER))
+
     def mark_read(self, binding: Binding) -> None:
         """Record that a name is read."""
         self.known.read.add((id(binding.span.source), binding.span.start))
@@ -166,7 +196,7 @@ class Expressions:
                 help = "bind it before the repeat as well, so that it is carried from iteration to iteration"
                 return refuse("E0208", f"`{name.text}` is not bound here", name.span, notes=notes, help=help)
         if name.text in self.known.axes.entries:
-            help = f"its size is `size({name.text})`, its positions `iota({name.text})`"
+            help = f"write `size({name.text})` for its size; `iota({name.text})` are its positions"
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
         known = foreign.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
         return refuse("E0201", f"unknown name `{name.text}`", name.span, help=known)
@@ -195,7 +225,7 @@ class Expressions:
         given = {slot.name: value for slot, value in zip(slots, found, strict=True)}
         spans = {slot: value.span for slot, value in given.items() if value is not None}
         sign = written.operator if isinstance(written, tree.Binary) else "-" if function == "negate" else "not"
-        use = Use(function, written.span, given, spans, sign=sign)
+        use = Use(function, written.span, given, spans, sign=sign, origin=self._origin)
         return self._apply(FUNCTIONS[function], use, _text(written), name)
 
     # ------------------------------------------------------------ calls
@@ -250,15 +280,23 @@ class Expressions:
         self, written: tree.Call, given: dict[str, Any], arrows: tuple[Arrow, ...], name: str | None
     ) -> list[Result] | None:
         function = FUNCTIONS[written.name.text]
-        spans = {}
-        for position, argument in enumerate(written.arguments):
-            if argument.name is not None:
-                spans[argument.name.text] = argument.value.span
-            elif position < len(function.slots):
-                spans[function.slots[position].name] = argument.value.span
+        named = list(
+            zip(parameters_of_call(written, [slot.name for slot in function.slots]), written.arguments, strict=True)
+        )
+        spans = {slot: each.value.span for slot, each in named if slot is not None}
         if arrows:
             spans["->"] = arrows[0].span
-        return self._apply(function, Use(function.name, written.span, given, spans, arrows), _text(written), name)
+        use = Use(function.name, written.span, given, spans, arrows, origin=self._origin)
+        tensors = {slot: each for slot, each in named if slot is not None and isinstance(given.get(slot), Tensor)}
+
+        def fits(moved: Mapping[str, str]) -> bool:
+            arguments = {slot: given[moved.get(slot, slot)] for slot in given}
+            return not refused_by(lambda: function.rule(evolve(use, arguments=arguments)))
+
+        try:
+            return self._apply(function, use, _text(written), name)
+        except Refused as refused:
+            raise reordered(refused, written, tensors, fits) from None
 
     def _apply(self, function: Function, use: Use, text: str, name: str | None) -> list[Result]:
         """Check the types of a use of a function, and append its step, or those that it stands for."""
@@ -287,6 +325,9 @@ class Expressions:
                     operands.append(part.literal("bool" if isinstance(part.value, bool) else dtype))
         value = self._step(function.name, operands, options, type, use.span, name)
         return [Tensor(value.number, type, text, use.span)]
+
+    def _origin(self, value: int, axis: str) -> Origin | None:
+        return origin(self.scope, value, axis)
 
     def _step(
         self,
@@ -318,8 +359,8 @@ class Expressions:
         checked = self.known.checked.get(instance)
         if checked is None:
             return None
-        for given, argument, declared in zip(block.inputs, tensors, checked.body.types, strict=False):
-            self._fits(called, given.name.text, argument, declared)
+        types = zip((given.name.text for given in block.inputs), checked.body.types, strict=False)
+        self._fit(written, list(types), tensors)
         segment = self.scope.segment(called)
         self.scope.segments[segment] = written.span
         operands = tuple(argument.value for argument in tensors)
@@ -338,8 +379,8 @@ class Expressions:
         if tensors is None or arrows is None or operation is None:
             return None
         renamed = tuple(pair for pair in composed(self.scope.substitution, arrows) if pair[0] in axes)
-        for (given, type), argument in zip(operation.operands, tensors, strict=True):
-            self._fits(called, given, argument, self._renamed(type, renamed, written))
+        inputs = [(given, self._renamed(type, renamed, written)) for given, type in operation.operands]
+        self._fit(written, inputs, tensors)
         types = [self._renamed(type, renamed, written) for type in operation.results]
         found: list[Result] = []
         for number, type in enumerate(types):
@@ -397,6 +438,21 @@ class Expressions:
         except Refused as refused:
             self.report.refused(refused)
 
+    def _fit(self, written: tree.Call, inputs: Sequence[tuple[str, Type]], tensors: Sequence[Tensor]) -> None:
+        """Check that the arguments of a block or an op fit its inputs. Raises Refused (E0204, E0205)."""
+        called, given = written.name.text, {name: each for (name, _), each in zip(inputs, tensors, strict=True)}
+
+        def check(moved: Mapping[str, str]) -> None:
+            for name, declared in inputs:
+                self._fits(called, name, given[moved.get(name, name)], declared)
+
+        try:
+            check({})
+        except Refused as refused:
+            named = zip(parameters_of_call(written, given), written.arguments, strict=True)
+            arguments = {name: each for name, each in named if name is not None}
+            raise reordered(refused, written, arguments, lambda moved: not refused_by(lambda: check(moved))) from None
+
     def _fits(self, block: str, name: str, argument: Tensor, declared: Type) -> None:
         """Check that an argument has the dtype and the axes that the block declares, in any order."""
         notes = [str(argument), f"`{block}` takes {name}: {declared}"]
@@ -410,8 +466,20 @@ class Expressions:
             help = None
             if len(extra) == 1 and len(missing) == 1:
                 help = f"to call it over `{extra[0]}`: `{block}(…, {missing[0]} -> {extra[0]})`"
+            found = self._origin(argument.value, (extra or missing)[0])
+            notes += [str(found)] if found is not None else []
+            help = help or (found.help if found is not None else None)
             message = f"`{argument.text}` does not have the axes that `{block}` takes"
             raise refuse("E0204", message, argument.span, notes=notes, help=help)
+
+
+def refused_by(check: Callable[[], object]) -> bool:
+    """Whether a check raises Refused."""
+    try:
+        check()
+    except Refused:
+        return True
+    return False
 
 
 def _unitless(constant: Constant) -> Constant:

@@ -161,11 +161,13 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("ignore_index ignore_id", "ignore"),
             ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
             ("ema_decay ema_rate ema_momentum model_ema model_ema_decay use_ema polyak swa averaging", "ema"),
-            ("learning_rate", "lr"),
+            ("learning_rate", "lr peak"),
+            ("lr", "peak"),
             ("wd", "weight_decay"),
             ("beta1 beta2 adam_beta1 adam_beta2", "betas"),
             ("epsilon adam_eps", "eps"),
-            ("max_steps num_steps iterations iters max_iters train_iters num_train_steps", "steps"),
+            ("max_steps num_steps iterations iters max_iters train_iters num_train_steps", "steps total"),
+            ("steps every frequency period", "interval"),
             (
                 "micro_batches num_microbatches accumulate grad_accum gradient_accumulation_steps",
                 "microbatches",
@@ -174,8 +176,8 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("dataset train_data", "data"),
             ("optim", "optimizer"),
             ("dtype amp mixed_precision", "precision"),
-            ("checkpoints save save_every ckpt", "checkpoint"),
-            ("evaluate evaluation validation val", "eval"),
+            ("checkpoints save save_every save_interval save_steps ckpt", "checkpoint"),
+            ("evaluate evaluation validation val eval_interval eval_every eval_steps", "eval"),
             ("random_seed", "seed"),
             ("cuda_graph cuda_graphs enable_cuda_graph cudagraphs reduce_overhead", "graphs"),
             ("warmup_steps warmup_iters", "warmup"),
@@ -200,6 +202,9 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("int64 long", "i64"),
             ("int32 int", "i32"),
             ("boolean", "bool"),
+            ("uint8", "u8"),
+            ("uint16", "u16"),
+            ("uint32", "u32"),
             ("he kaiming_normal kaiming_uniform", "kaiming"),
             ("glorot xavier_normal xavier_uniform", "xavier"),
             ("std stddev sigma", "deviation"),
@@ -236,11 +241,18 @@ FOLLOWS: Mapping[str, str] = _by_name(
     )
 )
 
+# What paths of modules begin with; before the dot of a method stands a value.
+MODULES = frozenset((
+    "torch", "nn", "F", "functional", "optim", "math", "np", "numpy", "jax", "jnp", "lax", "hk", "flax", "linen", "eqx",
+    "optax", "tf", "keras", "layers", "ops", "mx", "self",
+))  # fmt: skip
+
 # Tensor members and values of other languages.
 MEMBERS: Mapping[str, str] = {
     "T": "axes are matched by name, so their order never matters",
     "mT": "axes are matched by name, so their order never matters",
     "shape": "the size of an axis is `size(axis)`",
+    "size": "the size of an axis is `size(axis)`",
     "grad": "gradients are computed automatically",
     "weight": "a parameter is declared where it is used: `param w: [embed, ffn] ~ normal(0.02)`",
     "bias": "a parameter is declared where it is used: `param b: [embed] ~ zeros()`",
@@ -255,10 +267,32 @@ VALUES: Mapping[str, str] = {
     "valid": "without padding, a window stays inside: leave `padding` out",
 }
 
+# Words with which statements and operators of other languages begin.
+_IF = (
+    "`where(condition, a, b)` chooses elementwise, `where(training(), a, b)` between training and evaluation; "
+    "what changes from run to run is a `const`, such as the count of a `repeat`"
+)
+_LOOP = "`repeat 4 as layer { … }` repeats statements, and `scan seq { … }` runs them along an axis"
+_BLOCK = "a part of a model is a block: `block mlp(x: [batch, embed]) { … return y }`"
+WORDS: Mapping[str, str] = _by_name(
+    (
+        ("if else elif switch match case", _IF),
+        ("for while loop do", _LOOP),
+        ("def class function func fn struct", _BLOCK),
+        ("lambda", "a function is a `block`, with a name"),
+        ("var val auto mut", "values are named with `let`: `let y = …`"),
+        ("print", "a scalar is reported by `metric name = …`, and a tensor by `output name = …`"),
+        ("assert", "claims about the compiled program stand in `expect { … }`"),
+        ("with", "`stop_gradient(x)` cuts gradients off, and `train.precision` says the dtype"),
+        ("is in", "values are compared by `==` and `!=`"),
+        ("from", '`import "file.par"` reads a file; functions are built in'),
+    )
+)
+
 # Characters that have no meaning here.
 SIGNS: Mapping[str, str] = {
     "@": "a product is `dot(a, b, over = axis)`",
-    ";": "statements need no separator",
+    ";": "remove it: statements need no separator",
     "'": 'strings are written in double quotes: `"…"`',
     "&": "booleans are joined by `and`",
     "|": "booleans are joined by `or`",
@@ -270,6 +304,7 @@ SIGNS: Mapping[str, str] = {
     **dict.fromkeys("×·∙⋅", "a product is `a * b`"),
     **dict.fromkeys("–—−", "minus is the sign `-` of ASCII"),
     "÷": "a quotient is `a / b`",
+    **dict.fromkeys("µμ", "microseconds are written `us`"),
     "²": "a square is `x * x`",
     "≤": "it is written `<=`",
     "≥": "it is written `>=`",
@@ -280,7 +315,6 @@ SIGNS: Mapping[str, str] = {
 _INDEXING = (
     "there is no indexing: `gather(x, 0, along = axis)` takes one position, `slice(x, axis -> part, start = 0)` several"
 )
-_METHOD = re.compile(r"\.(\w{1,40})\s*‸\(")
 # (terminal, pattern, help): `‸` in the pattern marks the unexpected token; the terminal, unless empty, must be one of
 # the expected ones.
 _WRITTEN = tuple(
@@ -290,46 +324,62 @@ _WRITTEN = tuple(
         ("LET", r"‸(\w{1,40})\s*([-+*/])=", r"values are named with `let`: `let \1 = \1 \2 …`"),
         ("LET", r"‸(\w{1,40}(?:\s*,\s*\w{1,40}){0,4})\s*=", r"values are named with `let`: `let \1 = …`"),
         ("LET", r"‸(\w{1,40})\s*:", r"a parameter is declared with `param`: `param \1: [embed] ~ normal(0.02)`"),
-        ("LET", r"‸(?:for|while)\b", "loops are written `repeat 4 as layer { … }`"),
-        ("RBRACE", r"‸return\b", "a model ends with `loss …`; only a block ends with `return`"),
-        ("", r"‸(?:def|class)\b", "a part of a model is a block: `block mlp(x: [batch, embed]) { … return y }`"),
+        ("", r"(?:^|\n)\s*import ‸\w|‸import\b", WORDS["from"]),
+        ("", r"\*\s*‸\*", "there is no power operator: `x * x`, or `power(x, p)`"),
         (
             "",
-            r"(?:^|\n)\s*(?:import ‸\w|‸from\b)",
-            '`import "file.par"` reads a file; functions are built in',
+            r"[\w)\]][ \t]*/‸/",
+            "sizes divide exactly by `/`, and tensors by `floor(x / n)`; comments start with `#`",
         ),
-        ("", r"‸(?:if|else)\b", "`where(condition, x, y)` selects elementwise"),
-        ("", r"\*\s*‸\*", "there is no power operator: `x * x`, or `power(x, p)`"),
-        ("", r"/\s*‸/|‸//", "comments start with `#`"),
+        ("", r"/\s*‸/|‸//|\"\"‸\"|‸\"\"\"", "comments start with `#`"),
         ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
+        ("", r"[0-9]‸\.", "a digit follows the point: `1.0`"),
+        ("", r"\b[fFrRbBuU]‸\"", 'strings are plain, without a letter before them: `"…"`'),
+        ("", r"\.(?:shape|size)\s*‸\[", MEMBERS["shape"]),
         ("PLUS", r"[\w)\]]\s*‸\[", _INDEXING),
-        ("PLUS", _METHOD, r"functions are called without a path: `\1(…)`"),
+        ("MINUS", r"‸~", SIGNS["!"]),
+        ("ARROW", r"‸=>", SIGNS["→"]),
+        ("COMPARE", r"\n\s*\w+(?:\(\w+\))?\s*‸=>", SIGNS["≥"]),
+        ("COMPARE", r"\n\s*\w+(?:\(\w+\))?\s*‸=<", SIGNS["≤"]),
+        ("COMPARE", r"\n\s*\w+(?:\(\w+\))?\s*‸=", "a claim compares, by `<=`, `>=`, `==`, `<` or `>`"),
+        ("NAME", r"=\s*‸\{", "a list is written in brackets, and its pairs with an arrow: `[a -> b]`"),
+        ("RBRACE", r"=\s*(\w{1,40})\s*‸->\s*(\w{1,40})", r"pairs stand in a list: `[\1 -> \2]`"),
+        ("NAME", r"let\s*‸\(", "several names are separated by commas: `let a, b = …`"),
+        ("EQUAL", r"let\s+(\w{1,40})\s*‸([-+*/])=", r"a name is bound anew: `let \1 = \1 \2 …`"),
+        ("LET", r"‸(\w{1,40})[\w.]{0,40}\s*\(", "a statement begins with a keyword: `let y = …` names a result"),
         ("", r"(?:[<>]=?|[=!]=)[^<>=!\n]*‸(?:[<>]=?|[=!]=)", "comparisons do not chain: `a < b and b < c`"),
         ("EQUAL", r"let\s+(\w{1,40})\s*‸:", r"the type of a value is inferred: `let \1 = …`"),
-        ("EQUAL", r"(\w{1,40})\s*‸:", r"entries are written with `=`: `\1 = …`"),
-        ("AXIS", r"‸(?:let\s+)?(\w{1,40})\s*=", r"sizes are declared with `axis`: `axis \1 = …`"),
+        ("AXIS", r"(?:^|\n)\s*‸(?:let\s+)?(\w{1,40})\s*=", r"sizes are declared with `axis`: `axis \1 = …`"),
         ("ON", r"layout\s+(\w{1,40})\s*‸", r"a layout is on a mesh: `layout \1 on … {`"),
         ("LBRACE", r"train\s*‸", "settings are written in braces: `train { steps = 100 … }`"),
         ("LBRACE", r"\)\s*‸(?::|->)", "a body is written in braces, and result types are inferred"),
         ("LPAR", r"(model|block)\s+(\w{1,40})\s*‸\{", r"inputs are declared: `\1 \2(x: [batch, embed]) {`"),
         ("AS", r"repeat\s+(\w{1,40})\s+‸([0-9]+)", r"the count comes first: `repeat \2 as \1 { … }`"),
+        ("LSQB", r":\s*\w*\s*‸\(\s*(\w[\w, ]{0,60})\)", r"axes are written in brackets: `[\1]`"),
+        (
+            "LSQB",
+            r":\s*([Tt]ensor|float|int|f32|i64|bf16)\s*‸",
+            "the axes of a tensor follow in brackets: `[batch, embed]`",
+        ),
         ("LSQB", r":\s*(\w{1,40})\s*‸", r"axes are written in brackets: `[\1]`"),
-        ("COLON", r"param\s+(\w{1,40})\s*‸~", r"a parameter has a type: `param \1: [embed] ~ …`"),
-        ("TILDE", r"‸", "the initialization of a parameter follows `~`: `~ normal(0.02)`"),
+        ("COLON", r"param\s+(\w{1,40})\s*‸[~=]", r"a parameter has a type: `param \1: [embed] ~ …`"),
+        ("TILDE", r"‸(?!=|\w+\s*\()", "the initialization of a parameter follows `~`: `~ normal(0.02)`"),
         ("NAME", r"\bloss\s*‸=", "it takes no `=`: `loss mean(x)`"),
         ("NAME", r"->\s*‸[(\[]", "several are separated by commas: `-> data, tensor`"),
         ("NAME", r"mesh\s+(\w{1,40})\s*\(‸[0-9]", r"the axes of a mesh have names: `mesh \1(data = 2, pipe = 2)`"),
-        ("NAME", r"schedule\s+\w+\s*=\s*‸1f", "its name is `one_f_one_b`"),
-        ("COLON", r"param\s+(\w{1,40})\s*‸\[", r"a colon separates name and type: `param \1: […]`"),
+        ("NAME", r"schedule\s+\w+\s*=\s*‸1[fF]", "its name is `one_f_one_b`"),
         ("COLON", r"[(,]\s*(\w{1,40})\s*‸[,)]", r"an input has a type: `\1: [batch, embed]`, or `i64[batch]` for ids"),
         ("LPAR", r"schedule\s+\w+\s*=\s*(\w{1,40})\s*‸", r"a schedule is called: `\1(microbatches = 8)`"),
-        ("ARROW", r"‸=", "a rule has an arrow: `shard batch -> data`"),
         ("SHARD", r"‸\w+\s*->", "a rule begins with a keyword: `shard batch -> data`, `stage layer -> pipe`"),
         ("SHARD", r"‸replicated?\b", "what no rule splits is replicated"),
-        ("NAME", r":\s*\w*\s*\[[\w\s,]*‸([0-9]+)", r"axes are named: declare `axis name = \1`, and write that"),
+        (
+            "",
+            r":\s*\w*\s*\[(?:[\w\s]+,)*\s*([\w ]*)‸([0-9*/+][\w */+]*)",
+            r"axes are named: declare `axis name = \1\2`, and write that",
+        ),
         ("RPAR", r"=\s*\([\w\s.-]+‸,", "a list is written in brackets: `[…, …]`"),
         ("AS", r"‸\{", "a `repeat` has a name: `repeat 4 as layer { … }`"),
-        ("RBRACE", r"=[^,\n{}]+‸,", "entries are not separated by commas"),
+        ("RBRACE", r"=[^,\n{}]+‸,", "remove it: entries are not separated by commas"),
     )
 )
 _AROUND = 80  # characters of context on either side
@@ -354,5 +404,5 @@ def written_here(text: str, position: int, wanted: Collection[str]) -> str | Non
             continue
         found = pattern.search(marked)
         if found is not None:
-            return (function(found[1]) if pattern is _METHOD else None) or found.expand(help)
+            return found.expand(help)
     return None

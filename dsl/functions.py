@@ -35,6 +35,11 @@ class Slot:
     kind: str | OneOf = TENSOR
     default: Any = REQUIRED
 
+    @property
+    def is_value(self) -> bool:
+        """Whether it takes a tensor."""
+        return self.kind in (TENSOR, OPERAND)
+
 
 @frozen(eq=False)
 class Tensor:
@@ -115,6 +120,18 @@ class Parts:
     results: tuple[int, ...]
 
 
+@frozen
+class Origin:
+    """The step to which a value owes that it has an axis, or has it no longer: a note, its place, and what to do."""
+
+    note: str
+    span: Span
+    help: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.note}   ({self.span.place})"
+
+
 @frozen(eq=False)
 class Use:
     """One call of a function: its arguments and their spans by slot, and its arrows."""
@@ -125,6 +142,7 @@ class Use:
     spans: Mapping[str, Span]
     arrows: tuple[Arrow, ...] = ()
     sign: str | None = None  # the operator, if it was written as one
+    origin: Callable[[int, str], Origin | None] = lambda value, axis: None
 
     @property
     def called(self) -> str:
@@ -135,12 +153,21 @@ class Use:
         return self.arguments[slot]
 
     def refuse(
-        self, code: str, message: str, slot: str | None = None, help: str | None = None, also: Iterable[object] = ()
+        self,
+        code: str,
+        message: str,
+        slot: str | None = None,
+        help: str | None = None,
+        also: Iterable[object] = (),
+        axis: tuple[Tensor, str] | None = None,
     ) -> Refused:
-        """A `Refused` that points to an argument (or the whole call) and lists the tensors involved."""
-        notes = dict.fromkeys([*map(str, self.tensors), *map(str, also)])
+        """A `Refused` that points to an argument (or the whole call) and lists the tensors involved; and where one of
+        them got an `axis`, or lost it.
+        """
+        origin = self.origin(axis[0].value, axis[1]) if axis is not None else None
+        notes = dict.fromkeys([*map(str, self.tensors), *map(str, also), *([str(origin)] if origin else ())])
         place = self.spans.get(slot, self.span) if slot else self.span
-        return refuse(code, message, place, notes=notes, help=help)
+        return refuse(code, message, place, notes=notes, help=help or (origin.help if origin else None))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -185,6 +212,7 @@ class Use:
                     f"`{value.text}` has no axis `{axis.name}`",
                     place,
                     f"axes of `{value.text}`: {', '.join(value.type.names) or 'none'}",
+                    axis=(value, axis.name),
                 )
 
     def within(self, slot: str, names: Iterable[str], whose: str) -> None:
@@ -194,7 +222,7 @@ class Use:
         for name in value.type.names:
             if name not in allowed:
                 message = f"axis `{name}` of `{value.text}` is not among {whose}"
-                raise self.refuse("E0204", message, slot)
+                raise self.refuse("E0204", message, slot, axis=(value, name))
 
 
 Rule: TypeAlias = Callable[[Use], Typed | Parts]

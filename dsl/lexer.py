@@ -20,6 +20,8 @@ from partita.dsl.source import Source, Span
 from partita.dsl.tables import TABLE
 from partita.dsl.units import shortened
 
+# A string in single quotes; a number and white space before its unit.
+_QUOTED, _SPACED = re.compile(r"'([^'\"\n]*)'"), re.compile(r"(?<!\w)([0-9][0-9_.]*) +\Z")
 END, BROKEN = "$END", "$BROKEN"
 OPENING = {"(": ")", "[": "]", "{": "}"}
 CLOSING = {close: open for open, close in OPENING.items()}
@@ -32,6 +34,12 @@ RESERVED_WORDS = frozenset(
         "recompute schedule train expect true false",
     )
     for word in words.split()
+)
+
+# What declarations begin with.
+DECLARATIONS = (
+    *("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "optimizer", "weights"),
+    *("train", "expect"),
 )
 
 # What messages call the terminals without a fixed text.
@@ -138,7 +146,8 @@ def _broken(source: Source, position: int, report: Report) -> int:
     if character == '"':
         end = text.find("\n", position)
         end = len(text) if end < 0 else end
-        report.error("E0102", "this string is not terminated on its line", Span(source, position, end))
+        message = "this string is not terminated on its line"
+        report.error("E0102", message, Span(source, position, end), help='end it with `"`')
         return end
     end = position + 1
     if character.isalpha():
@@ -148,8 +157,20 @@ def _broken(source: Source, position: int, report: Report) -> int:
         while end < len(text) and _in_word(text[end]):
             end += 1
         message = f"`{character}` cannot be part of a name: `{shortened(text[start:end])}`"
-        help = "names consist of the letters a to z and A to Z, digits and `_`; comments may have any character"
+        help = (
+            SIGNS.get(character)
+            or "names consist of the letters a to z and A to Z, digits and `_`; comments may have any character"
+        )
         report.error("E0101", message, Span(source, start, end), help=help)
+        return end
+    if character == "'" and (quoted := _QUOTED.match(text, position)) is not None:
+        end = quoted.end()
+        help = f'write `"{quoted[1]}"`, in double quotes'
+        report.error("E0101", f"unexpected character `{character}`", Span(source, position, end), help=help)
+        return end
+    if character == "%" and (number := _SPACED.search(text, 0, position)) is not None:
+        message, place = "a unit follows its number without a space", Span(source, number.start(), end)
+        report.error("E0107", message, place, help=f"write `{number[1]}%`")
         return end
     while end < len(text) and text[end] == character:
         end += 1

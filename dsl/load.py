@@ -16,6 +16,8 @@ from partita.dsl.axes import Axes
 from partita.dsl.declarations import gather
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.divisibility import report_misfits
+from partita.dsl.doubts import report_doubts
+from partita.dsl.exclusions import evaluations, exclusions
 from partita.dsl.known import CheckContext
 from partita.dsl.models import Models
 from partita.dsl.operations import Operations
@@ -124,6 +126,12 @@ def _check(
     found = plans.whole()
     if found is not None and fitting:
         report_misfits(found, report)
+        for diagnostic in exclusions(found):
+            report.add(diagnostic)
+    for diagnostic in evaluations(found) if found is not None else ():
+        report.add(diagnostic)
+    if found is not None and not report.errors:
+        report_doubts(found, report)
     if not report.errors:
         report_unused(known, plans.used(), chosen.kinds, report)
     return found

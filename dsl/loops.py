@@ -14,10 +14,11 @@ from attrs import evolve
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import positive_integer
 from partita.dsl.declarations import unreserved
-from partita.dsl.diagnostic import Refused
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.expressions import MADE_BEFORE, Expressions
-from partita.dsl.functions import Constant
-from partita.dsl.report import Report
+from partita.dsl.functions import Constant, Origin
+from partita.dsl.origins import origin
+from partita.dsl.report import Report, nearest
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.types import Axis, Type
 from partita.dsl.walk import rebound
@@ -177,7 +178,12 @@ class Loops:
 
     def count(self, written: tree.Expression) -> int | None:
         """The number of iterations; None after reporting errors."""
+        name = tree.single(written)
         try:
+            if name is not None and self.scope.find(name.text) is None and not nearest(name.text, self.scope.names()):
+                raise refuse(
+                    "E0201", f"unknown name `{name.text}`", name.span, help=f"declare it: `const {name.text} = 4`"
+                )
             quantity = constants.evaluate(written, self.expressions.number_of)
             return positive_integer(quantity, written, "the count of a `repeat`")
         except Refused as refused:
@@ -204,15 +210,21 @@ class Loops:
                 else:
                     results.append(meaning.literal("f32"))
             elif meaning.type.dtype != type.dtype or set(meaning.type.names) != set(type.names):
-                self._changed(name, type, str(meaning.type), after, binding)
+                differing = sorted(set(meaning.type.names) ^ set(type.names))
+                found = origin(inner, meaning.number, differing[0]) if differing else None
+                self._changed(name, type, str(meaning.type), after, binding, found)
                 complete = False
             else:
                 results.append(meaning.number)
         return results if complete else None
 
-    def _changed(self, name: str, type: Type, now: str, after: Binding, before: Binding) -> None:
+    def _changed(
+        self, name: str, type: Type, now: str, after: Binding, before: Binding, found: Origin | None = None
+    ) -> None:
         notes = [f"before: {type}   (bound at {before.span.place})", f"after an iteration: {now}"]
+        notes += [str(found)] if found is not None else []
         help = "give the new value another name, or convert it back to that type"
+        help = (found.help if found is not None else None) or help
         self.report.error("E0220", f"`{name}` changes its type from one iteration to the next", after.span, notes, help)
 
 

@@ -5,15 +5,18 @@ Methods return None if they, or an earlier check, reported an error; some raise 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, Protocol
 
-from partita.dsl import constants, convolution, reshaping, routing, tree
+from partita.dsl import constants, convolution, corrected_calls, reshaping, routing, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.builtins import OneOf
+from partita.dsl.corrected_values import truth
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import meant
 from partita.dsl.functions import Arrow, Constant, Function, Slot, Tensor
+from partita.dsl.quotes import without_quotes
 from partita.dsl.report import Report, listed, nearest
 from partita.dsl.spec import Call
 from partita.dsl.types import DTYPES, Axis
@@ -34,6 +37,9 @@ class Reader(Protocol):
     def axis(self, name: tree.Name) -> Axis | None:
         """An axis."""
 
+    def kinds(self, written: tree.Expression) -> frozenset[str]:
+        """The kinds of slots that might take it."""
+
     def setting(self, written: tree.Expression, kind: OneOf, name: str) -> Call | None:
         """A call of one of the signatures, of the argument `name`."""
 
@@ -50,25 +56,45 @@ class Operands:
     def bound(self, written: tree.Call, slots: Sequence[Slot]) -> dict[str, Any] | None:
         """The arguments by slot, in the order of the slots."""
         required = {slot.name for slot in slots if slot.default is REQUIRED}
-        given = bind(written, [slot.name for slot in slots], required, self.report)
+
+        def complete(given: Mapping[str, tree.Expression], missing: Sequence[str]) -> str | None:
+            """Help that adds what is missing, if all of it is known."""
+            found = [self.expressions.one(given[slot.name]) for slot in slots if slot.name in given and slot.is_value]
+            tensors = [each for each in found if isinstance(each, Tensor)]
+            axes = {name: corrected_calls.likely(written.name.text, name, tensors) for name in missing}
+            return corrected_calls.completed(written, axes) if all(axes.values()) else None
+
+        given = bind(written, [slot.name for slot in slots], required, self.report, complete)
         if given is None:
             return None
+        self.in_order(written, slots)
         found: dict[str, Any] = {}
-        complete = True
+        sound = True
         for slot in slots:
             if slot.name not in given:
                 found[slot.name] = slot.default
                 continue
             try:
-                found[slot.name] = self.argument(given[slot.name], slot)
+                found[slot.name] = self.argument(given[slot.name], slot, found)
             except Refused as refused:
                 self.report.refused(refused)
                 found[slot.name] = None
-            complete = complete and found[slot.name] is not None
-        return found if complete else None
+            sound = sound and found[slot.name] is not None
+        return found if sound else None
 
-    def argument(self, written: tree.Expression, slot: Slot) -> Any:
-        """One argument, as its slot takes it."""
+    def in_order(self, written: tree.Call, slots: Sequence[Slot]) -> None:
+        """Raises Refused (E0212) if two arguments each are what the other should be, such as a number and a tensor."""
+        positional = [a for a in written.arguments if a.name is None and not isinstance(a.value, tree.Arrow)]
+        known = [
+            (each, slot, self.expressions.kinds(each.value)) for each, slot in zip(positional, slots, strict=False)
+        ]
+        for (one, first, a), (other, second, b) in combinations(known, 2):
+            if first.kind in b - a and second.kind in a - b:
+                message = f"`{written.name.text}` does not take its arguments in this order"
+                raise refuse("E0212", message, written.span, help=corrected_calls.exchanged(written, one, other))
+
+    def argument(self, written: tree.Expression, slot: Slot, before: Mapping[str, Any]) -> Any:
+        """One argument, as its slot takes it, after those `before` it."""
         match slot.kind:
             case OneOf():
                 return self.expressions.setting(written, slot.kind, slot.name)
@@ -77,19 +103,20 @@ class Operands:
             case "operand":
                 return self.expressions.one(written)
             case "axis":
-                return self.expressions.axis(self.axis_name(written, slot.name))
+                return self.expressions.axis(self.axis_name(written, slot.name, before))
             case "axes":
-                return self.axes(written, slot.name)
+                return self.axes(written, slot.name, before)
             case "dtype":
                 name = tree.single(written)
                 if name is None or name.text not in DTYPES:
                     near = (meant(name.text, DTYPES) or nearest(name.text, DTYPES)) if name else None
-                    help = f"did you mean `{near}`?" if near else None
+                    help = f"did you mean `{near}`?" if near else without_quotes(written, DTYPES)
                     raise refuse("E0207", f"`{slot.name}` is one of {listed(DTYPES, 'or')}", written.span, help=help)
                 return name.text
             case "flag":
                 if not isinstance(bare := tree.bare(written), tree.Boolean):
-                    raise refuse("E0212", f"`{slot.name}` is `true` or `false`", written.span)
+                    help = truth(written)
+                    raise refuse("E0212", f"`{slot.name}` is `true` or `false`", written.span, help=help)
                 return bare.value
             case "numbers":
                 return self.numbers(written, slot.name)
@@ -110,20 +137,32 @@ class Operands:
             return tuple(self.numbers(item, what) for item in bare.items)
         return self.number(written, what)
 
-    def axis_name(self, written: tree.Expression, what: str) -> tree.Name:
-        """The single name of an axis. Raises Refused (E0212)."""
+    def axis_name(self, written: tree.Expression, what: str, before: Mapping[str, Any] | None = None) -> tree.Name:
+        """The single name of an axis; `before` are the arguments that are known. Raises Refused (E0212)."""
         name = tree.single(written)
         if name is None:
-            by_name = convolution.SIZES.get(what, "axes are given by name, not by position")
-            help = by_name if isinstance(written, tree.Number | tree.Negative) else None
+            help = without_quotes(written)
+            if isinstance(written, tree.Number | tree.Negative):
+                help = convolution.SIZES.get(what) or self.by_position(written, before or {})
             raise refuse("E0212", f"`{what}` must be the name of an axis", written.span, help=help)
         return name
 
-    def axes(self, written: tree.Expression, what: str) -> tuple[Axis, ...] | None:
-        """One axis, or a list of them."""
+    def by_position(self, written: tree.Expression, before: Mapping[str, Any]) -> str:
+        """Help for an axis that is given by its position, in the order of the first tensor."""
+        by_name = "axes are given by name, not by position"
+        first = next((value for value in before.values() if isinstance(value, Tensor)), None)
+        position = constants.evaluate(written, self.expressions.number_of).value
+        if first is None or position != int(position) or not -len(first.type.axes) <= position < len(first.type.axes):
+            return by_name
+        return f"write `{first.type.names[int(position)]}`: {by_name}"
+
+    def axes(
+        self, written: tree.Expression, what: str, before: Mapping[str, Any] | None = None
+    ) -> tuple[Axis, ...] | None:
+        """One axis, or a list of them; `before` are the arguments that are known."""
         bare = tree.bare(written)
         items = bare.items if isinstance(bare, tree.List) else (bare,)
-        found = [self.expressions.axis(self.axis_name(item, what)) for item in items]
+        found = [self.expressions.axis(self.axis_name(item, what, before)) for item in items]
         axes = tuple(axis for axis in found if axis is not None)
         seen: set[str] = set()
         for axis, item in zip(axes, items, strict=False):

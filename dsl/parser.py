@@ -7,21 +7,18 @@ too deep for it; the depth of expressions is limited here for everything that wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from attrs import evolve
 
 from partita.dsl import limits, tree
-from partita.dsl.foreign import written_here
-from partita.dsl.lexer import BROKEN, CLOSING, END, OPENING, Language, Token, language, tokenize
-from partita.dsl.report import Full, Report, nearest
+from partita.dsl.lexer import BROKEN, CLOSING, DECLARATIONS, END, OPENING, Token, language, tokenize
+from partita.dsl.report import Full, Report
 from partita.dsl.source import Source, Span
-from partita.dsl.units import shortened
+from partita.dsl.unexpected import Unexpected
 
-_DECLARED = ("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "optimizer", "weights")
-DECLARATIONS = (*_DECLARED, "train", "expect")
 # What an operand begins with.
 OPERANDS = frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))
 RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
@@ -90,7 +87,7 @@ class _Parser:
             action = rows[states[-1]].get(token.kind)
             if action is None:
                 if token.kind != BROKEN:
-                    self.complain(token)
+                    self.complain()
                 return None
             if action >= 0:
                 states.append(action)
@@ -163,65 +160,42 @@ class _Parser:
     def _begins_line(self, token: Token) -> bool:
         return token.start == 0 or self.source.text[token.start - 1] in "\n\r"
 
-    def _acceptable(self) -> list[str]:
-        """The terminals that may come next: those that are shifted, possibly after some reductions."""
-        rows, rules = self.table.states, self.table.rules
-
-        def shifts(symbol: str) -> bool:
-            states = list(self.states)
-            while (action := rows[states[-1]].get(symbol)) is not None:
+    def accepts(self, symbols: Iterable[str], dropped: int = 0, names: bool = True) -> int:
+        """How many of some terminals, one after the other, would be taken after the last ones are `dropped`; with
+        `names`, also words that are not reserved where only a name may stand.
+        """
+        rows, rules, states = self.table.states, self.table.rules, self.states[: len(self.states) - dropped]
+        taken = 0
+        for symbol in symbols:
+            while True:
+                row = rows[states[-1]]
+                action = row.get(symbol, row.get("NAME") if names and symbol in self.table.soft else None)
+                if action is None:
+                    return taken
                 if action >= 0:
-                    return True
+                    states.append(action)
+                    break
                 _, length, _, origin = rules[-1 - action]
                 if length:
                     del states[-length:]
                 states.append(rows[states[-1]][origin])
                 if symbol == END and states[-1] == self.last:
-                    return True
-            return False
+                    return taken + 1
+            taken += 1
+        return taken
 
-        found = [symbol for symbol in rows[self.states[-1]] if symbol in self.table.spoken and shifts(symbol)]
+    def _acceptable(self) -> list[str]:
+        """The terminals that may come next: those that are shifted, possibly after some reductions."""
+        row = self.table.states[self.states[-1]]
+        found = [symbol for symbol in row if symbol in self.table.spoken and self.accepts([symbol], names=False)]
         # Once an operand is complete, only the loosest operators are left of all that might have followed it.
         return found if "PLUS" in found else [symbol for symbol in found if symbol not in ("AND", "OR")]
 
-    def complain(self, token: Token) -> None:
-        """Report an unexpected token, as precisely as the state allows."""
-        span = Span(self.source, token.start, token.end)
-        if token.kind == END and self.next > 0:
-            span = Span(self.source, self.tokens[self.next - 1].end, self.tokens[self.next - 1].end)
-        wanted = self._acceptable()
-        expected = f"expected {_choice(wanted, self.table) or 'the end of input'}"
-        opened = self._open_brackets()
-        keyword = token.text.isalpha() and token.text in self.table.words
-        if token.kind == END and opened:
-            bracket = opened[-1]
-            place = Span(self.source, bracket.start, bracket.end)
-            self.report.error("E0105", f"`{bracket.text}` is never closed", place)
-        elif token.kind == END:
-            self.report.error("E0103", "unexpected end of input", span, help=expected)
-        elif token.text in CLOSING and not opened:
-            self.report.error("E0105", f"`{token.text}` closes nothing", span)
-        elif token.text in CLOSING and OPENING[opened[-1].text] != token.text:
-            place = Span(self.source, opened[-1].start, opened[-1].end)
-            notes = [f"`{opened[-1].text}` was opened at {place.place}"]
-            message = f"`{token.text}` does not close `{opened[-1].text}`"
-            self.report.error("E0105", message, span, notes, expected)
-        elif "NAME" in wanted and keyword and not (self._begins(self.next) and self._begins_line(token)):
-            argument = bool(opened) and opened[-1].text == "("
-            help = "choose another name" if len(wanted) < 3 else expected
-            if token.text == "axis" and argument and self.tokens[self.next + 1].kind == "EQUAL":
-                help = "the axes that a function works along are its argument `over`: `over = …`"
-            elif self.tokens[self.next + 1].kind == "EQUAL":
-                help = "choose another name"
-            elif not argument and self.next and self.tokens[self.next - 1].text == ",":
-                help = "remove the comma before it"
-            self.report.error("E0104", f"`{token.text}` is a keyword and cannot be a name", span, help=help)
-        else:
-            near = nearest(token.text, [word for word, kind in self.table.words.items() if kind in wanted])
-            if near is not None and token.kind == "NAME":
-                expected = f"did you mean `{near}`?"
-            help = written_here(self.source.text, token.start, wanted) or expected
-            self.report.error("E0103", f"unexpected `{shortened(token.text)}`", span, help=help)
+    def complain(self) -> None:
+        """Report an unexpected token."""
+        wanted, opened = self._acceptable(), self._open_brackets()
+        found = Unexpected(self.source, self.tokens, self.next, wanted, opened, self.table, self)
+        self.report.add(found.diagnostic())
 
     def _open_brackets(self) -> list[Token]:
         """The brackets that are open before the next token, within the current declaration."""
@@ -246,37 +220,6 @@ def _flat(parts: Sequence[Any]) -> list[Any]:
         else:
             flat.append(part)
     return flat
-
-
-def _choice(wanted: Sequence[str], table: Language) -> str:
-    """What may come next, in words; sets such as operators are summarized."""
-    symbols = set(wanted)
-    phrases = []
-    for phrase, group in PHRASES:
-        if symbols >= group:
-            phrases.append(phrase)
-            symbols -= group
-    phrases += sorted(table.spoken[symbol] for symbol in symbols)
-    if len(phrases) < 2:
-        return "".join(phrases)
-    return f"{', '.join(phrases[:-1])} or {phrases[-1]}"
-
-
-PHRASES = (
-    ("a declaration", frozenset(word.upper() for word in DECLARATIONS)),
-    ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "NOT", "TRUE", "FALSE"))),
-    ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))),
-    (
-        "a statement",
-        frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "SCAN", "LOSS", "METRIC", "BUFFER", "UPDATE", "OUTPUT")),
-    ),
-    ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE", "OFFLOAD"))),
-    ("a rule", frozenset(("FREEZE", "UPDATE"))),
-    ("a line", frozenset(("NAME", "SKIP"))),
-    ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR"))),
-    ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "AND", "OR"))),
-    ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER"))),
-)
 
 
 # ---------------------------------------------------------------- building the tree
@@ -378,7 +321,9 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "weights": lambda s, name, *lines: tree.Weights(_name(s, name), lines, s),
     "correspondence": lambda s, ours, theirs, axes=(): tree.Correspondence(ours, theirs, axes, s),
     "weight_axes": _together,
-    "weight_axis": lambda s, *parts: tree.WeightAxis(len(parts) > 1, parts[-1], s),
+    "weight_axis": lambda s, *parts: tree.WeightAxis(
+        parts[0] if len(parts) > 2 else None, len(parts) > 1, parts[-1], s
+    ),
     "skip": lambda s, patterns: tree.Skip(patterns, s),
     "strings": _together,
     "train": lambda s, table: tree.Train(table, s),

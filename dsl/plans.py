@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from partita.dsl import constants, limits, spec, tree
-from partita.dsl.arguments import bind
+from partita.dsl.arguments import bind, parameters_of_call
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
 from partita.dsl.builtins import (
@@ -28,8 +28,9 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.language_model import how_spelled, language_model, sources_of, spelling_of
 from partita.dsl.layouts import CLASSES, Layouts
 from partita.dsl.optimizers import Optimizers
-from partita.dsl.overrides import Chosen, parameters_of_call, selected_schedule
+from partita.dsl.overrides import Chosen, selected_schedule
 from partita.dsl.paths import known_paths
+from partita.dsl.quotes import without_quotes
 from partita.dsl.report import Report, listed, suggestion
 from partita.dsl.settings import Settings
 from partita.dsl.source import Span
@@ -131,7 +132,8 @@ class Plans:
             return self.only(kind, table)
         name = tree.single(written)
         if name is None:
-            self.report.error("E0306", f"`{kind}` is the name of a {kind}", written.span)
+            help = without_quotes(written, table)
+            self.report.error("E0306", f"`{kind}` is the name of a {kind}", written.span, help=help)
             return None
         if name.text not in table:
             help = suggestion(name.text, table, "there are") or f"declare it: `{kind} {name.text} …`"
@@ -421,7 +423,10 @@ class Plans:
             return None
         names = tuple(setting.name for setting in measure.takes)
         if isinstance(written, tree.Path) and names:
-            self.report.error("E0210", f"write `{name.text}({', '.join(names)})`", written.span)
+            message = f"`{name.text}` needs {'argument' if len(names) == 1 else 'arguments'} {listed(names)}"
+            axis = next(iter(settings.mesh_axes or ()), None)
+            help = f"write `{name.text}({axis})`" if axis and len(names) == 1 else f"`{name.text}({', '.join(names)})`"
+            self.report.error("E0210", message, written.span, help=help)
             return None
         given = bind(written, names, names, self.report) if isinstance(written, tree.Call) else {}
         if given is None:

@@ -71,13 +71,26 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     same = next((c for c in near if c.lower() == word.lower()), None)
     if same is not None:
         return same
+    slips = [c for c in near if _exchanged(word, c) or (len(c) > 3 and word == c[1:])]
+    if len(slips) == 1:
+        return slips[0]
     from difflib import get_close_matches
 
-    # A short word may have one wrong letter, but not the first: `sin` is not a misspelled `min`.
-    if len(word) <= 3:
-        near = [c for c in near if c[:1] == word[:1]]
-    found = get_close_matches(word, near, n=1, cutoff=0.66 if len(word) <= 3 else 0.75 if len(word) <= 5 else 0.8)
-    return found[0] if found else None
+    # A short word may have a wrong letter, but not the first: `sin` is not a misspelled `min`.
+    alike = [c for c in near if c[:1] == word[:1] and abs(len(c) - len(word)) <= 1] if len(word) <= 5 else []
+    found = get_close_matches(word, alike, n=3, cutoff=0.66)
+    if not found and len(word) > 3:
+        found = get_close_matches(word, near, n=3, cutoff=0.75 if len(word) <= 5 else 0.8)
+    swapped = (each for each in found if sorted(each) == sorted(word))
+    return next(swapped, found[0] if found else None)
+
+
+def _exchanged(word: str, other: str) -> bool:
+    """Whether two words differ in two neighbouring letters that are exchanged."""
+    differ = [i for i, (a, b) in enumerate(zip(word, other, strict=False)) if a != b]
+    if len(word) != len(other) or len(differ) != 2 or differ[1] - differ[0] != 1:
+        return False
+    return word[differ[0]] == other[differ[1]] and word[differ[1]] == other[differ[0]]
 
 
 def suggestion(word: str, candidates: Iterable[str], kind: str = "there are") -> str | None:

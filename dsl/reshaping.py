@@ -53,7 +53,7 @@ def present(use: Use, arrow: Arrow, slot: str = "x") -> None:
     for axis in arrow.left:
         if not x.type.has(axis.name):
             help = f"axes of `{x.text}`: {', '.join(x.type.names) or 'none'}"
-            raise use.refuse("E0203", f"`{x.text}` has no axis `{axis.name}`", "->", help)
+            raise use.refuse("E0203", f"`{x.text}` has no axis `{axis.name}`", "->", help, axis=(x, axis.name))
 
 
 @function("expand", slots=["x", Slot("axes", AXES)])
@@ -61,7 +61,8 @@ def _expand(use: Use) -> Typed:
     x, added = use["x"].type, use["axes"]
     for axis in added:
         if x.has(axis.name):
-            raise use.refuse("E0204", f"`{use['x'].text}` already has axis `{axis.name}`", "axes")
+            message = f"`{use['x'].text}` already has axis `{axis.name}`"
+            raise use.refuse("E0204", message, "axes", axis=(use["x"], axis.name))
     return Type(x.dtype, (*x.axes, *added)), {"axes": names(added)}
 
 
@@ -129,7 +130,8 @@ def _concat(use: Use) -> Typed:
     first, (into,) = tensors[0], arrow.right
     for tensor, axis in zip(tensors, arrow.left, strict=True):
         if not tensor.type.has(axis.name):
-            raise use.refuse("E0203", f"`{tensor.text}` has no axis `{axis.name}`", "->")
+            message = f"`{tensor.text}` has no axis `{axis.name}`"
+            raise use.refuse("E0203", message, "->", axis=(tensor, axis.name))
         if tensor.type.dtype != first.type.dtype:
             raise use.refuse("E0205", f"`{tensor.text}` is {tensor.type.dtype}, the first {first.type.dtype}")
         rest, other = tensor.type.without([axis.name]), first.type.without([arrow.left[0].name])

@@ -43,7 +43,9 @@ def _chosen(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
     (over,), (into,) = arrow.left, arrow.right
     if not use["x"].type.has(over.name):
         help = f"axes of `{use['x'].text}`: {', '.join(use['x'].type.names) or 'none'}"
-        raise use.refuse("E0203", f"`{use['x'].text}` has no axis `{over.name}`", "->", help)
+        raise use.refuse(
+            "E0203", f"`{use['x'].text}` has no axis `{over.name}`", "->", help, axis=(use["x"], over.name)
+        )
     if use["x"].type.has(into.name):
         raise use.refuse("E0216", f"the result would have axis `{into.name}` twice", "->")
     if into.size > over.size:

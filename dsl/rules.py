@@ -72,6 +72,7 @@ def widest(use: Use, *slots: str) -> tuple[Axis, ...]:
         "E0204",
         f"no operand of `{use.called}` has all axes of the others",
         help=f"`expand({largest.text}, {missing[0] if len(missing) == 1 else '[' + ', '.join(missing) + ']'})`",
+        axis=next((each, missing[0]) for each in tensors if each.type.has(missing[0])),
     )
 
 
@@ -222,6 +223,7 @@ def _dot(use: Use) -> Typed:
                     f"`{tensor.text}` has no axis `{name}` to sum over",
                     "over",
                     f"axes they share: {', '.join(shared) or 'none'}",
+                    axis=(tensor, name),
                 )
     axes = [axis for axis in a.axes if axis.name not in over]
     axes += [axis for axis in b.axes if axis.name not in over and not a.has(axis.name)]
@@ -381,7 +383,7 @@ def _one_hot(use: Use) -> Typed:
 def _not_indexed(use: Use, axis: Axis) -> None:
     if use["ids"].type.has(axis.name):
         message = f"`{use['ids'].text}` must not have the axis `{axis.name}` that it indexes"
-        raise use.refuse("E0204", message, "ids")
+        raise use.refuse("E0204", message, "ids", axis=(use["ids"], axis.name))
 
 
 @function(
@@ -505,7 +507,9 @@ def _labelled(use: Use) -> None:
     rest = use["logits"].type.without([use["over"].name])
     if set(rest.names) != set(use["targets"].type.names):
         message = f"the targets must have the axes of the logits without `{use['over'].name}`"
-        raise use.refuse("E0204", message, "targets", f"expected [{', '.join(rest.names)}]")
+        extra = [(use["logits"], name) for name in rest.names if not use["targets"].type.has(name)]
+        extra += [(use["targets"], name) for name in use["targets"].type.names if not rest.has(name)]
+        raise use.refuse("E0204", message, "targets", f"expected [{', '.join(rest.names)}]", axis=extra[0])
 
 
 @function(

@@ -30,12 +30,14 @@ from partita.dsl.builtins import (
     Text,
     TextFile,
 )
+from partita.dsl.corrected_values import as_call, call_of, truth, with_unit
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import FOLLOWS, meant
+from partita.dsl.quotes import in_quotes, without_quotes
 from partita.dsl.report import Report, listed, suggestion
 from partita.dsl.source import Source, Span
 from partita.dsl.spec import Call, Share
-from partita.dsl.units import EXAMPLES, PLAIN, RATIO, Quantity, shortened
+from partita.dsl.units import EXAMPLES, PLAIN, RATIO, Quantity
 
 
 def none_beside(path: str, span: Span) -> Source:
@@ -76,9 +78,12 @@ class Settings:
             return None
         for argument in call.arguments:
             if isinstance(argument.value, tree.Arrow):
-                self.report.error("E0306", f"`{signature.name}` takes no arrow", argument.span)
+                shares = signature.settings and isinstance(signature.settings[0].kind, SharesOf)
+                help = "its arrows stand in a list: `[… -> 70%, … -> 30%]`" if shares else None
+                self.report.error("E0306", f"`{signature.name}` takes no arrow", argument.span, help=help)
                 return None
-        given = bind(call, signature.names, signature.required, self.report)
+        example = f"write `{signature.example}`" if signature.example and not call.arguments else None
+        given = bind(call, signature.names, signature.required, self.report, lambda given, missing: example)
         if given is None:
             return None
         arguments, complete = {}, True
@@ -105,20 +110,26 @@ class Settings:
     def _convert(self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup) -> Any:
         match kind:
             case Number():
+                if isinstance(written, tree.Boolean | tree.String | tree.List):
+                    example = f"such as `{EXAMPLES[kind.dimension]}`" if kind.dimension != PLAIN else None
+                    raise refuse("E0306", f"{what} is a number", written.span, help=without_quotes(written) or example)
                 return number(constants.evaluate(written, lookup), kind, written, what)
             case OrWord(inner, word):
                 single = tree.single(written)
                 if single is not None and single.text == word:
                     return word
+                if isinstance(written, tree.String):
+                    message = f"{what} is a number, or `{word}`"
+                    raise refuse("E0306", message, written.span, help=without_quotes(written))
                 return self._convert(written, inner, f"{what}, if not `{word}`,", lookup)
             case Flag():
                 if isinstance(written, tree.Boolean):
                     return written.value
-                raise refuse("E0306", f"{what} is `true` or `false`", written.span)
+                raise refuse("E0306", f"{what} is `true` or `false`", written.span, help=truth(written))
             case Text():
                 if isinstance(written, tree.String) and written.value and "\0" not in written.value:
                     return written.value
-                raise refuse("E0306", f"{what} is a string", written.span, help='write it in double quotes: "…"')
+                raise refuse("E0306", f"{what} is a string", written.span, help=in_quotes(written))
             case TextFile():
                 return self.beside(self._convert(written, Text(), what, lookup), written.span)
             case Keyword(choices):
@@ -142,7 +153,8 @@ class Settings:
                 return self._word(written, self.mesh_axes or (), message, "E0313", "mesh axis")
             case ListOf(inner, count):
                 if not isinstance(written, tree.List) or len(written.items) != count:
-                    raise refuse("E0306", f"{what} is a list of {count} numbers", written.span)
+                    help = f"such as `{kind.example}`" if kind.example else None
+                    raise refuse("E0306", f"{what} is a list of {count} numbers", written.span, help=help)
                 return tuple(self._convert(tree.bare(item), inner, what, lookup) for item in written.items)
             case SharesOf(signatures):
                 return self._shares(written, signatures, what, lookup)
@@ -154,7 +166,7 @@ class Settings:
     ) -> str:
         name = tree.single(written)
         if name is None:
-            raise refuse("E0306", message, written.span)
+            raise refuse("E0306", message, written.span, help=without_quotes(written, choices))
         if name.text not in choices:
             headline = f"unknown {kind} `{name.text}`" if kind else f"{message}, not `{name.text}`"
             raise refuse(code, headline, name.span, help=suggestion(name.text, choices))
@@ -171,19 +183,17 @@ class Settings:
                 raise refuse("E0309", f"unknown {noun} `{name.text}`", name.span, help=help)
             if kind.bare:
                 return self.call(tree.Call(name, (), name.span), kind.signatures, noun, lookup)
-            raise refuse("E0306", f"`{name.text}` must be called", name.span, help=f"write `{name.text}(…)`")
+            help = f"write `{call_of(kind.signatures[name.text])}`"
+            raise refuse("E0306", f"`{name.text}` must be called", name.span, help=help)
         if kind.number is not None and not isinstance(written, tree.String | tree.List | tree.Boolean):
             (setting,) = kind.signatures[kind.number].settings
             value = self._convert(written, setting.kind, what, lookup)
             return Call(kind.number, {setting.name: value}, written.span)
-        texts = (each.name for each in kind.signatures.values() if each.settings and each.settings[0].kind == Text())
-        first = next(texts, None)
-        if first and isinstance(written, tree.String):
-            help = f"such as `{first}({shortened(written.text)})`"
-        else:
-            help = f"such as `{noun} = {next(iter(kind.signatures))}(…)`"
+        help = as_call(written, kind) or f"such as `{noun} = {call_of(next(iter(kind.signatures.values())))}`"
         number = "a number, or " if kind.number is not None else ""
-        raise refuse("E0306", f"{what} is {number}one of {listed(kind.signatures, 'or')}", written.span, help=help)
+        choice = "one of" if kind.bare or len(kind.signatures) > 1 else "a call of"
+        message = f"{what} is {number}{choice} {listed(kind.signatures, 'or')}"
+        raise refuse("E0306", message, written.span, help=help)
 
     def _shares(
         self, written: tree.Expression, signatures: Mapping[str, Signature], what: str, lookup: constants.Lookup
@@ -202,7 +212,8 @@ class Settings:
             number(share, _SHARE if share.dimension == RATIO else _PART, arrow.right, "a share")
             if share.dimension != shares[0].dimension:
                 message = "shares are percentages, or plain numbers, but not some of each"
-                raise refuse("E0307", message, arrow.right.span)
+                alike = with_unit(share, _SHARE if shares[0].dimension == RATIO else _PART, arrow.right)
+                raise refuse("E0307", message, arrow.right.span, help=alike)
         total = sum(Fraction(share.value) for share in shares)
         if shares[0].dimension == RATIO and not -TOLERANCE <= total - 1 <= TOLERANCE:
             raise refuse(
@@ -231,8 +242,7 @@ class Settings:
                 continue
             seen[key] = entry
             if key in settings:
-                none = _is_none(entry.value, settings[key])
-                found[key] = None if none else self.value(entry.value, settings[key].kind, f"`{key}`")
+                found[key] = self.entry(entry.value, settings[key])
             elif key not in others:
                 choices = [*settings, *others]
                 help = FOLLOWS.get(key) if meant(key, choices) is None else None
@@ -243,7 +253,19 @@ class Settings:
                 found[setting.name] = setting.default
         return found if report.errors == errors else None
 
+    def entry(self, written: tree.Expression, setting: Setting) -> Any:
+        """The value of an entry of a table; None after reporting errors, or for what is left out."""
+        if _is_none(written, setting):
+            return None
+        if setting.default is None and written.span.text in NOTHING and setting.kind != Flag():
+            message = f"`{setting.name}` is left out by `none`"
+            self.report.error("E0306", message, written.span, help="write `none`, or leave it out")
+            return None
+        return self.value(written, setting.kind, f"`{setting.name}`")
 
+
+# What stands for a setting that is left out elsewhere.
+NOTHING = ("None", "null", "nil", "false", "False", "off", "0", "0.0")
 # Of a list of shares: percentages and plain numbers; and how far percentages such as 33.3% may be from 100%.
 _SHARE = Number(RATIO, exclusive_minimum=0, maximum=1)
 _PART = Number(exclusive_minimum=0, maximum=1e9)
@@ -268,12 +290,12 @@ def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str
     """A quantity as a number in the base unit of its kind. Raises Refused (E0306 to E0308)."""
     value = quantity.value
     if quantity.dimension != kind.dimension:
-        example = EXAMPLES[kind.dimension]
+        help = with_unit(quantity, kind, written) or f"such as `{EXAMPLES[kind.dimension]}`"
         if kind.dimension == PLAIN:
             message = f"{what} is a plain number, without a unit"
         else:
             message = f"{what} is a {kind.dimension}, and needs its unit"
-        raise refuse("E0307", message, written.span, help=f"such as `{example}`")
+        raise refuse("E0307", message, written.span, help=help)
     if kind.integer and not (isinstance(value, Fraction) and value.denominator == 1):
         raise refuse("E0306", f"{what} is an integer, not {constants.shown(quantity)}", written.span)
     unit = "%" if kind.dimension == "ratio" else ""

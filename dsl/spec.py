@@ -280,15 +280,16 @@ class Model:
 
 def applications(body: Body) -> Iterator[Apply]:
     """The applications of functions in a body and all nested bodies, each once."""
-    return (step for step in _steps(body) if isinstance(step, Apply))
+    return (step for step in steps(body) if isinstance(step, Apply))
 
 
 def parameters(body: Body) -> Iterator[Parameter]:
     """The parameters and buffers of a body and all nested bodies, each once."""
-    return (step for step in _steps(body) if isinstance(step, Parameter))
+    return (step for step in steps(body) if isinstance(step, Parameter))
 
 
-def _steps(body: Body) -> Iterator[Step]:
+def steps(body: Body) -> Iterator[Step]:
+    """The steps of a body and all nested bodies, each once."""
     seen = {id(body)}
     stack = [body]
     while stack:

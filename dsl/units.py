@@ -15,7 +15,7 @@ from attrs import field, frozen
 from partita.dsl import limits
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import Formula, Size, Term
-from partita.dsl.report import listed, suggestion
+from partita.dsl.report import listed, nearest
 from partita.dsl.source import Span
 
 PLAIN, RATIO, BYTES, BYTES_PER_SECOND, FLOPS, SECONDS = (
@@ -35,6 +35,9 @@ EXAMPLES = {
     SECONDS: "5us",
 }
 
+# The unit of a number that is written without one.
+USUAL = {PLAIN: "", RATIO: "%", BYTES: "GiB", BYTES_PER_SECOND: "GB/s", FLOPS: "TFLOP/s", SECONDS: "s"}
+
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
@@ -50,6 +53,33 @@ UNITS: dict[str, tuple[str, Fraction]] = {
     "s": (SECONDS, Fraction(1)),
     "min": (SECONDS, Fraction(60)),
     "h": (SECONDS, Fraction(3600)),
+}
+
+# Units of other notations -> the unit here, and how many of it they are.
+OTHERS: dict[str, tuple[str, Fraction]] = {
+    name: (unit, Fraction(count))
+    for names, unit, count in (
+        ("k K", "", 10**3),
+        ("m M mil", "", 10**6),
+        ("bn", "", 10**9),
+        ("pct percent", "%", 1),
+        ("g G", "GB", 1),
+        ("T", "TB", 1),
+        ("Gbps Gb/s Gbit/s", "GB/s", Fraction(1, 8)),
+        ("Mbps Mb/s Mbit/s", "MB/s", Fraction(1, 8)),
+        ("GBps", "GB/s", 1),
+        ("TBps", "TB/s", 1),
+        ("TFLOPS TFLOPs TFLOP TFlops TF tflops", "TFLOP/s", 1),
+        ("PFLOPS PFLOPs PFLOP PFlops PF pflops", "PFLOP/s", 1),
+        ("GFLOPS GFLOPs GFLOP GFlops GF gflops", "GFLOP/s", 1),
+        ("nsec nanoseconds", "ns", 1),
+        ("usec microseconds mus", "us", 1),
+        ("msec milliseconds", "ms", 1),
+        ("sec secs second seconds", "s", 1),
+        ("mins minute minutes", "min", 1),
+        ("hr hrs hour hours", "h", 1),
+    )
+    for name in names.split()
 }
 
 # Units in which results are written, largest first.
@@ -96,16 +126,26 @@ def read(text: str, span: Span) -> Quantity:
     if len(exponent) > 6 or abs(int(exponent)) > limits.EXPONENT:
         raise _out_of_range(text, span, f"exponents range from -{limits.EXPONENT} to {limits.EXPONENT}")
     if unit and unit not in UNITS:
-        help = (
-            suggestion(unit, UNITS)
-            or f"units are as in {listed(each for kind, each in EXAMPLES.items() if kind != PLAIN)}"
-        )
-        raise refuse("E0107", f"unknown unit `{shortened(unit)}`", span, help=help)
+        raise refuse("E0107", f"unknown unit `{shortened(unit)}`", span, help=_other(text, unit))
     value = Fraction(int(digits)) * Fraction(10) ** (int(exponent) - len(decimals.replace("_", "")))
     dimension, factor = UNITS[unit] if unit else (PLAIN, 1)
     if not in_range(value * factor):
         raise _out_of_range(text, span, "nonzero numbers range from 1e-300 to 1e300")
     return Quantity(value * factor, dimension)
+
+
+def _other(text: str, unit: str) -> str:
+    """Help for a number with an unknown unit."""
+    number = text.removesuffix(unit)
+    meant, count = OTHERS.get(unit, (nearest(unit, UNITS), Fraction(1)))
+    if meant is None and not unit.endswith(("B", "/s")):
+        return f"write `{number} * {unit}`, if that is meant"
+    if meant is None:
+        return f"units are as in {listed(each for kind, each in EXAMPLES.items() if kind != PLAIN)}"
+    scaled = Fraction(number.replace("_", "")) * count
+    if count != 1:
+        number = f"{int(scaled):_}" if scaled.denominator == 1 else f"{float(scaled):g}"
+    return f"write `{number}{meant}`"
 
 
 def in_range(value: Fraction) -> bool:

@@ -41,18 +41,20 @@ def report_unused(
     for name, mesh in declarations.meshes.items():
         if ("mesh", name) not in chosen:
             warn("mesh", mesh.name)
-    # A file may declare several models, layouts and schedules for the command line to choose from: one warning covers
-    # them all. Without a train block the file is a library.
+    # Where `train` names a declaration, others of the kind are alternatives for the command line to choose. Where it
+    # names none, what is declared was probably meant: one warning covers all. Without a train block the file is a
+    # library.
     tables: Mapping[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule | tree.Optimizer]] = {
         "model": declarations.models,
         "layout": declarations.layouts,
         "schedule": declarations.schedules,
         "optimizer": declarations.optimizers,
     }
+    named = {kind for kind, name in chosen if name in tables.get(kind, ())}
     idle = [
         (kind, declared.name)
         for kind, table in tables.items()
-        if declarations.train and kind not in overridden
+        if declarations.train and kind not in overridden and kind not in named
         for name, declared in table.items()
         if (kind, name) not in chosen and declarations.own(declared.name.span) and not name.startswith("_")
     ]

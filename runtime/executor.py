@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from attrs import frozen
 
 from partita.compiler.instructions import Channel
 from partita.compiler.program import InputPart, Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
+from partita.runtime.data.own_rows import Rows
 from partita.runtime.declared import waits
 from partita.runtime.graphs import StepGraph
 from partita.runtime.groups import seed_of
@@ -32,18 +32,10 @@ from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
-from partita.runtime.transports.transport import Handle, Tensors, Transport
+from partita.runtime.transports.transport import Collective, Handle, Tensors, Transport
 
 # Learning rates, one for each rule of the optimizer that updates.
 Rates: TypeAlias = tuple[float, ...]
-
-
-@frozen(eq=False)
-class Sums:
-    """The sums of a step's statistics over all ranks, under way."""
-
-    vector: torch.Tensor
-    handle: Handle
 
 
 class Executor:
@@ -102,11 +94,12 @@ class Executor:
         self._totals: Tensors = ()  # of the step that is computed, and this rank's part of its statistics
         records = [stage.record for stage in self.stages.values()]
         self.asked: Callable[[], bool] = never  # whether this rank was asked to end
-        self._rank = rank if peaks else None
-        own, others_too = len(program.statistics), 1 + (program.mesh.ranks if peaks else 0)
-        self._width = own * program.mesh.groups + others_too
-        self._part = torch.zeros(self._width, dtype=torch.float64, device=device)
-        self._set(self._part[-(own + others_too) :])
+        self._peaks = peaks
+        # A row of statistics for each group along the mesh axis. An extra element tells all ranks in the same step
+        # whether any was asked to end, and another is the rank's peak memory.
+        own = len(program.statistics)
+        self._part = torch.zeros(own * program.mesh.groups + 1 + peaks, dtype=torch.float64, device=device)
+        self._set(torch.zeros(own + 1 + peaks * program.mesh.ranks, dtype=torch.float64, device=device))
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
         self._late = Late(program, self.record, self.stages)
@@ -142,6 +135,12 @@ class Executor:
     def totals(self) -> dict[tuple[int, str], torch.Tensor]:
         """What is kept of the last step's totals, of the last memory."""
         return self.kept[-1] if self.kept else {}
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of a batch that this rank reads."""
+        members = len(self._memories)
+        return self._reads.rows(range(self._coordinate * members, (self._coordinate + 1) * members))
 
     def _hold(self, member: int) -> None:
         """Compute with one of the memories, unless it does already."""
@@ -242,7 +241,7 @@ class Executor:
                 context.first = index * self.program.batch_parts
                 if index:
                     # No rank sends anything of the next batch before all have received everything of this one.
-                    yield from self._summed(torch.zeros_like(self.statistics))
+                    yield from self._barrier()
                 self._flight.begin(self._activity, number - index - 1 if self._update is None else number)
                 if not index:
                     self.gather_ahead()
@@ -254,17 +253,15 @@ class Executor:
                 if index + 1 < self.program.rounds:
                     mark(), mark(), mark()  # now at the mark of a sum over ranks, with which the next batch begins
             totals, scalars = yield from self._ended()
-        # A row of statistics for each group along the mesh axis. An extra element tells all ranks in the same step
-        # whether any was asked to end; those after it are the ranks'.
         own = len(self.program.statistics)
         count, first = own * self.program.mesh.groups, own * self._coordinate
-        vector = torch.zeros(self._width, dtype=torch.float64, device=context.device)
+        vector = torch.zeros_like(self._part)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[first + index] = scalar
         if self.asked():
             vector[count] = 1.0
-        if self._rank is not None:
-            vector[count + 1 + self._rank] = peak_memory(context.device)
+        if self._peaks:
+            vector[count + 1] = peak_memory(context.device)
         mark()
         self._totals, self._part = totals, vector
         if self._keep_totals:
@@ -317,20 +314,22 @@ class Executor:
         return totals, (yield from begun(self._finish(totals, self.context), self.context))
 
     @torch.inference_mode()
-    def sums(self) -> Sums:
+    def sums(self) -> Collective:
         """Begin to sum the statistics of the step that is computed over all ranks."""
-        return Sums(self._part, self.transport.sum_over_ranks(self._part))
+        return self.transport.gather_over_ranks(self._part)
 
     @torch.inference_mode()
-    def heard(self, sums: Sums) -> Iterator[None]:
+    def heard(self, sums: Collective) -> Iterator[None]:
         """Wait for the sums of a step: sets `statistics` to those of the own group."""
-        while not sums.handle.done():
+        while not sums.done():
             yield
-        vector, rows, own = sums.vector, self.program.mesh.groups, len(self.program.statistics)
-        groups = vector[: rows * own].view(rows, own)
+        (parts,) = sums.result()
+        rows, own = self.program.mesh.groups, len(self.program.statistics)
+        total = parts[:, : rows * own + 1].sum(0)
+        groups = total[: rows * own].view(rows, own)
         if self.program.groups > 1:
             self._of_groups.append(groups)
-        self._set(vector if rows == 1 else torch.cat((groups[self._coordinate], vector[rows * own :])))
+        self._set(torch.cat((groups[self._coordinate], total[rows * own :], parts[:, rows * own + 1 :].flatten())))
 
     def _take_mean(self) -> None:
         """Set `statistics` to the means over all groups, added in order; of counts that must be zero, to the sums."""
@@ -394,7 +393,7 @@ class Executor:
                     self._memories[0].states[late_name(age), name].copy_(gradients[name])
             if any(rank.sends for rank in self.program.ranks):
                 # Channels are for what a step sends; between two of these, all ranks meet.
-                yield from self._summed(torch.zeros_like(self.one))
+                yield from self._barrier()
 
     @torch.inference_mode()
     def restore(self, step: int) -> None:
@@ -435,9 +434,9 @@ class Executor:
         for stage in self.stages.values():
             stage.gather(self.context)
 
-    def _summed(self, vector: torch.Tensor) -> Iterator[None]:
-        """Sum a vector over all ranks, in place."""
-        handle = self.transport.sum_over_ranks(vector)
+    def _barrier(self) -> Iterator[None]:
+        """Wait until all ranks have come here."""
+        handle = self.transport.gather_over_ranks(self.one)
         while not handle.done():
             yield
 

@@ -98,11 +98,11 @@ def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
     for totals in executor.kept:
         for (_, name), tensor in totals.items():
             first.note(f"the gradient of `{name}`", tensor)
-    times = torch.zeros(rank.plan.ranks, dtype=torch.float64, device=rank.device)
-    times[rank.rank] = first.time
-    handle = rank.transport.sum_over_ranks(times)
+    time = torch.tensor(first.time, dtype=torch.float64, device=rank.device)
+    handle = rank.transport.gather_over_ranks(time)
     while not handle.done():
         yield
+    (times,) = handle.result()
     if int(times.argmin()) != rank.rank:
         return None
     if not first.name:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
 
 from partita.compiler.program import InputPart, Program, StageProgram
+from partita.runtime.data.own_rows import Rows
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region, region_of
 
@@ -16,11 +18,9 @@ NOTHING: Mapping[InputPart, torch.Tensor] = {}
 
 
 def tensors_of(program: Program, batch: Mapping[str, object]) -> Batch:
-    """A full batch of a dataset as tensors on the host, floats in the dtype of the computation."""
-    types = {each.name: each.type for each in program.inputs}
-    return {
-        name: torch.as_tensor(array).to(DTYPES[types[name].dtype]) for name, array in batch.items() if name in types
-    }
+    """A batch of a dataset as tensors on the host."""
+    names = {each.name for each in program.inputs}
+    return {name: torch.as_tensor(array) for name, array in batch.items() if name in names}
 
 
 class Inputs:
@@ -35,7 +35,7 @@ class Inputs:
         self.group = 0
         self._groups = program.groups
         self._parts = program.batch_parts
-        self._rounds = program.rounds
+        self._rounds, self._batches = program.rounds, program.batches
         self._batch = program.batch
         self._types = types = {each.name: each.type for each in program.inputs}
         parts = program.batch_parts * program.batches * self._groups
@@ -50,6 +50,25 @@ class Inputs:
                 elif type.has(self._batch):
                     type = type.resized(self._batch, type.axis(self._batch).size // self._groups)
                 self._regions[part] = region_of(type, part.layout, program.mesh.sizes, coordinates)
+
+    def rows(self, groups: Iterable[int]) -> Rows:
+        """The rows of a batch that are read for some of the groups: of each microbatch, or where all batches are read
+        at once, all.
+        """
+        positions = {name: type.position(self._batch) for name, type in self._types.items() if type.has(self._batch)}
+        count = max((int(self._types[name].axis(self._batch).size / self._batches) for name in positions), default=1)
+        read = [False] * count
+        for part, region in self._regions.items():
+            if part.name not in positions:
+                continue
+            own, pieces = region[positions[part.name]], 1 if part.batch is None else self._parts
+            size = count // (self._groups * pieces)
+            for start in (size * (group * pieces + piece) for group in groups for piece in range(pieces)):
+                read[start + own.start : start + own.stop] = [True] * (own.stop - own.start)
+        if self._rounds > 1 and any(part.batch is None and part.name in positions for part in self._regions):
+            read = [True] * count
+        runs = [list(run) for is_read, run in groupby(range(count), read.__getitem__) if is_read]
+        return Rows([range(run[0], run[-1] + 1) for run in runs], count, positions)
 
     def whole(
         self, batches: Callable[[int], Batch], into: Mapping[InputPart, torch.Tensor] = NOTHING
@@ -68,7 +87,7 @@ class Inputs:
                 tensor = torch.cat([tensor, *others], type.position(self._batch))
             if type.has(self._batch):
                 tensor = tensor.chunk(self._groups, type.position(self._batch))[self.group]
-            found[part] = _sent(tensor[self._regions[part]], self._device, into.get(part))
+            found[part] = self._sent(part, tensor[self._regions[part]], into)
         return found
 
     def load(self, batch: Batch, into: Mapping[InputPart, torch.Tensor] = NOTHING) -> dict[InputPart, torch.Tensor]:
@@ -80,14 +99,17 @@ class Inputs:
             rows = batch[part.name].chunk(self._groups, position)[self.group]
             cut = rows.unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
-            found[part] = _sent(tensor, self._device, into.get(part))
+            found[part] = self._sent(part, tensor, into)
         return found
 
-
-def _sent(tensor: torch.Tensor, device: torch.device, into: torch.Tensor | None) -> torch.Tensor:
-    """A tensor of the host, contiguous and on the device: a GPU copies it by itself, from pinned memory."""
-    if device.type != "cpu":
-        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
-    if into is not None:
-        return into.copy_(tensor, non_blocking=True)
-    return tensor.contiguous() if device.type == "cpu" else tensor.to(device, non_blocking=True)
+    def _sent(self, part: InputPart, tensor: torch.Tensor, into: Mapping[InputPart, torch.Tensor]) -> torch.Tensor:
+        """A tensor of the host in the dtype of the computation, contiguous and on the device: a GPU copies it by
+        itself, from pinned memory.
+        """
+        device, dtype = self._device, DTYPES[self._types[part.name].dtype]
+        if device.type != "cpu":
+            tensor = torch.empty(tensor.shape, dtype=dtype, pin_memory=True).copy_(tensor)
+        if part in into:
+            return into[part].copy_(tensor, non_blocking=True)
+        tensor = tensor.to(dtype)
+        return tensor.contiguous() if device.type == "cpu" else tensor.to(device, non_blocking=True)

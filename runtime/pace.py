@@ -6,17 +6,20 @@ evaluation or a checkpoint, and at the end, they exchange their sums.
 
 A rank is slow if it worked longer than its peers, the ranks that run the same stages on other data. A rank without such
 peers is compared with all others, scaled by the predicted time of each. Its cost per step is the time by which it was
-longer, but at most what its peers have waited meanwhile.
+longer, but at most what its peers have waited meanwhile. Ranks that share too few cores take turns on them, so none of
+these is slow.
 
 On a GPU these are host times: reading and launching. Waiting for the device does not count as work.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
+from zlib import crc32
 
 import torch
 from attrs import asdict, frozen
@@ -25,6 +28,9 @@ from partita.compiler.instructions import Compute
 from partita.compiler.program import Program, RankProgram
 from partita.runtime.context import Context
 from partita.runtime.declared import waits
+from partita.runtime.supervision.capacity import cores, quota
+from partita.runtime.supervision.cores import usable
+from partita.runtime.tracing.flight import machine
 from partita.runtime.transports.transport import Transport
 
 # What a rank does in a step besides the schedule's actions, in the order of its marks: before them, and after them.
@@ -33,7 +39,7 @@ BATCH, PROLOGUE, REDUCE, STATISTICS, UPDATE, REPORT = (
 )  # fmt: skip
 WAIT = ""
 BEFORE, AFTER = (BATCH, PROLOGUE), (REDUCE, WAIT, STATISTICS, WAIT, UPDATE, REPORT)
-FEWEST_STEPS = 5  # needed to take means
+FEWEST_STEPS = 20  # needed to take means
 SLOWER, SLOWER_ALONE = 1.5, 2.0  # times its peers' time; for a rank without peers
 LEAST_COST, LEAST_SECONDS = 0.1, 1e-3  # of a step's time; per step
 
@@ -113,16 +119,29 @@ class Pace:
     @waits("ranks compare their times where they meet anyway, for an evaluation or a checkpoint")
     def told(self, transport: Transport) -> Generator[None, None, Sums]:
         """Exchange the ranks' sums since the last exchange; returns those of all."""
-        width = max(len(_names(self.program, rank)) for rank in range(self.program.mesh.ranks)) + 2
-        table = torch.zeros(self.program.mesh.ranks, width, dtype=torch.float64)
-        own = [self._steps, self._sums[-1] / 1e9, *(each / 1e9 for each in self._sums[:-1])]
-        table[self.rank, : len(own)] = torch.tensor(own, dtype=torch.float64)
+        width = max(len(_names(self.program, rank)) for rank in range(self.program.mesh.ranks)) + 4
+        row = torch.zeros(width, dtype=torch.float64)
+        own = [*_cores(), self._steps, self._sums[-1] / 1e9, *(each / 1e9 for each in self._sums[:-1])]
+        row[: len(own)] = torch.tensor(own, dtype=torch.float64)
         self._sums, self._steps = [0] * len(self._sums), 0
-        table = table.to(self.context.device)
-        handle = transport.sum_over_ranks(table)
+        handle = transport.gather_over_ranks(row.to(self.context.device))
         while not handle.done():
             yield
-        return Sums(self.program, table.cpu())
+        (table,) = handle.result()
+        table = table.cpu()
+        return Sums(self.program, table[:, 2:], table[:, :2])
+
+
+def _cores() -> tuple[int, int]:
+    """A number that all processes have who share the cores of this one; and how many cores it may use."""
+    shared = (machine(),) if quota() is not None else (machine(), *usable())
+    return crc32(repr(shared).encode()), cores()
+
+
+def _crowded(shared: Sequence[Sequence[float]]) -> frozenset[int]:
+    """The ranks that share cores with more ranks than there are."""
+    counts = Counter(place for place, _ in shared)
+    return frozenset(rank for rank, (place, number) in enumerate(shared) if counts[place] > number)
 
 
 def _names(program: Program, rank: int) -> list[str]:
@@ -133,20 +152,22 @@ def _names(program: Program, rank: int) -> list[str]:
 
 @frozen(eq=False)
 class Sums:
-    """A row for each rank: the number of steps, seconds waited, and seconds of each of its actions."""
+    """A row for each rank: the number of steps, seconds waited, and seconds of each of its actions; and its `cores`."""
 
     program: Program
     table: torch.Tensor
+    cores: torch.Tensor
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(self.program, self.table + other.table)
+        return Sums(self.program, self.table + other.table, self.cores)
 
     def slow(self, predicted: Sequence[float]) -> tuple[Slow, ...]:
         """The slow ranks, the costliest first. `predicted` are the seconds per step of each pipeline rank."""
         steps = float(self.table[0, 0])
         if steps < FEWEST_STEPS:
             return ()
-        found = (self._judged(rank, predicted) for rank in range(len(self.table)))
+        crowded = _crowded(self.cores.tolist())
+        found = (self._judged(rank, predicted) for rank in range(len(self.table)) if rank not in crowded)
         return tuple(sorted((each for each in found if each is not None), key=lambda each: -each.cost))
 
     def _judged(self, rank: int, predicted: Sequence[float]) -> Slow | None:

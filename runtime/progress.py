@@ -59,8 +59,6 @@ class Display:
         if self._live is not None:
             self._live.update(self._task, completed=min(step, self.steps))
         self._say(f"step {step}/{self.steps}  {note}")
-        if step >= self.steps:
-            self._say(f"step {step}/{self.steps}  the run is already finished")
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Show a step."""
@@ -68,7 +66,11 @@ class Display:
         left = self._time_left(step)
         figures = [
             f"loss {_number(record['loss'])}",
-            f"{_rate(record['tokens_per_second'])} tokens/s",
+            *(
+                f"{_rate(record[key])} {unit}/s"
+                for unit in ("tokens", "rows")
+                if (key := f"{unit}_per_second") in record
+            ),
             f"lr {_short(record['learning_rate'])}",
             *([f"{duration(left)} left"] if left is not None and step < self.steps else []),
         ]

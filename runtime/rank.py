@@ -23,6 +23,8 @@ from partita.dsl.spec import Spec, Train
 from partita.dsl.types import Type
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.checkpoint.parts import Kept, kept_tensors, state_name
+from partita.runtime.data.dataset import Dataset
+from partita.runtime.data.own_rows import OwnRows
 from partita.runtime.declared import waits
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
@@ -182,6 +184,7 @@ class Rank:
         self.unsound_from: int | None = None
         self.judge = BadStepPolicy(plan.train.on_bad_step, others=plan.train.sync is None)
         self.ended = False  # before the last step, because some rank was asked to
+        self.saved: int | None = None  # the step after which it has ended, if that is saved: on rank 0, which knows
         self.flight = flight or Flight(None)
         self.flight.begin(CONNECTING)
         transport.open(plan.program.mesh, plan.channels, plan.program.streams)
@@ -330,8 +333,12 @@ class Rank:
                 tensor = self.memory.states[state.name, name]
                 self._begin(name, record.stored(state), tensor) if state.copy else tensor.zero_()
 
+    def reads(self, dataset: Dataset) -> Dataset:
+        """A dataset of which batches have the rows that the rank computes with."""
+        return OwnRows(dataset, self.training.rows, self.evaluation.rows if self.evaluation is not None else None)
+
     def tensors(self, batch: Mapping[str, object]) -> Batch:
-        """A full batch of the dataset as tensors on the host, floats in the dtype of the computation."""
+        """A batch of the dataset as tensors on the host."""
         return tensors_of(self.plan.program, batch)
 
     def step(

@@ -155,10 +155,18 @@ class DeviceStreams:
         """An event is recorded where something is behind it, in each step anew."""
         events = {each: _event() for launch in launches for each in launch.after}
         bound: list[Bound] = []
+        later: dict[int, list[Callable[[], None]]] = {}
         for i, (launch, part) in enumerate(zip(launches, parts, strict=True)):
-            behind = tuple(events[each] for each in launch.after)
-            enqueued = self._on_compute if launch.stream == COMPUTE else self._beside
-            bound.append(enqueued(launch.stream, behind, part, events.get(i)))
+            after = tuple(events[each] for each in launch.after)
+            if launch.stream == COMPUTE:
+                bound.append(self._on_compute(after, part, events.get(i)))
+                continue
+            prepare, start = self._beside(launch.stream, after, part, events.get(i))
+            bound.append(prepare if launch.behind is not None else _with(prepare, [start]))
+            if launch.behind is not None:
+                later.setdefault(launch.behind, []).append(start)
+        for i, starts in later.items():
+            bound[i] = _with(bound[i], starts)
         if START in events and bound:
             bound[0] = self._from_start(events[START], bound[0])
         return tuple(bound)
@@ -170,44 +178,37 @@ class DeviceStreams:
 
         return run
 
-    def _on_compute(
-        self, stream: str, behind: tuple[torch.cuda.Event, ...], own: Any, event: torch.cuda.Event | None
-    ) -> Bound:
-        if not behind and event is None:
+    def _on_compute(self, after: tuple[torch.cuda.Event, ...], own: Any, event: torch.cuda.Event | None) -> Bound:
+        if not after and event is None:
             return own  # type: ignore[no-any-return]
 
-        def ended(waits: Waits) -> Waits:
-            yield from waits
-            if event is not None:
-                event.record(self._current)
-
         def run() -> Waits | None:
-            for each in behind:
+            for each in after:
                 self._current.wait_event(each)
-            waits = own()
-            if waits is not None:
-                return ended(waits)
-            if event is not None:
-                event.record(self._current)
-            return None
+            return own()  # type: ignore[no-any-return]
 
-        return run
+        return run if event is None else _with(run, [lambda: event.record(self._current)])
 
     def _beside(
-        self, stream: str, behind: tuple[torch.cuda.Event, ...], post: Any, event: torch.cuda.Event | None
-    ) -> Bound:
+        self, stream: str, after: tuple[torch.cuda.Event, ...], post: Any, event: torch.cuda.Event | None
+    ) -> tuple[Callable[[], None], Callable[[], None]]:
+        """What prepares a post, and what then launches it."""
         own = self._stream(stream)
+        tensors: list[torch.Tensor] = []
 
-        def run() -> None:
-            tensors = post.prepare()
-            for each in behind:
+        def prepare() -> None:
+            tensors[:] = post.prepare()
+
+        def start() -> None:
+            for each in after:
                 own.wait_event(each)
             with torch.cuda.stream(own):
                 post.keep(post.launch(*tensors))
+            tensors.clear()
             if event is not None:
                 event.record(own)
 
-        return run
+        return prepare, start
 
     @waits("a graph is captured once, with nothing under way")
     def capture(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
@@ -260,6 +261,25 @@ class _Behind:
         """Make what computes wait."""
         torch.cuda.current_stream(self.streams.device).wait_event(self.event)
         return True
+
+
+def _with(own: Bound, then: Sequence[Callable[[], None]]) -> Bound:
+    """What does something, and then more."""
+
+    def ended(waits: Waits) -> Waits:
+        yield from waits
+        for each in then:
+            each()
+
+    def run() -> Waits | None:
+        waits = own()
+        if waits is not None:
+            return ended(waits)
+        for each in then:
+            each()
+        return None
+
+    return run
 
 
 def _at_once(waits: Waits) -> Any:

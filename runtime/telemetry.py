@@ -1,10 +1,10 @@
 """`metrics.jsonl` in the run's directory: one JSON object a line, one line per step or evaluation.
 
-A step's keys are `step, loss, learning_rate, grad_norm, tokens_per_second, step_seconds`, where they are known
-`peak_memory` and `mfu`, the model's metrics, and `unix_time`; an evaluation's are `step, eval_loss`, each metric as
-`eval_NAME`, and `unix_time`. If the file lets bad steps pass, a step also has `skipped`, and a bad one `bad`, `rows`
-and `rewound_to` (see `StepResult`). The peak memory of each rank is written when it has grown. Slow ranks have their
-own lines, with `step` and `slow_ranks`.
+A step's keys are `step, loss, learning_rate, grad_norm, tokens_per_second` (or else `rows_per_second`), `step_seconds`,
+where they are known `peak_memory` and `mfu`, the model's metrics, and `unix_time`; an evaluation's are `step,
+eval_loss`, each metric as `eval_NAME`, and `unix_time`. If the file lets bad steps pass, a step also has `skipped`, and
+a bad one `bad`, `rows` and `rewound_to` (see `StepResult`). The peak memory of each rank is written when it has grown.
+Slow ranks have their own lines, with `step` and `slow_ranks`.
 
 Each line is one write, so that a reader who follows the file, or opens it after the run was killed, sees complete lines
 only. JSON has no NaN or infinity: they are written as null. Only one rank of a run writes.
@@ -91,7 +91,7 @@ class Recorder:
                 "loss": result.loss,
                 "learning_rate": result.learning_rate,
                 "grad_norm": result.grad_norm,
-                "tokens_per_second": result.tokens_per_second,
+                f"{result.unit}_per_second": result.rate,
                 "step_seconds": result.seconds,
                 **self._memory(result.peaks),
                 **({"mfu": result.mfu} if result.mfu is not None else {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.python_calls import called_from_python, in_python
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
 from partita.runtime.addresses import Place, place_of
@@ -21,10 +24,13 @@ from partita.runtime.data.binding import bind
 from partita.runtime.in_process import run_in_process
 from partita.runtime.inference.predicting import Predictor
 from partita.runtime.inference.weights import Weights, load_weights
+from partita.runtime.outputs import names_of
 from partita.runtime.pace import Slow
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.start import begin
+from partita.runtime.supervision.statuses import going_on
+from partita.runtime.supervision.termination import Termination
 from partita.runtime.telemetry import Recorder
 from partita.runtime.training import StepResult
 
@@ -61,12 +67,13 @@ class Trained(Pictured, list[dict[str, Any]]):
         loss = f"loss {last:.4g}" if isinstance(last, float) else None
         return outline("Training of", self._given.source.name, (count(len(self), "step"), loss))
 
+    @called_from_python()
     def outputs(self, inputs: Mapping[str, torch.Tensor], names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
         """The model's outputs of these `names`, or all, for inputs by name, with any number of rows.
 
-        Raises Refused if there are none, and ValueError for inputs that are missing or do not fit.
+        Raises Refused if there are none, and ValueError or TypeError for inputs that are missing or do not fit.
         """
-        asked = tuple(names)
+        asked = names_of(names)
         if asked not in self._predictors:
             self._predictors[asked] = Predictor(self._given, asked, self._allow_python)
             self._predictors[asked].set_parameters(self.parameters)
@@ -89,8 +96,11 @@ class TrainedModel:
     def __repr__(self) -> str:
         return outline("Trained model", self._name, (f"step {self.step}", count(len(self.parameters), "parameter")))
 
+    @called_from_python()
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The outputs by name, for any number of rows. Raises ValueError for inputs that are missing or do not fit."""
+        """The outputs by name, for any number of rows. Raises ValueError or TypeError for inputs that are missing or do
+        not fit.
+        """
         return self._predictor(inputs)
 
 
@@ -113,6 +123,7 @@ def train(
     folder: Path,
     run_dir: str | Path | None = None,
     allow_python: bool = False,
+    changed_data: bool = False,
     on_step: Callable[[dict[str, Any]], object] | None = None,
 ) -> Trained:
     """Train a file of a folder, with checkpoints as `partita run` makes them. `on_step` gets each step's record.
@@ -122,6 +133,8 @@ def train(
     plan = prepare(given, allow_python=allow_python)
     directory = run_directory(given.name, run_dir)
     settings = settings_of(given, directory, folder)
+    if settings is not None:
+        settings = evolve(settings, changed_data=changed_data)
     data = bind(plan.program, plan.train, folder)
     plan = plan.evaluating(data.rows).writing(folder)
     for doubt in (*data.doubts, *plan.doubts):
@@ -138,12 +151,18 @@ def train(
                 _warn_of(warning)
             told = _Records(opened, on_step)
         stack.callback(told.recorder.close)
-        try:
-            run, _ = run_in_process(plan, data.dataset, settings, told, _warn_of, data.files, strict=False)
-        except BadStep as wrong:
-            if told.recorder.directory is not None:
-                told.recorder.directory.fail(str(wrong))
-            raise
+        with Termination(settings is not None, numbers=(signal.SIGINT,)) as termination:
+            try:
+                run, _ = run_in_process(
+                    plan, data.dataset, settings, told, _warn_of, data.files, strict=False, asked=termination.asked
+                )
+            except BadStep as wrong:
+                if told.recorder.directory is not None:
+                    told.recorder.directory.fail(str(wrong))
+                raise
+    if termination.asked():
+        saved = run.ranks[0].saved
+        raise KeyboardInterrupt(*([going_on(saved, "call")] if saved is not None else []))
     path = settings.path if settings else None
     return Trained(told.records, run.trained(), path, told.after, given, allow_python)
 
@@ -195,7 +214,7 @@ class _Records:
 
 
 def _warn_of(diagnostic: Diagnostic) -> None:
-    _warn(diagnostic.render())
+    _warn(in_python(diagnostic).render())
 
 
 def _warn(text: str) -> None:

@@ -16,9 +16,10 @@ import torch
 from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Term
-from partita.compiler.layout import local_type
+from partita.compiler.layout import global_type, is_split, local_type
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
+from partita.compiler.passes.microbatch import STATISTIC
 from partita.compiler.program import AccumulatorRecord
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
@@ -52,6 +53,8 @@ class StepResult:
     updates were skipped (None unless the file allows that). For a bad step, `bad` says why, `rows` names its rows of
     the data, and `rewound_to` is the checkpoint's step.
 
+    `rate` is of tokens per second, or else of rows of the batch (`unit`).
+
     `seconds` are those of the step, from asking for its batch to its update. `peaks` is the peak memory of each rank so
     far, in bytes: empty if all ranks are in one process. `mfu` is the model's matrix-product FLOP/s as a share of the
     devices' peak (PaLM, arXiv 2204.02311); None if the peak is not known.
@@ -61,7 +64,8 @@ class StepResult:
     loss: float
     grad_norm: float
     learning_rates: Rates
-    tokens_per_second: float
+    rate: float
+    unit: str
     metrics: Mapping[str, float] = field(factory=dict)
     skipped: int | None = None
     bad: str = ""
@@ -123,7 +127,7 @@ def train(
     """Run all steps on one rank, or those after a checkpoint; all ranks' observers are told the same.
 
     If the run ends at a bad step, all ranks end; BadStep is raised on the rank where it originated. If any rank is
-    `asked` to end, all save at the end of the same step and end, with `rank.ended` set.
+    `asked` to end, all save at the end of the same step and end, with `rank.ended` set, and `rank.saved` on rank 0.
     """
     plan = rank.plan
     settings = plan.train
@@ -177,7 +181,7 @@ def train(
             rank.failed = True
             if checkpoints is not None:
                 yield from checkpoints.finish()
-            details = yield from _details(rank, wrong, batch, dataset)
+            details = yield from _details(rank, wrong, dataset)
             if details is None:
                 return
             raise wrong.with_details(details) from None
@@ -187,7 +191,7 @@ def train(
         validation.passed()
         done = _result(rank, number, rates, perf_counter() - start)
         if rank.judge.bad:
-            done = yield from _left_out(rank, done, batch, dataset, checkpoints, report)
+            done = yield from _left_out(rank, done, dataset, checkpoints, report)
         else:
             check_ids(rank.outside(rank.training), f"in step {number}")
         _tell(rank, done, observer)
@@ -213,18 +217,22 @@ def train(
     yield from rank.training.settle()
     if checkpoints is not None:
         yield from checkpoints.finish()
+        if rank.ended and checkpoints.committed == number:
+            rank.saved = number
     if stopwatch is not None:
         stopwatch.finish()
-    rank.flight.begin(ENDED)
+    rank.flight.begin(ENDED, rank.saved or 0)
 
 
 def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult:
     """What the step with the rank's last statistics reports, if it took so long."""
     loss, metrics, norm = rank.results(rank.training)
     plan, peaks = rank.plan, rank.training.peaks
-    speed = plan.program.tokens / seconds
+    counted, unit = plan.program.counted
     mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None
-    return StepResult(number, loss, norm, rates, speed, metrics, seconds=seconds, peaks=peaks, mfu=mfu)
+    return StepResult(
+        number, loss, norm, rates, counted / seconds, unit, metrics, seconds=seconds, peaks=peaks, mfu=mfu
+    )
 
 
 def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None:
@@ -261,19 +269,22 @@ def _compare_paces(
             report(Diagnostic("W0604", f"{first}{more}"))
 
 
-def _details(rank: Rank, wrong: BadStep, batch: Batch, dataset: Dataset | None) -> Generator[None, None, str | None]:
+def _whole_batch(rank: Rank, dataset: Dataset | None, step: int) -> Batch:
+    """The batch of a step with the rows of all ranks."""
+    return rank.tensors(dataset.batch(step, range(rank.training.rows.count))) if dataset else {}
+
+
+def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[None, None, str | None]:
     """Details of a bad step that ends the run, on the rank that is to report them; None on all others.
 
     A norm is of the gradients of a step that may be before it (`sync = delayed(k)`): then they are of that one, which
     is repeated with the parameters of now.
     """
     delay = rank.plan.program.delay if wrong.figure == NORM else 0
-    step, before = wrong.step - delay, ""
-    if delay:
-        batch = rank.tensors(dataset.batch(step)) if dataset else {}
-        before = f"its gradients are of step {step}; "
+    step, before = wrong.step - delay, f"its gradients are of step {wrong.step - delay}; " if delay else ""
     rows = dataset.row_names(step) if dataset else []
     if isinstance(wrong, NotFinite):
+        batch = _whole_batch(rank, dataset, step)
         trial = Trial(rank.plan.training, step, lambda _: batch, lambda _: rows)
         begun = yield from origin(rank, trial)
         if begun == SUMS and delay:
@@ -285,7 +296,6 @@ def _details(rank: Rank, wrong: BadStep, batch: Batch, dataset: Dataset | None) 
 def _left_out(
     rank: Rank,
     done: StepResult,
-    batch: Batch,
     dataset: Dataset | None,
     checkpoints: Checkpoints | None,
     report: Report,
@@ -304,6 +314,7 @@ def _left_out(
         left = f"steps {first} to {done.step} are" if first < done.step else f"step {done.step} is"
         what = f"back to {back}: {left} left out"
     if rank.rank == 0:
+        batch = _whole_batch(rank, dataset, done.step)
         notes = (*wrong_inputs(rank.plan.program, batch, rows), *([_batch_of(rows)] if rows else []))
         report(Diagnostic("W0602", f"{what}: {rank.judge.bad}", notes=notes))
     return evolve(done, bad=rank.judge.bad, rows=rows, rewound_to=to)
@@ -333,8 +344,8 @@ def evaluate(
     assert settings.eval is not None
     order = rank.plan.evaluated
 
-    def batches(index: int) -> Batch:
-        return rank.tensors(dataset.holdout_batch(order[index])) if dataset else {}
+    def batches(index: int, rows: range | None = None) -> Batch:
+        return rank.tensors(dataset.holdout_batch(order[index], rows)) if dataset else {}
 
     loss, metrics, outside = yield from rank.evaluate(len(order), batches)
     check_ids(outside, "in an evaluation")
@@ -342,10 +353,12 @@ def evaluate(
     if first is not None:
         rank.unsound = True
         assert rank.plan.evaluation is not None
+        assert rank.evaluation is not None
+        whole = partial(batches, rows=range(rank.evaluation.rows.count))
         trial = Trial(
             rank.plan.evaluation,
             -first,
-            partial(shifted, batches, first),
+            partial(shifted, whole, first),
             lambda index: dataset.holdout_row_names(order[first + index]) if dataset else [],
         )
         begun = yield from origin(rank, trial)
@@ -488,6 +501,30 @@ class VirtualRun:
             for name, by_stage in parts.items()
         }
 
+    def statistics(self, group: int = 0) -> dict[str, torch.Tensor]:
+        """What the updates of buffers have read of the last step's batch: each value summed over it, by its name, as a
+        full tensor; of groups that train apart, those of one.
+        """
+        mesh = self.plan.program.mesh
+        records: dict[str, AccumulatorRecord] = {}
+        parts: dict[str, dict[tuple[int, ...], dict[int, torch.Tensor]]] = {}
+        for rank, member in self._training(group):
+            coordinates = mesh.coordinates(rank.rank)
+            for i, stage in rank.training.stages.items():
+                for record in stage.record.accumulators:
+                    if record.name.startswith(STATISTIC):
+                        terms = parts.setdefault(record.name, {})
+                        term = tuple(coordinates[over] for over, state in record.layout.states if not is_split(state))
+                        terms.setdefault(term, {})[rank.rank] = rank.training.kept[member][i, record.name]
+                        records[record.name] = record
+        found: dict[str, torch.Tensor] = {}
+        for name, terms in parts.items():
+            record = records[name]
+            type = global_type(record.type, record.layout, mesh.sizes)
+            whole = torch.stack([assemble(name, type, record.layout, mesh, each) for each in terms.values()])
+            found[name.removeprefix(STATISTIC)] = whole.amax(0) if record.maximum else whole.sum(0)
+        return found
+
     def _total(self, rank: Rank, member: int, stage: int, rows: AccumulatorRecord) -> torch.Tensor:
         """A rank's shard of a total; of one that has rows of a table alone, with zeros in all others."""
         totals = rank.training.kept[member]
@@ -531,4 +568,8 @@ class VirtualRun:
     ) -> None:
         """Do the whole run, all ranks interleaved. Observers and checkpoints are listed by rank, from 0."""
         ranks = zip_longest(self.ranks, observers, checkpoints)
-        self.cluster.run([train(rank, dataset, observer, each, report, asked) for rank, observer, each in ranks])
+        runs = (
+            train(rank, rank.reads(dataset) if dataset is not None else None, observer, each, report, asked)
+            for rank, observer, each in ranks
+        )
+        self.cluster.run(list(runs))

@@ -23,8 +23,9 @@ from partita.compiler.program import RankProgram
 from partita.dsl.spec import Call
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.declared import waits
-from partita.runtime.executor import Executor, Rates, Sums
+from partita.runtime.executor import Executor, Rates
 from partita.runtime.stages import Memory
+from partita.runtime.transports.transport import Collective
 
 
 @frozen(eq=False)
@@ -33,7 +34,7 @@ class Unvalidated:
 
     number: int
     rates: Rates
-    sums: Sums
+    sums: Collective
     seconds: float
 
 

@@ -19,19 +19,18 @@ def assert_lawful(
     schedule: Schedule,
     costs: Costs | None = None,
     messages: Sequence[Message] | None = None,
-    lookahead: int = 1,
 ) -> Timeline:
     """Check a schedule against all invariants, and return its timeline.
 
     By default `costs` are equal with free transfers, and `messages` are the chain from stage to stage, and those of
     the parts that all ranks share. Raises Refused with the invariant, the ranks and the actions for invariants 1 to 4,
-    6 to 9, AssertionError for invariant 5.
+    6 to 10, AssertionError for invariant 5.
     """
     costs = costs or equal_costs()
     if messages is None:
         messages = messages_of(schedule)
     check_schedule(schedule)
-    programs = communicate(schedule, messages, lookahead=lookahead)
+    programs = communicate(schedule, messages)
     check_program(programs)
     check_launches(programs, tuple(map(launches_of, programs)), {})
     timeline = simulate(programs, costs)

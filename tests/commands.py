@@ -40,7 +40,7 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 # What of a record is of the machine and the moment.
 OF_THE_MACHINE = {
-    *("tokens_per_second", "step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu"),
+    *("tokens_per_second", "rows_per_second", "step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu"),
 }
 
 

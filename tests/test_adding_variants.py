@@ -24,6 +24,7 @@ from partita.dsl import builtins
 from partita.dsl.registry import Registry
 from partita.runtime.transports.registry import TRANSPORTS
 from tests.commands import records
+from tests.docs.pages import fences
 from tests.files import ROOT
 
 REGISTRIES: Mapping[str, Registry[Any]] = {
@@ -70,41 +71,8 @@ register(
 )
 '''
 
-OPTIMIZER = '''
-"""The sign of a running mean of gradients."""
-from partita.compiler.ops.op import op
-from partita.compiler.ops.optimizer import Update
-from partita.compiler.optimizers.registry import Optimizer, register
-from partita.dsl.builtins import BETA, LR, Setting
-
-
-@op("signum")
-class Signum(Update):
-    beta: float
-    states = ("mean",)
-    results = ("", "mean")
-
-    def flops(self, operands, results):
-        return 4 * operands[0].elements
-
-    def emit(self, arguments, results):
-        return f"kernels.signum({', '.join(each.text for each in arguments)}, {self.learning_rate}, {self.beta})"
-
-
-def signum(parameter, gradient, mean, rate, beta):
-    mean.lerp_(gradient, 1 - beta)
-    return parameter.sub_(mean.sign(), alpha=rate), mean
-
-
-register(
-    Optimizer(
-        "signum",
-        (LR, Setting("beta", BETA, 0.9)),
-        update=lambda given, parameter: Signum(float(given["beta"])),
-        kernel=signum,
-    )
-)
-'''
+# The page's own example.
+OPTIMIZER = next(each.text for each in fences(ROOT / "docs" / "python.md") if each.words == ("signum.py",))
 
 DATA = '''
 """The same numbers in every batch, counted from a file's length."""

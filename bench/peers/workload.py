@@ -67,7 +67,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens of a step; rows, where there are none."""
-        return self.plan.program.tokens
+        return self.plan.program.counted[0]
 
     @property
     def written(self) -> ModuleType:

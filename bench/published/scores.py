@@ -120,7 +120,7 @@ def compared(row: Row, slope: bool = True) -> Compared:
         case {"seconds": taken}:
             pass
         case {"tokens": tokens}:
-            taken = state.plan.tokens / (tokens * state.mesh.ranks)
+            taken = state.plan.counted[0] / (tokens * state.mesh.ranks)
         case step:
             if "teraflops" in step:
                 measured = 100 * step["teraflops"] * 1e12 * state.mesh.ranks / peak  # `percent` is rounded

@@ -5,9 +5,14 @@ from __future__ import annotations
 from partita.cli.families.config import Config, File
 from partita.cli.families.parts import decoder, dropout, no_scaling, rope, tied, vocabulary, yarn
 
+# What the comment of the file says of its scaling.
+STRETCHED = """, whose long wavelengths are stretched for longer sequences than it was first
+# trained on, grouped-query"""
+
 
 def llama(config: Config, file: File) -> None:
     """Llama, from its first to 3.3."""
+    file.replace("# Llama 3.1: a", "# Llama: a")
     file.entry("layers", decoder(config, file, 1e-6))
     file.entry("ffn", config.count("intermediate_size", 11008))
     config.only("hidden_act", "silu")
@@ -26,6 +31,7 @@ def llama(config: Config, file: File) -> None:
             file.replace(old, f"scaling = {yarn(config, scaling)}")
         else:
             file.replace(",\n               " + old, "")
+            file.replace(STRETCHED, ",\n# grouped-query")
             if scaling:
                 config.problem("rope_parameters", scaling, "and the file can say `llama3` and `yarn`")
     tied(config, file, "llama")

@@ -35,7 +35,7 @@ def charts(run: Run) -> Markup | None:
     history = run.history
     prediction = run.compiled.summary.prediction if run.compiled is not None else None
     levels = {} if prediction is None else {
-        "tokens_per_second": prediction.tokens_per_second,
+        f"{prediction.unit}_per_second": prediction.rate,
         "step_seconds": prediction.step_time,
     }  # fmt: skip
     names = history.names

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.path import Path
 
-from partita.cli.pictures.picture import COLOURS, NAMES, Picture, colour, computed, labels
+from partita.cli.pictures.picture import COLOURS, NAMES, Picture, colour, computed
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.compiler.schedules.timeline import Interval
 
@@ -97,7 +97,7 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
         for action, interval in computed(line):
             shades.setdefault((colour(action, picture.schedule.chunks), bands[""]), []).append(interval)
             fits = interval.duration * points / (LETTER * size)
-            text = next((each for each in labels(interval, picture.schedule) if len(each) + 0.5 < fits), None)
+            text = next((each for each in picture.labels(interval) if len(each) + 0.5 < fits), None)
             if text is not None:
                 middle = (interval.start + interval.end) / 2 * factor
                 axes.text(middle, rank + sum(bands[""]) / 2, text, size=size, ha="center", va="center_baseline")

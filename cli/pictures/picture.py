@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import field, frozen
 
+from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import COPIES, KINDS, Action, Schedule
 from partita.compiler.schedules.timeline import Interval, Timeline
 
@@ -42,6 +43,8 @@ NAMES = {
 class Picture:
     """One timeline. `title` says where it comes from (`measured`), `name` which part of that it is (`step 12`); it
     begins `start` seconds after the first one of its title. Unless `timed`, times are in a unit of the user's own.
+
+    A row is a rank of the `mesh`, if there is one, else a rank of the pipeline, which the schedule speaks of.
     """
 
     title: str
@@ -50,6 +53,13 @@ class Picture:
     name: str = ""
     start: float = 0.0
     timed: bool = True
+    mesh: Mesh | None = None
+
+    def labels(self, interval: Interval) -> tuple[str, ...]:
+        """The labels for an action of a row, longest first."""
+        assert isinstance(interval.work, Action)
+        rank = interval.rank if self.mesh is None else self.mesh.pipe_rank(interval.rank)
+        return labels(interval.work, rank, self.schedule)
 
 
 def colour(action: Action, chunks: int) -> tuple[int, int, int]:
@@ -59,13 +69,13 @@ def colour(action: Action, chunks: int) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def labels(interval: Interval, schedule: Schedule) -> tuple[str, ...]:
-    """The labels for an action, longest first: `F0.3`, `F3`, `3`, `F`; of a pass over a shared vocabulary `S3`, `S`."""
-    action = interval.work
-    assert isinstance(action, Action)
+def labels(action: Action, rank: int, schedule: Schedule) -> tuple[str, ...]:
+    """The labels for an action of a pipeline rank, longest first: `F0.3`, `F3`, `3`, `F`; of a pass over a shared
+    vocabulary `S3`, `S`.
+    """
     if action.kind not in (*KINDS, *COPIES):
         return (action.kind,)
-    shared = schedule.passes(interval.rank, action) if action.kind in KINDS else ""
+    shared = schedule.passes(rank, action) if action.kind in KINDS else ""
     short = (f"{shared or action.kind}{action.microbatch}", *(() if shared else (str(action.microbatch),)))
     full = (str(action), *short) if schedule.own_chunks > 1 and not shared else short
     return (*full, (shared or action.kind)[0])

@@ -67,7 +67,7 @@ def _label(interval: Interval, schedule: Schedule, room: int) -> str:
     """The longest label of the action that fits, if possible with a column between it and the next action."""
     action = interval.work
     assert isinstance(action, Action)
-    names = labels(interval, schedule)
+    names = labels(action, interval.rank, schedule)
     label = next((name for name in names if len(name) < room), names[-1])
     return label.ljust(room, FILLS[action.kind])
 

@@ -17,6 +17,7 @@ from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.run_directory import Origin, RunDirectory
 
 if TYPE_CHECKING:
+    from partita.compiler.program import Program
     from partita.runtime.checkpoint.settings import Settings
     from partita.runtime.run_directory import RunDirectory
 
@@ -70,10 +71,17 @@ def unwritable(directory: Path, error: OSError) -> None:
     print(f"partita: cannot write to {directory}: {reason}", file=sys.stderr)
 
 
-def recordable(spec: Spec, trace: Path) -> bool:
+def recordable(spec: Spec, program: Program, trace: Path) -> bool:
     """Whether there are steps to record and a directory for their times; reports why not."""
     _, train = spec.trained
     if train.steps < 2:
         print("partita: --trace skips the first step, and there is no other: raise train.steps", file=sys.stderr)
+        return False
+    if program.members > 1:
+        print(
+            f"partita: --trace records ranks that train one group each, and here each trains {program.members}: "
+            "use a mesh with more ranks, or fewer groups in `sync`",
+            file=sys.stderr,
+        )
         return False
     return writable(trace)

@@ -26,6 +26,7 @@ from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
+from partita.runtime.data.own_rows import ReadFailed
 from partita.runtime.heap import keep_pages
 from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory
@@ -45,6 +46,7 @@ from partita.runtime.supervision.statuses import (
     UNTRUSTED_PEER,
     WRONG_INPUT,
     WRONG_USE,
+    going_on,
 )
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.views import Views
@@ -80,9 +82,10 @@ def status_of_rank(identity: Identity, act: Callable[[ExitStack], int]) -> int:
         with ExitStack() as stack:
             try:
                 return act(stack)
-            except OperationFailed as failed:
-                # Before the connections are closed: the others would seem to be the cause. What fails in Python code
-                # may fail on one rank alone; if it does on all, the first ends the others before they say so too.
+            except (OperationFailed, ReadFailed) as failed:
+                # Before the connections are closed: the others would seem to be the cause. What fails in Python code,
+                # or in reading, may fail on one rank alone; if it does on all, the first ends the others before they
+                # say so too.
                 sleep(PATIENCE_SECONDS if identity.rank else 0.0)
                 report(failed.diagnostics)
                 return REFUSED if ours else WRONG_INPUT
@@ -173,11 +176,11 @@ class _Rank:
         if identity.local_rank == 0:
             # The first rank of each other machine shows the run there.
             watch = stack.enter_context(Recording(plan, directory if identity.rank == 0 else None))
-        supervised = identity.launcher == "partita"
-        termination = stack.enter_context(Termination(checkpoints is not None, recorder, arguments.grace, supervised))
+        stopping = Termination(checkpoints is not None, recorder, arguments.grace, identity.launcher)
+        termination = stack.enter_context(stopping)
         dataset = None
         if planned.data.dataset is not None:
-            dataset = Ahead(planned.data.dataset, plan.train.steps)
+            dataset = Ahead(rank.reads(planned.data.dataset), plan.train.steps)
             stack.callback(dataset.close)
         try:
             for _ in train(rank, dataset, watch, checkpoints, say, termination.asked):
@@ -191,6 +194,8 @@ class _Rank:
         if checkpoints is not None and checkpoints.unsaved:
             return UNSAVED
         if rank.ended:
+            if rank.saved is not None and identity.launcher != "partita":
+                print(f"partita: {going_on(rank.saved, 'command')}", file=sys.stderr)
             if termination.asked():
                 if watch is not None:
                     watch.close()  # gives the terminal back
@@ -273,7 +278,7 @@ class _Launched(_Rank):
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace
-        if trace is not None and not recordable(plan.spec, trace):
+        if trace is not None and not recordable(plan.spec, plan.program, trace):
             return WRONG_USE
         if trace is not None and identity.rank == 0:
             measured.forget(trace, plan.program)

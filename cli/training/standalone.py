@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from partita.cli import measured
@@ -14,9 +15,9 @@ from partita.cli.source import report, say
 from partita.cli.training.devices import transport_of
 from partita.cli.training.elastic import check_elastic, fitted
 from partita.cli.training.places import checkpoints_of, folder_of, opened, origin_of, recordable, unwritable, writable
+from partita.cli.training.room import crowded, refuse_crowd, refuse_large
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import doubts
-from partita.dsl import limits
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
@@ -32,7 +33,7 @@ from partita.runtime.supervision.identity import DIRECTORY
 from partita.runtime.supervision.isolation import PRIVATE
 from partita.runtime.supervision.launcher import launch, rank_environment
 from partita.runtime.supervision.memory import MEMORY, created
-from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPUT, WRONG_USE
+from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, SAVING, WRONG_INPUT, WRONG_USE, ending
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.watchdog import Watchdog
 from partita.runtime.tracking.launch import tracked
@@ -60,23 +61,11 @@ def run_alone(arguments: argparse.Namespace) -> int:
         refuse_crowd(spec)
         kind = transport_of(arguments, spec)
         if isinstance(kind, InProcess):
-            return _in_process(arguments, spec, reader, kind.cluster)
+            return _in_process(arguments, spec, reader, kind)
         return _supervise(arguments, spec, reader, kind)
     except Refused as refused:
         report(refused.diagnostics)
         return WRONG_INPUT
-
-
-def refuse_crowd(spec: Spec) -> None:
-    """Refuse (E0613) more ranks than an untrusted file should be able to start on one machine."""
-    mesh = spec.mesh
-    if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
-        raise refuse(
-            "E0613",
-            f"mesh `{mesh.name}` has {mesh.ranks:,} ranks; at most {limits.LOCAL_RANKS} can be started on one machine",
-            mesh.span,
-            help="start it with torchrun or Slurm on several machines, or make the mesh smaller",
-        )
 
 
 def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
@@ -96,6 +85,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
 
         samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
         report(samples.doubts if samples is not None else ())
+    refuse_large(spec, state, kind, attempts=2 if arguments.restarts or arguments.elastic else 1)
+    report(filter(None, [crowded(spec, kind)]))
     settings = checkpoints_of(arguments, spec)
     mesh = check_elastic(spec, arguments.elastic) if arguments.elastic is not None else None
     directory = opened(arguments)
@@ -105,7 +96,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
         if not _taken(directory, spec, program, settings, data, reader, origin_of(arguments, kind.gpu, len(usable()))):
             return WRONG_USE
         trace = arguments.trace
-        if trace is not None and not recordable(spec, trace):
+        if trace is not None and not recordable(spec, program, trace):
             return WRONG_USE
         if trace is not None:
             measured.forget(trace, program)
@@ -205,7 +196,7 @@ def _taken(
     return settings is None or isinstance(settings.path, Address) or writable(settings.path)
 
 
-def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, cluster: ClusterOf) -> int:
+def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: InProcess) -> int:
     """Train with all ranks in this process."""
     from partita.runtime.data.binding import bind
     from partita.runtime.rank import prepare
@@ -217,6 +208,7 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
     data = bind(plan.program, plan.train, folder_of(arguments))
     plan = plan.evaluating(data.rows).writing(folder_of(arguments))
     report((*data.doubts, *plan.doubts))
+    refuse_large(spec, plan.training, kind)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
@@ -227,7 +219,7 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
         ):
             return WRONG_USE
         with tracked(directory.path, arguments.track):
-            return _train_in_process(plan, cluster, settings, data, directory, arguments.grace)
+            return _train_in_process(plan, kind.cluster, settings, data, directory, arguments.grace)
 
 
 def _train_in_process(
@@ -236,7 +228,14 @@ def _train_in_process(
     from partita.cli.training.observer import Recording
     from partita.runtime.in_process import run_in_process
 
-    with Recording(plan, directory) as watch, Termination(settings is not None, grace=grace) as termination:
+    saves = settings is not None
+
+    def heard(number: int) -> None:
+        if number == signal.SIGINT:
+            with suppress(OSError):  # not by print, which the handler may have interrupted
+                os.write(2, f"partita: {SAVING}\n".encode())
+
+    with Recording(plan, directory) as watch, Termination(saves, grace=grace, heard=heard) as termination:
         try:
             run, saved = run_in_process(
                 plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster
@@ -246,9 +245,10 @@ def _train_in_process(
             directory.fail(str(wrong))
             return FAILED
         except KeyboardInterrupt:
+            print(f"partita: {ending(signal.SIGINT, saves, None)}", file=sys.stderr)
             return INTERRUPTED
     if termination.number is not None:
-        print(f"partita: ended by {signal.Signals(termination.number).name}", file=sys.stderr)
+        print(f"partita: {ending(termination.number, saves, run.ranks[0].saved)}", file=sys.stderr)
         return 128 + termination.number
     return 0 if saved and not run.ranks[0].unsound else FAILED
 

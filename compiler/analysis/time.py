@@ -66,7 +66,8 @@ class Prediction:
     period: float | None
     fixed: float
     exposed: float
-    tokens: int
+    counted: int
+    unit: str
     flops: float
     peak: float
     members: int = 1
@@ -87,9 +88,9 @@ class Prediction:
         return self.members * (self.timeline.makespan + max(self.ends)) + self.average + self.fixed
 
     @property
-    def tokens_per_second(self) -> float:
-        """Tokens (elements of the model's input) per second, over all ranks."""
-        return self.tokens / self.step_time
+    def rate(self) -> float:
+        """Tokens, or else rows of the batch (`unit`), per second, over all ranks."""
+        return self.counted / self.step_time
 
     @property
     def mfu(self) -> float:
@@ -129,7 +130,7 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         period,
         state.device.step,
         shown,
-        state.plan.tokens,
+        *state.plan.counted,
         state.flops,
         peak,
         state.members,

@@ -46,7 +46,12 @@ class AdamW(Update):
 
 
 # What AdamW is told, whatever form its states have.
-SETTINGS = (LR, Setting("betas", ListOf(BETA, 2), (0.9, 0.999)), Setting("eps", POSITIVE, 1e-8), WEIGHT_DECAY)
+SETTINGS = (
+    LR,
+    Setting("betas", ListOf(BETA, 2, "[0.9, 0.95]"), (0.9, 0.999)),
+    Setting("eps", POSITIVE, 1e-8),
+    WEIGHT_DECAY,
+)
 
 
 def adamw(given: Mapping[str, Any], parameter: Trained) -> AdamW:

@@ -45,7 +45,7 @@ def _update(given: Mapping[str, Any], parameter: Trained) -> Lion:
 register(
     Optimizer(
         "lion",
-        (LR, Setting("betas", ListOf(BETA, 2), (0.9, 0.99)), WEIGHT_DECAY, DECAY, SPARSE),
+        (LR, Setting("betas", ListOf(BETA, 2, "[0.9, 0.99]"), (0.9, 0.99)), WEIGHT_DECAY, DECAY, SPARSE),
         update=_update,
         scaled=True,
     )

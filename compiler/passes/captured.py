@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from partita.compiler.graph import Node
 from partita.compiler.state import Cut
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Refused
+from partita.dsl.exclusions import uncaptured
 
 
 def check_captured(state: Cut) -> None:
@@ -18,15 +19,9 @@ def check_captured(state: Cut) -> None:
     inside = (node for nodes in state.forward.inside.values() for node in nodes)
     stages = (node for stage in state.partitioned.stages for node in stage.nodes)
     places = {(node.span, why): None for node in (*state.forward.nodes, *inside, *stages) if (why := _varies(node))}
-    found = [Diagnostic("E0422", f"a step cannot be captured: this {why}", span, help=HELP) for span, why in places]
-    for rule in state.offload_rules:
-        message = "a step cannot be captured: the host waits for what is copied to its memory"
-        found.append(Diagnostic("E0422", message, rule.span, help=f"{HELP}, or the rule"))
+    found = [uncaptured(f"this {why}", span) for span, why in places]
     if found:
         raise Refused(found)
-
-
-HELP = "leave out `graphs`"
 
 
 def _varies(node: Node) -> str:

@@ -44,6 +44,7 @@ from partita.dsl.types import Axis, Type
 
 LOSS = "loss"
 OUTPUT = "output "  # prefix of the accumulators of the model's outputs
+STATISTIC = "statistic "  # and of those that updates of buffers read
 
 
 def split_batch(
@@ -461,7 +462,7 @@ class _Splitter:
 
     def _statistic(self, value: Value, reader: Node | None) -> Value:
         """A statistic for the ends of updates, one of which is `reader`."""
-        return self._accumulated(f"statistic {value.name}", value, None if value in self.producers else reader)
+        return self._accumulated(f"{STATISTIC}{value.name}", value, None if value in self.producers else reader)
 
 
 def _described(state: State, batch: str) -> str:

@@ -21,7 +21,6 @@ from partita.compiler.ops.optimizer import Store
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.sharded_builder import ShardedBuilder
 from partita.compiler.passes.update import OuterUpdate, UpdateGraph
-from partita.dsl.diagnostic import refuse
 from partita.dsl.groups import Groups
 from partita.dsl.spec import Call
 
@@ -32,21 +31,13 @@ def joined_mesh(mesh: Mesh) -> Mesh:
 
 
 def with_outer_updates(update: UpdateGraph, mesh: Mesh, groups: Groups, local: Call) -> UpdateGraph:
-    """The end of a step with the average of groups that follows some. Raises Refused (E0401) if there are buffers that
-    have no mean.
-    """
+    """The end of a step with the average of groups that follows some."""
     build = _OuterBuilder(mesh, groups)
     op = outer_optimizer(local)
     outer = [build.update(each.name, each.stages, each.master, each.layouts.state, op) for each in update.parameters]
     mean = OuterSgd(groups.count, 1.0)
     for each in update.buffers:
-        if not each.master.type.is_float:
-            raise refuse(
-                "E0401",
-                f"buffer `{each.name}` has integers, of which groups that train apart have no mean",
-                groups.span,
-                help="a buffer of floats, or leave out `sync`",
-            )
+        assert each.master.type.is_float, "there are no means of integers: such files are refused"
         outer.append(build.update(each.name, each.stages, each.master, each.master.layout, mean))
     return evolve(update, outer=tuple(outer))
 

@@ -17,11 +17,12 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Graph, Node, Value, within, without_iterations
 from partita.compiler.naming import matches
-from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.paths import is_end
 from partita.dsl.reprs import shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
+from partita.dsl.stages import no_such_stage, other_counts, stage_rules, too_few_layers
 
 # A relative tolerance: sums of floats that differ by rounding are equal.
 NEAR = 1e-9
@@ -51,22 +52,14 @@ class Pipeline:
 
 
 def pipeline_of(layout: Layout | None, mesh: Mesh | None, chunks: int) -> Pipeline:
-    """The pipeline of a layout. Raises Refused (E0404) if rules name two mesh axes."""
+    """The pipeline of a layout, whose rules name one mesh axis."""
     if layout is None or mesh is None:
         return Pipeline(None, 1, 1)
-    axes = {rule.mesh_axis: rule for rule in layout.rules if isinstance(rule, (StageRule, PlaceRule))}
-    if len(axes) > 1:
-        first, second = list(axes.values())[:2]
-        raise refuse(
-            "E0404",
-            f"stages are cut over two mesh axes, `{first.mesh_axis}` and `{second.mesh_axis}`",
-            second.span,
-            help="use one mesh axis for the pipeline",
-        )
-    if not axes:
+    rules = stage_rules(layout)
+    if not rules:
         return Pipeline(None, 1, 1)
-    ((axis, rule),) = axes.items()
-    return Pipeline(axis, mesh.size(axis), chunks, span=rule.span)
+    axis, span = rules[-1].mesh_axis, rules[-1].span
+    return Pipeline(axis, mesh.size(axis), chunks, span=span)
 
 
 @frozen
@@ -194,11 +187,7 @@ def _over_pipeline(
     graph: Graph, rules: Sequence[StageRule], pipeline: Pipeline, weigh: Weigh, explicit: Sequence[int | None]
 ) -> dict[str, int]:
     """The stage of every iteration of the staged repeats, in program order."""
-    (rule, *others) = rules
-    if others:
-        raise refuse(
-            "E0404", "a layout has at most one `stage` rule", others[0].span, help="name all repeats in one rule"
-        )
+    (rule,) = rules
     names = _repeats(graph, rule.repeats)
     for repeat in rule.repeats:
         if repeat not in names.values():
@@ -212,24 +201,11 @@ def _over_pipeline(
     stages = pipeline.stages
     if rule.counts is not None:
         if len(rule.counts) != stages or sum(rule.counts) != len(paths):
-            raise refuse(
-                "E0404",
-                f"`stage` gives {len(rule.counts)} counts, {sum(rule.counts)} layers in all, "
-                f"for {stages} stages and {len(paths)} layers",
-                rule.span,
-                notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
-                help="give one count for each stage, adding up to the number of layers",
-            )
+            raise Refused([other_counts(rule, len(paths), pipeline.ranks, pipeline.chunks)])
         counts = rule.counts
     else:
         if len(paths) < stages:
-            raise refuse(
-                "E0403",
-                f"{stages} stages for {len(paths)} iterations of `{', '.join(rule.repeats)}`",
-                rule.span,
-                notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
-                help="use fewer ranks or chunks, or repeat more often",
-            )
+            raise Refused([too_few_layers(rule, len(paths), pipeline.ranks, pipeline.chunks)])
         # What is outside of iterations goes with one of them, as it will with a stage.
         numbers = {path: i for i, path in enumerate(paths)}
         apart = [None if stage is None else APART for stage in explicit]
@@ -435,12 +411,7 @@ def _first(targets: Sequence[_Target], names: Callable[[_Target], Sequence[str]]
 
 def _target(graph: Graph, rule: PlaceRule, path: tuple[str, ...], span: Span, pipeline: Pipeline) -> _Target:
     if not 0 <= rule.first <= rule.last < pipeline.stages:
-        raise refuse(
-            "E0404",
-            f"there is no stage {max(rule.first, rule.last)}: stages are 0 to {pipeline.stages - 1}",
-            rule.span,
-            help=f"{pipeline.ranks} ranks × {pipeline.chunks} chunks make {pipeline.stages} stages",
-        )
+        raise Refused([no_such_stage(rule, pipeline.ranks, pipeline.chunks)])
     target = _Target(
         rule,
         ".".join(path),

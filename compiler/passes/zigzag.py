@@ -32,27 +32,20 @@ class Order:
         return prod(size for _, size in self.mesh_axes)
 
 
-def in_zigzag(graph: Graph, orders: Mapping[str, Order], batch: str) -> Graph:
+def in_zigzag(graph: Graph, orders: Mapping[str, Order]) -> Graph:
     """The graph with axes in these orders. Raises Refused: E0411 if a size does not divide, E0419 if an operation needs
-    positions one after the other, or the axis is the `batch`.
+    positions one after the other.
     """
-    return _Pass(graph, orders, batch).run() if orders else graph
+    return _Pass(graph, orders).run() if orders else graph
 
 
 class _Pass:
-    def __init__(self, graph: Graph, orders: Mapping[str, Order], batch: str) -> None:
+    def __init__(self, graph: Graph, orders: Mapping[str, Order]) -> None:
         self.graph, self.orders = graph, orders
         self.build = Builder(graph.names)
         self.inputs = {each.value for each in graph.inputs}
         self.given = self.inputs | {each.value for each in graph.parameters}
         self.made: dict[Value, Value] = {}
-        if batch in orders:
-            raise refuse(
-                "E0419",
-                f"`{batch}` is split into microbatches, whose rows follow each other",
-                orders[batch].span,
-                help=f"`shard {batch} -> …` without `by zigzag`: a row costs the same wherever it is",
-            )
 
     def run(self) -> Graph:
         """Walk the nodes once."""

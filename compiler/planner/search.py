@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
-from math import log2
+from math import ceil, log2
 from time import process_time
 
 from attrs import define, evolve, field, frozen
@@ -65,6 +65,8 @@ from partita.dsl.report import Report
 from partita.dsl.reprs import count, outline
 from partita.dsl.units import BYTES, written
 
+# The largest budget of the command line, in seconds.
+A_DAY = 24 * 60 * 60
 # The share of device memory that a program may use, if the file itself uses no more; the rest is for fragmentation.
 USABLE = 0.95
 # The most plans compiled on one mesh, for variety.
@@ -85,6 +87,8 @@ BOUNDS, NEARBY, OUTLOOKS, CHANGES = 0.25, 0.32, 0.45, 0.75
 BEYOND = 0.05
 # The share of the budget by which the first plan may exceed it, if the file itself is one.
 OVER = 0.2
+# What phases do with candidates. Changes are estimated.
+PHASES = BOUNDED, ESTIMATED, COMPILED = ("bounded", "estimated", "compiled")
 # How often a change that does not fit is tried in a way that needs less memory.
 SMALLER = 3
 # The seconds to compile a layer of a candidate, in units of a proxy's.
@@ -120,8 +124,10 @@ class Plan:
 class Found:
     """The result of a search. `plans` are ordered by step time; `larger` is the fastest candidate that does not fit, if
     faster than all plans; `own` is the file itself, if it has the given number of devices, and `wrong` why it does not
-    compile; `looked` counts the candidates of each of the three phases. `runner_up` says what would have to be true for
-    the second of the plans to be the best, if there was time to find out.
+    compile; `looked` counts the candidates of each of the three phases, and `fitting` those that were estimated to fit.
+    `cut_short` are the phases that ended with the budget of `within` seconds, before all that promised something was
+    tried. `runner_up` says what would have to be true for the second of the plans to be the best, if there was time to
+    find out.
     """
 
     space: Space
@@ -131,6 +137,9 @@ class Found:
     own: Plan | None
     wrong: Diagnostic | None
     looked: tuple[int, int, int]
+    fitting: int
+    within: float
+    cut_short: tuple[str, ...]
     seconds: float
     runner_up: RunnerUp | None = None
 
@@ -167,6 +176,7 @@ class Search:
     _frozen: int = field(init=False)
     _states: int = field(init=False)
     _until: float = field(default=BOUNDS, init=False)
+    _cut: set[str] = field(factory=set, init=False)  # phases that ended with the budget
 
     def __attrs_post_init__(self) -> None:
         self.device = device_of(self.space.mesh)
@@ -188,6 +198,11 @@ class Search:
     def _wide(self) -> int:
         """How many plans are looked for: what is best does not depend on how many are shown, if these are few."""
         return max(self.top, FEWEST)
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """The phases that have ended with the budget, in order."""
+        return tuple(phase for phase in PHASES if phase in self._cut)
 
     def run(self) -> Found:
         """Search. Raises Refused (E0902) if nothing fits or nothing compiles."""
@@ -213,11 +228,15 @@ class Search:
         if fastest is not None and self._seconds(fastest) < plans[0].prediction.step_time:
             beyond = fastest, self._outlooks[fastest]
         looked = len(bounds), len(self._outlooks), compiled
+        fits = sum(each.peak <= self.room for each in self._outlooks.values())
         second = None
         if len(plans) > 1 and not self.budget.exceeded(self._comparing):
             first, other = ((plan.candidate, plan.prediction.step_time) for plan in plans[:2])
             second = runner_up(self.space, self.device, first, other, self.budget)
-        return Found(self.space, self.device, plans, beyond, own, wrong, looked, process_time() - begin, second)
+        seconds = process_time() - begin
+        return Found(
+            self.space, self.device, plans, beyond, own, wrong, looked, fits, self.within, self.cut, seconds, second
+        )
 
     def _as_it_is(self) -> tuple[Plan | None, Diagnostic | None]:
         """The plan of the file itself, if it has the given number of devices, or why it does not compile."""
@@ -271,8 +290,8 @@ class Search:
             if offload is not None:
                 offloads[each] = offload
         factors = list(offloads)
-        if own is not None:
-            factors.sort(key=lambda each: _distance(each, own.candidate.mesh[:3]))
+        near = [space.mesh.size(name) for name in (space.data, space.pipe, space.tensor)]
+        factors.sort(key=lambda each: _distance(each, near))
         for data, pipe, tensor in factors:
             sequence = bool(tensor > 1 and space.sequence_by(tensor))
             best, wasted = float("inf"), 0
@@ -281,29 +300,37 @@ class Search:
             mesh = evolve(mesh, offload=offloads[data, pipe, tensor])
             if not space.valid(mesh):
                 continue
-            for size in sorted({*space.sizes_of(mesh), *given.get(data, ())}):
-                base, fits = evolve(mesh, size=size), False
-                if not space.valid(base):
-                    continue
-                for recompute in ("", *space.blocks):
-                    base = evolve(base, recompute=recompute)
+            sizes = [
+                size
+                for size in sorted({*space.sizes_of(mesh), *given.get(data, ())})
+                if space.valid(evolve(mesh, size=size))
+            ]
+            # Recomputation costs time, so it is tried only for sizes of which something does not fit without it: of all
+            # first, which needs the least memory.
+            every = space.blocks[-1:]
+            for recompute in ("", *every, *space.blocks[:-1]):
+                left: list[int] = []
+                for i, size in enumerate(sizes):
+                    base = evolve(mesh, size=size, recompute=recompute)
                     stages = self._reference(base)
                     if stages is None:
+                        left.append(size)
                         continue
+                    orders = space.schedules(pipe, space.microbatches(base))
+                    found = [self._bound(base, stages, *order) for order in orders]
+                    yield from (each for each in found if each is not None)
+                    if not any(found):
+                        left += sizes[i:]
+                        break
+                    if recompute in every or not all(each is not None and each[1].zero == base.zero for each in found):
+                        left.append(size)
                     if not recompute:
                         each = stages.middle.quiet / size
                         wasted = wasted + 1 if each > best * (1 - GAIN) else 0
                         best = min(best, each)
-                    found = [
-                        self._bound(base, stages, *order) for order in space.schedules(pipe, space.microbatches(base))
-                    ]
-                    yield from (each for each in found if each is not None)
-                    fits = fits or any(each is not None for each in found)
-                    # Recomputation costs time, so it is tried only if something does not fit without it.
-                    if all(each is not None and each[1].zero == base.zero for each in found):
-                        break
-                if wasted > DOUBLINGS or not fits:
-                    break
+                        if wasted > DOUBLINGS:
+                            break
+                sizes = left
 
     def _offloads(self, least: Candidate) -> bool | None:
         """Whether the state of a candidate fits only in the host's memory; None if it does not fit there either."""
@@ -335,7 +362,7 @@ class Search:
                     seconds = max(seconds, sums * microbatches)
                 hidden = own.weight if SCHEDULES[schedule].split else own.whole  # behind the last microbatch
                 return seconds + own.end * chunks / candidate.alike + max(0.0, sums - hidden), candidate
-            self._too_large("bounded", needed, candidate)
+            self._too_large(BOUNDED, needed, candidate)
         return None
 
     def _reference(self, candidate: Candidate) -> Stages | None:
@@ -363,6 +390,7 @@ class Search:
     def _known(self, shape: Candidate) -> Stages | None:
         if shape not in self._references:
             if self.budget.late(self._until) and self._references:
+                self._cut.add(BOUNDED)
                 return None
             self._references[shape] = self._proxy(shape)
         return self._references[shape]
@@ -424,7 +452,9 @@ class Search:
         known = {candidate for _, candidate in bounds}
         while queue:
             seconds, _, candidate = heappop(queue)
-            if best and (self._pressed(found, share) or (len(best) >= self._wide and seconds > best[-1] * MARGIN)):
+            if len(best) >= self._wide and seconds > best[-1] * MARGIN:
+                break
+            if best and self._pressed(found, share):
                 break
             if candidate in self._outlooks:
                 continue
@@ -435,20 +465,22 @@ class Search:
                 found.append(candidate)
                 best = nsmallest(self._wide, [*best, outlook.parts.step])
                 continue
-            self._too_large("estimated", outlook.peak, candidate)
+            self._too_large(ESTIMATED, outlook.peak, candidate)
             for smaller in self._smaller(candidate):
                 if smaller not in known:
                     known.add(smaller)
                     heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
 
     def _pressed(self, found: list[Candidate], share: float = OUTLOOKS) -> bool:
-        """Whether `share` of the budget is spent, or the rest is needed to compile the best, if that is not the file's
-        own layout.
+        """Whether estimates end: `share` of the budget is spent, or the rest is needed to compile the best, if that is
+        not the file's own layout.
         """
         best = min(found, key=self._seconds)
-        if self.budget.late(share):
-            return True
-        return (self._own is None or _plain(best) != _plain(self._own)) and self._too_late_for(best)
+        other = self._own is None or _plain(best) != _plain(self._own)
+        pressed = self.budget.late(share) or (other and self._too_late_for(best))
+        if pressed and share > NEARBY:  # what is left on the file's mesh is looked at among all others
+            self._cut.add(ESTIMATED)
+        return pressed
 
     @property
     def _comparing(self) -> float:
@@ -578,6 +610,8 @@ class Search:
             candidate = queue.popleft()
             if len(plans) >= self._wide:
                 break
+            if meshes[candidate.mesh] >= alike:
+                continue
             outlook = self._outlooks.get(candidate)
             if outlook is not None and outlook.peak * scales.get(candidate.schedule, 1.0) > self.room:
                 continue
@@ -586,13 +620,14 @@ class Search:
                 # While there is no plan, what promises to be faster than the file may exceed the budget a little.
                 slower = outlook is None or any(outlook.parts.step >= each.prediction.step_time for each in kept)
                 if plans or slower or self._too_late_for(candidate, -OVER * self.budget.seconds):
+                    self._cut.add(COMPILED)
                     continue
-            plan = planned(self.space, candidate, self.budget) if meshes[candidate.mesh] < alike else None
+            plan = planned(self.space, candidate, self.budget)
             if plan is None:
                 continue
             compiled += 1
             if plan.peak > self.room:
-                self._too_large("compiled", plan.peak, candidate)
+                self._too_large(COMPILED, plan.peak, candidate)
                 if outlook is not None:
                     scales[candidate.schedule] = plan.peak / outlook.peak
                 continue
@@ -617,10 +652,13 @@ class Search:
     def _nothing(self) -> Refused:
         """Why there is no plan: by the last phase that found a candidate too large."""
         device = self.device
-        look = next((each for each in ("compiled", "estimated", "bounded") if each in self._nearest), None)
+        help = "more devices, devices with more memory, a smaller batch or a shorter sequence"
+        if self._cut:
+            help = f"{help}; or `--within {more(self.within)}`, since the budget has ended the search"
+        look = next((each for each in reversed(PHASES) if each in self._nearest), None)
         if look is not None:
             needed, candidate = self._nearest[look]
-            said = f"{'about ' * (look == 'bounded')}{written(needed, BYTES)}"
+            said = f"{'about ' * (look == BOUNDED)}{written(needed, BYTES)}"
             note = f"the smallest found needs {said} per rank: {described(self.space, candidate)}"
         elif not self._references and (factors := [*self.space.factors()]):  # without any, only contexts use all
             host = self.device.gpu
@@ -633,8 +671,13 @@ class Search:
             "E0902",
             f"no plan fits into {USABLE:.0%} of the {written(device.memory, BYTES)} of {device.name}",
             notes=[note],
-            help="more devices, devices with more memory, a smaller batch or a shorter sequence",
+            help=help,
         )
+
+
+def more(seconds: float) -> int:
+    """A larger budget than one that has ended a search."""
+    return ceil(min(4 * seconds, A_DAY))
 
 
 def _plain(candidate: Candidate) -> Candidate:
@@ -685,7 +728,7 @@ def _parts(state: Scheduled, prediction: Prediction) -> Parts:
 
 def _distance(sizes: Sequence[int], others: Sequence[int]) -> float:
     """How different the sizes of two meshes are: the factors between them, as logarithms."""
-    return sum(abs(log2(size / other)) for size, other in zip(sizes, others, strict=True))
+    return sum(log2(size / other) ** 2 for size, other in zip(sizes, others, strict=True))
 
 
 def described(space: Space, candidate: Candidate) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from math import gcd, isqrt, prod
+from math import ceil, gcd, isqrt, prod
 from typing import Any
 
 from attrs import evolve, frozen
@@ -229,9 +229,13 @@ class Space:
         return prod((candidate.pipe, candidate.tensor, *(size for _, size in self.others)))
 
     def gathers_once(self, candidate: Candidate) -> bool:
-        """Whether parameters that are stored in parts are gathered once a step, rather than before each use."""
+        """Whether parameters that are stored in parts are gathered once a step, rather than before each use: those of
+        the largest stage, times the stages of a rank, must fit.
+        """
         width = BYTES[self.given.trained[1].dtype]
         gathered = width * self._parameters[0] * self.part(candidate) / self.sharing(candidate)
+        if self.layers:
+            gathered *= ceil(self.layers / candidate.stages) * candidate.stages / self.layers
         return candidate.zero < 3 or gathered <= room_to_gather(device_of(self.mesh))
 
     def valid(self, candidate: Candidate) -> bool:

@@ -283,7 +283,7 @@ MEASURES = {
         "more microbatches, more `chunks`, or a schedule that splits the backward pass: `zb_h1`, `auto`",
     ),
     "step_time": Measure(lambda state, summary: summary.prediction.step_time, _step_notes, _FASTER),
-    "tokens_per_second": Measure(lambda state, summary: summary.prediction.tokens_per_second, _step_notes, _FASTER),
+    "tokens_per_second": Measure(lambda state, summary: summary.prediction.rate, _step_notes, _FASTER),
     "mfu": Measure(lambda state, summary: summary.prediction.mfu, _step_notes, _FASTER),
     "exposed_communication": Measure(
         lambda state, summary: summary.prediction.exposed_communication, _exposed_notes, _LESS_SENT

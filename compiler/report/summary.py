@@ -147,7 +147,7 @@ class Summary(Pictured):
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
             "step_time": found.step_time,
-            "tokens_per_second": found.tokens_per_second,
+            f"{found.unit}_per_second": found.rate,
             "mfu": found.mfu,
             "exposed_communication": found.exposed_communication,
             "host_copies": found.copying,

@@ -2,8 +2,9 @@
 
 - A message between stages of the same rank is a local transfer and needs no instruction.
 - A channel's order is the order in which its sender produces; the receiver posts in exactly that order.
-- A receive is posted `lookahead` compute actions before its consumer, or earlier if the channel's order requires it,
-  and waited for right before its consumer.
+- A receive is posted one action before its consumer, or earlier if the channel's order requires it,
+  and waited for right before its consumer. Earlier, too, where its sender could not go on if the hosts of all ranks
+  waited in each action for what they have given their devices (invariant 10).
 - A send is posted right after the action that produces it. A channel has D buffers at its sender: a send is waited for
   before the D-th send after it is posted, and the last ones at the end of the step.
 - A copy to the host's memory is posted behind its F, and waited for where the schedule says O. One back is posted where
@@ -72,11 +73,38 @@ class _Line:
     produced: list[int] = field(factory=list)
     consumed: list[int] = field(factory=list)
     posted: list[int] = field(factory=list)
+    enqueued: list[int] = field(factory=list)  # behind how many of the receiver's actions, where hosts run ahead
     buffers: int = 2
+
+    def post(self, joined: frozenset[int]) -> None:
+        """Choose where receives are posted, and where they are enqueued: behind the next action, unless that waits."""
+        earliest = last = max(self.consumed) + 1
+        for consumed in reversed(self.consumed):
+            earliest = min(earliest, max(0, consumed - 1))
+            earliest -= earliest - 1 in joined
+            last = min(last, earliest + 1, consumed)
+            self.posted.append(earliest)
+            self.enqueued.append(last)
+        self.posted.reverse()
+        self.enqueued.reverse()
+
+    def enqueue(self, number: int, actions: int) -> None:
+        """Enqueue a receive, and so those before it, behind so many actions at the latest."""
+        position = max(0, actions - 1)
+        for i in range(number, -1, -1):
+            if self.enqueued[i] <= actions and self.posted[i] <= position:
+                break
+            self.enqueued[i] = min(self.enqueued[i], actions)
+            self.posted[i] = min(self.posted[i], position)
+
+    def receives(self) -> Iterator[tuple[int, PostReceive]]:
+        """The receives, and the actions before which they are posted."""
+        for i, transfer in enumerate(self.transfers):
+            yield self.posted[i], PostReceive(transfer, at_once=self.enqueued[i] == 0 < self.consumed[i])
 
 
 def communicate(
-    schedule: Schedule, messages: Sequence[Message], *, lookahead: int = 1, overlap: bool = False
+    schedule: Schedule, messages: Sequence[Message], *, overlap: bool = False
 ) -> tuple[tuple[Instruction, ...], ...]:
     """Each rank's instructions for the microbatches of one step.
 
@@ -90,30 +118,26 @@ def communicate(
     joined = schedule.pairs if overlap and schedule.pairs else (frozenset[int](),) * schedule.ranks
     outputs, inputs, lines = _transfers(schedule, messages, joined)
     for line in lines:
-        earliest = len(schedule.actions[line.channel.destination])
-        for consumed in reversed(line.consumed):
-            earliest = min(earliest, max(0, consumed - lookahead))
-            earliest -= earliest - 1 in joined[line.channel.destination]
-            line.posted.append(earliest)
-        line.posted.reverse()
+        line.post(joined[line.channel.destination])
     if overlap:
         for line in lines:
             line.buffers = len(line.transfers)
     else:
+        _receive_in_time(schedule, outputs, inputs, lines)
         _give_buffers(schedule, inputs, lines)
-    posts: list[dict[int, list[Transfer]]] = [{} for _ in schedule.actions]
+    posts: list[dict[int, list[PostReceive]]] = [{} for _ in schedule.actions]
     buffers = {}
     for line in lines:
         buffers[line.channel] = (line.transfers, line.buffers)
-        for transfer, position in zip(line.transfers, line.posted, strict=True):
-            posts[line.channel.destination].setdefault(position, []).append(transfer)
+        for position, post in line.receives():
+            posts[line.channel.destination].setdefault(position, []).append(post)
 
     programs = []
     for rank, actions in enumerate(schedule.actions):
         program: list[Instruction] = []
         stages, around = schedule.placement[rank], _Copies(actions, copies[rank], joined[rank])
         for i, action in enumerate(actions):
-            program.extend(PostReceive(transfer) for transfer in posts[rank].get(i, ()))
+            program.extend(posts[rank].get(i, ()))
             program.extend(kind(each, stages[each.chunk]) for kind, each in around.before(i))
             program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))
             program.append(Compute(action, stages[action.chunk], i - 1 in joined[rank]))
@@ -224,6 +248,49 @@ def _transfers(
                 inputs[rank].setdefault(begin, []).append(arrival)
     assert all(-1 not in line.consumed for line in lines.values()), "an action is missing: invariant 1"
     return outputs, inputs, list(lines.values())
+
+
+def _receive_in_time(schedule: Schedule, outputs: _Outputs, inputs: _Inputs, lines: Sequence[_Line]) -> None:
+    """Posts receives earlier where ranks would get stuck if each host waited, before it enqueues an action, until all
+    that it has sent is received.
+
+    Where all are stuck, some rank has all that its next action needs, or the schedule deadlocks anyway; so it waits for
+    sends, and goes on once their receives are enqueued. What is received then has been sent: nobody waits for more.
+    """
+    by_channel = {line.channel: line for line in lines}
+    done = [0] * schedule.ranks
+
+    def missing(rank: int) -> list[Transfer]:
+        """What a rank has sent that is not received."""
+        return [
+            each
+            for each in outputs[rank].get(done[rank] - 1, ())
+            if done[each.channel.destination] < by_channel[each.channel].enqueued[each.index]
+        ]
+
+    def has_inputs(rank: int) -> bool:
+        return all(done[source] > position for source, position, _ in inputs[rank].get(done[rank], ()))
+
+    neighbors: list[set[int]] = [set() for _ in done]
+    for channel in by_channel:
+        neighbors[channel.source].add(channel.destination)
+        neighbors[channel.destination].add(channel.source)
+    ready, stuck = set(range(schedule.ranks)), set[int]()
+    while ready or stuck:
+        if not ready:
+            rank = min(stuck)
+            for each in missing(rank):
+                by_channel[each.channel].enqueue(each.index, done[each.channel.destination])
+            ready.add(rank)
+        rank = ready.pop()
+        before = done[rank]
+        while done[rank] < len(schedule.actions[rank]) and has_inputs(rank) and not missing(rank):
+            done[rank] += 1
+        stuck.discard(rank)
+        if done[rank] < len(schedule.actions[rank]) and has_inputs(rank):
+            stuck.add(rank)
+        if done[rank] > before:
+            ready |= neighbors[rank]
 
 
 def _give_buffers(schedule: Schedule, inputs: _Inputs, lines: Sequence[_Line]) -> None:

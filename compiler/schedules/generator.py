@@ -15,7 +15,7 @@ from attrs import frozen
 from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement, ranks_of
 from partita.compiler.schedules.spread import with_spread
 from partita.dsl import builtins, spec
-from partita.dsl.builtins import DEFAULT_SCHEDULE, Signature
+from partita.dsl.builtins import DEFAULT_SCHEDULE, ScheduleSignature
 from partita.dsl.diagnostic import refuse
 from partita.dsl.registry import Registry
 
@@ -53,7 +53,7 @@ class Sizes:
 
 
 @frozen(kw_only=True, eq=False)
-class Generator(Signature):
+class Generator(ScheduleSignature):
     """A schedule: its call syntax, the function that builds it, and what is known of it.
 
     `order` takes `ranks`, `microbatches`, `chunks` if any number of stages per rank is supported, `conditions` (costs
@@ -87,7 +87,6 @@ class Generator(Signature):
     """
 
     order: Callable[..., Schedule]
-    chunks: int | None = 1
     placement: Callable[[int, int], tuple[tuple[int, ...], ...]] = loop_placement
     split: bool = False
     live: Callable[[int, int, int], tuple[int, ...]] | None = None

@@ -20,7 +20,7 @@ relation of all ranks onto one pipeline: a collective joins the same point of se
 cycle among all ranks would become a cycle within the pipeline, which invariant 2 excludes.
 
 `check_schedule` checks 1, 4, 6 and 7 on the schedule (1 within each rank), and `check_program` checks 1 (across
-stages), 2, 3 and 7 on the instructions. Invariants 8 and 9 are those of streams and events
+stages), 2, 3 and 7 on the instructions. Invariants 8 to 10 are those of streams and events
 (`partita.compiler.schedules.stream_invariants`). A violation raises `Refused` with the invariant, the ranks and the
 actions.
 """
@@ -70,6 +70,7 @@ INVARIANTS = {
     7: "invariant 7: what is copied to the host's memory is copied once, and back before it is read",
     8: "invariant 8: no memory is read before it is written, or used again before its last reader, on any stream",
     9: "invariant 9: no cyclic waits between ranks, in the order of streams and events",
+    10: "invariant 10: no cyclic waits between ranks, though each host waits for its device in each action",
 }
 
 _MOST_ERRORS = 10

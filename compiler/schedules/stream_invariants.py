@@ -8,6 +8,9 @@
    behind all that was posted: a list of instructions can be captured as a graph.
 9. No cycle of waits between ranks, with the order of operations on a stream, events, and NCCL's rules: a send or a
    receive occupies its stream until its peer has come, and the transfers of a channel run in order.
+10. There is none either if every host waits, in each action, until its device has done all that it was given: as where
+   an allocation fails and memory is freed, or CUDA loads a kernel at its first launch. What is enqueued in another
+   order than that of the list comes later, and what shares a stream stays in order.
 
 Communicators of collectives, which the functions of stages start and wait for, have a stream of their own each, so
 that they are in nobody's way; that all ranks of a group start them in the same order is shown where invariant 2 is
@@ -18,12 +21,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from partita.compiler.instructions import COMPUTE, Channel, Instruction, PostReceive, PostSend
+from partita.compiler.instructions import COMPUTE, Channel, Compute, Instruction, PostReceive, PostSend
 from partita.compiler.schedules.invariants import INVARIANTS, Problems, problem, raise_first
-from partita.compiler.streams import START, Launch
+from partita.compiler.streams import START, Launch, enqueued
 from partita.dsl.diagnostic import Refused, refuse
 
 Programs = Sequence[Sequence[Instruction]]
@@ -31,14 +35,18 @@ Launches = Sequence[Sequence[Launch]]
 
 
 def check_launches(programs: Programs, launches: Launches, communicators: Mapping[str, str]) -> None:
-    """Checks invariants 8 and 9 of the instructions of all ranks, which satisfy the others.
+    """Checks invariants 8 to 10 of the instructions of all ranks, which satisfy the others.
 
     Raises Refused: E0501 for invariant 8, E0502 for a cycle of waits.
     """
     raise_first(_own_streams(launches, communicators))
     for rank, (program, own) in enumerate(zip(programs, launches, strict=True)):
         raise_first(_ordered(rank, program, own))
-    _Device.run(programs, launches)
+    # What runs if hosts wait runs if they do not, for that takes nothing but waits away.
+    waiting = _Device.run(programs, list(map(_with_waiting_host, programs, launches)))
+    if waiting:
+        devices = _Device.run(programs, launches)
+        raise _stuck(devices, 9) if devices else _stuck(waiting, 10)
 
 
 def _own_streams(launches: Launches, communicators: Mapping[str, str]) -> Problems:
@@ -61,46 +69,47 @@ def _ordered(rank: int, program: Sequence[Instruction], launches: Sequence[Launc
     # What computes has one operation before the first instruction.
     start = [1] + [0] * (len(streams) - 1)
     tails = [start if stream == COMPUTE else [0] * len(streams) for stream in streams]
-    ended: list[list[int]] = []
-    places: list[tuple[int, int]] = []  # stream, and position on it
+    ended: dict[int, list[int]] = {}
+    places: dict[int, tuple[int, int]] = {}  # stream, and position on it
     posts: dict[Instruction, int] = {}
     lines: dict[Channel, str] = {}
-    computed = 1
-    for i, (instruction, launch) in enumerate(zip(program, launches, strict=True)):
+    # Of what computes, how many operations are ahead of each instruction: memory is given and taken in that order.
+    computed = [1, *accumulate((each.stream == COMPUTE for each in program), initial=1)][1:]
+    for i in enqueued(launches):
+        instruction, launch = program[i], launches[i]
         stream = streams[launch.stream]
         before = tails[stream]
         for event in launch.after:
             if event == START:
                 before = list(map(max, before, start))
                 continue
-            if not 0 <= event < i:
+            if event >= i or event not in ended:
                 yield problem("E0501", 8, f"rank {rank} waits for event {event} before {instruction}, which is later")
                 return
             before = list(map(max, before, ended[event]))
         if instruction.stream == COMPUTE:
-            if launch.stream != COMPUTE:
-                yield problem("E0501", 8, f"rank {rank} has {instruction} on stream `{launch.stream}`")
-            post = posts.get(instruction.post) if instruction.post is not None else None
-            if post is not None:
-                at, position = places[post]
+            if launch.stream != COMPUTE or launch.behind is not None:
+                where = f"on stream `{launch.stream}`" if launch.behind is None else "out of its turn"
+                yield problem("E0501", 8, f"rank {rank} has {instruction} {where}")
+            if instruction.post is not None:
+                at, position = places.get(posts.get(instruction.post, i), (0, len(program)))
                 if before[at] <= position:
                     yield problem("E0501", 8, f"rank {rank} goes on at {instruction} before it has ended")
-            computed += 1
         else:
             posts[instruction] = i
             if launch.stream == COMPUTE:
                 yield problem("E0501", 8, f"rank {rank} has {instruction} on the stream of what computes")
-            elif before[0] < computed:
+            elif before[0] < computed[i]:
                 yield problem("E0501", 8, f"rank {rank} has {instruction} before what computes ahead of it has ended")
             if isinstance(instruction, (PostSend, PostReceive)):
                 line = lines.setdefault(instruction.transfer.channel, launch.stream)
                 if line != launch.stream:
                     yield problem("E0501", 8, f"rank {rank} has {instruction} on another stream than those before it")
         own = list(before)
-        places.append((stream, tails[stream][stream]))
+        places[i] = stream, tails[stream][stream]
         own[stream] = tails[stream][stream] + 1
         tails[stream] = own
-        ended.append(own)
+        ended[i] = own
     for name, stream in streams.items():
         if tails[0][stream] < tails[stream][stream]:
             yield problem("E0501", 8, f"rank {rank} ends its list before stream `{name}` has ended")
@@ -116,8 +125,8 @@ class _Device:
     ended: set[int] = field(factory=lambda: {START})
 
     def __attrs_post_init__(self) -> None:
-        for i, launch in enumerate(self.launches):
-            self.queues.setdefault(launch.stream, deque()).append(i)
+        for i in enqueued(self.launches):
+            self.queues.setdefault(self.launches[i].stream, deque()).append(i)
 
     def end(self, i: int) -> None:
         """End what is first on its stream."""
@@ -126,8 +135,10 @@ class _Device:
         self.ended.add(i)
 
     @staticmethod
-    def run(programs: Programs, launches: Launches) -> None:
-        """Invariant 9: run everything. Whatever can run may as well run at once, for it never keeps others from it."""
+    def run(programs: Programs, launches: Launches) -> Sequence[_Device]:
+        """Run everything; returns the devices if something is left. Whatever can run may as well run at once, for it
+        never keeps others from it.
+        """
         devices = [_Device(*each) for each in zip(programs, launches, strict=True)]
         arrived: dict[tuple[Channel, int], tuple[int, int]] = {}
         ready = list(range(len(devices)))
@@ -140,8 +151,7 @@ class _Device:
                     while queue and (others := devices[rank].step(queue[0], rank, devices, arrived)) is not None:
                         ready += others
                         moved = True
-        if any(queue for device in devices for queue in device.queues.values()):
-            raise _stuck(devices)
+        return devices if any(queue for device in devices for queue in device.queues.values()) else ()
 
     def step(
         self, i: int, rank: int, devices: Sequence[_Device], arrived: dict[tuple[Channel, int], tuple[int, int]]
@@ -161,7 +171,21 @@ class _Device:
         return (other,)
 
 
-def _stuck(devices: Sequence[_Device]) -> Refused:
+def _with_waiting_host(program: Sequence[Instruction], launches: Sequence[Launch]) -> list[Launch]:
+    """The launches of a rank whose host waits in each action for what it has enqueued before: the action then is behind
+    that, and so is what is enqueued later.
+    """
+    found, given = list(launches), list[int]()
+    for i in enqueued(launches):
+        if isinstance(program[i], Compute):
+            found[i] = evolve(found[i], after=(*found[i].after, *given))
+            given = []
+        elif launches[i].stream != COMPUTE:
+            given.append(i)
+    return found
+
+
+def _stuck(devices: Sequence[_Device], invariant: int) -> Refused:
     """The diagnostic (E0502) for operations that wait for each other."""
     notes = []
     for rank, device in enumerate(devices):
@@ -174,6 +198,6 @@ def _stuck(devices: Sequence[_Device]) -> Refused:
     return refuse(
         "E0502",
         "deadlock: what is first on its stream waits for what is behind it on another",
-        notes=(*notes[:8], INVARIANTS[9]),
-        help="put them on streams of their own",
+        notes=(*notes[:8], INVARIANTS[invariant]),
+        help="put them on streams of their own" if invariant == 9 else "post what is received earlier",
     )

@@ -6,8 +6,9 @@
     1 post-send number 0 on channel 0->1 forward, microbatch 0, stage 0 to 1, 32 B, tiny.x on 0->1 forward after 0
     2 wait-send number 0 on channel 0->1 forward, microbatch 0, stage 0 to 1, 32 B, tiny.x on compute after 1
 
-Events are the ends of instructions, by their numbers, and `start` is when what computes has got to the first one. If
-each list is captured as a graph, the first line is `captured`.
+Events are the ends of instructions, by their numbers, and `start` is when what computes has got to the first one. What
+the host enqueues out of turn ends with `behind` and the number of the instruction that it is enqueued behind; a
+receive that must not be is `at once`. If each list is captured as a graph, the first line is `captured`.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ OF_ACTION: Mapping[str, type[PostCopy | WaitCopy]] = {"post-copy": PostCopy, "wa
 CAPTURED = "captured"
 _NAMES = {kind: name for kinds in (OF_TRANSFER, OF_ACTION) for name, kind in kinds.items()}
 
-_LINE = re.compile(r"(\d+) (\S+) (.*) on (.+?)(?: after ((?:start|\d+)(?:, \d+)*))?")
+_LINE = re.compile(r"(\d+) (\S+) (.*) on (.+?)(?: after ((?:start|\d+)(?:, \d+)*))?(?: behind (\d+))?")
 _TRANSFER = re.compile(
-    r"number (\d+) on channel (\d+)->(\d+) (\w+), microbatch (\d+), stage (\d+) to (\d+), (\d+) B, (.*)"
+    r"number (\d+) on channel (\d+)->(\d+) (\w+), microbatch (\d+), stage (\d+) to (\d+), (\d+) B, (.*?)( at once)?"
 )
 _ACTION = re.compile(r"([A-Z]+)(\d+)\.(\d+) of stage (\d+)( joined)?")
 _COMMUNICATOR = re.compile(r"communicator (.*) on (.*)")
@@ -97,6 +98,8 @@ def _instruction(instruction: Instruction) -> str:
     return (
         f"{name} number {each.index} on channel {each.channel}, microbatch {each.microbatch}, "
         f"stage {message.source} to {message.destination}, {message.bytes} B, {message.value}"
+        + " at once"
+        * (isinstance(instruction, PostReceive) and instruction.at_once)
     )
 
 
@@ -104,15 +107,15 @@ def _parsed(line: str, number: int) -> tuple[Instruction, Launch]:
     found = _LINE.fullmatch(line)
     if found is None or int(found[1]) != number:
         raise ValueError(f"not an instruction: {line}")
-    _, name, what, stream, after = found.groups()
-    events = after.split(", ") if after else ()
-    launch = Launch(stream, tuple(START if each == "start" else int(each) for each in events))
+    _, name, what, stream, after, behind = found.groups()
+    events = (START if each == "start" else int(each) for each in after.split(", ")) if after else ()
+    launch = Launch(stream, tuple(events), int(behind) if behind else None)
     if name in OF_TRANSFER and (each := _TRANSFER.fullmatch(what)):
         index, source, destination, microbatch, first, second, size = map(int, each.group(1, 2, 3, 5, 6, 7, 8))
         direction = cast(Direction, each[4])
         message = Message(each[9], first, second, direction, size)
-        channel = Channel(source, destination, direction)
-        return OF_TRANSFER[name](Transfer(channel, message, microbatch, index)), launch
+        transfer = Transfer(Channel(source, destination, direction), message, microbatch, index)
+        return (PostReceive(transfer, at_once=True) if each[10] else OF_TRANSFER[name](transfer)), launch
     if each := _ACTION.fullmatch(what):
         action, stage = Action(each[1], int(each[2]), int(each[3])), int(each[4])
         if name == "compute":

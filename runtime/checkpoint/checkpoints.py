@@ -29,6 +29,7 @@ from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
+from partita.runtime.checkpoint.parts import copies_of_parameters
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
@@ -63,7 +64,7 @@ class Checkpoints:
 
     `report` receives diagnostics for the user; `data` are the files that the run is trained on. `kept` is what makes
     copies in memory possible, if anything does; `copying` makes them. `unsaved`: the last save failed, and this rank is
-    one of those on which it failed.
+    one of those on which it failed. `committed` is the last step that was saved, on rank 0, which alone knows.
     """
 
     rank: Rank
@@ -72,6 +73,7 @@ class Checkpoints:
     data: Sequence[DataFile] = ()
     kept: Kept | None = None
     unsaved: bool = field(default=False, init=False)
+    committed: int | None = field(default=None, init=False)
     _keep: int = field(init=False)  # lower than configured if there is not enough space
     _manifest: Manifest = field(init=False)
     _store: Saves = field(init=False)
@@ -153,6 +155,8 @@ class Checkpoints:
             return self._begun(save.manifest.step)
         self.unsaved = error is not None or (self.rank.rank == 0 and not save.committed and not failed)
         step = save.manifest.step
+        if save.committed:
+            self.committed = step
         if failed:
             own = {self.rank.rank: str(error.strerror)} if isinstance(error, Unreached) else {}
             self._say("W0802", f"step {step} was not saved: {_causes(failed, own)}", *self._remaining())
@@ -370,8 +374,7 @@ class Checkpoints:
         """Load this rank's parts; returns whether that succeeded. Raises Refused (E0819)."""
         try:
             with Commit(self.settings.path, saved, self.rank.flight.mark) as commit:
-                for name, region, into in wanted_by(self.rank):
-                    commit.read(name, region, into)
+                load(self.rank, commit)
         except Damaged as damage:
             self._say_damaged(saved.step, damage)
             return False
@@ -388,6 +391,11 @@ class Checkpoints:
             if changed:
                 message = f"the run resumes after step {saved.step:,} with different settings"
                 self.report(Diagnostic("W0804", message, notes=tuple(changed)))
+            steps = self.rank.plan.train.steps
+            if saved.step >= steps:
+                message = f"the run is already finished: its last checkpoint is of step {saved.step:,} of {steps:,}"
+                help = f"to go on: `train.steps={saved.step + steps}`; to begin anew: {self.settings.anew}"
+                self.report(Diagnostic("W0810", message, help=help))
         words = "" if saved.mesh_text == self._manifest.mesh_text else f", saved on {saved.mesh_text}"
         return Resumed(saved.step, f"resumed from {place}{words}")
 
@@ -415,12 +423,12 @@ class Checkpoints:
 
     def _summed(self, numbers: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """Sum a few numbers over all ranks."""
-        tensor = numbers.to(self.rank.device)
         with self.rank.flight.within(AGREEING):
-            handle = self.rank.transport.sum_over_ranks(tensor)
+            handle = self.rank.transport.gather_over_ranks(numbers.to(self.rank.device))
             while not handle.done():
                 yield
-        return tensor.cpu()
+        (parts,) = handle.result()
+        return parts.sum(0).cpu()
 
     def _say(self, code: str, message: str, *notes: str) -> None:
         """Report a warning on rank 0, which knows what all others do."""
@@ -440,6 +448,20 @@ def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = Mapping
     entries = entries_of(manifest, rank.rank)
     own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
     return Shard(entries, own, files)
+
+
+def load(rank: Rank, commit: Commit) -> None:
+    """Read a rank's parts of all its tensors. Where parameters were saved alone, states are zero or copies of these, as
+    before the first step. Raises Damaged and Refused.
+    """
+    saved = {each.name for each in commit.manifest.tensors}
+    copies = copies_of_parameters(rank.plan.program)
+    for name, region, into in wanted_by(rank):
+        if name in saved or name in copies:
+            commit.read(name if name in saved else copies[name], region, into)
+        else:
+            assert commit.manifest.is_untrained, name
+            into.zero_()
 
 
 def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:

@@ -35,7 +35,7 @@ def located(given: Place) -> tuple[Place, int | None]:
 
 
 def _none_in(given: Place) -> Refused:
-    help = "`partita run FILE` makes some, if its train block says `checkpoint = every(100)`; `--from` names others"
+    help = "`partita run FILE` makes some, if its train block says `checkpoint = every(100)`; `--run-dir` names others"
     return refuse("E0807", f"there is no checkpoint in {given}", help=help)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
 from attrs import frozen
 
@@ -13,7 +15,7 @@ from partita.runtime.addresses import Address, Place, check_writable, is_address
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Damaged
-from partita.runtime.checkpoint.identity import changed_data, differences
+from partita.runtime.checkpoint.identity import changed_data, changes, differences
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.store import commit_name
 
@@ -32,6 +34,22 @@ class Settings:
     keep: int
     changed_data: bool = False
     copies: int | None = None  # steps between copies in memory
+    beside: bool = True  # in the run's directory, since the file names no other
+
+    @property
+    def anew(self) -> str:
+        """How the next run does not resume from these: an option, a command or words."""
+        if self.beside and isinstance(self.path, Path):
+            return f"`--run-dir {quote(str(_free(self.path.parent)))}`"
+        if isinstance(self.path, Path):
+            return f"`mv {quote(str(self.path))} {quote(str(_free(self.path)))}`"
+        return "another `dir` of `checkpoint`"
+
+
+def _free(path: Path) -> Path:
+    """A path that is not there yet, named after another: `gpt-2`."""
+    path = path if path.name not in ("", "..") else path.resolve()
+    return next(each for each in (path.with_name(f"{path.name}-{n}") for n in count(2)) if not each.exists())
 
 
 def run_directory(file: str, named: str | Path | None) -> Path:
@@ -56,7 +74,9 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
     else:
         path = _beside(run_directory) if name is None else _under(folder, str(name), given)
     copies = call.arguments["copies"]
-    return Settings(path, int(call.arguments["interval"]), int(call.arguments["keep"]), copies=copies and int(copies))
+    return Settings(
+        path, int(call.arguments["interval"]), int(call.arguments["keep"]), False, copies and int(copies), name is None
+    )
 
 
 def recorded_at(place: Place, run_directory: Path) -> str:
@@ -161,6 +181,6 @@ def refuse_others(settings: Settings, saved: Manifest, wanted: Manifest) -> None
         raise refuse(
             "E0815",
             f"the data is not what {path / commit_name(saved.step)} was trained on",
-            notes=files,
+            notes=[*changes(saved, wanted, ["data"]), *files],
             help="restore it, or resume with the data as it is now: --changed-data",
         )

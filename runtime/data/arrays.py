@@ -29,5 +29,11 @@ def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, us
 
 
 register(
-    Source("arrays", (Setting("path", Text()), HOLDOUT), open=open_arrays, files=matched("path")),
+    Source(
+        "arrays",
+        (Setting("path", Text()), HOLDOUT),
+        open=open_arrays,
+        endings=(".npz",),
+        files=matched("path"),
+    ),
 )

@@ -24,7 +24,7 @@ from partita.runtime.data.epochs import Order
 from partita.runtime.data.files import single
 from partita.runtime.data.formats import NPY, NPZ, refuse_format
 from partita.runtime.data.registry import Use
-from partita.runtime.data.windows import NO_HOLDOUT, check_limit, fitting_holdout, other_holdout, share_held_out
+from partita.runtime.data.windows import check_limit, fitting_holdout, other_holdout, share_held_out
 from partita.runtime.dtypes import NUMPY
 
 # Kinds of numpy dtypes accepted for each dtype of the language: f float, i u integers, b boolean.
@@ -152,7 +152,7 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
         raise refuse("E0604", what, call.span, help=help)
     if use and held == 0:
         few = f"`holdout` is less than one of the {items} items of `{name}`"
-        raise refuse("E0604" if holdout else "E0608", few if holdout else NO_HOLDOUT, call.span, help=help)
+        raise refuse("E0604", few, call.span, help=help)
     return Items(inputs, arrays, whole, items - held, items, seed)
 
 

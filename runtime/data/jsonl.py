@@ -119,6 +119,7 @@ register(
         example='jsonl("corpus/*.jsonl")',
         open=open_jsonl,
         textual=True,
+        endings=(".jsonl", ".json"),
         files=with_tokenizer(matched("glob")),
     )
 )

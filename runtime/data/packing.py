@@ -25,7 +25,6 @@ from partita.runtime.data.ids import Ids
 from partita.runtime.data.packed_rows import Rows, packed_once
 from partita.runtime.data.registry import Use
 from partita.runtime.data.windows import (
-    NO_HOLDOUT,
     arranged,
     check_limit,
     fitting_holdout,
@@ -133,7 +132,7 @@ def open_packed(
     use: Use,
     span: Span | None,
 ) -> Packed:
-    """Packed rows of documents, of which those at the end are held out. Raises Refused (E0604, E0606 to E0608)."""
+    """Packed rows of documents, of which those at the end are held out. Raises Refused (E0604, E0606, E0607)."""
     length = length_of(inputs, span)
     targets = next((given for given in inputs if given.name == "targets"), None)
     if targets is not None and targets.limit is not None and not targets.ignored:
@@ -164,10 +163,9 @@ def open_packed(
         )
     if use and len(parts[1]) == 0:
         whole = use is Use.EVALUATE
-        none = f"{what if whole else f'the holdout of {what}'} has no documents"
         raise refuse(
-            "E0608" if holdout == 0 else "E0604",
-            NO_HOLDOUT if holdout == 0 else none,
+            "E0604",
+            f"{what if whole else f'the holdout of {what}'} has no documents",
             span,
             notes=[known],
             help=longer if whole else other_holdout(fits, longer),

@@ -80,6 +80,7 @@ register(
         example='parquet("corpus/*.parquet")',
         open=open_parquet,
         textual=True,
+        endings=(".parquet",),
         files=with_tokenizer(matched("glob")),
     )
 )

@@ -139,6 +139,7 @@ register(
         "tokens",
         (Setting("path", Text()), Setting("dtype", Keyword(tuple(DTYPES)), None), HOLDOUT),
         open=open_tokens,
+        endings=(".bin", ".npy"),
         files=FILES,
         doubts=token_doubts,
     )

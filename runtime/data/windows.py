@@ -13,6 +13,7 @@ import numpy as np
 from attrs import frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.exclusions import OWN_DATA, held_in_vain, nothing_held_out
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Batch, Input
@@ -24,7 +25,6 @@ from partita.runtime.philox import below, stream, words
 SHIFT = {"tokens": 0, "targets": 1}  # what is yielded, and its offset in ids from the start of the window
 ONE_SEGMENT = ("segments", "positions")  # what a model of packed rows reads as well: a window is one document
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
-NO_HOLDOUT = "`eval` needs data that training does not see, and there is no `holdout`"
 CHECKED_AT_ONCE = 1 << 26  # ids that are checked when the data is opened; more are checked as they are used
 
 
@@ -153,10 +153,9 @@ def open_windows(
         )
     if use and held <= length:
         which = what if use is Use.EVALUATE else f"the holdout of {what}"
-        holding = f"{which} is too short: {held} ids, and one window takes {length + 1}"
         raise refuse(
-            "E0608" if holdout == 0 else "E0604",
-            NO_HOLDOUT if holdout == 0 else holding,
+            "E0604",
+            f"{which} is too short: {held} ids, and one window takes {length + 1}",
             span,
             help=longer if use is Use.EVALUATE else other_holdout(fits, longer),
         )
@@ -180,14 +179,15 @@ def length_of(inputs: tuple[Input, ...], span: Span | None) -> int:
 
 
 def share_held_out(call: Call, use: Use) -> float:
-    """The share of a source that is held out. Raises Refused (E0608) if all is evaluated, and it holds out some."""
+    """The share of a source that is held out. Raises Refused (E0608) if all is evaluated, and it holds out some; or
+    none is held out, and some is to be evaluated.
+    """
     share = float(call.arguments.get("holdout") or 0.0)
-    if use is not Use.EVALUATE:
-        return share
-    if share:
-        message = "the data of `eval` is evaluated as a whole, and has no `holdout`"
-        raise refuse("E0608", message, call.span, help="remove `holdout`")
-    return 1.0
+    if share and use is Use.EVALUATE:
+        raise Refused([held_in_vain(call)])
+    if not share and use is Use.HOLD_OUT:
+        raise Refused([nothing_held_out(call)])
+    return 1.0 if use is Use.EVALUATE else share
 
 
 def fitting_holdout(fits: Callable[[float], bool]) -> int | None:
@@ -197,8 +197,7 @@ def fitting_holdout(fits: Callable[[float], bool]) -> int | None:
 
 def other_holdout(percent: int | None, otherwise: str) -> str:
     """What to do about a holdout that is missing, too small or too large, if this percentage would do."""
-    own = "evaluate data of its own: `eval = every(…, data = …)`"
-    return f"`holdout = {percent}%`, or {own}" if percent is not None else f"{own}; or {otherwise}"
+    return f"`holdout = {percent}%`, or {OWN_DATA}" if percent is not None else f"{OWN_DATA}; or {otherwise}"
 
 
 def check_limit(

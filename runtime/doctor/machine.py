@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from partita.runtime.supervision import capacity
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.identity import INTERFACES
 
@@ -66,7 +67,7 @@ def _system() -> Facts:
         "processor": _processor(),
         "cores": len(usable()),
         "all_cores": os.cpu_count(),
-        "quota": _quota(),
+        "quota": capacity.quota(),
     }
 
 
@@ -78,31 +79,17 @@ def _processor() -> str:
     return platform.machine()
 
 
-def _quota() -> float | None:
-    """The processor time that the container may use, in cores (cgroup v2, then v1)."""
-    (first, *_) = _lines("/sys/fs/cgroup/cpu.max") or [""]
-    quota, _, period = first.partition(" ")
-    if not quota:
-        quota = "".join(_lines("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
-        period = "".join(_lines("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
 def _memory() -> Facts:
     """Bytes; `available` is less where the container has a limit."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
     kib = {line.partition(":")[0]: line.split()[1] for line in _lines("/proc/meminfo")}
     available = int(kib["MemAvailable"]) * 1024 if "MemAvailable" in kib else None
-    limit = next(iter(_lines("/sys/fs/cgroup/memory.max")), "")
-    used = next(iter(_lines("/sys/fs/cgroup/memory.current")), "")
-    bound = int(limit) if limit.isdigit() else None
+    bound = capacity.limit()
     if bound is not None and available is not None:
-        available = min(available, bound - int(used or 0))
+        available = min(available, bound.bytes - bound.used)
     shared = shutil.disk_usage(SHARED) if Path(SHARED).is_dir() else None
     return {
-        "total": total,
-        "limit": bound,
+        "total": capacity.total(),
+        "limit": bound.bytes if bound is not None else None,
         "available": available,
         "shared": shared.total if shared else None,
         "shared_free": shared.free if shared else None,

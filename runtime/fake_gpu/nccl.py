@@ -59,13 +59,6 @@ class FakeNccl(_AnyGroup):  # type: ignore[misc]
         """The backend's."""
         return BACKEND
 
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> _Work:
-        """Each part from a rank."""
-        for parts, part in zip(outputs, inputs, strict=True):
-            self._expect(len(parts) == self.size(), "all_gather: a tensor for each rank")
-            self._expect(all(each.shape == part.shape for each in parts), "all_gather: of one shape")
-        return self._post("all_gather", inputs, [each for parts in outputs for each in parts])
-
     def all_gather_single(self, output: torch.Tensor, part: torch.Tensor, options: Any = None) -> _Work:
         """All parts in one tensor."""
         self._expect(output.numel() == part.numel() * self.size(), "all_gather: as large as all parts")
@@ -95,15 +88,10 @@ class FakeNccl(_AnyGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
-    def send(self, tensors: Any, destination: int, tag: int) -> _Work:
-        """To a rank of the group."""
-        self._expect(destination != self.rank(), "a send to itself")
-        return self._post("send", tensors, [])
-
-    def recv(self, tensors: Any, source: int, tag: int) -> _Work:
-        """From a rank of the group."""
-        self._expect(source != self.rank(), "a receive from itself")
-        return self._post("recv", [], tensors)
+    def broadcast(self, tensors: Any, options: Any) -> _Work:
+        """From a rank of the group to the others."""
+        sent, received = (tensors, []) if options.rootRank == self.rank() else ([], tensors)
+        return self._post("broadcast", sent, received)
 
     def _expect(self, holds: bool, what: str) -> None:
         if not holds:

@@ -119,11 +119,11 @@ class ForwardRank:
 
     def sum(self, vector: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """The sum of a small tensor over all ranks."""
-        moved = vector.to(self.device)
-        handle = self.transport.sum_over_ranks(moved)
+        handle = self.transport.gather_over_ranks(vector.to(self.device))
         while not handle.done():
             yield
-        return moved.cpu()
+        (parts,) = handle.result()
+        return parts.sum(0).cpu()
 
 
 @define(eq=False)

@@ -131,7 +131,7 @@ def _own(given: Spec, folder: Path) -> tuple[Place, None]:
     path = settings.path if settings is not None else directory / DIRECTORY
     if not steps_in(path):
         entry = "" if settings is not None else ", with `checkpoint = every(100)` in the train block"
-        help = f"train it first: `partita run`{entry}; or name a run or a checkpoint with --from"
+        help = f"train it first: `partita run`{entry}; or name a run or a checkpoint with --run-dir"
         raise refuse("E0807", f"there is no checkpoint in {path}", help=help)
     return path, None
 
@@ -141,7 +141,7 @@ def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Typ
     there = types_of(saved)
     notes = [difference(name, there.get(name), type) for name, type in needed.items() if there.get(name) != type]
     if notes:
-        help = "name the run that trained this model, with the same overrides of sizes and `precision`: --from"
+        help = "name the run that trained this model, with the same overrides of sizes and `precision`: --run-dir"
         raise refuse("E0804", f"{path} is of another model", notes=_few(notes), help=help)
     model, _ = given.trained
     if saved.steps_digest != digest_of(model):

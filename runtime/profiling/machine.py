@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from math import exp, log
 from time import perf_counter
@@ -18,6 +17,7 @@ from partita.compiler.costs.record import DEVICE, LINK, Record, Timing, Timings
 from partita.runtime.profiling.kernels import measure, timings
 from partita.runtime.profiling.models import in_context, programs
 from partita.runtime.profiling.overheads import FEW, collectives, host, link, pipeline
+from partita.runtime.supervision import capacity
 from partita.runtime.transports.transport import ProcessEnd
 
 COPIED = 64 << 20  # bytes of a copy that fits in no cache
@@ -103,7 +103,7 @@ def _memory(device: torch.device) -> int:
     """The memory of the device, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return capacity.total()
 
 
 def _workspace() -> int:

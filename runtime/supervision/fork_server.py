@@ -38,6 +38,7 @@ LENGTH = struct.Struct("<Q")
 PROCESS = struct.Struct("<i")
 POLL_SECONDS = 0.005
 MOST_FILES = 250  # the kernel passes on 253 descriptors in one message
+FORKS = sys.platform.startswith("linux")
 NAME = "partita-"  # of a forked process, before the number of its rank
 THREADS = "OMP_NUM_THREADS"
 # What a rank imports.
@@ -214,7 +215,7 @@ class Forked:
 @contextmanager
 def serving(variables: Mapping[str, str]) -> Iterator[ForkServer | None]:
     """Start a server, whose ranks have the threads that these variables say; None where ranks cannot be forked."""
-    if not sys.platform.startswith("linux"):
+    if not FORKS:
         yield None
         return
     ours, theirs = socket.socketpair()
@@ -292,7 +293,10 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 def _run(asked: Mapping[str, Any], files: Sequence[int], threads: str | None) -> int:
     """Become what was asked for; returns its exit status."""
-    os.setpgid(0, asked["group"])
+    try:
+        os.setpgid(0, asked["group"])
+    except PermissionError:
+        return 1  # the run has ended meanwhile, and with it the group
     if asked["cores"]:
         with suppress(OSError):
             os.sched_setaffinity(0, asked["cores"])

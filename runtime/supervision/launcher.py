@@ -10,8 +10,8 @@ directory) in its environment, and returns an exit status. Invariants:
 - after a failure all ranks restart, as often as requested, each time with a new rendezvous; the ranks of the next
   attempt are started while this one runs (`attempts`), so that no time is spent on imports then;
 - if their number may change (`fleet`), the next attempt is of the ranks that are left, or that have returned;
-- Ctrl-C (or SIGHUP) ends all ranks, with one line of output; so do SIGTERM and SIGUSR1, after they have saved, if
-  they do;
+- Ctrl-C, SIGTERM and SIGUSR1 end all ranks after they have saved, if they do; a second signal ends them at once, and so
+  does SIGHUP;
 - if standard error can no longer be written to, the run continues without it;
 - nothing remains however the supervisor itself ends, including by SIGKILL (`reaper`);
 - nothing listens beyond the loopback interface.
@@ -49,13 +49,15 @@ from partita.runtime.supervision.statuses import (
     NOT_FINITE,
     PEER_LOST,
     REFUSED,
+    SAVING,
     SECONDARY,
     UNSAVED,
     UNTRUSTED_PEER,
     WRONG_INPUT,
+    ending,
 )
 from partita.runtime.supervision.watchdog import LOOK_SECONDS, Watchdog
-from partita.runtime.tracing.flight import READY
+from partita.runtime.tracing.flight import ENDED, READY
 
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 QUIET_SECONDS = 30.0  # without visible progress, for ranks that save before they end
@@ -82,7 +84,7 @@ def launch(
     watchdog: Watchdog | None = None,
     environment: Mapping[str, str] | None = None,
     inherited: Sequence[int] = (),
-    saves: bool = False,
+    saves: bool | None = None,
     grace: float | None = None,
     errors: BinaryIO | None = None,
     fleet: Fleet | None = None,
@@ -94,10 +96,10 @@ def launch(
     signal ended the run. After a failure that may not repeat, all ranks are restarted, up to `restarts` times.
     `watchdog` detects stalls, says what ranks were doing, and when they have begun, so that the next ones can be
     prepared. `environment` is what ranks inherit (default: this process's), `inherited` the descriptors that all
-    processes of the run do. `saves` says that ranks save when they are asked to end; they are killed after
-    `grace` seconds (default: 2, and as long as saving makes progress). `errors` receives their standard error and the
-    supervisor's own lines (default: standard error). With a `fleet` the number of ranks may change, and `restarts` is
-    how often each may fail. With a `server`, ranks are forked.
+    processes of the run do. `saves` says whether ranks save when they are asked to end (None: they have nothing to
+    save); they are killed after `grace` seconds (default: 2, and as long as saving makes progress). `errors` receives
+    their standard error and the supervisor's own lines (default: standard error). With a `fleet` the number of ranks
+    may change, and `restarts` is how often each may fail. With a `server`, ranks are forked.
     """
     given = os.environ if environment is None else environment
     output = sys.stderr.buffer if errors is None else errors
@@ -221,7 +223,7 @@ class _Supervision:
     crew: Crew
     received: list[int]
     grace: float | None  # from the signal that asks the run to end until the ranks are killed
-    saves: bool
+    saves: bool | None
     output: BinaryIO
     fleet: Fleet | None = None
     again: Crew | None = None  # the next attempt's, if this one fails: prepared once the ranks have begun
@@ -310,6 +312,8 @@ class _Supervision:
         if self.deadline is None and (self.causes or self.received or self.stall is not None):
             # Ranks have nothing to clean up, but save when asked to.
             asked = not self.causes and self._asked
+            if asked and self.saves and self.begun and self.received[0] == signal.SIGINT:
+                self.say(SAVING)
             grace = GRACE_SECONDS if self.grace is None else self.grace
             self.deadline = time.monotonic() + (grace if asked else 0.0)
             self._signal(signal.SIGTERM if asked else signal.SIGKILL)
@@ -322,7 +326,14 @@ class _Supervision:
     @property
     def _asked(self) -> bool:
         """Whether the run was asked to save and end, by the first signal that it got."""
-        return bool(self.received) and self.received[0] in ASKING
+        first = self.received[0] if self.received else None
+        return first in ASKING or (first == signal.SIGINT and bool(self.saves))
+
+    @property
+    def _saved(self) -> int | None:
+        """The step that the run has saved before it ended early."""
+        positions = self.watchdog.positions(self.attempt.directory) if self.watchdog is not None else []
+        return next((each.step for each in positions if each.rank == 0 and each.activity == ENDED), None)
 
     def _saving(self) -> bool:
         """Whether ranks that were asked to end are still saving."""
@@ -435,9 +446,8 @@ class _Supervision:
 
     def _conclude(self) -> int:
         if self.received:
-            number = self.received[0]
-            self.say("interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}")
-            return 128 + number
+            self.say(ending(self.received[0], self.saves, self._saved))
+            return 128 + self.received[0]
         if self.stall is not None:
             return FAILED
         if not self.causes:

@@ -1,5 +1,5 @@
-"""Handles SIGTERM and SIGUSR1, which schedulers send before they end a job: the run saves at the end of the step, then
-ends.
+"""Handles SIGTERM and SIGUSR1, which schedulers send before they end a job, and Ctrl-C: the run saves at the end of the
+step, then ends.
 
 A Python handler runs between two bytecode instructions, but a rank may be blocked in a library: waiting for a rank that
 is gone, say. So a thread watches, and ends the process if it makes no progress, or if its grace time is over. A save
@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -25,19 +26,30 @@ SAME_SECONDS = 5.0  # signals this close are one: srun signals torchrun and the 
 
 
 class Termination:
-    """A context manager that records SIGTERM and SIGUSR1 if the run `saves`; otherwise they keep their default effect.
+    """A context manager that records the signals which ask this process to end, if the run `saves`; otherwise they keep
+    their effect. Ctrl-C is recorded where it would interrupt Python.
 
-    A second one ends the process at once, except under a supervisor (`supervised`), which does that itself. `flight`
-    shows whether the process makes progress, for as long as which it may save, but no longer than `grace` seconds.
+    A second signal ends the process at once, and a second Ctrl-C interrupts Python. Where a `launcher` passes signals
+    on, those within some seconds are one; the supervisor (`partita`) ends its ranks itself. `flight` shows whether the
+    process makes progress, for as long as which it may save, but no longer than `grace` seconds. `heard` is called with
+    the first signal, within its handler.
     """
 
     def __init__(
-        self, saves: bool, flight: Flight | None = None, grace: float | None = None, supervised: bool = False
+        self,
+        saves: bool,
+        flight: Flight | None = None,
+        grace: float | None = None,
+        launcher: str | None = None,
+        numbers: Sequence[int] = (signal.SIGINT, *ASKING),
+        heard: Callable[[int], object] | None = None,
     ) -> None:
         self._saves = saves
         self._flight = flight
         self._grace = grace
-        self._supervised = supervised
+        self._launcher = launcher
+        self._numbers = [each for each in numbers if each != signal.SIGINT or _interrupts()]
+        self._heard = heard
         self._since = 0.0
         self._before: dict[int, Any] = {}
         self._pair: tuple[socket.socket, socket.socket] | None = None
@@ -49,12 +61,12 @@ class Termination:
 
     def __enter__(self) -> Termination:
         if self._saves and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in ASKING}
+            self._before = {number: signal.signal(number, self._note) for number in self._numbers}
             if self._flight is not None or self._grace is not None:
                 self._pair = socket.socketpair()
                 self._pair[1].setblocking(False)
                 signal.set_wakeup_fd(self._pair[1].fileno(), warn_on_full_buffer=False)
-                arguments = self._pair[0], self._flight, self._grace
+                arguments = self._pair[0], self._numbers, self._flight, self._grace
                 threading.Thread(target=self._look_on, args=arguments, name="termination", daemon=True).start()
         return self
 
@@ -80,14 +92,19 @@ class Termination:
         now = time.monotonic()
         if self.number is None:
             self.number, self._since = number, now
-        elif not self._supervised and now - self._since > SAME_SECONDS:
+            if self._heard is not None:
+                self._heard(number)
+        elif self._launcher is None and number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+            raise KeyboardInterrupt
+        elif self._launcher != "partita" and now - self._since > SAME_SECONDS:
             self.end()
 
     @staticmethod
-    def _look_on(ours: socket.socket, flight: Flight | None, grace: float | None) -> None:
+    def _look_on(ours: socket.socket, numbers: Sequence[int], flight: Flight | None, grace: float | None) -> None:
         """Wait for a signal on the wakeup socket, to which the system writes even if Python is blocked; then watch."""
         try:
-            while not (found := set(ours.recv(64)) & set(ASKING)):
+            while not (found := set(ours.recv(64)) & set(numbers)):
                 pass
         except OSError:
             return  # closed
@@ -100,6 +117,11 @@ class Termination:
                 break
             time.sleep(POLL_SECONDS)
         os._exit(128 + min(found))
+
+
+def _interrupts() -> bool:
+    """Whether Ctrl-C interrupts Python: it may be ignored, as in the background, or left to a supervisor."""
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def end_when_asked() -> None:

@@ -37,8 +37,8 @@ CollectiveSteps = Generator[list[Handle], None, Tensors]
 Post = Callable[..., Handle]
 
 # Renamed in torch 2.13.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @define(eq=False)
@@ -106,7 +106,7 @@ class AxisGroup:
         sent = pack(tensors, dims, 1)
         del tensors
         received = sent.rows.new_empty(self.size, sent.rows.shape[1])
-        yield [post(_gather, received.view(-1), sent.rows.view(-1))]
+        yield [post(all_gather_single, received.view(-1), sent.rows.view(-1))]
         sent.free()
         return unpack(received, sent.pieces, dims)
 
@@ -168,7 +168,7 @@ class AxisGroup:
         numbers = sent.rows.view(sent.pieces[0].dtype)
         if self.sums:
             part = numbers.new_empty(numbers.shape[1])
-            yield [post(_scatter, part, numbers)]
+            yield [post(reduce_scatter_single, part, numbers)]
             sent.free()
         else:
             received = torch.empty_like(numbers)
@@ -195,7 +195,7 @@ class AxisGroup:
             yield [post(dist.all_to_all_single, flat, sent.rows.view(-1).view(dtype))]
             sent.free()
             part = total(flat.view(self.size, -1).unbind(), maximum)
-            yield [post(_gather, flat.view(torch.uint8), part.view(torch.uint8))]
+            yield [post(all_gather_single, flat.view(torch.uint8), part.view(torch.uint8))]
         return unpack(flat.view(1, -1).view(torch.uint8), sent.pieces, (0,) * len(sent.pieces))
 
     def _for_each_dtype(

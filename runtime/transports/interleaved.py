@@ -35,6 +35,7 @@ from partita.compiler.instructions import COMPUTE, Channel
 from partita.compiler.mesh import Mesh
 from partita.compiler.streams import START, SUMS, Launch, along
 from partita.runtime.streams import Bound, Handle, Posting, Waits
+from partita.runtime.transports.collectives import ALL_GATHER
 from partita.runtime.transports.lines import CommunicationError, Deadlock, OrderedQueue, Post, UnmatchedOperation
 from partita.runtime.transports.transport import NO_STREAMS, Tensors
 from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
@@ -296,11 +297,11 @@ class StreamTransport(VirtualTransport):
         name = along(axis)
         return self.device.launch(self.names.get(name, name), lambda *own: post(own), *tensors)
 
-    def sum_over_ranks(self, tensor: torch.Tensor) -> _Launched:  # type: ignore[override]
-        """Post a sum over all ranks, in place, on its stream."""
-        assert tensor.is_contiguous(), "a sum over all ranks of a tensor that is not contiguous"
-        post = partial(self._post, "sum", self.cluster.sums)
-        return self.device.launch(self.names.get(SUMS, SUMS), lambda *own: post(own), tensor)
+    def gather_over_ranks(self, tensor: torch.Tensor) -> _Launched:  # type: ignore[override]
+        """Post an all-gather over all ranks, on its stream."""
+        assert tensor.is_contiguous(), "a gather over all ranks of a tensor that is not contiguous"
+        post = partial(self._post, ALL_GATHER, self.cluster.all_ranks, arguments=((0,),))
+        return self.device.launch(self.names.get(SUMS, SUMS), lambda *own: post(own), tensor.unsqueeze(0))
 
 
 # What may happen next: who moves, by rank and stream or by line, and how; which tells for which ranks more is possible.

@@ -1,7 +1,7 @@
 """The lines of a virtual cluster: what its ranks post, the order of completion, and the errors.
 
 A *line* is an in-order sequence of operations: a channel between two ranks, the collectives of a group along a mesh
-axis, or the sums over all ranks. Operation i of a line is the i-th that each of its ends posts.
+axis, or the gathers over all ranks. Operation i of a line is the i-th that each of its ends posts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from attrs import define
 
-from partita.runtime.transports.collectives import collect, total
+from partita.runtime.transports.collectives import collect
 from partita.runtime.transports.packing import as_bytes
 
 
@@ -133,10 +133,6 @@ class OrderedQueue:
         if kind == "send":
             source, destination = posts
             _fill(destination.tensors[0], source.tensors[0])
-        elif kind == "sum":
-            whole = total([post.tensors[0] for post in posts])
-            for post in posts:
-                _fill(post.tensors[0], whole)
         else:
             found = collect(kind, [post.tensors for post in posts], posts[0].arguments)
             for post, results in zip(posts, found, strict=True):

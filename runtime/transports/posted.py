@@ -33,8 +33,7 @@ def posted(description: str, tensors: Any, operation: Any, *arguments: Any, **op
 def enqueued(description: str, tensors: Any, operation: Any, *arguments: Any, **options: Any) -> Posted:
     """Enqueue an operation on tensors of a GPU in the current stream.
 
-    torch runs a collective there that is not `async_op`. A send or a receive, and before torch 2.8 all operations, it
-    runs on a stream of its own, which waits for the current one; that then waits for the operation, as if it ran there.
+    torch runs a collective there that is not `async_op`.
     """
     options.pop("async_op", None)
     work = post(description, operation, *arguments, **options)

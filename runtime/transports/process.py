@@ -32,10 +32,9 @@ from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.streams import SUMS, along
 from partita.runtime.streams import Streams, streams_of
-from partita.runtime.transports.collectives import total
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post, wait
-from partita.runtime.transports.groups import AxisGroup, Collecting
-from partita.runtime.transports.posted import Posted, posting
+from partita.runtime.transports.groups import AxisGroup, Collecting, all_gather_single
+from partita.runtime.transports.posted import Posted, posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
 from partita.runtime.transports.transport import NO_STREAMS, Handle, Links, Tensors
@@ -49,9 +48,11 @@ PATIENCE = timedelta(days=1)
 
 
 class _GroupEnd:
-    """This rank's end of a channel: its operation on the communicator of the two ranks, and the peer's number in it.
+    """This rank's end of a channel: a transfer is a broadcast in the group of the two ranks.
 
-    torch.distributed's `isend` and `irecv` look both up for each message, and then make the same call.
+    NCCL's is the same kernel as a send and a receive, which torch would run on a stream of its own, and whose memory it
+    would keep from being used again until that has been seen to have passed (`record_stream`): up to as many messages
+    as are under way at once, beyond the memory bound.
     """
 
     spun = 0.0  # Gloo sleeps
@@ -59,8 +60,10 @@ class _GroupEnd:
     def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup, posting: Callable[..., Handle]) -> None:
         self.posting = posting
         self.sends = between.source == rank
-        self.operation = group.send if self.sends else group.recv
-        self.peer = dist.get_group_rank(group, between.destination if self.sends else between.source)
+        self.broadcast = group.broadcast
+        self.options = dist.BroadcastOptions()
+        self.options.rootRank = dist.get_group_rank(group, between.source)
+        self.options.asyncOp = posting is posted  # on a GPU in the current stream
         self.description = _described(between, rank)
 
     def close(self) -> None:
@@ -68,25 +71,24 @@ class _GroupEnd:
 
     def post(self, tensor: torch.Tensor) -> Handle:
         """Post the next transfer."""
-        return self.posting(self.description, tensor, self.operation, [tensor], self.peer, 0)
+        return self.posting(self.description, tensor, self.broadcast, [tensor], self.options)
 
 
 @define(eq=False)
-class Summing:
-    """A posted sum over all ranks."""
+class Gathering:
+    """A posted gather over all ranks; a `Collective`."""
 
     handle: Handle
-    tensor: torch.Tensor
-    parts: list[torch.Tensor]
-    summed: bool = False
+    parts: torch.Tensor
 
     def done(self) -> bool:
-        """Wait, sum the ranks' parts into the tensor and return True. Raises `ConnectionLost`."""
-        if not self.summed:
-            self.handle.done()
-            self.tensor.copy_(total(self.parts))
-            self.summed = True
-        return True
+        """Wait and return True. Raises `ConnectionLost`."""
+        return self.handle.done()
+
+    def result(self) -> Tensors:
+        """The parts of all ranks."""
+        self.done()
+        return (self.parts,)
 
 
 class ProcessTransport:
@@ -116,7 +118,7 @@ class ProcessTransport:
         self._axes: dict[str, AxisGroup] = {}
         self._streams, self._posting = streams_of(self.device), posting(self.device)
         self._sums_stream = SUMS
-        self._world = self._group(None, "sums over all ranks")
+        self._world = self._group(None, "gathers over all ranks")
 
     @property
     def spun(self) -> float:
@@ -182,26 +184,22 @@ class ProcessTransport:
         """Post a collective along a mesh axis."""
         return self._axes[axis].collective(kind, tensors, arguments)
 
-    def sum_over_ranks(self, tensor: torch.Tensor) -> Summing:
-        """Post a sum over all ranks, in place.
-
-        Every rank gathers the parts and adds them in rank order: intended for small tensors (losses, norms, metrics),
-        it gives the same bits on every rank and on every transport.
-        """
-        what = "the sum over all ranks"
+    def gather_over_ranks(self, tensor: torch.Tensor) -> Gathering:
+        """Post an all-gather over all ranks, along a new first dimension."""
+        what = "the gather over all ranks"
         if self.ranks == 1:
-            return Summing(Posted(None, (), what), tensor, [], summed=True)
-        parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        begin = partial(self._posting, what, (tensor, parts), dist.all_gather, parts, tensor)
+            return Gathering(Posted(None, (), what), tensor.unsqueeze(0))
+        parts = tensor.new_empty(self.ranks, *tensor.shape)
+        begin = partial(self._posting, what, (tensor, parts), all_gather_single, parts.view(-1), tensor.view(-1))
         handle = self._streams.launch(self._sums_stream, partial(begin, group=self._world, async_op=True))
-        return Summing(handle, tensor, parts)
+        return Gathering(handle, parts)
 
     def links(self) -> Links:
         """Connect all ranks once more, over Gloo. Raises `ConnectionLost`, `UntrustedPeer`."""
         group = dist.new_group(None, PATIENCE, "gloo", group_desc="partita: copies in memory")
         self._greet("copies in memory", group, range(self.ranks), "cpu")
 
-        def posted(operation: Any, verb: str) -> Callable[[torch.Tensor, int], Callable[[], None]]:
+        def starting(operation: Any, verb: str) -> Callable[[torch.Tensor, int], Callable[[], None]]:
             def start(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
                 what = f"the {verb} rank {peer} (a copy in memory)"
                 work = post(what, operation, [tensor], peer, 0)
@@ -209,13 +207,12 @@ class ProcessTransport:
 
             return start
 
-        return Links(posted(group.send, "send to"), posted(group.recv, "receive from"))
+        return Links(starting(group.send, "send to"), starting(group.recv, "receive from"))
 
     def meet(self) -> None:
         """Wait until all ranks have called this."""
-        greeting = torch.zeros(1, device=self.device)
-        self.sum_over_ranks(greeting).done()
-        greeting.item()  # on a GPU, synchronizes the host
+        (greetings,) = self.gather_over_ranks(torch.zeros(1, device=self.device)).result()
+        greetings.tolist()  # on a GPU, synchronizes the host
 
     def close(self) -> None:
         """Destroy all groups.

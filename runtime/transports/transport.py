@@ -1,5 +1,5 @@
 """The transport interface of the executor: in-order channels between two ranks, collectives along the mesh's axes, and
-sums over all ranks.
+small all-gathers over all ranks.
 
 The executor's step is a generator that asks a handle whether it is done and yields while it is not. Real transports
 block inside `done` (each rank is a process), so there a step never yields; the virtual transport answers at once and
@@ -57,7 +57,7 @@ class Transport(Protocol):
         those of the program's communicators (`partita.compiler.streams.communicators`).
 
         Every rank calls it once, with the same arguments. No step sends more on a channel than the channel's traffic,
-        and there is a sum over all ranks between two steps.
+        and there is a gather over all ranks between two steps.
         """
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Handle:
@@ -71,8 +71,10 @@ class Transport(Protocol):
     def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collective:
         """Post a collective of a kind (`partita.runtime.transports.collectives`), with arguments for each tensor."""
 
-    def sum_over_ranks(self, tensor: torch.Tensor) -> Handle:
-        """Post the sum of a small contiguous tensor over all ranks, in place, added in rank order."""
+    def gather_over_ranks(self, tensor: torch.Tensor) -> Collective:
+        """Post an all-gather of a small contiguous tensor over all ranks. Its result is one tensor: theirs in order,
+        along a new first dimension, whose sum has the same bits on all ranks.
+        """
 
     def close(self) -> None:
         """Release everything; called once at the end, also after a failure."""

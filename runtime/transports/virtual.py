@@ -28,6 +28,7 @@ from attrs import define, evolve, field
 from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
 from partita.runtime.streams import HostStreams, Streams
+from partita.runtime.transports.collectives import ALL_GATHER
 from partita.runtime.transports.lines import Deadlock, OrderedQueue, Post, UnmatchedOperation, line
 from partita.runtime.transports.registry import InProcess, register
 from partita.runtime.transports.transport import NO_STREAMS, Tensors
@@ -79,10 +80,10 @@ class VirtualTransport:
         """Post a collective along a mesh axis; sums are in coordinate order."""
         return self._post(kind, self.groups[axis], tensors, tuple(arguments))
 
-    def sum_over_ranks(self, tensor: torch.Tensor) -> Post:
-        """Post a sum over all ranks, in place, added in rank order."""
-        assert tensor.is_contiguous(), "a sum over all ranks of a tensor that is not contiguous"
-        return self._post("sum", self.cluster.sums, (tensor,))
+    def gather_over_ranks(self, tensor: torch.Tensor) -> Post:
+        """Post an all-gather over all ranks, along a new first dimension."""
+        assert tensor.is_contiguous(), "a gather over all ranks of a tensor that is not contiguous"
+        return self._post(ALL_GATHER, self.cluster.all_ranks, (tensor.unsqueeze(0),), ((0,),))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -115,7 +116,7 @@ class VirtualCluster:
         self.ranks = ranks
         self.strict = strict
         self.lines: dict[str, OrderedQueue] = {}
-        self.sums = self.line("the sums over all ranks", tuple(range(ranks)))
+        self.all_ranks = self.line("all ranks", tuple(range(ranks)))
         self.begin(seed)
         self._transports = tuple(self.transports(rank, ranks, self) for rank in range(ranks))
 

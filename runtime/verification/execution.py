@@ -18,6 +18,7 @@ from partita.dsl.source import Span
 from partita.dsl.spec import Spec
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.tracing.recording import Culprit, Recorder, first_difference, traced
+from partita.runtime.verification.derivatives import Derivatives, compare_derivatives
 from partita.runtime.verification.experiment import (
     BLUR,
     LEEWAY,
@@ -34,6 +35,7 @@ from partita.runtime.verification.experiment import (
     experiments,
     figures,
     never_finite,
+    read_by_updates,
     rounded,
 )
 
@@ -45,6 +47,7 @@ class Execution:
     """The result of running a proxy. `sizes` and `mesh` are the proxy's; `worst` names the tensor with the `largest`
     error, which is relative to its scale. `blurred` are quantities that rounding decides, with how much it changes
     them; they were not `compared`. `slices` are those of each part of the batch, which are counted as microbatches.
+    `derivatives` is what came of comparing the gradients of the single device with its loss.
     """
 
     sizes: Mapping[str, int]
@@ -56,14 +59,20 @@ class Execution:
     largest: float
     worst: str | None
     seconds: float
+    derivatives: Derivatives
     blurred: Mapping[str, float] = field(factory=dict)
-    diagnostics: tuple[Diagnostic, ...] = field(default=())
+    differences: tuple[Diagnostic, ...] = field(default=())
     slices: int = 1
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Everything that is wrong."""
+        return (*self.differences, *self.derivatives.diagnostics)
 
     @property
     def passed(self) -> bool:
         """Whether nothing differs."""
-        return not self.diagnostics
+        return not self.differences
 
     def as_json(self) -> dict[str, Any]:
         """The object `execution` of `verify --json`."""
@@ -78,6 +87,7 @@ class Execution:
             "largest_error": self.largest,
             "worst": self.worst,
             "seconds": self.seconds,
+            "derivatives": self.derivatives.as_json(),
         }
 
 
@@ -121,6 +131,9 @@ def executed(experiment: Experiment) -> Execution:
     except Exception as error:
         problems.append(_failure(experiment, error))
     else:
+        if plan.training.spread is not None:
+            # What is put together from the parts of an axis that all ranks share has a name of its own.
+            expected = {what: each for what, each in expected.items() if what in found or not read_by_updates(what)}
         errors = compare(found, expected)
         wrong = [what for what, error in errors.items() if not error <= TOLERANCE]
         if wrong:
@@ -132,6 +145,7 @@ def executed(experiment: Experiment) -> Execution:
                 problems.append(_difference(experiment, wrong, errors))
             elif lost:
                 raise blurred(plan.spec, lost[0], changes[lost[0]])
+    derivatives = compare_derivatives(experiment.point, HELP)
     compared = {what: error for what, error in errors.items() if what not in blurred_}
     worst = max(compared, key=lambda what: compared[what], default=None)
     return Execution(
@@ -144,6 +158,7 @@ def executed(experiment: Experiment) -> Execution:
         compared[worst] if worst else 0.0,
         worst,
         perf_counter() - start,
+        derivatives,
         blurred_,
         tuple(problems),
         plan.program.slices,
@@ -185,7 +200,7 @@ def _difference(experiment: Experiment, wrong: list[str], errors: Mapping[str, f
     if culprit is None:
         # Each value is right, but not what the end of the step makes of them.
         message = f"{wrong[0]} differs from the single-device program"
-        return Diagnostic("E0702", message, _parameter(experiment.plan.training, wrong[0]), tuple(notes), HELP)
+        return Diagnostic("E0702", message, _place(experiment.plan.training, wrong[0]), tuple(notes), HELP)
     value = culprit.value
     laid = f"{value.name}: {value.type} on each rank, laid out as {value.layout}"
     if culprit.where:
@@ -207,6 +222,8 @@ def _culprit(experiment: Experiment) -> Culprit | None:
     return first_difference(experiment.plan.training, found, experiment.single.training, expected, differs)
 
 
-def _parameter(state: Compilation, what: str) -> Span | None:
-    """The location of the parameter that a quantity is about."""
-    return next((each.span for each in state.forward.parameters if f"`{each.name}`" in what), None)
+def _place(state: Compilation, what: str) -> Span | None:
+    """The location of the parameter or the value that a quantity is about."""
+    named = {each.name: each.span for each in state.forward.parameters}
+    named |= {value.name: node.span for node in state.forward.nodes for value in node.outputs}
+    return next((span for name, span in named.items() if f"`{name}`" in what), None)

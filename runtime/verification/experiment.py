@@ -5,9 +5,11 @@ model, unpartitioned, on one device. Parameters start with random values of orde
 that are clipped are clipped at half their norm: nothing hides behind zeros, tiny numbers or a limit that is never
 reached.
 
-The comparison covers two steps (loss, metrics, gradient norm, every gradient, every parameter after each update) and
-the loss and metrics of an evaluation of two batches. Where groups train apart, it covers four steps of each group, with
-two averages. A tensor `a` equals its reference `b` if every element has
+The comparison covers two steps (loss, metrics, gradient norm, every gradient, what updates of buffers read of the
+batch, every parameter after each update) and the loss and metrics of an evaluation of two batches. What updates read is
+compared itself since they may hide it: the signs of what one microbatch has counted are often those of the batch. Where
+groups train apart, the comparison covers four steps of each group, with two averages. A tensor `a` equals its reference
+`b` if every element has
 
     |a - b| <= 1e-10 * max(largest |b|, 1e-4 * unit)
 
@@ -43,6 +45,7 @@ from partita.runtime.python_files import OperationFailed, require_allowed
 from partita.runtime.rank import Plan, Rank, prepare
 from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import VirtualRun
+from partita.runtime.verification.derivatives import NO_NORM, Point
 
 TOLERANCE, LEAST = 1e-10, 1e-4
 # A change of parameters in their last digits, how often it is tried, and by which factor errors may exceed its effect.
@@ -53,12 +56,12 @@ BLUR = 1e-3
 SMALL_INTEGERS = 3
 # The length of an update relative to parameters of order 1: large enough to be seen, small enough to keep that order.
 UPDATE = 0.05
-# A gradient norm below this counts as zero.
-NO_NORM = 1e-8
 # How many seeds are tried before an experiment is called inconclusive.
 SEEDS = 3
 # How often parameters were updated, in words.
 UPDATES = ("an update", "two updates")
+# What a figure is that updates of buffers read, in words.
+READ = "what updates read of"
 # How much longer inputs are where no small proxy is finite: a mean may be over few of their elements, or over none.
 LONGER = 8
 
@@ -84,11 +87,14 @@ Figures = dict[str, Figure]
 
 @frozen(eq=False)
 class Experiment:
-    """A proxy, compiled for its mesh and for one device, and the learning rates of its updates."""
+    """A proxy, compiled for its mesh and for one device, and the learning rates of its updates. `point` is where the
+    single device begins.
+    """
 
     plan: Plan
     single: Plan
     rates: Rates
+    point: Point
 
 
 # ---------------------------------------------------------------- the experiment
@@ -175,11 +181,15 @@ def settled(small: Spec, allow_python: bool = False) -> Experiment | None:
     """
     require_allowed(small.model, allow_python)
     _, train = small.trained
-    norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None, sync=None))), allow_python))
-    if not isfinite(norm):
+    step = _compiled(_plain(evolve(small, train=evolve(train, eval=None, sync=None))), allow_python)
+    try:
+        point = Point(step, batches(step.program, step.train.seed)[0])
+    except NotFinite:
+        return None
+    if not isfinite(point.norm):
         return None
     # Nothing can be scaled to a gradient of zero.
-    norm = norm if norm > NO_NORM else 1.0
+    norm = point.norm if point.norm > NO_NORM else 1.0
     rules, rates = [], []
     for rule in train.optimizer.rules:
         if rule.call is not None:
@@ -190,7 +200,7 @@ def settled(small: Spec, allow_python: bool = False) -> Experiment | None:
     clip = None if train.clip is None else norm / 2
     optimizer = evolve(train.optimizer, rules=tuple(rules))
     small = evolve(small, train=evolve(train, clip=clip, optimizer=optimizer))
-    return Experiment(_compiled(small, allow_python), _compiled(_plain(small), allow_python), tuple(rates))
+    return Experiment(_compiled(small, allow_python), _compiled(_plain(small), allow_python), tuple(rates), point)
 
 
 def _plain(small: Spec) -> Spec:
@@ -221,15 +231,6 @@ def _compiled(small: Spec, allow_python: bool) -> Plan:
             [f"its axes: {sizes}", *(diagnostic.message for diagnostic in refused.diagnostics)],
             "`partita run --transport virtual` runs the file itself",
         ) from refused
-
-
-def _norm(plan: Plan) -> float:
-    """The gradient norm of the first step; NaN if it or the loss is not finite."""
-    try:
-        _, norm = VirtualRun(plan).step(1, batches(plan.program, plan.train.seed)[0])
-    except NotFinite:
-        return float("nan")
-    return norm
 
 
 def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
@@ -284,6 +285,8 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
         for group, of in groups.items():
             for name, gradient in run.gradients(group).items():
                 add(f"gradient of `{name}`{of} in step {step}", gradient, max(norm, 1.0))
+            for name, total in run.statistics(group).items():
+                add(f"{READ} `{name}`{of} in step {step}", total)
         add(f"gradient norm of step {step}", norm)
         if recorder is not None:
             return found
@@ -314,10 +317,17 @@ def _taken_back(rank: Rank, batch: Batch, rates: Rates) -> Waits:
 
 
 def essential(what: str) -> bool:
-    """Whether an experiment is inconclusive without this quantity: true of those of the first step, except for metrics,
-    whose ties may be in the nature of a model.
+    """Whether an experiment is inconclusive without this quantity: true of those of the first step, except for metrics
+    and what updates of buffers read, whose ties may be in the nature of a model.
     """
-    return "metric" not in what and ("step 1" in what or "after an update" in what)
+    if "metric" in what or read_by_updates(what):
+        return False
+    return "step 1" in what or "after an update" in what
+
+
+def read_by_updates(what: str) -> bool:
+    """Whether a quantity is what updates of buffers read of the batch."""
+    return what.startswith(READ)
 
 
 def _nudged(tensor: torch.Tensor, trial: int) -> torch.Tensor:

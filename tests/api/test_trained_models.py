@@ -45,7 +45,7 @@ def test_what_train_returns_computes_outputs(file: Path, tmp_path: Path) -> None
 
 def test_a_loaded_model_is_that_of_the_newest_checkpoint(file: Path, tmp_path: Path) -> None:
     trained = partita.train(file, run_dir=tmp_path / "run")
-    model = partita.load_model(file, run=tmp_path / "run")
+    model = partita.load_model(file, run_dir=tmp_path / "run")
     assert (model.step, model.checkpoint.name) == (3, "step-00000003")
     torch.testing.assert_close(model({"ids": IDS}), trained.outputs({"ids": IDS}))
     before = partita.load_model(file, run=tmp_path / "run" / "checkpoints" / "step-00000002", names=["logits"])

@@ -91,6 +91,24 @@ def test_sizes_and_constants_are_those_of_the_config(folder: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
+    ("kind", "settings", "said", "unsaid"),
+    [
+        ("llama", {}, "positions,\n# grouped-query", "stretched"),
+        ("llama", {"rope_scaling": PUBLISHED[0]["rope_scaling"]}, "are stretched for longer", "positions,\n"),
+        ("mixtral", {"num_local_experts": 16, "num_experts_per_tok": 4}, "a few", "eight"),
+    ],
+)
+def test_comments_say_what_the_file_has(
+    kind: str, settings: dict[str, Any], said: str, unsaid: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert init(capsys, {"model_type": kind, **settings})[0] == 0
+    comment = Path(f"{kind}.par").read_text().partition("\n\n")[0]
+    assert said in comment
+    assert unsaid not in comment
+    assert "# Sizes and constants are those of config.json." in comment
+
+
+@pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [
         ("llama", {"attention_bias": True}, "`attention_bias` is true, and the file has false"),

@@ -62,7 +62,7 @@ def test_numbers_in_the_layout_of_the_file_are_those_of_one_process(trained: Pat
     """Rows are split over two ranks, which have neither gradients nor states of the optimizer."""
     found = []
     for transport in ((), ("--transport", "virtual")):
-        done = here("evaluate", "m.par", "--from", "runs/m", "--json", *transport, cwd=trained)
+        done = here("evaluate", "m.par", "--run-dir", "runs/m", "--json", *transport, cwd=trained)
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout)["numbers"])
         asked = ("-o", "split.npz", "--outputs", "logits,hidden", "--from", "runs/m", "--data", "inputs.npz")

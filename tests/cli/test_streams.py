@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from partita.cli.colors import is_colored
+from partita.cli.source import rendered
+from partita.dsl.load import load_text
 from tests.marks import every, soak
 
 FILE = """\
@@ -148,3 +154,93 @@ def test_a_disk_that_is_full(command: str, work: Path) -> None:
             cwd=work, stdout=full, stderr=subprocess.PIPE, timeout=120, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, b"partita: cannot write: No space left on device\n")
+
+
+# ---------------------------------------------------------------- colours
+
+ANSI = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+def on_a_terminal(command: str, cwd: Path, **environment: str) -> bytes:
+    """What a command writes to a terminal, both streams together."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "partita", *command.split()],
+        cwd=cwd,
+        env={**NO_COLORS, "TERM": "xterm", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        parts = []
+        while True:
+            try:
+                parts.append(os.read(ours, 1 << 16))
+            except OSError:  # the other end is closed
+                break
+            if not parts[-1]:
+                break
+        process.wait(60)
+    os.close(ours)
+    return b"".join(parts).replace(b"\r\n", b"\n")
+
+
+COLORS = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE")
+NO_COLORS = {name: value for name, value in os.environ.items() if name not in COLORS}
+
+
+@pytest.mark.parametrize("command", ["check wrong.par", "compile wrong.par"])
+def test_diagnostics_are_coloured_on_a_terminal_and_say_the_same(command: str, work: Path) -> None:
+    plain = subprocess.run(
+        [sys.executable, "-m", "partita", *command.split()],
+        cwd=work,
+        env=NO_COLORS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+        check=False,
+    ).stdout
+    assert b"\x1b" not in plain
+    shown = on_a_terminal(command, work)
+    assert b"\x1b[1;31merror[E0101]\x1b[0m" in shown
+    assert ANSI.sub(b"", shown) == plain
+    for setting in ({"NO_COLOR": "1"}, {"TERM": "dumb"}, {"CLICOLOR": "0"}, {"FORCE_COLOR": "0"}):
+        assert on_a_terminal(command, work, **setting) == plain
+
+
+@pytest.mark.parametrize(
+    ("environment", "terminal", "colored"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"CLICOLOR_FORCE": "1"}, False, True),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "0"}, True, False),
+        ({"FORCE_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, True, False),
+        ({"CLICOLOR": "0"}, True, False),
+        ({"CLICOLOR": "1"}, False, False),
+    ],
+)
+def test_when_there_are_colours(environment: dict[str, str], terminal: bool, colored: bool) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    assert is_colored(Stream(), environment) is colored
+
+
+def test_a_file_cannot_colour_what_is_said_of_it() -> None:
+    (found,) = load_text('axis a = "\x1b[31m"')[1]
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = rendered(found, Terminal())
+    assert "\x1b[31m" not in shown
+    assert "\ufffd[31m" in shown

@@ -1,6 +1,7 @@
 """`make docs`: write docs/errors.md from the table of codes, and into the pages what their commands print now.
 
-Outputs that are still as shown stay as they are, so that what was left out by hand (`…`) stays out.
+Outputs that are still as shown stay as they are, and where only numbers have changed, only these are written: so what
+was left out by hand (`…`) stays out, and seconds stay as they were.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ def refresh(page: Path) -> bool:
             status, output = session.run(command)
             if status != command.status:
                 print(f"{page.relative_to(ROOT)}: `{command.text}` ends with {status}, not {command.status}")
-            if not command.shows(output):
-                changes.append((*command.place, _trimmed(steady(output))))
+            numbers = command.changes(output)
+            start, end = command.place
+            if numbers is None:
+                changes.append((start, end, _trimmed(steady(output))))
+            else:
+                changes += [(start + first, start + last, number) for first, last, number in numbers]
         for picture in pictures(page):
             made = Path(folder) / picture.name
             if not picture.exists() or not same_picture(picture, made):

@@ -173,7 +173,7 @@ def test_errors_are_recovered_from_at_declarations():
     report = Report()
     text = "axis a 1\nblock f( {\n}\naxis b = 2\nmesh m(\ntrain { layout = 3 + }\nexpect { }\n"
     file = parse_file(Source("x", text), report)
-    assert [d.span.line for d in report.diagnostics()] == [1, 2, 6, 6]
+    assert [d.span.line for d in report.diagnostics()] == [1, 2, 5, 6]
     assert [type(declaration).__name__ for declaration in file.declarations] == ["Axes", "Expect"]
 
 

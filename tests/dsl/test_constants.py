@@ -114,7 +114,7 @@ def test_wrong_overrides(override: str, code: str, text: str) -> None:
 def test_what_a_body_binds_hides_it() -> None:
     text = (
         "const n = 2, s = 0.5, u = 3\naxis batch = 4\n"
-        "model m(x: [batch], u: [batch]) {\n  param w: [batch] ~ ones()\n"
+        "model m(x: [batch], u: [batch]) {\n  param w: [] ~ ones()\n"
         "  repeat n as layer { let s = s * 2 }\n"  # carried, as any number bound before is
         "  let n = x * w\n  loss mean(n * u) * s\n}\n"
     )

@@ -87,6 +87,18 @@ CASES = [
         [],
     ),
     ("cluster.data=5 batch=20", "shard hidden -> data", []),  # of two rules for an axis, the first
+    ("cluster.pipe=8", "", ["E0403"]),
+    ("schedule=fast cluster.pipe=4", "", ["E0403"]),
+    ("schedule=fast layout=half cluster.tensor=1 cluster.pipe=1", "", ["E0404"]),
+    ("", "place y -> pipe[2]", ["E0404"]),
+    ("schedule=fast", "place y -> pipe[3]", []),
+    ("", "place y -> tensor[1]", ["E0412", "E0404"]),
+    ("", "stage layer -> pipe", ["E0404"]),
+    ("", "shard batch -> data by zigzag", ["E0419"]),
+    ("train.graphs=true", "offload state", ["E0422"]),
+    ("train.sync=paired()", "offload state", ["E0401"]),
+    ("train.sync=paired()", "offload layer", []),
+    ("train.eval=every(2)", "", []),  # random data never end
 ]
 
 
@@ -98,6 +110,57 @@ def test_what_is_checked(overrides: str, rule: str, codes: list[str]) -> None:
     for each in found:
         assert each.span is not None
         assert each.help is not None
+
+
+STAGES = """\
+axis batch = 4, width = 2
+block f(x: [batch, width]) {
+  repeat 2 as inner { param w: [width] ~ ones() let x = x * w }
+  return x
+}
+model net(x: [batch, width]) {
+  let y = x
+  repeat 3 as outer { let y = f(f(y)) }
+  let y = f(y)
+  loss mean(y)
+}
+mesh cluster(pipe = RANKS)
+layout split on cluster { stage NAMES -> pipe COUNTS }
+schedule fast = gpipe(microbatches = 2)
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+"""
+
+
+@pytest.mark.parametrize(("names", "layers"), [("outer", 3), ("inner", 14), ("outer, inner", 5)])
+def test_iterations_are_counted_as_the_compiler_does(names: str, layers: int) -> None:
+    """Of repeats in blocks that are called in repeats; and of several, of which one is in the other."""
+    for ranks, counts, fits in (
+        (layers, "", True),
+        (layers + 1, "", False),
+        (2, f"[1, {layers - 1}]", True),
+        (2, f"[1, {layers}]", False),
+        (2, f"[{layers}]", False),
+    ):
+        text = STAGES.replace("NAMES", names).replace("COUNTS", counts).replace("RANKS", str(ranks))
+        found = errors(text)
+        assert bool(found) != fits, [each.render() for each in found]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loading, "report_misfits", lambda *_: None)
+            spec, _ = load_text(text, "net.par")
+        assert spec is not None
+        refused: list[Diagnostic] = []
+        try:
+            compile_spec(spec)
+        except Refused as error:
+            refused += error.diagnostics
+        assert [each.render() for each in refused] == [each.render() for each in found]
+
+
+def test_slices_exclude_what_needs_all_positions() -> None:
+    slices = "one_f_one_b(microbatches = 4, over = [batch, width], slices = 2)"
+    text = FILE.replace("gpipe(microbatches = 4)", slices)
+    (found,) = errors(text.replace("shard hidden -> tensor", "shard width -> tensor by zigzag"))
+    assert (found.code, found.help) == ("E0419", "`shard width -> tensor`, or no slices")
 
 
 def test_microbatches_that_do_not_divide_are_pointed_at_the_schedule() -> None:

@@ -21,13 +21,16 @@ from partita.dsl.builtins import (
     SAMPLED,
     SCHEDULES,
     TRAIN,
+    Keyword,
 )
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.functions import FUNCTIONS
 from partita.dsl.lexer import language
 from partita.dsl.load import load_text
 from partita.dsl.overrides import OVERRIDDEN
 from partita.dsl.report import nearest
 from partita.dsl.types import DTYPES
+from tests.dsl.advice import followed
 
 FILE = """\
 axis batch = 8, seq = 8, embed = 6, heads = 2, vocab = 16, ffn = 12
@@ -59,10 +62,18 @@ train {
 """
 
 
+def place(diagnostic: Diagnostic) -> tuple[str, str, int]:
+    return diagnostic.code, diagnostic.message, diagnostic.span.start if diagnostic.span else 0
+
+
 def helps(text: str, *overrides: str) -> list[str]:
     """The help of each error of a file."""
     found, diagnostics = load_text(text, "m.par", overrides=overrides)
     assert found is None, text
+    for each in diagnostics:
+        new = followed(each)
+        left = load_text(new, "m.par", overrides=overrides)[1] if new is not None else ()
+        assert place(each) not in map(place, left), each.render()
     return [each.help or "" for each in diagnostics if each.severity == "error"]
 
 
@@ -179,7 +190,7 @@ def test_the_axes_of_a_mesh_are_listed_and_nothing_else() -> None:
         ("let y = ReLU(x)", "did you mean `relu`?"),
         ("let y = all_reduce(x)", "communication is implicit"),
         ("let y = x.view(embed)", "`split(x, axis -> [slow, fast])`"),
-        ("let y = torch.sum(x)", "functions are called without a path: `sum(…)`"),
+        ("let y = torch.sum(x)", "did you mean `sum`?"),
         ("let y = softmax(x, axis = embed)", "`over = …`"),
         ("let y = softmax(x, dim = embed)", "did you mean `over`?"),
         ("let y = softmax(x, -1)", "axes are given by name, not by position"),
@@ -225,7 +236,14 @@ AXES = {"batch", "seq", "embed", "width", "hidden", "features", "ffn", "vocab", 
 def test_every_setting_that_is_meant_exists() -> None:
     ours = {name for names in foreign.SETTINGS.values() for name in names}
     tables = {name for table in (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL) for name in table}
-    known = {*TRAIN.names, *CHOICES, *ARGUMENTS, *SLOTS, *AXES, *DTYPES, *tables, "param", "grad", "state"}
+    words = {
+        word
+        for signature in DATA.values()
+        for setting in signature.settings
+        if isinstance(setting.kind, Keyword)
+        for word in setting.kind.choices
+    }
+    known = words | {*TRAIN.names, *CHOICES, *ARGUMENTS, *SLOTS, *AXES, *DTYPES, *tables, "param", "grad", "state"}
     assert ours - known - {"data", "tensor", "pipe", "context"} == set()
 
 
@@ -244,7 +262,7 @@ def test_every_setting_that_is_meant_exists() -> None:
         ("repeat 3 { let x = x * w }", "`repeat 4 as layer { … }`"),
         ("return x", "a model ends with `loss …`"),
         ("def f(x):", "a part of a model is a block"),
-        ("let y = x if true else w", "`where(condition, x, y)`"),
+        ("let y = x if true else w", "`where(condition, a, b)`"),
         ("let y = x ** 2", "`x * x`"),
         ("let y = x @ w", "`dot(a, b, over = axis)`"),
         ("let y = 0 < x < 1", "`a < b and b < c`"),
@@ -260,10 +278,10 @@ def test_every_setting_that_is_meant_exists() -> None:
         ("let y = mean(x, over = (batch, embed))", "brackets"),
         ("let y = True", "did you mean `true`?"),
         ("let y = None", "omit an argument"),
-        ("param b: [embed] = zeros()", "follows `~`"),
+        ("param b: [embed] = zeros()", "write `~`"),
         ("param b: [embed]", "follows `~`"),
-        ("param b: [embed] ~ zeros", "write `zeros(…)`"),
-        ("param b[embed] ~ zeros()", "`param b: […]`"),
+        ("param b: [embed] ~ zeros", "write `zeros()`"),
+        ("param b[embed] ~ zeros()", "insert `:`"),
         ("param b: [embed, 3] ~ zeros()", "declare `axis name = 3`"),
         ("param b: [embed] ~ normal(std = 0.02)", "did you mean `deviation`?"),
         ("loss = mean(x)", "it takes no `=`"),
@@ -288,8 +306,8 @@ def test_a_statement_written_as_elsewhere(statement: str, help: str) -> None:
         ("model m(x: [batch, embed]", "model m(x: [8, embed]", "declare `axis name = 8`"),
         ("model m(x: [batch, embed]", "model m(x: float32[batch, embed]", "did you mean `f32`?"),
         ("mesh k(data = 2, pipe = 2)", "mesh k(2, 2)", "the axes of a mesh have names"),
-        ("mesh k(data = 2, pipe = 2)", "mesh k(data: 2, pipe: 2)", "`data = …`"),
-        ("shard batch -> data", "shard batch = data", "a rule has an arrow"),
+        ("mesh k(data = 2, pipe = 2)", "mesh k(data: 2, pipe: 2)", "write `=`"),
+        ("shard batch -> data", "shard batch = data", "write `->`"),
         ("shard batch -> data", "batch -> data", "a rule begins with a keyword"),
         ("shard batch -> data", "shard batch -> (data, pipe)", "`-> data, tensor`"),
         ("shard batch -> data", "shard params -> data", "did you mean `param`?"),
@@ -310,15 +328,15 @@ def test_a_statement_written_as_elsewhere(statement: str, help: str) -> None:
         ("repeat 4 as layer", "repeat layer 4", "`repeat 4 as layer { … }`"),
         ("param w: [embed]", "param w: embed", "axes are written in brackets: `[embed]`"),
         ("param w: [embed]", "param w", "a parameter has a type"),
-        ("adamw(lr", "torch.optim.AdamW(lr", "called without a path: `AdamW(…)`"),
-        ("steps = 1", "steps: 1", "`steps = …`"),
+        ("adamw(lr", "torch.optim.AdamW(lr", "did you mean `adamw`?"),
+        ("steps = 1", "steps: 1", "write `=`"),
         ("steps = 1", "steps = 1, seed = 3", "entries are not separated by commas"),
         ("steps = 1", "epochs = 1", "`train.steps`"),
         ("steps = 1", "steps = 1 batch_size = 3", "the batch is an axis"),
         ("steps = 1", "steps = 1 lr = 3", "the learning rate is the optimizer's"),
         ("steps = 1", "steps = 1 scheduler = 3", "the learning rate schedule is"),
         ("steps = 1", "steps = 1 precision = fp16", "did you mean `bf16`?"),
-        ("data = random()", 'data = "corpus.txt"', 'such as `text("corpus.txt")`'),
+        ("data = random()", 'data = "corpus.txt"', 'write `text("corpus.txt")`'),
         ("adamw(lr =", "adam(lr =", "did you mean `adamw`?"),
         ("weight_decay = 0.1", "betas = (0.9, 0.95)", "brackets"),
         ("weight_decay = 0.1", "beta1 = 0.9", "did you mean `betas`?"),

@@ -30,34 +30,30 @@ def warned(text: str, *overrides: str) -> list[tuple[str, str | None]]:
     return [(each.message, each.help) for each in diagnostics]
 
 
-def test_alternatives_are_one_warning() -> None:
-    assert warned(FILE) == [
-        (
-            "layouts `two`, `three`; schedule `b` are not used",
-            "`layout=two` on the command line chooses this one",
-        )
+def test_alternatives_to_what_train_names_are_not_warned_of() -> None:
+    assert warned(FILE) == []
+    assert warned(FILE, "batch=16") == []
+
+
+INLINE = FILE.replace("schedule = a ", "schedule = gpipe(microbatches = 4) ")
+
+
+def test_what_train_passes_over_is_one_warning() -> None:
+    text = INLINE.replace("train {", "optimizer o { update all -> sgd(lr = 0.2) }\ntrain {")
+    assert warned(text) == [
+        ("schedules `a`, `b`; optimizer `o` are not used", "`schedule=a` on the command line chooses this one")
     ]
 
 
-def test_a_single_alternative() -> None:
-    text = FILE.replace(THIRD, "").replace("schedule b = gpipe(microbatches = 2)\n", "")
-    assert warned(text) == [("layout `two` is not used", "`layout=two` on the command line chooses it")]
+def test_a_single_one() -> None:
+    text = INLINE.replace("schedule b = gpipe(microbatches = 2)\n", "")
+    assert warned(text) == [("schedule `a` is not used", "`schedule=a` on the command line chooses it")]
+    assert warned(text, "schedule=a") == []
 
 
-@pytest.mark.parametrize(
-    ("overrides", "left"),
-    [
-        (("layout=two",), ["schedule `b` is not used"]),
-        (("layout=one",), ["schedule `b` is not used"]),
-        (("schedule=b",), ["layouts `two`, `three` are not used"]),
-        (("schedule=gpipe(4)",), ["layouts `two`, `three` are not used"]),
-        (("layout=three", "schedule=b"), []),
-        (("train.layout=three", "train.schedule=b"), []),
-        (("batch=16",), ["layouts `two`, `three`; schedule `b` are not used"]),
-    ],
-)
-def test_what_the_command_line_chooses_among_is_not_warned_of(overrides: tuple[str, ...], left: list[str]) -> None:
-    assert [message for message, _ in warned(FILE, *overrides)] == left
+@pytest.mark.parametrize("override", ["schedule=b", "schedule=gpipe(4)", "train.schedule=b"])
+def test_what_the_command_line_chooses_among_is_not_warned_of(override: str) -> None:
+    assert warned(INLINE, override) == []
 
 
 def test_the_help_works() -> None:
@@ -70,12 +66,7 @@ def test_a_library_of_alternatives_is_not_warned_of() -> None:
 
 
 def test_a_name_with_an_underscore_is_meant() -> None:
-    text = (
-        FILE.replace("layout two", "layout _two")
-        .replace("layout three", "layout _three")
-        .replace("schedule b", "schedule _b")
-    )
-    assert warned(text) == []
+    assert warned(INLINE.replace("schedule a", "schedule _a").replace("schedule b", "schedule _b")) == []
 
 
 NONE = {"clip": "clip = 1.0", "eval": "eval = every(5)", "checkpoint": "checkpoint = every(5)"}

@@ -8,6 +8,7 @@ import pytest
 from partita.dsl.codes import CODES
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.load import load, load_text
+from tests.dsl.advice import followed
 from tests.files import ROOT
 
 FOLDER = Path(__file__).parent / "wrong"
@@ -39,6 +40,21 @@ def test_wrong_file(path):
     assert [(d.code, place(d)) for d in diagnostics] == expected, shown
     assert (spec is None) == any(code.startswith("E") for code, _ in expected), shown
     assert all(d.code in CODES for d in diagnostics)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_a_help_proposes_mends_the_file(path):
+    """What was wrong there no longer is, and nothing else is wrong in its place."""
+    _, before = load(path)
+    for diagnostic in before:
+        text = followed(diagnostic)
+        if text is None or diagnostic.span.source.name != str(path):
+            continue
+        _, after = load_text(text, str(path), path=path)
+        left = {(each.code, each.message) for each in after}
+        assert (diagnostic.code, diagnostic.message) not in left, diagnostic.render()
+        new = [each for each in after if each.severity == "error" and each.span.start == diagnostic.span.start]
+        assert new == [], "\n\n".join(each.render() for each in (diagnostic, *new))
 
 
 def test_most_codes_of_the_front_end_have_a_wrong_file():

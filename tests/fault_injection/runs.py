@@ -20,6 +20,7 @@ from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.rank import Plan
 from partita.runtime.run_directory import FAULT
+from partita.runtime.supervision.statuses import SAVING
 from partita.runtime.tracing.flight import Position, read
 from tests.commands import computed, here
 from tests.fault_injection.processes import PATIENCE, Held, marked, wait_until
@@ -90,6 +91,14 @@ class Ended:
 
     def __str__(self) -> str:
         return f"exit status {self.status}\n{self.out}{self.errors}"
+
+    def said(self, number: signal.Signals) -> str | None:
+        """The step that is said to be saved, of a run that this signal has ended; "" if none, None if more is said."""
+        notice = f"(?:partita: {SAVING}\n)?" if number == signal.SIGINT else ""
+        words = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+        saved = r"(?:: saved step (\d+); the same command goes on)?"
+        found = re.fullmatch(f"{notice}partita: {words}{saved}\n", self.errors)
+        return None if found is None else found[1] or ""
 
 
 @define(eq=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from partita.cli.main import main
+from partita.cli.training import room
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
@@ -17,6 +18,7 @@ from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 from partita.runtime.data.arrays import open_arrays
 from partita.runtime.data.dataset import Input
+from partita.runtime.supervision import capacity
 from tests.files import SPECS
 
 # ---------------------------------------------------------------- one machine
@@ -29,6 +31,48 @@ def test_a_file_does_not_fill_a_machine_with_ranks(transport: list[str], tmp_pat
     shown = capsys.readouterr().err
     assert "error[E0613]: mesh `cluster` has 4,000 ranks; at most 256 can be started on one machine" in shown
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "overrides", "transport", "help"),
+    [
+        (400, ["laptop.pipe=4"], [], None),
+        (340, ["laptop.pipe=4"], [], "`--transport virtual` runs all ranks in one process"),
+        (340, ["laptop.pipe=4"], ["--transport", "virtual"], None),
+        (400, ["laptop.pipe=4", "embed=1024", "key=256"], [], "use a smaller mesh or batch"),
+        (400, ["laptop.pipe=4", "embed=1024", "key=256"], ["--transport", "virtual"], "use a smaller mesh or batch"),
+    ],
+)
+def test_what_does_not_fit_the_memory_is_refused_before_a_rank_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    mebibytes: int,
+    overrides: list[str],
+    transport: list[str],
+    help: str | None,
+):
+    """By the bounds of the tensors and what processes hold; one that fits goes on, here to a place it cannot have."""
+    monkeypatch.setattr(capacity, "memory", lambda: mebibytes << 20)
+    monkeypatch.setattr(room, "FORKS", True)
+    (tmp_path / "run").write_text("")
+    command = ["run", str(SPECS / "tiny.par"), "batch=8", "seq=32", *overrides, "schedule=one_f_one_b"]
+    status = main([*command, *transport, "--run-dir", str(tmp_path / "run")])
+    shown = capsys.readouterr().err
+    assert (status, "E0626" in shown) == ((2, False) if help is None else (1, True)), shown
+    assert help is None or f"help: {help}" in shown
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_more_ranks_than_cores_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, cores: int
+):
+    monkeypatch.setattr(capacity, "cores", lambda: cores)
+    (tmp_path / "run").write_text("")
+    assert main(["run", str(SPECS / "tiny.par"), "--run-dir", str(tmp_path / "run")]) == 2
+    shown = capsys.readouterr().err
+    assert ("warning[W0606]: 2 ranks share 1 core" in shown) == (cores == 1), shown
+    assert ("help: `--transport virtual` runs all ranks" in shown) == (cores == 1), shown
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there are GPUs")

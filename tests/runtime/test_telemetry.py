@@ -38,7 +38,7 @@ def test_what_is_written_is_what_is_read(
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
-    result = StepResult(1, *numbers[:2], (numbers[2],), numbers[3], metrics)
+    result = StepResult(1, *numbers[:2], (numbers[2],), numbers[3], "tokens", metrics)
     with RunDirectory.open(folder) as directory:
         recorder, unwritten = (Recorder(where, pytest.fail, lambda: 12.5) for where in (directory, None))
         written = [recorder.step(result), recorder.evaluation(1, numbers[0], metrics)]
@@ -56,7 +56,7 @@ def test_the_memory_of_each_rank_is_written_when_it_has_grown() -> None:
     recorder = Recorder(None, pytest.fail)
 
     def found(*peaks: int) -> dict[str, object]:
-        record = recorder.step(StepResult(1, 1.0, 1.0, (0.1,), 1.0, peaks=peaks))
+        record = recorder.step(StepResult(1, 1.0, 1.0, (0.1,), 1.0, "tokens", peaks=peaks))
         return {name: value for name, value in record.items() if name.startswith("peak_memory")}
 
     assert found() == {}
@@ -66,7 +66,7 @@ def test_the_memory_of_each_rank_is_written_when_it_has_grown() -> None:
 
 
 def test_what_is_not_known_of_the_devices_is_left_out() -> None:
-    result = StepResult(1, 1.0, 1.0, (0.1,), 1.0)
+    result = StepResult(1, 1.0, 1.0, (0.1,), 1.0, "tokens")
     assert "mfu" not in Recorder(None, pytest.fail).step(result)
     assert Recorder(None, pytest.fail).step(evolve(result, mfu=0.25))["mfu"] == 0.25
 

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from partita.cli.training.room import FORKED
 from partita.compiler.passes.place import pipeline_of
+from partita.compiler.pipeline import compile_run
+from partita.compiler.report.summary import summarize
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.dsl.load import load
+from partita.runtime.checkpoint.address_store import steps_in
+from partita.runtime.supervision.fork_server import FORKS
 from tests.commands import computed, here, partita, records
-from tests.fault_injection.processes import rank_of
+from tests.fault_injection.processes import rank_of, wait_until
 from tests.files import SPECS
 from tests.marks import soak
 
@@ -159,8 +164,10 @@ def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int):
         assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
 
 
-def test_ctrl_c_ends_all_ranks(tmp_path: Path):
-    command = [sys.executable, "-m", "partita", "run", str(SPECS / "tiny.par"), "train.steps=5000", "--run-dir=run"]
+@pytest.mark.parametrize("checkpoint", ["none", "every(1000)"])
+def test_ctrl_c_ends_all_ranks_and_what_is_said_to_be_saved_is(tmp_path: Path, checkpoint: str):
+    overrides = [*SMALL, "train.steps=5000", f"train.checkpoint={checkpoint}"]
+    command = [sys.executable, "-m", "partita", "run", str(SPECS / "tiny.par"), *overrides, "--run-dir=run"]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         metrics = tmp_path / "run" / "metrics.jsonl"
@@ -177,6 +184,29 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path):
     assert "Traceback" not in text, text
     for pid in ranks.values():
         assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
+    said = re.findall(
+        r"^partita: interrupted: (?:nothing is saved|saved step (\d+); the same command goes on)$", text, re.M
+    )
+    assert said == [str(records(tmp_path / "run")[-1]["step"]) if checkpoint != "none" else ""], text
+    if checkpoint != "none":
+        assert steps_in(tmp_path / "run" / "checkpoints") == list(map(int, said))
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not FORKS, reason="ranks are forked on Linux")
+def test_a_rank_holds_as_much_memory_as_is_said_of_it(tmp_path: Path):
+    """Beside its tensors: before a run is started, it is judged by that whether it fits the machine."""
+    tiny = [str(SPECS / "tiny.par"), *SMALL, "train.steps=100000", "train.eval=none"]
+    bound = max(summarize(compile_run(load(tiny[0], tiny[1:])[0])[0]).peak_memory)
+    command = [sys.executable, "-m", "partita", "run", *tiny, "--run-dir=run"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, "some steps are done")
+        maps = [Path(f"/proc/{rank}/smaps_rollup").read_text() for rank in children(process.pid).values()]
+        process.send_signal(signal.SIGINT)
+    for text in maps:
+        own = sum(int(kib) << 10 for kib in re.findall(r"^Private_\w+: +(\d+) kB", text, re.M))
+        assert FORKED / 2 < own < FORKED + bound + (4 << 20)
 
 
 @pytest.mark.soak

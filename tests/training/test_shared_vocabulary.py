@@ -245,6 +245,17 @@ def test_reports_count_what_each_rank_holds(changes):
             9,
             "its optimizer updates it as a whole",
         ),
+        (
+            text_of(
+                changes={
+                    "  metric": "  buffer size: [] ~ zeros()\n  update size = mean(head * head)\n  metric",
+                }
+            ),
+            "E0417",
+            15,
+            17,
+            "`lm.head` cannot be split over the pipeline: the update of `lm.size` reads it",
+        ),
     ],
 )
 def test_wrong_files(text, code, line, column, words):

@@ -14,7 +14,9 @@ from attrs import evolve
 from partita.cli.main import main
 from partita.compiler.analysis.time import predict
 from partita.compiler.costs.devices import device_of
+from partita.compiler.graph import Phase
 from partita.compiler.mesh import mesh_of
+from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.planner import search
 from partita.compiler.planner.budget import ALIKE, OPERATION, Budget, seconds_to_compile
@@ -171,6 +173,34 @@ def test_estimates_are_near_what_is_compiled(sizes, candidate):
     most = 1.4 if candidate.schedule == "zb_v" else 1.15
     assert 0.95 * plan.peak <= max(memory(stages, own, candidate, microbatches, 0.0)) <= most * plan.peak
     assert plan.parts.step == pytest.approx(plan.prediction.step_time)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        Candidate(2, 4, 2, 1, True, 3, "", "interleaved_1f1b", 2),  # one or two layers on each stage, three on a rank
+        Candidate(2, 8, 1, 1, False, 3, "", "one_f_one_b"),
+        Candidate(4, 4, 1, 1, False, 3, "", "one_f_one_b"),
+    ],
+    ids=str,
+)
+def test_parameters_are_estimated_to_be_gathered_as_they_are(candidate):
+    """Once a step, or before each use: which depends on the largest stage, and decides what a step takes."""
+    decisions = []
+    for size in (40, 50, 80, 110, 150, 300):
+        device = f"cluster.device=device(flops = 1TFLOP/s, memory = {size}MiB, bandwidth = 1TB/s)"
+        space = space_of(spec_of(GPT, "heads=16", "batch=32", "seq=64", "vocab=256", device))
+        state = schedule_spec(space.file(candidate))
+        stored = {parameter.value for parameter in state.sharded.graph.parameters}
+        gathers = [
+            node
+            for node in state.sharded.graph.nodes
+            if isinstance(node.op, AllGather) and stored.intersection(node.inputs)
+        ]
+        assert gathers
+        decisions.append(all(node.phase is Phase.PROLOGUE for node in gathers))
+        assert space.gathers_once(candidate) == decisions[-1], size
+    assert len(set(decisions)) == 2, decisions
 
 
 TOWERS = """
@@ -792,6 +822,30 @@ def test_imports_stay(tmp_path):
     assert given is not None, diagnostics
     assert (given.axes["batch"].size, given.axes["seq"].size) == (32, 256)
     assert compile_spec(given).mesh.ranks == 16
+
+
+def test_a_search_that_ends_with_its_budget_says_so(capsys):
+    """What was tried of what promised something, and what to give; nothing where all of that was tried."""
+    assert main(["plan", str(GPT), "--within", "3"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    said = r"the budget of 3 s ended the search before all candidates were ([\w, ]+): of (\d+) estimated to fit, (\d+) "
+    found = re.search(said + r"(was|were) compiled; `--within 12` may find faster plans", words)
+    assert found, words
+    assert f" {found[3]} compiled, in" in words
+    assert main(["plan", str(SPECS / "mlp.par"), "--within", "60", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["within"], found["cut_short"]) == (60, [])
+    assert main(["plan", str(GPT), "--within", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["cut_short"]) <= {"bounded", "estimated", "compiled"}
+    assert found["cut_short"]
+    assert found["fitting"] <= found["looked"][1]
+
+
+def test_nothing_found_within_the_budget_is_not_said_to_be_all(capsys):
+    device = "cluster.device=device(flops = 1TFLOP/s, memory = 700MiB, bandwidth = 1TB/s)"
+    assert main(["plan", str(GPT), device, "batch=16", "seq=16384", "--within", "1"]) == 1
+    assert "`--within 4`, since the budget has ended the search" in " ".join(capsys.readouterr().err.split())
 
 
 def test_json(capsys):

@@ -268,7 +268,7 @@ def test_the_json_of_compile_has_the_prediction(capsys: pytest.CaptureFixture[st
     file = file_with("peak_memory <= 1MiB", tmp_path)
     assert main(["compile", file, "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
-    assert out["tokens_per_second"] == pytest.approx(8 / out["step_time"])
+    assert out["rows_per_second"] == pytest.approx(8 / out["step_time"])
     assert 0 < out["mfu"] < 1
     assert 0 <= out["exposed_communication"] < 1
     assert list(out["memory"]) == [*PARTS, HOST]

@@ -86,8 +86,8 @@ MISTAKES = [
     Planted(
         "what-was-gathered-is-kept",
         "runtime/transports/groups.py",
-        "        yield [post(_gather, received.view(-1), sent.rows.view(-1))]\n        sent.free()\n",
-        "        yield [post(_gather, received.view(-1), sent.rows.view(-1))]\n",
+        "        yield [post(all_gather_single, received.view(-1), sent.rows.view(-1))]\n        sent.free()\n",
+        "        yield [post(all_gather_single, received.view(-1), sent.rows.view(-1))]\n",
         HELD,
     ),
     Planted(

@@ -6,6 +6,16 @@ FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 BUFFERS = "tests/compiler/passes/test_buffers.py"
 RESUME = "tests/runtime/checkpoint/test_buffers.py"
 SPLIT = "verify tests/planted/files/buffers.par"
+# Whatever the random data are: signs may be alike.
+BY_SIGN = [
+    f"verify {file} train.seed={seed}"
+    for file in (
+        "tests/planted/files/balanced_by_sign.par",
+        "tests/planted/files/balanced_by_sign.par layout=piped",
+        "specs/zoo/deepseek_v3.par schedule=gpipe(microbatches=2)",
+    )
+    for seed in range(5)
+]
 
 MISTAKES = [
     Planted(
@@ -22,12 +32,15 @@ MISTAKES = [
         "return [node for each in buffers for node in (*self.nodes_of([each]), each.store)]",
         f"{FILE}[buffers]",
     ),
-    Planted(
-        "statistics-of-one-microbatch",
-        "compiler/passes/microbatch.py",
-        'return self._accumulated(f"statistic {value.name}", value, None if value in self.producers else reader)',
-        'self.state[value] = None; return self._accumulated(f"statistic {value.name}", value, None)',
-        SPLIT,
+    *(
+        Planted(
+            f"statistics-of-one-microbatch-{number}",
+            "compiler/passes/microbatch.py",
+            'return self._accumulated(f"{STATISTIC}{value.name}", value, None if value in self.producers else reader)',
+            'self.state[value] = None; return self._accumulated(f"{STATISTIC}{value.name}", value, None)',
+            caught,
+        )
+        for number, caught in enumerate([SPLIT, *BY_SIGN])
     ),
     Planted(
         "ends-of-updates-in-every-microbatch",

@@ -64,6 +64,34 @@ MISTAKES = [
         BITS,
     ),
     Planted(
+        "means-of-what-was-imported-begin-as-zeros",
+        "runtime/checkpoint/checkpoints.py",
+        "if name in saved or name in copies:",
+        "if name in saved:",
+        f"{IMPORTING}::test_any_optimizer_begins_with_what_was_imported_as_with_initial_values",
+    ),
+    Planted(
+        "states-of-what-was-imported-left-as-they-were",
+        "runtime/checkpoint/checkpoints.py",
+        "            into.zero_()\n",
+        "            continue\n",
+        f"{IMPORTING}::test_a_rewind_to_what_was_imported_forgets_what_was_trained",
+    ),
+    Planted(
+        "interleaved-parameters-read-as-blocks",
+        "runtime/checkpoint/foreign.py",
+        "view(*before, outer, -1, *after).narrow(joined.axis + 1, part.start, rows)",
+        "view(*before, 1, -1, *after).narrow(joined.axis + 1, part.start * outer, rows * outer)",
+        "tests/runtime/checkpoint/test_foreign.py::test_joined_parameters_come_out_as_concatenation_says_and_back",
+    ),
+    Planted(
+        "what-an-export-leaves-out-is-not-said",
+        "runtime/checkpoint/foreign.py",
+        "if not torch.equal(made(first, narrow), made(other, narrow)):",
+        "if narrow is None:",
+        "tests/runtime/checkpoint/test_foreign.py::test_a_tensor_may_fill_several_parameters_and_the_first_is_written",
+    ),
+    Planted(
         "parts-of-the-first-rank-read",
         "runtime/checkpoint/checkpoints.py",
         "in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(rank.rank)):",
@@ -201,7 +229,7 @@ MISTAKES = [
     Planted(
         "orders-that-are-a-guess-not-told",
         "runtime/checkpoint/importing.py",
-        'settled = weights is not None or "/" in tensor.parts[0].name',
+        'settled = propose.weights is not None or "/" in tensor.parts[0].name',
         "settled = True",
         f"{IMPORTING}::test_what_is_bound_to_what_is_shown_and_layers_once",
     ),
@@ -214,10 +242,24 @@ MISTAKES = [
     ),
     Planted(
         "axes-proposed-in-the-order-of-ours",
-        "runtime/checkpoint/proposals.py",
-        "for order in permutations(type.names))",
-        "for order in [type.names])",
+        "runtime/checkpoint/matching.py",
+        "for order in permutations(type.names):",
+        "for order in [type.names]:",
         f"{IMPORTING}::test_axes_that_give_a_shape",
+    ),
+    Planted(
+        "names-that-are-as-near-told-apart-by-order",
+        "runtime/checkpoint/matching.py",
+        "if least is not None and [distance for distance, _ in near].count(least[0]) == 1:",
+        "if least is not None:",
+        f"{IMPORTING}::test_where_two_are_as_near_nothing_is_certain",
+    ),
+    Planted(
+        "orders-of-axes-that-fit-as-well-taken-for-certain",
+        "runtime/checkpoint/matching.py",
+        "i not in named or len(orders) > 1)",
+        "i not in named)",
+        f"{IMPORTING}::test_what_is_proposed_without_a_mark_is_right",
     ),
     Planted(
         "files-that-have-grown-seem-whole",
@@ -265,8 +307,8 @@ MISTAKES = [
     Planted(
         "settings-that-are-gone-not-said",
         "runtime/checkpoint/identity.py",
-        "names = [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]",
-        "names = [*wanted.settings]",
+        "names or [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]",
+        "names or [*wanted.settings]",
         f"{IDENTITY}::test_whatever_a_run_does_otherwise_is_said",
     ),
     Planted(

@@ -60,15 +60,15 @@ MISTAKES = [
     Planted(
         "evaluation-of-training-batches",
         "runtime/training.py",
-        "return rank.tensors(dataset.holdout_batch(order[index])) if dataset else {}",
-        "return rank.tensors(dataset.batch(order[index] + 1)) if dataset else {}",
+        "return rank.tensors(dataset.holdout_batch(order[index], rows)) if dataset else {}",
+        "return rank.tensors(dataset.batch(order[index] + 1, rows)) if dataset else {}",
         f"{FILE}[attention]",
     ),
     Planted(
         "evaluation-of-the-first-batch-always",
         "runtime/training.py",
-        "return rank.tensors(dataset.holdout_batch(order[index])) if dataset else {}",
-        "return rank.tensors(dataset.holdout_batch(0)) if dataset else {}",
+        "return rank.tensors(dataset.holdout_batch(order[index], rows)) if dataset else {}",
+        "return rank.tensors(dataset.holdout_batch(0, rows)) if dataset else {}",
         f"{FILE}[tied]",
     ),
     Planted(

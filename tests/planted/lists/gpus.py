@@ -17,8 +17,8 @@ MISTAKES = [
     Planted(
         "statistics-on-the-host",
         "runtime/executor.py",
-        "        vector = torch.zeros(self._width, dtype=torch.float64, device=context.device)",
-        "        vector = torch.zeros(self._width, dtype=torch.float64)",
+        "self._part = torch.zeros(own * program.mesh.groups + 1 + peaks, dtype=torch.float64, device=device)",
+        "self._part = torch.zeros(own * program.mesh.groups + 1 + peaks, dtype=torch.float64)",
         RANKS,
     ),
     Planted(
@@ -74,8 +74,8 @@ MISTAKES = [
     Planted(
         "inputs-from-memory-that-is-not-pinned",
         "runtime/inputs.py",
-        "torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)",
-        "torch.empty(tensor.shape, dtype=tensor.dtype)",
+        "torch.empty(tensor.shape, dtype=dtype, pin_memory=True)",
+        "torch.empty(tensor.shape, dtype=dtype)",
         RANKS,
     ),
     Planted(
@@ -139,14 +139,14 @@ MISTAKES = [
     Planted(
         "copies-that-nothing-waits-for",
         "runtime/streams.py",
-        "            for each in behind:\n                self._current.wait_event(each)\n            waits = own()\n",
-        "            waits = own()\n",
+        "            for each in after:\n                self._current.wait_event(each)\n",
+        "",
         RANKS,
     ),
     Planted(
         "copies-of-what-is-not-computed-yet",
         "runtime/streams.py",
-        "            for each in behind:\n                own.wait_event(each)\n            with torch",
+        "            for each in after:\n                own.wait_event(each)\n            with torch",
         "            with torch",
         RANKS,
     ),

@@ -40,7 +40,7 @@ MISTAKES = [
     Planted(
         "graphs-of-inputs-elsewhere",
         "runtime/inputs.py",
-        "    if into is not None:\n        return into.copy_(tensor, non_blocking=True)\n",
+        "        if part in into:\n            return into[part].copy_(tensor, non_blocking=True)\n",
         "",
         SAME,
     ),

@@ -262,7 +262,7 @@ MISTAKES = [
     Planted(
         "posted-late",
         "compiler/schedules/communication.py",
-        "earliest = min(earliest, max(0, consumed - lookahead))",
+        "earliest = min(earliest, max(0, consumed - 1))",
         "earliest = min(earliest, consumed)",
         COMMUNICATION,
     ),

@@ -13,15 +13,15 @@ MISTAKES = [
     Planted(
         "waits-behind-no-event",
         "compiler/streams.py",
-        "behind = () if post is None or post not in posted else (posted[post],)",
-        "behind = ()",
+        "after = () if post is None or post not in posted else (posted[post],)",
+        "after = ()",
         TINY,
     ),
     Planted(
         "posts-behind-no-event",
         "compiler/streams.py",
-        "found.append(Launch(stream, (last,)))",
-        "found.append(Launch(stream))",
+        "found.append(Launch(stream, (last,), later.get(i)))",
+        "found.append(Launch(stream, (), later.get(i)))",
         TINY,
     ),
     Planted(
@@ -66,11 +66,25 @@ MISTAKES = [
         "return {name: SUMS for name in names}",
         TIED,
     ),
+    Planted(
+        "receives-in-the-way-of-the-next-action",
+        "compiler/streams.py",
+        "                found[i] = action\n",
+        "                pass\n",
+        TIED,
+    ),
+    Planted(
+        "receives-that-are-not-posted-in-time",
+        "compiler/schedules/communication.py",
+        "        _receive_in_time(schedule, outputs, inputs, lines)\n",
+        "",
+        "verify tests/planted/files/v.par",
+    ),
     # ------------------------------------------------------------ the laws
     Planted(
         "posts-that-wait-for-nothing-accepted",
         "compiler/schedules/stream_invariants.py",
-        "elif before[0] < computed:",
+        "elif before[0] < computed[i]:",
         "elif before[0] < 0:",
         LAWS,
     ),
@@ -84,8 +98,8 @@ MISTAKES = [
     Planted(
         "events-that-are-yet-to-come-accepted",
         "compiler/schedules/stream_invariants.py",
-        "if not 0 <= event < i:",
-        "if not 0 <= event < len(program):",
+        "if event >= i or event not in ended:",
+        "if event not in ended:",
         LAWS,
     ),
     Planted(
@@ -105,9 +119,16 @@ MISTAKES = [
     Planted(
         "circles-accepted",
         "compiler/schedules/stream_invariants.py",
-        "    _Device.run(programs, launches)\n",
-        "",
+        "    waiting = _Device.run(programs, list(map(_with_waiting_host, programs, launches)))\n",
+        "    waiting: Sequence[_Device] = ()\n",
         f"{ORDERS}::test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle",
+    ),
+    Planted(
+        "hosts-that-wait-in-a-circle-accepted",
+        "compiler/schedules/stream_invariants.py",
+        "            found[i] = evolve(found[i], after=(*found[i].after, *given))\n",
+        "            found[i] = launches[i]\n",
+        "tests/compiler/schedules/test_waiting_hosts.py",
     ),
     Planted(
         "a-send-that-waits-for-nobody",
@@ -182,14 +203,14 @@ MISTAKES = [
     Planted(
         "no-event-is-waited-for-beside-what-computes",
         "runtime/streams.py",
-        "            for each in behind:\n                own.wait_event(each)\n",
+        "            for each in after:\n                own.wait_event(each)\n",
         "",
         GPU,
     ),
     Planted(
         "what-computes-waits-for-no-event",
         "runtime/streams.py",
-        "            for each in behind:\n                self._current.wait_event(each)\n",
+        "            for each in after:\n                self._current.wait_event(each)\n",
         "",
         GPU,
     ),
@@ -203,8 +224,8 @@ MISTAKES = [
     Planted(
         "what-waits-has-ended-as-it-starts",
         "runtime/streams.py",
-        "            yield from waits\n            if event is not None:\n",
-        "            for _ in waits:\n                break\n            if event is not None:\n",
+        "        yield from waits\n        for each in then:\n",
+        "        for _ in waits:\n            break\n        for each in then:\n",
         GPU,
     ),
     Planted(

@@ -92,4 +92,47 @@ MISTAKES = [
         "for rank, status in found.items()]",
         "tests/runtime/supervision/test_fleet.py::test_a_rank_that_only_lost_another_is_not_to_blame",
     ),
+    Planted(
+        "ctrl-c-in-python-does-not-save",
+        "runtime/trained.py",
+        "Termination(settings is not None, numbers",
+        "Termination(False, numbers",
+        "tests/runtime/checkpoint/test_from_python.py"
+        "::test_the_first_ctrl_c_saves_the_step_in_progress_and_the_second_does_not_wait",
+    ),
+    Planted(
+        "a-picture-asks-the-schedule-about-ranks-of-the-mesh",
+        "cli/pictures/picture.py",
+        "interval.rank if self.mesh is None else self.mesh.pipe_rank(interval.rank)",
+        "interval.rank",
+        "tests/runtime/tracing/test_trace.py::test_a_measured_run_is_drawn_with_a_row_for_each_rank_of_any_mesh",
+    ),
+    Planted(
+        "processes-take-no-memory",
+        "cli/training/room.py",
+        "if tensors + processes <= memory:",
+        "if tensors <= memory:",
+        "tests/runtime/test_limits.py::test_what_does_not_fit_the_memory_is_refused_before_a_rank_starts",
+    ),
+    Planted(
+        "limits-of-groups-around-a-job-forgotten",
+        "runtime/supervision/capacity.py",
+        "yield from (own, *(each for each in own.parents if each.is_relative_to(root)))",
+        "yield own",
+        "tests/runtime/supervision/test_capacity.py::test_limits_of_control_groups",
+    ),
+    Planted(
+        "ranks-that-take-turns-called-slow",
+        "runtime/pace.py",
+        "if counts[place] > number)",
+        "if counts[place] > 1000 * number)",
+        "tests/runtime/test_pace.py::test_what_differs_little_or_seldom_is_not",
+    ),
+    Planted(
+        "functions-advise-options",
+        "api/__init__.py",
+        "@called_from_python()\ndef train(",
+        "def train(",
+        "tests/api/test_advice.py::test_python_code_that_is_not_allowed",
+    ),
 ]

@@ -124,7 +124,7 @@ def test_what_has_no_manifest_is_no_commit_and_goes_at_the_next_start(server: S3
     assert steps_in(PLACE) == [2]
     resumed = trained(small("train.steps=2", saving(), *ONE), tmp_path)
     assert resumed.found is not None
-    assert (resumed.found.step, resumed.said) == (2, [])
+    assert (resumed.found.step, resumed.codes) == (2, ["W0810"])
     assert left
     assert not set(left) & set(server.names())
 

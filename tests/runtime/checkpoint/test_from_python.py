@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -210,6 +211,34 @@ def test_a_run_that_is_interrupted_leaves_nothing_behind_but_its_checkpoint(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert partita.train("m.par").resumed == 2
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_first_ctrl_c_saves_the_step_in_progress_and_the_second_does_not_wait(folder: Path, times: int):
+    """In a notebook, from another thread or process. What is said to be saved is, and the same call goes on."""
+
+    def press(record: dict[str, object]) -> None:
+        if record["step"] == 3:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    rare = {"train.checkpoint": "every(100)"}
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        partita.train("m.par", *QUIET, rare, on_step=press)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert str(interrupted.value) == ("saved step 4; the same call goes on" if times == 1 else "")
+    assert steps_in(Path("runs/m/checkpoints")) == ([4] if times == 1 else [])
+    assert partita.train("m.par", *QUIET, rare).resumed == (4 if times == 1 else None)
+
+
+def test_without_checkpoints_ctrl_c_does_not_wait(folder: Path):
+    def press(record: dict[str, object]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("training goes on")
+
+    with pytest.raises(KeyboardInterrupt):
+        partita.train("plain.par", *QUIET, on_step=press)
 
 
 def test_threads_are_as_they_were(folder: Path, monkeypatch: pytest.MonkeyPatch):

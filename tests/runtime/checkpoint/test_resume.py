@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -205,10 +207,42 @@ def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     whole = computed(tmp_path / "whole")
     parts = [each for each in computed(tmp_path / "parts") if not (each["step"] == 4 and "eval_loss" in each)]
     assert parts == whole
-    status, out, _ = partita(capsys, *run, "--run-dir", "parts")
+    status, _, err = partita(capsys, *run, "--run-dir", "parts")
     assert status == 0
-    assert "step 6/6  the run is already finished" in out
+    assert "warning[W0810]: the run is already finished: its last checkpoint is of step 6 of 6" in err
     assert len(computed(tmp_path / "parts")) == len(whole) + 1
+
+
+@pytest.mark.parametrize("where", ["", "parts", "some parts", "."])
+def test_a_finished_run_says_how_to_go_on_and_how_to_begin_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
+):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("m.par").write_text(TEXT)
+    run = ["run", "m.par", "--transport", "virtual", "train.checkpoint=every(4)", *(["--run-dir", where] * bool(where))]
+    assert partita(capsys, *run)[0] == 0
+    _, _, err = partita(capsys, *run)
+    found = re.search(r"to go on: `(.*)`; to begin anew: `(.*)`", err)
+    assert found is not None, err
+    status, out, err = partita(capsys, *run, *shlex.split(found[1]))
+    assert (status, "W0810" in err, "step 7/12" in out) == (0, False, True), out
+    status, out, err = partita(capsys, *run, *shlex.split(found[2]))
+    assert (status, "W0810" in err, "step 1/6" in out) == (0, False, True), out
+
+
+def test_a_finished_run_says_how_to_begin_anew_beside_a_directory_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("m.par").write_text(TEXT)
+    run = ["run", "m.par", "--transport", "virtual", 'train.checkpoint=every(4, dir = "my saves")']
+    assert partita(capsys, *run)[0] == 0
+    _, _, err = partita(capsys, *run)
+    found = re.search(r"to begin anew: `(.*)`", err)
+    assert found is not None, err
+    assert subprocess.run(shlex.split(found[1])).returncode == 0
+    assert "step 1/6" in partita(capsys, *run)[1]
 
 
 def test_an_override_of_a_constant_is_another_model_by_the_same_text(tmp_path: Path):

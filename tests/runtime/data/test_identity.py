@@ -209,21 +209,22 @@ def test_a_run_does_not_go_on_with_other_data(
     assert run(capsys, "train.steps=7") == (0, "")
 
 
-def test_other_data_in_the_file_is_another_setting(
+def test_other_files_of_the_entry_are_other_data_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path, 'text("a.txt")')
     assert run(capsys)[0] == 0
     status, said = run(capsys, "train.steps=5", 'train.data=text("b.txt")')
+    assert (status, said.count("E0815")) == (1, 1)
+    assert "  = data was text(glob = a.txt" in said
+    assert "  = `a.txt` is missing\n" in said
+    assert "  = `b.txt` is new\n" in said
+    status, said = run(capsys, "train.steps=5", 'train.data=text("b.txt")', "--changed-data")
     assert (status, said.count("W0804")) == (0, 1)
-    assert "error" not in said
-    # But a file that both have is still to be the same.
-    (tmp_path / "b.txt").write_bytes(b"x" * 520)
-    status, said = run(capsys, "train.steps=6", 'train.data=text("*.txt")')
-    assert status == 1
-    assert "`b.txt` has different content" in said
-    assert "a.txt" not in said
+    # How the same files are read is a setting.
+    status, said = run(capsys, "train.steps=6", 'train.data=text("b.txt", holdout = 25%)')
+    assert (status, said.count("W0804"), "error" in said) == (0, 1, False)
 
 
 def test_the_supervisor_says_it_before_it_starts_a_rank(

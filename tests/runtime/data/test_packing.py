@@ -159,7 +159,6 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path):
     [
         (1, 0.1, "evaluate data of its own: `eval = every(…, data = …)`; or use more documents"),
         (3, 0.05, "`holdout = 33%`, or evaluate data of its own: `eval = every(…, data = …)`"),
-        (3, 0.0, "`holdout = 33%`, or evaluate data of its own: `eval = every(…, data = …)`"),
     ],
 )
 def test_a_holdout_of_documents_that_would_do_is_named(documents: int, holdout: float, help: str, tmp_path: Path):

@@ -87,11 +87,11 @@ def steps(transport: Transport, mesh: Mesh, found: dict[str, list[str]]) -> Iter
         while not posted[name].done():
             yield
         found[f"{mesh} {name}"] = digest(posted[name].result())
-    total = torch.tensor([0.1 * (transport.rank + 1)])
-    handle = transport.sum_over_ranks(total)
+    handle = transport.gather_over_ranks(torch.tensor([0.1 * (transport.rank + 1)]))
     while not handle.done():
         yield
-    found[f"{mesh} total"] = digest((total,))
+    (parts,) = handle.result()
+    found[f"{mesh} total"] = digest((parts, parts.sum(0)))
 
 
 def main() -> None:

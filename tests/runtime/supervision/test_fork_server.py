@@ -26,11 +26,13 @@ def server() -> Iterator[ForkServer]:
         yield found
 
 
-def forked(server: ForkServer, *arguments: str, inherited: tuple[int, ...] = (), **variables: str) -> Forked:
+def forked(
+    server: ForkServer, *arguments: str, inherited: tuple[int, ...] = (), group: int = 0, **variables: str
+) -> Forked:
     command = [*COMMAND, *arguments]
     assert server.can_start(command, inherited)
     own = {**os.environ, RANK: "3", **variables}
-    return server.start(command, own, inherited, os.getpgid(0), sorted(os.sched_getaffinity(0))[:1])
+    return server.start(command, own, inherited, group or os.getpgid(0), sorted(os.sched_getaffinity(0))[:1])
 
 
 def until_forked(process: Forked) -> None:
@@ -64,6 +66,14 @@ def test_what_it_says_comes_by_its_own_pipe(server: ForkServer) -> None:
     process = forked(server, "check")
     assert process.wait() == 2
     assert b"required: FILE" in process.stderr.read()
+
+
+def test_one_whose_group_is_gone_ends_without_a_word(server: ForkServer) -> None:
+    leader = subprocess.Popen([sys.executable, "-c", ""], process_group=0)
+    leader.wait()
+    process = forked(server, "check", group=leader.pid)
+    assert process.wait() == 1
+    assert process.stderr.read() == b""
 
 
 def test_one_that_is_killed_before_it_is_forked_ends_the_server() -> None:

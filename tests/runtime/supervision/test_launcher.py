@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +41,13 @@ class Run:
     """A running supervisor and its ranks."""
 
     def __init__(
-        self, folder: Path, program: str, ranks: int, prefix: tuple[str, ...] = (), grace: float = GRACE_SECONDS
+        self,
+        folder: Path,
+        program: str,
+        ranks: int,
+        prefix: tuple[str, ...] = (),
+        grace: float = GRACE_SECONDS,
+        saves: bool | None = None,
     ) -> None:
         self.folder = folder
         self.ranks = ranks
@@ -49,7 +57,7 @@ class Run:
         self.process = subprocess.Popen(
             [*prefix, sys.executable, SUPERVISE, str(ranks), str(grace), "program.py"],
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(self.temporary)},
+            env={**os.environ, "TMPDIR": str(self.temporary), "SAVES": json.dumps(saves)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,8 +105,8 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="lo
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def begin(program: str, ranks: int = 2, prefix: tuple[str, ...] = (), grace: float = GRACE_SECONDS) -> Run:
-        runs.append(Run(tmp_path, program, ranks, prefix, grace))
+    def begin(program: str, ranks: int = 2, **options: Any) -> Run:
+        runs.append(Run(tmp_path, program, ranks, **options))
         return runs[-1]
 
     yield begin
@@ -180,16 +188,30 @@ def test_a_signal_ends_all_ranks_with_one_line(
     assert run.finish() == (128 + number, f"partita: {line}\n")
 
 
-def test_a_second_signal_does_not_wait_for_the_stubborn(start: Callable[..., Run]) -> None:
+@pytest.mark.parametrize(
+    ("number", "saves", "line"),
+    [(signal.SIGTERM, None, "ended by SIGTERM"), (signal.SIGINT, True, "interrupted")],
+    ids=["TERM", "INT"],
+)
+def test_a_second_signal_does_not_wait_for_the_stubborn(
+    start: Callable[..., Run], number: signal.Signals, saves: bool | None, line: str
+) -> None:
     # The second rank leaves at the first signal, and with it a sign that the supervisor has passed it on. The grace is
     # longer than this test waits.
-    run = start(STUBBORN.replace("signal.signal", "if rank == 0: signal.signal"), grace=2 * PATIENCE)
+    run = start(STUBBORN.replace("signal.signal", "if rank == 0: signal.signal"), grace=2 * PATIENCE, saves=saves)
     pids = run.wait_ready()
-    run.process.send_signal(signal.SIGTERM)
+    run.process.send_signal(number)
     wait_until(lambda: not alive(pids[1]), "the first signal arrives")
     assert alive(pids[0])
     run.process.send_signal(signal.SIGINT)
-    assert run.finish() == (143, "partita: ended by SIGTERM\n")
+    assert run.finish() == (128 + number, f"partita: {line}\n")
+
+
+def test_what_does_not_save_ends_at_the_first_ctrl_c_and_says_so(start: Callable[..., Run]) -> None:
+    run = start(STUBBORN, grace=2 * PATIENCE, saves=False)
+    run.wait_ready()
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish() == (130, "partita: interrupted: nothing is saved\n")
 
 
 def test_ctrl_c_of_a_terminal_reaches_the_supervisor_only(start: Callable[..., Run]) -> None:

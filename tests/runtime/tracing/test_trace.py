@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.cli import measured
 from partita.cli.main import main
 from partita.compiler.instructions import Compute, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.program import Program
@@ -29,16 +30,20 @@ from tests.files import SPECS, checked
 
 TINY = SPECS / "tiny.par"
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8"]
-COLUMNS = (
-    TINY.read_text()
-    .replace("laptop(pipe = 2)", "laptop(data = 2, pipe = 2)")
-    .replace("stage layer", "shard batch -> data  stage layer")
-)
+# Meshes of more ranks than stages, with the pipeline first, last and between: the axes, and the layout's rules.
+MESHES = {
+    "data = 2, pipe = 2": "shard batch -> data",
+    "pipe = 2, data = 2": "shard batch -> data",
+    "data = 2, pipe = 2, tensor = 2": "shard batch -> data  shard ffn -> tensor",
+    "pipe = 2, data = 2, tensor = 2": "shard batch -> data  shard ffn -> tensor",
+    "data = 2, tensor = 2, pipe = 2": "shard batch -> data  shard ffn -> tensor",
+}
 
 
-def program(*overrides: str) -> Program:
-    spec = checked(COLUMNS, "columns.par", ["batch=16", *SMALL[1:], *overrides])
-    return prepare(spec).program
+def program(*overrides: str, mesh: str = "data = 2, pipe = 2", rules: str = "") -> Program:
+    text = TINY.read_text().replace("laptop(pipe = 2)", f"laptop({mesh})")
+    text = text.replace("stage layer", f"{MESHES[mesh]}  {rules}  stage layer")
+    return prepare(checked(text, "columns.par", ["batch=16", *SMALL[1:], *overrides])).program
 
 
 # ---------------------------------------------------------------- costs → marks → costs
@@ -99,10 +104,10 @@ def test_the_simulation_from_the_costs_of_a_simulated_run_is_that_run(run):
     assert [step.start for step in found.steps] == pytest.approx([0.0, 100.0, 200.0])
     assert abs(found.difference) < 1e-6
     for step in found.steps:
-        for measured, simulated in zip(step.timeline.actions, found.simulated.actions, strict=True):
-            assert [each.work for each in measured] == [each.work for each in simulated]
+        for taken, simulated in zip(step.timeline.actions, found.simulated.actions, strict=True):
+            assert [each.work for each in taken] == [each.work for each in simulated]
             for key in ("rank", "start", "end"):
-                assert [getattr(e, key) for e in measured] == pytest.approx([getattr(e, key) for e in simulated])
+                assert [getattr(e, key) for e in taken] == pytest.approx([getattr(e, key) for e in simulated])
         assert step.timeline.transfers.keys() == found.simulated.transfers.keys()
 
 
@@ -135,6 +140,27 @@ def test_costs_are_those_of_the_middle_half_of_the_steps():
         assert sum(interval.duration for interval in line) == pytest.approx(4.5 * (counted + 4))
     assert found.seconds == pytest.approx(4.5 * (count - 1))
     assert found.typical.number in (3, 5)
+
+
+# ---------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize("sync", ["none", "local(groups = 2, every = 2)"])
+@pytest.mark.parametrize("rules", ["", "shard vocab -> pipe"])
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_measured_run_is_drawn_with_a_row_for_each_rank_of_any_mesh(tmp_path: Path, capsys, mesh, rules, sync):
+    made = program(f"train.sync={sync}", "schedule=one_f_one_b", mesh=mesh, rules=rules)
+    ranks = range(made.mesh.ranks)
+    for rank in ranks:
+        count = len(made.ranks[made.mesh.pipe_rank(rank)].instructions) + stopwatch.MARKS_OF_A_STEP
+        times = np.arange(3 * count, dtype=np.int64).reshape(3, count) * 10**6
+        Marks((2, 3, 4), times, "machine").write(path_of(tmp_path, rank))
+    measured.draw(tmp_path, made)
+    assert "measured step" in capsys.readouterr().out
+    texts = Counter(e.text for e in ElementTree.parse(tmp_path / "timeline.svg").iter() if e.text is not None)
+    assert [texts[f"rank {rank}"] for rank in ranks] == [2] * len(ranks), "measured and simulated"
+    texts = {text.rstrip("0123456789") for text in texts if text}
+    assert ({"S", "T"} <= texts) == bool(rules), "the passes over a vocabulary that the pipeline shares"
 
 
 # ---------------------------------------------------------------- marks
@@ -251,6 +277,7 @@ def test_torchrun_hands_the_option_over(tmp_path: Path):
         (["--trace=t", "--transport", "virtual"], "--transport virtual runs them one after another"),
         (["--trace=t", "train.steps=1"], "raise train.steps"),
         (["--trace=tiny.par/t"], "cannot write to tiny.par/t"),
+        (["--trace=t", "train.sync=local(groups = 2, every = 2)", "batch=16"], "each trains 2"),
     ],
 )
 def test_what_cannot_be_traced_is_said(tmp_path: Path, monkeypatch, capsys, arguments, message):
@@ -261,8 +288,6 @@ def test_what_cannot_be_traced_is_said(tmp_path: Path, monkeypatch, capsys, argu
 
 
 def test_a_trace_that_is_not_whole_is_not_drawn(tmp_path: Path, capsys):
-    from partita.cli import measured
-
     measured.draw(tmp_path, program())
     assert "has no rank-0.npz and 3 more" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

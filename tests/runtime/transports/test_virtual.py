@@ -19,7 +19,7 @@ from partita.compiler.mesh import Mesh
 from partita.runtime.transports.lines import BufferReused, CommunicationError, Deadlock, Mismatch, UnmatchedOperation
 from partita.runtime.transports.virtual import VirtualCluster
 
-LINE = "the sum"
+LINE = "all ranks"
 Operation = tuple[str, Channel | str, int]  # ("post" or "wait", what, index of the post on it)
 Program = list[list[Operation]]
 
@@ -35,7 +35,7 @@ def step(cluster: VirtualCluster, rank: int, program: list[Operation], seen: lis
         if kind == "post":
             if what == LINE:
                 tensor = torch.tensor([value(what, index, rank)])
-                posts[what, index] = transport.sum_over_ranks(tensor), tensor
+                posts[what, index] = transport.gather_over_ranks(tensor), tensor
             elif what.source == rank:
                 tensor = torch.tensor([value(what, index, rank)])
                 posts[what, index] = transport.send(what, tensor), tensor
@@ -46,7 +46,9 @@ def step(cluster: VirtualCluster, rank: int, program: list[Operation], seen: lis
             handle, tensor = posts[what, index]
             while not handle.done():
                 yield
-            if what == LINE or what.destination == rank:
+            if what == LINE:
+                seen.append((rank, what, index, handle.result()[0].sum().item()))
+            elif what.destination == rank:
                 seen.append((rank, what, index, tensor.item()))
 
 

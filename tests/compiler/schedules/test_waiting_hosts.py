@@ -1,0 +1,119 @@
+"""Hosts that wait for their devices in actions: whatever schedule it is, all ranks get to the end (invariant 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, evolve, field
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from partita.compiler.instructions import Compute, Instruction, PostReceive, PostSend
+from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.registry import make
+from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.stream_invariants import check_launches
+from partita.compiler.streams import START, Launch, enqueued, launches_of
+from partita.dsl.diagnostic import Refused
+from partita.testing import messages, schedules
+
+
+@define(eq=False)
+class Machine:
+    """A rank: its host has given `queues` what is in `order` before `next`, and goes on behind an action only once they
+    are empty.
+    """
+
+    program: Sequence[Instruction]
+    launches: Sequence[Launch]
+    next: int = 0
+    queues: dict[str, list[int]] = field(factory=dict)
+    ended: set[int] = field(factory=lambda: {START})
+
+    def give(self) -> bool:
+        """Let the host go on. Whether it could."""
+        order, before = enqueued(self.launches), self.next
+        while self.next < len(order) and not (
+            self.next and isinstance(self.program[order[self.next - 1]], Compute) and any(self.queues.values())
+        ):
+            self.queues.setdefault(self.launches[order[self.next]].stream, []).append(order[self.next])
+            self.next += 1
+        return self.next > before
+
+    def ready(self) -> dict[object, list[int]]:
+        """What is first on its stream and behind nothing that has not ended: by the transfer, or by None."""
+        found: dict[object, list[int]] = {}
+        for queue in self.queues.values():
+            if queue and self.ended.issuperset(self.launches[queue[0]].after):
+                first = self.program[queue[0]]
+                of = first.transfer if isinstance(first, (PostSend, PostReceive)) else None
+                found.setdefault(of, []).append(queue[0])
+        return found
+
+    def end(self, i: int) -> None:
+        self.queues[self.launches[i].stream].remove(i)
+        self.ended.add(i)
+
+
+def ends(programs: Sequence[Sequence[Instruction]], launches: Sequence[Sequence[Launch]]) -> bool:
+    """Whether all ranks get to the end, if hosts wait in each action."""
+    machines = [Machine(*each) for each in zip(programs, launches, strict=True)]
+    moved = True
+    while moved:
+        moved = sum(machine.give() for machine in machines) > 0
+        peers: dict[object, list[tuple[Machine, int]]] = {}
+        for machine in machines:
+            for of, found in machine.ready().items():
+                for i in found:
+                    if of is None:
+                        machine.end(i)
+                        moved = True
+                    else:
+                        peers.setdefault(of, []).append((machine, i))
+        for both in peers.values():
+            if len(both) == 2:
+                for machine, i in both:
+                    machine.end(i)
+                moved = True
+    return all(len(machine.ended) == len(machine.program) + 1 for machine in machines)
+
+
+def accepted(programs: Sequence[Sequence[Instruction]], launches: Sequence[Sequence[Launch]]) -> bool:
+    try:
+        check_launches(programs, launches, {})
+    except Refused:
+        return False
+    return True
+
+
+@given(schedules(), st.data())
+def test_every_schedule_gets_to_the_end(schedule: Schedule, data: st.DataObject):
+    programs = communicate(schedule, data.draw(messages(schedule.stages)))
+    launches = [launches_of(own) for own in programs]
+    check_launches(programs, launches, {})
+    assert ends(programs, launches)
+
+
+@given(schedules(), st.data())
+def test_what_is_lawful_gets_to_the_end_and_nothing_else(schedule: Schedule, data: st.DataObject):
+    """With some receives in the way of the next action, as all would be without `Launch.behind`."""
+    programs = communicate(schedule, default_messages(schedule.stages))
+    chance = data.draw(st.sampled_from([0, 1, 2]))
+    at_once = st.booleans() if chance == 1 else st.just(chance == 2)
+    launches = [
+        [
+            evolve(each, behind=None) if each.behind is not None and data.draw(at_once) else each
+            for each in launches_of(own)
+        ]
+        for own in programs
+    ]
+    lawful = accepted(programs, launches)
+    event("lawful" if lawful else "refused")
+    assert lawful == ends(programs, launches)
+
+
+def test_receives_in_the_way_of_the_next_action_are_refused():
+    schedule = make("interleaved_1f1b", 2, 2, 4)
+    programs = communicate(schedule, default_messages(4))
+    launches = [[evolve(each, behind=None) for each in launches_of(own)] for own in programs]
+    assert not ends(programs, launches)
