@@ -16,6 +16,7 @@ from partita.dsl.axes import Axes
 from partita.dsl.declarations import gather
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.divisibility import report_misfits
+from partita.dsl.ignored import report_miscounted
 from partita.dsl.known import CheckContext
 from partita.dsl.models import Models
 from partita.dsl.operations import Operations
@@ -118,6 +119,7 @@ def _check(
     for model in checked.values():
         if model is not None:
             report_unreached(model, declarations.optimizers.values(), report)
+            report_miscounted(model, report)
     if None in axes.numbers.values():
         return None  # reported, and settings may need it
     plans = Plans(declarations, axes, checked, chosen, report, attached)

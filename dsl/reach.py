@@ -86,7 +86,7 @@ class _Reach:
         if key not in self.known:
             live, first = set(wanted), len(body.types)
             for step in reversed(body.steps):
-                count = _result_count(step)
+                count = spec.result_count(step)
                 first -= count
                 results = [i for i in range(count) if first + i in live]
                 found = self.step(step, results, path)
@@ -107,7 +107,7 @@ class _Reach:
                     found[number] = self.training
                 elif isinstance(step, spec.Apply) and step.function == "logical_not" and step.operands[0] in found:
                     found[number] = not found[step.operands[0]]
-                number += _result_count(step)
+                number += spec.result_count(step)
             self.known_modes[id(body)] = found
         return self.known_modes[id(body)]
 
@@ -171,12 +171,6 @@ class _Reach:
             first = start + (first - start) % (len(needed) - start)
         captured = frozenset(i for inputs in needed for i in inputs if i >= len(step.carried))
         return captured | frozenset(i for i in needed[first] if i < len(step.carried))
-
-
-def _result_count(step: spec.Step) -> int:
-    if isinstance(step, spec.CallBlock):
-        return len(step.body.results)
-    return len(step.carried) if isinstance(step, spec.Repeat | spec.Scan) else 1
 
 
 def _values(operands: Iterable[spec.Operand]) -> list[int]:

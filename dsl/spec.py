@@ -184,6 +184,13 @@ class Scan:
 Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat | Scan
 
 
+def result_count(step: Step) -> int:
+    """The number of values that a step adds to its body."""
+    if isinstance(step, CallBlock):
+        return len(step.body.results)
+    return len(step.carried) if isinstance(step, Repeat | Scan) else 1
+
+
 @frozen(eq=False)
 class Update:
     """What a buffer, the result of a step of the same body, is after a training step."""

@@ -235,8 +235,8 @@ MISTAKES = [
     Planted(
         "accuracy-of-sums",
         "compiler/passes/functions.py",
-        "return _mean(site.build, cast(site.build, right, dtype), right.type.names, site.name)",
-        "return total(site.build, cast(site.build, right, dtype), right.type.names, dtype, site.name)",
+        "        return _mean(build, each, each.type.names, site.name)\n    (weight,)",
+        "        return total(build, each, each.type.names, each.type.dtype, site.name)\n    (weight,)",
         f"{FILE}[axes]",
     ),
     Planted(

@@ -25,6 +25,7 @@ model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
   let logits = dot(x, table, over = embed)
   loss cross_entropy(logits, targets, over = vocab IGNORE)
   metric perplexity = exp(cross_entropy(logits, targets, over = vocab IGNORE))
+  metric right = accuracy(logits, targets, over = vocab IGNORE)
   metric largest = max(x, over = [batch, seq, embed])
   metric below = max(0.0 - 1.0 - x * x, over = [batch, seq, embed])
   metric spread = sqrt(mean(x * x))
