@@ -334,7 +334,15 @@ def _build(state: Configured) -> Built:
         warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
         warnings += rounded(forward)
         forward = _stored(found.graph, found.updates, found.updates)
-        return extended(Built, state, forward=forward, rules=found.rules, updates=found.updates, warnings=warnings)
+        return extended(
+            Built,
+            state,
+            forward=forward,
+            rules=found.rules,
+            unfit=found.unfit,
+            updates=found.updates,
+            warnings=warnings,
+        )
     if state.beside is not None:
         updates, trained = state.beside.updates, {p.name for p in state.beside.forward.parameters if p.trained}
         return extended(Built, state, forward=_stored(forward, trained, updates), updates=updates)
