@@ -207,6 +207,7 @@ CODES: dict[str, Code] = {
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0202": Code("ignored targets counted", "An `accuracy` counts targets that each `cross_entropy` of the same targets ignores. No logits are right for these, so it is too low.", "`accuracy(logits, targets, over = vocab, ignore = -1)`; or `weights =`, if only some of them are to count."),
+    "W0203": Code("documents see each other", "With `pack = true`, rows are filled with several documents, and this operation along the sequence mixes them: nothing that is computed from `segments` or `positions` reaches it.", "`attend(…, segments = segments)`; `where(positions == 0, 0.0, a)` as the factor of a recurrence."),
     "W0301": Code("rule never applies", "This rule of a layout or an optimizer applies to no tensor of the model.", "Remove it, or move it before the rule that shadows it."),
     "W0302": Code("redundant computation", "A mesh axis splits only stored tensors, and no computed value: its ranks all compute the same.", "Split the batch over it: `shard batch -> data`."),
     "W0303": Code("scores are materialized", "No fused attention kernel supports everything that this call asks for, so the whole matrix of scores, queries × keys, is held in memory. The results are the same.", "Leave out what the message names, or shorten the sequence."),

@@ -21,6 +21,7 @@ from partita.dsl.known import CheckContext
 from partita.dsl.models import Models
 from partita.dsl.operations import Operations
 from partita.dsl.overrides import apply_overrides
+from partita.dsl.packing import report_leaks
 from partita.dsl.plans import Plans
 from partita.dsl.reach import report_unreached
 from partita.dsl.reader import Reader, source_of
@@ -126,6 +127,8 @@ def _check(
     found = plans.whole()
     if found is not None and fitting:
         report_misfits(found, report)
+    if found is not None:
+        report_leaks(found, report)
     if not report.errors:
         report_unused(known, plans.used(), chosen.kinds, report)
     return found

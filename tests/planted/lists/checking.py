@@ -61,4 +61,18 @@ MISTAKES = [
         'name.endswith(".".join(path))',
         "tests/compiler/test_naming.py",
     ),
+    Planted(
+        "any-condition-keeps-documents-apart",
+        "dsl/packing.py",
+        "each.mark or (each.marked and not type.is_float)",
+        "each.marked",
+        "tests/dsl/test_packing.py",
+    ),
+    Planted(
+        "a-carried-state-never-begins-anew",
+        "dsl/packing.py",
+        "Followed(leaks=each.leaks | {number})",
+        "Followed(leaks=each.leaks)",
+        "tests/dsl/test_packing.py",
+    ),
 ]
