@@ -77,7 +77,7 @@ CODES: dict[str, Code] = {
     "E0223": Code("invalid arrow", "Arrows rename or resize axes; the function determines how many it takes, and which side is a list.", "`split(x, embed -> [heads, key])`"),
     "E0224": Code("invalid arithmetic", "A division by zero, a root of a negative number, or a result that is too large or too close to zero.", "Check the numbers."),
     "E0225": Code("invalid update", "`update` gives a buffer its value after the step. The buffer is declared in the same body, and has one update.", "`buffer count: [] ~ zeros()`, then `update count = count + 1`."),
-    "E0226": Code("invalid output", "An output has a unique name, at the top level of a model. A block that only outputs call cannot have parameters: nothing would train them.", "`output logits = dot(x, head, over = embed)`"),
+    "E0226": Code("invalid output", "An output has a unique name, at the top level of a model. A block that an output calls cannot have parameters of its own: bound by `let`, they are the model's, to be trained or frozen.", "`output logits = dot(x, head, over = embed)`"),
     "E0227": Code("invalid scan", "A `scan` carries names that are bound before it, without its axis, and rebound inside. Its body sees one position of the axis, so no tensor in it has that axis.", "`let h = zeros([batch, inner])`, then `scan seq { let h = cell(h, x) }`."),
     # ------------------------------------------------------------ declarations and settings
     "E0301": Code("declared twice", "Two declarations of the same kind have the same name, or an axis and a constant have; a file has one `train`.", "Rename one of them."),
@@ -111,7 +111,7 @@ CODES: dict[str, Code] = {
     "E0405": Code("value flows backwards", "A value is produced on a later stage than one that reads it.", "Change the `place` rule."),
     "E0406": Code("batch does not divide evenly", "The batch axis must be divisible by the number of microbatches, and that of a sequence by the number of slices.", "`axis batch = 32` with `microbatches = 8`."),
     "E0407": Code("loss cannot be split", "After the reduction over the batch the loss may only be scaled or added to, so that microbatches can be summed. In slices of a sequence, a position may depend on earlier ones only, by causal attention.", "Move the nonlinear part into a metric; cut the batch alone."),
-    "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and was probably forgotten. One that an optimizer freezes may be used without a gradient.", "Use it, remove it, or freeze it."),
+    "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and was probably forgotten. One that an optimizer freezes may be used without a gradient: by the loss, a metric, an output, or the update of a buffer.", "Use it, remove it, or freeze it."),
     "E0409": Code("rule matches nothing", "A path of a `place`, `recompute` or `offload` rule does not name a part of the model, or a path of an optimizer's rule names no parameter.", "Check the spelling."),
     "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
     "E0411": Code("size does not divide evenly", "An axis that a rule splits must be divisible by the sizes of its mesh axes, after the batch is split into microbatches.", "Choose sizes of the axis and of the mesh that divide evenly."),

@@ -75,4 +75,11 @@ MISTAKES = [
         "Followed(leaks=each.leaks)",
         "tests/dsl/test_packing.py",
     ),
+    Planted(
+        "what-only-evaluation-reads-is-unused",
+        "dsl/reach.py",
+        "for training in (True, False):",
+        "for training in (True,):",
+        "tests/training/test_frozen.py::test_what_is_frozen_may_be_read_by_anything[evaluation-whole]",
+    ),
 ]
