@@ -361,7 +361,8 @@ def _of_a_group(state: Configured, model: language.Model) -> language.Model:
     """The model with the rows of one of the groups that train apart; those of the batch, if none do."""
     if state.groups is None or state.groups.count == 1:
         return model
-    return with_larger_batch(model, state.batch, Fraction(1, state.groups.count))
+    because = f"each of the {state.groups.count} groups of `sync` has a part of them"
+    return with_larger_batch(model, state.batch, Fraction(1, state.groups.count), because)
 
 
 def _ordered(state: Built, graph: Graph) -> Graph:

@@ -162,6 +162,7 @@ class Models:
             outputs,
             answering.body,
             operations=self._operations(answering.body),
+            formulas=dict(self.known.axes.formulas),
         )
 
     def _operations(self, body: spec.Body) -> dict[str, spec.Operation]:

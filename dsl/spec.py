@@ -267,7 +267,8 @@ class Model:
     """A model: its body's inputs are bound by name to what `train.data` yields. `loss` is a scalar float.
 
     `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`: the
-    body, and what is computed for them alone. `operations` are the file's own that it uses.
+    body, and what is computed for them alone. `operations` are the file's own that it uses, `formulas` those of the
+    axes that the file computes from others.
     """
 
     name: str
@@ -280,6 +281,7 @@ class Model:
     outputs: tuple[tuple[str, int], ...] = ()
     answering: Body = field(default=Factory(lambda self: self.body, takes_self=True))
     operations: Mapping[str, Operation] = field(factory=dict)
+    formulas: Mapping[str, Size | Formula] = field(factory=dict)
 
     def __repr__(self) -> str:
         return outline("Model", self.name, (count(len(self.body.inputs), "input"), count(self.nodes, "step")))

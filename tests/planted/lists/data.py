@@ -424,16 +424,23 @@ MISTAKES = [
     Planted(
         "parameters-with-a-row-each-resized",
         "compiler/passes/larger_batch.py",
-        "if batch in axes.parameters or any(",
-        "if any(",
+        "if not self.sizes.keys().isdisjoint(parameter.type.names):",
+        "if False:",
         "tests/compiler/passes/test_larger_batch.py::test_what_depends_on_their_number_is_refused",
     ),
     Planted(
         "sizes-that-depend-on-the-batch-kept",
         "compiler/passes/larger_batch.py",
-        "if batch in axes.parameters or any(batch in (each.whole, *each.parts) for each in axes.relations):",
-        "if batch in axes.parameters:",
-        "tests/compiler/passes/test_larger_batch.py::test_what_depends_on_their_number_is_refused",
+        "if implied not in (None, self.known[whole]) and whole not in self.sizes:",
+        "if False:",
+        "tests/compiler/passes/test_larger_batch.py::test_what_is_made_of_rows_follows_their_number",
+    ),
+    Planted(
+        "other-rows-paired-in-a-smaller-batch",
+        "compiler/passes/larger_batch.py",
+        'if step.function != "split" or self.sizes.keys().isdisjoint(parts[1:]):',
+        "if True:",
+        "tests/compiler/passes/test_larger_batch.py::test_what_does_not_keep_rows_together_is_named",
     ),
     Planted(
         "outputs-of-as-many-rows-as-before",
