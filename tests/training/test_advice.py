@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from partita.dsl import foreign
-from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load_text
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
@@ -244,3 +244,21 @@ def test_a_rule_for_some_iterations_is_written_as_told(wrong: str, right: str) -
     run.step(1, batches(run.plan.program, 1)[0], 0.1, 0.1)
     stays = {each for each, value in run.parameters().items() if torch.equal(before[each], value)}
     assert stays == ({f"m.{name}.{i}.net.w" for i in (0, 1)} if wrong.startswith("freeze") else set())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_nested_repeat_is_cut_as_told(ranks: int) -> None:
+    statements = "repeat 2 as group { repeat 3 as layer { let x = net(x) } let x = net(x) }"
+
+    def written(rule: str) -> str:
+        return text(statements, layout=f"layout l on cluster {{ {rule} }}").replace("pipe = 2", f"pipe = {ranks}")
+
+    with pytest.raises(Refused) as caught:
+        prepare(checked(written("stage group, layer -> pipe"), "m.par"))
+    (error,) = caught.value.diagnostics
+    assert error.message == "`layer` is inside `group`, and stages have whole iterations of `group`"
+    both, one, _ = told(error)
+    loss, _ = first_step(text(statements))
+    assert first_step(written(both))[0] == pytest.approx(loss, rel=1e-6)
+    if ranks == 2:
+        assert first_step(written(one))[0] == pytest.approx(loss, rel=1e-6)
