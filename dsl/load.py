@@ -27,6 +27,7 @@ from partita.dsl.reach import report_unreached
 from partita.dsl.reader import Reader, source_of
 from partita.dsl.report import Full, Report
 from partita.dsl.scope import Instance
+from partita.dsl.second_calls import report_second_calls
 from partita.dsl.source import Source
 from partita.dsl.types import Type
 from partita.dsl.unused import report_unused
@@ -129,6 +130,8 @@ def _check(
         report_misfits(found, report)
     if found is not None:
         report_leaks(found, report)
+        if found.model is not None:
+            report_second_calls(found.model, source, report)
     if not report.errors:
         report_unused(known, plans.used(), chosen.kinds, report)
     return found

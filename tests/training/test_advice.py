@@ -262,3 +262,58 @@ def test_a_nested_repeat_is_cut_as_told(ranks: int) -> None:
     assert first_step(written(both))[0] == pytest.approx(loss, rel=1e-6)
     if ranks == 2:
         assert first_step(written(one))[0] == pytest.approx(loss, rel=1e-6)
+
+
+# ---------------------------------------------------------------- second calls
+
+TWICE = """axis batch = 4, row = 5
+block net(x: [batch, row]) {{ param w: [row] ~ normal(1.0) return tanh(x * w) }}
+block scaled(x: [batch, row]) {{ return 2 * x }}
+model m(x: [batch, row], y: [batch, row]) {{
+  {body}
+}}
+train {{ data = random() optimizer = sgd(lr = 0.1) steps = 2 }}
+"""
+
+
+def second_calls(body: str) -> list[Diagnostic]:
+    found, diagnostics = load_text(TWICE.format(body=body), "m.par")
+    assert found is not None, diagnostics
+    return [each for each in diagnostics if each.code == "W0204"]
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("let d = net(x) - net(y)  loss mean(d * d)", 1),
+        ("sample n: [batch, row] ~ normal(1.0)  let d = net(x) * net(tanh(n) + scaled(y))  loss mean(d)", 1),
+        ("repeat 2 as layer { let x = net(x) let y = net(y) }  loss mean(x * y)", 1),
+        ("loss mean(net(x) * net(y) * net(x + y))", 0),  # a kit of layers
+        ("loss mean(net(x) * net(x) * y)", 0),  # as queries and keys have it
+        ("loss mean(net(net(x)) * y)", 0),  # layers
+        ("loss mean(net(tanh(x)) + net(sin(x)) + y)", 0),  # branches
+        ("let h = net(x) loss mean(net(h + y))", 0),
+        ("loss mean(net(x) * scaled(x) * scaled(y))", 0),  # nothing is trained there
+    ],
+)
+def test_what_may_be_meant_as_one_network_is_told(body: str, count: int) -> None:
+    assert len(second_calls(body)) == count
+
+
+def test_one_network_is_called_twice_as_told() -> None:
+    (found,) = second_calls("let d = net(x) - net(y)  loss mean(d * d)")
+    assert "declare its parameters where it is called, and pass them to both calls" in (found.help or "")
+    body = "param w: [row] ~ normal(1.0)  let d = net(x, w) - net(y, w)  loss mean(d * d)"
+    right = TWICE.format(body=body).replace(
+        "x: [batch, row]) { param w: [row] ~ normal(1.0)", "x: [batch, row], w: [row]) {", 1
+    )
+    spec, diagnostics = load_text(right.replace("block scaled(x: [batch, row]) { return 2 * x }", ""), "m.par")
+    assert spec is not None
+    assert not diagnostics
+    plan = prepare(spec)
+    assert [each.name for each in plan.program.parameters] == ["m.w"]
+    drawn = batches(plan.program, 1)[0]
+    run = VirtualRun(plan)
+    w = run.parameters()["m.w"].clone()
+    d = torch.tanh(drawn["x"] * w) - torch.tanh(drawn["y"] * w)
+    assert run.step(1, drawn, 0.1)[0] == pytest.approx(float((d * d).mean()), rel=2e-5)

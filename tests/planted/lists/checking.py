@@ -82,4 +82,25 @@ MISTAKES = [
         "for training in (True,):",
         "tests/training/test_frozen.py::test_what_is_frozen_may_be_read_by_anything[evaluation-whole]",
     ),
+    Planted(
+        "layers-called-one-network",
+        "dsl/second_calls.py",
+        "if all(one - other and other - one for",
+        "if all(one != other for",
+        "tests/training/test_advice.py::test_what_may_be_meant_as_one_network_is_told",
+    ),
+    Planted(
+        "a-nested-repeat-not-cut-without-a-word",
+        "compiler/passes/place.py",
+        "    _refuse_nested(rule, names)\n",
+        "",
+        "tests/training/test_advice.py::test_a_nested_repeat_is_cut_as_told",
+    ),
+    Planted(
+        "the-number-of-an-iteration-called-a-misspelling",
+        "dsl/expressions.py",
+        "if repeat is not None:",
+        "if False:",
+        "tests/training/test_advice.py::test_the_number_of_an_iteration_is_counted_as_told",
+    ),
 ]
