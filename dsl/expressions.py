@@ -170,8 +170,9 @@ class Expressions:
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
         repeat = self._repeat(name)
         if repeat is not None:
-            number, place = f"{name.text}_number", repeat.name.span.place
-            message, notes = f"`{name.text}` is a repeat, not the number of its iteration", [f"it is at {place}"]
+            number = f"{name.text}_number"
+            message = f"`{name.text}` is a repeat, not the number of its iteration"
+            notes = [f"it is at {repeat.name.span.place}"]
             help = (
                 f"to count, write `let {number} = zeros([])` before the repeat, and `let {number} = {number} + 1` at "
                 "its end; where a size or an option must be a number, write several repeats"
