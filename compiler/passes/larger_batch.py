@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from attrs import evolve
-
 from partita.compiler.passes.resized import Resized
 from partita.compiler.verify.proxy_sizes import PRODUCT, SUM, Relation, bodies, evaluated, relations_of
 from partita.dsl import spec
@@ -36,8 +34,7 @@ def with_rows(model: Model, batch: str, rows: int, because: str | None = None) -
     if declared.get(batch, rows) == rows:
         return model
     sizes = _Sizes(model, declared, batch, rows, because).found()
-    resized = Resized(sizes)
-    return evolve(model, body=resized.body(model.body), answering=resized.body(model.answering))
+    return Resized(sizes).model(model)
 
 
 def _declared(model: Model) -> dict[str, int]:

@@ -444,8 +444,8 @@ MISTAKES = [
     ),
     Planted(
         "outputs-of-as-many-rows-as-before",
-        "compiler/passes/larger_batch.py",
-        "answering=resized.body(model.answering))",
+        "compiler/passes/resized.py",
+        "answering=self.body(model.answering))",
         "answering=model.answering)",
         "tests/compiler/passes/test_larger_batch.py::test_all_that_has_the_axis_has_more_rows",
     ),
