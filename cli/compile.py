@@ -156,6 +156,9 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         print_text(console, f"recompute auto: {_recomputed(summary.recomputed)}")
     if len(summary.rules) > 1:
         print_table(console, _optimizer(summary, console.width))
+    for rule in summary.rules:
+        for why, names in rule.left:
+            print_text(console, f"`{rule.rule}` leaves {', '.join(names)} to a later rule: {why}")
     for share in summary.shares:
         print_text(console, str(share))
     for name, over in summary.tables:

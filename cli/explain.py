@@ -194,6 +194,8 @@ def show_tensor(found: Explanation, console: Console) -> None:
     print_table(console, Table(columns, stored, console.width))
     if found.rule is not None:
         print_text(console, f"optimizer: {_rule(found.rule)}")
+    for unfit in found.unfit:
+        print_text(console, f"not `{unfit.rule}`: {unfit.why}")
     if found.rows is not None:
         print_text(console, f"sparse: a step reads and writes the rows along {found.rows} that it looks up")
     if found.dense is not None:

@@ -321,7 +321,15 @@ def _build(state: Configured) -> Built:
         warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
         warnings += rounded(forward)
         forward = _stored(found.graph, found.updates, found.updates)
-        return extended(Built, state, forward=forward, rules=found.rules, updates=found.updates, warnings=warnings)
+        return extended(
+            Built,
+            state,
+            forward=forward,
+            rules=found.rules,
+            unfit=found.unfit,
+            updates=found.updates,
+            warnings=warnings,
+        )
     if state.beside is not None:
         updates, trained = state.beside.updates, {p.name for p in state.beside.forward.parameters if p.trained}
         return extended(Built, state, forward=_stored(forward, trained, updates), updates=updates)
@@ -340,7 +348,8 @@ def _of_a_group(state: Configured, model: language.Model) -> language.Model:
     """The model with the rows of one of the groups that train apart; those of the batch, if none do."""
     if state.groups is None or state.groups.count == 1:
         return model
-    return with_larger_batch(model, state.batch, Fraction(1, state.groups.count))
+    because = f"each of the {state.groups.count} groups of `sync` has a part of them"
+    return with_larger_batch(model, state.batch, Fraction(1, state.groups.count), because)
 
 
 def _ordered(state: Built, graph: Graph) -> Graph:

@@ -15,6 +15,7 @@ from partita.compiler.costs.devices import Device
 from partita.compiler.graph import Graph
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import Update
+from partita.compiler.passes.assign import Unfit
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.offload import parameters_on_host
 from partita.compiler.passes.place import Iterations, Pipeline
@@ -145,14 +146,15 @@ class Configured:
 @frozen(eq=False, kw_only=True)
 class Built(Configured):
     """Adds the model as a graph, the same for training and evaluation except for what is random and frozen; of each
-    parameter, the rule of the optimizer and, if it is trained, its update. Programs that make no updates have them for
-    the layout of what they read, if that is stored as states are. `parts` are the axes that it goes through part by
-    part.
+    parameter, the rule of the optimizer, the rules before it that are `unfit` and, if it is trained, its update.
+    Programs that make no updates have them for the layout of what they read, if that is stored as states are. `parts`
+    are the axes that it goes through part by part.
     """
 
     forward: Graph
     parts: frozenset[str] = frozenset()
     rules: Mapping[str, language.OptimizerRule] = field(factory=dict)
+    unfit: Mapping[str, tuple[Unfit, ...]] = field(factory=dict)
     updates: Mapping[str, Update] = field(factory=dict)
 
     @property

@@ -46,7 +46,7 @@ from partita.dsl.scope import Binding, Instance, Scope, Unknown, Value, composed
 from partita.dsl.source import Span
 from partita.dsl.types import DTYPES, Axis, Type
 from partita.dsl.units import PLAIN, RATIO, Quantity, read, shortened
-from partita.dsl.walk import bindings_in
+from partita.dsl.walk import bindings_in, repeats_in
 
 Result = Tensor | Constant
 # What to do about a tensor in a scan that has its axis.
@@ -198,8 +198,25 @@ class Expressions:
         if name.text in self.known.axes.entries:
             help = f"write `size({name.text})` for its size; `iota({name.text})` are its positions"
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
+        repeat = self._repeat(name)
+        if repeat is not None:
+            number = f"{name.text}_number"
+            message = f"`{name.text}` is a repeat, not the number of its iteration"
+            notes = [f"it is at {repeat.name.span.place}"]
+            help = (
+                f"to count, write `let {number} = zeros([])` before the repeat, and `let {number} = {number} + 1` at "
+                "its end; where a size or an option must be a number, write several repeats"
+            )
+            return refuse("E0201", message, name.span, notes=notes, help=help)
         known = foreign.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
         return refuse("E0201", f"unknown name `{name.text}`", name.span, help=known)
+
+    def _repeat(self, name: tree.Name) -> tree.Repeat | None:
+        """The repeat of that name: in this body, or else in another, which may call this one."""
+        declared = self.known.declarations
+        others = (each.body for table in (declared.blocks, declared.models) for each in table.values())
+        found = (each for body in (self.body, *others) for each in repeats_in(body) if each.name.text == name.text)
+        return next(found, None)
 
     def _operator(
         self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None

@@ -18,15 +18,18 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.divisibility import report_misfits
 from partita.dsl.doubts import report_doubts
 from partita.dsl.exclusions import evaluations, exclusions
+from partita.dsl.ignored import report_miscounted
 from partita.dsl.known import CheckContext
 from partita.dsl.models import Models
 from partita.dsl.operations import Operations
 from partita.dsl.overrides import apply_overrides
+from partita.dsl.packing import report_leaks
 from partita.dsl.plans import Plans
 from partita.dsl.reach import report_unreached
 from partita.dsl.reader import Reader, source_of
 from partita.dsl.report import Full, Report
 from partita.dsl.scope import Instance
+from partita.dsl.second_calls import report_second_calls
 from partita.dsl.source import Source
 from partita.dsl.types import Type
 from partita.dsl.unused import report_unused
@@ -120,18 +123,21 @@ def _check(
     for model in checked.values():
         if model is not None:
             report_unreached(model, declarations.optimizers.values(), report)
+            report_miscounted(model, report)
     if None in axes.numbers.values():
         return None  # reported, and settings may need it
     plans = Plans(declarations, axes, checked, chosen, report, attached)
     found = plans.whole()
-    if found is not None and fitting:
-        report_misfits(found, report)
-        for diagnostic in exclusions(found):
+    if found is not None:
+        if fitting:
+            report_misfits(found, report)
+        for diagnostic in (*(exclusions(found) if fitting else ()), *evaluations(found)):
             report.add(diagnostic)
-    for diagnostic in evaluations(found) if found is not None else ():
-        report.add(diagnostic)
-    if found is not None and not report.errors:
-        report_doubts(found, report)
+        if not report.errors:
+            report_doubts(found, report)
+        report_leaks(found, report)
+        if found.model is not None:
+            report_second_calls(found.model, source, report)
     if not report.errors:
         report_unused(known, plans.used(), chosen.kinds, report)
     return found

@@ -147,7 +147,7 @@ class Models:
         for step in answering.body.steps[len(checked.body.steps) :]:
             if isinstance(step, spec.CallBlock) and any(spec.parameters(step.body)):
                 message = f"`{step.block}` has parameters of its own here, which nothing trains"
-                help = "bind its result by `let`, and use it for the loss too"
+                help = "bind its result by `let`, and use it for the loss too, or freeze its parameters"
                 self.report.error("E0226", message, step.span, help=help)
         if self.report.errors > errors:
             return None
@@ -162,6 +162,7 @@ class Models:
             outputs,
             answering.body,
             operations=self._operations(answering.body),
+            formulas=dict(self.known.axes.formulas),
         )
 
     def _operations(self, body: spec.Body) -> dict[str, spec.Operation]:

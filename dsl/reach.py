@@ -4,8 +4,9 @@ Liveness propagates backward from the loss through every step, but not through w
 `accuracy` and `stop_gradient`; nor through what only evaluation computes, by `where(training(), a, b)`. A parameter of
 a block or repeat reaches the loss if it does in any call or iteration.
 
-A frozen parameter needs no gradient, only to be used. Which rule of an optimizer a parameter has is known once the
-model is compiled: what a `freeze` may name is left to the compiler, which refuses what is trained without a gradient.
+A frozen parameter needs no gradient, only to be used: by the loss, a metric, an output, or the update of a buffer.
+Which rule of an optimizer a parameter has is known once the model is compiled: what a `freeze` may name is left to the
+compiler, which refuses what is trained without a gradient.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ def report_unreached(model: spec.Model, optimizers: Iterable[tree.Optimizer], re
         return
     through = _Reach(stops=False)
     through.body(model.body, frozenset([model.loss]), model.name)
+    used = _used(model)
     freezing = [rule for each in optimizers for rule in each.rules if isinstance(rule, tree.FreezeRule)]
     targets = [target for rule in freezing for target in rule.targets]
     for step, path in lost:
-        if id(step) in through.reached and any(_may_name(target, step.name, path) for target in targets):
+        if id(step) in used and any(_may_name(target, step.name, path) for target in targets):
             continue
         notes = [f"its full name is {path}.{step.name}"]
         message, help = f"parameter `{step.name}` does not reach the loss", "use it, or remove it"
@@ -44,7 +46,20 @@ def report_unreached(model: spec.Model, optimizers: Iterable[tree.Optimizer], re
             stopping = sorted(through.stopping.values(), key=lambda each: each.span.start)
             notes += [f"`{each.span.text}`   ({each.span.place})" for each in stopping[:MOST_SHOWN]]
             help = f"to freeze it, let the gradient flow, and write `freeze {step.name}` in an `optimizer`"
+        elif id(step) in used:
+            help = f"use it for the loss; or write `freeze {step.name}` in an `optimizer`, if nothing is to train it"
         report.error("E0408", message, step.span, notes, help)
+
+
+def _used(model: spec.Model) -> set[int]:
+    """The parameters that anything reads, in training or evaluation."""
+    found: set[int] = set()
+    for training in (True, False):
+        walk = _Reach(stops=False, training=training, floats=False, updates=True)
+        wanted = [model.loss, *(value for _, value in (*model.metrics, *model.outputs))]
+        walk.body(model.answering, frozenset(wanted), model.name)
+        found |= walk.reached
+    return found
 
 
 def inputs_of_output(model: spec.Model, output: str) -> tuple[str, ...]:
@@ -67,13 +82,14 @@ class _Reach:
     """Walks bodies backward, once for each set of values needed from them.
 
     `stopping` collects the operations without a gradient; unless `stops`, the walk passes through them. It follows what
-    a value is computed from in training or not, by its `floats` or by all.
+    a value is computed from in training or not, by its `floats` or by all; and with `updates`, those of buffers too.
     """
 
-    def __init__(self, stops: bool = True, training: bool = True, floats: bool = True) -> None:
+    def __init__(self, stops: bool = True, training: bool = True, floats: bool = True, updates: bool = False) -> None:
         self.stops = stops
         self.training = training
         self.floats = floats
+        self.updates = updates
         self.stopping: dict[int, spec.Apply] = {}
         self.met: dict[int, tuple[spec.Parameter, str]] = {}
         self.reached: set[int] = set()
@@ -85,8 +101,9 @@ class _Reach:
         key = (id(body), wanted)
         if key not in self.known:
             live, first = set(wanted), len(body.types)
+            live |= {each.value for each in body.updates} if self.updates else set()
             for step in reversed(body.steps):
-                count = _result_count(step)
+                count = spec.result_count(step)
                 first -= count
                 results = [i for i in range(count) if first + i in live]
                 found = self.step(step, results, path)
@@ -107,7 +124,7 @@ class _Reach:
                     found[number] = self.training
                 elif isinstance(step, spec.Apply) and step.function == "logical_not" and step.operands[0] in found:
                     found[number] = not found[step.operands[0]]
-                number += _result_count(step)
+                number += spec.result_count(step)
             self.known_modes[id(body)] = found
         return self.known_modes[id(body)]
 
@@ -171,12 +188,6 @@ class _Reach:
             first = start + (first - start) % (len(needed) - start)
         captured = frozenset(i for inputs in needed for i in inputs if i >= len(step.carried))
         return captured | frozenset(i for i in needed[first] if i < len(step.carried))
-
-
-def _result_count(step: spec.Step) -> int:
-    if isinstance(step, spec.CallBlock):
-        return len(step.body.results)
-    return len(step.carried) if isinstance(step, spec.Repeat | spec.Scan) else 1
 
 
 def _values(operands: Iterable[spec.Operand]) -> list[int]:

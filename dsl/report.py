@@ -43,6 +43,10 @@ class Report:
         """Report an error."""
         self.add(Diagnostic(code, message, span, tuple(notes), help))
 
+    def warning(self, code: str, message: str, span: Span | None, notes: Iterable[str], help: str) -> None:
+        """Add a warning."""
+        self.add(Diagnostic(code, message, span, tuple(notes), help))
+
     def refused(self, refused: Refused) -> None:
         """Add the diagnostics of a refusal."""
         for diagnostic in refused.diagnostics:

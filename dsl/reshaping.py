@@ -41,9 +41,29 @@ def _replaced(use: Use, x: Type, removed: tuple[str, ...], added: tuple[Axis, ..
     return unique(use, Type(x.dtype, tuple(axes)))
 
 
+def _with_lists(function: str, x: str, arrow: Arrow) -> str | None:
+    """What to write for an arrow with lists."""
+    left, right = names(arrow.left), names(arrow.right)
+    pairs = [f"{one} -> {other}" for one, other in zip(left, right, strict=False)]
+    if len(left) == len(right):
+        if function == "rename":
+            return f"`rename({x}, {', '.join(pairs)})`, which does it all at once"
+        for pair in pairs:
+            x = f"{function}({x}, {pair})"
+        return f"`{x}`"
+    if function != "rename" or 1 not in (len(left), len(right)):
+        return None
+    return (
+        f"`merge({x}, [{', '.join(left)}] -> {right[0]})`"
+        if len(right) == 1
+        else (f"`split({x}, {left[0]} -> [{', '.join(right)}])`")
+    )
+
+
 def _one_to_one(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
     if len(arrow.left) != 1 or len(arrow.right) != 1:
-        raise use.refuse("E0223", f"`{use.function}` takes one axis on each side of the arrow", "->")
+        message = f"`{use.function}` takes one axis on each side of the arrow"
+        raise use.refuse("E0223", message, "->", _with_lists(use.function, use["x"].text, arrow))
     return arrow.left[0], arrow.right[0]
 
 

@@ -499,8 +499,19 @@ def _norm(use: Use) -> Typed:
     return use["x"].type, options | {slot: use[slot] is not None for slot in ("scale", "shift")}
 
 
-def _labelled(use: Use) -> None:
-    """Check float logits, and integer targets that have the axes of the logits except `over`."""
+# What functions of logits and targets take.
+LABELLED: list[Slot | str] = [
+    "logits",
+    "targets",
+    OVER_ONE,
+    Slot("weights", default=None),
+    Slot("ignore", NUMBER, None),
+]
+
+
+@function("cross_entropy", "accuracy", slots=LABELLED)
+def _labelled(use: Use) -> Typed:
+    """Float logits, and integer targets that have the axes of the logits except `over`."""
     use.floating("logits")
     use.integers("targets")
     use.has("logits", [use["over"]])
@@ -510,14 +521,6 @@ def _labelled(use: Use) -> None:
         extra = [(use["logits"], name) for name in rest.names if not use["targets"].type.has(name)]
         extra += [(use["targets"], name) for name in use["targets"].type.names if not rest.has(name)]
         raise use.refuse("E0204", message, "targets", f"expected [{', '.join(rest.names)}]", axis=extra[0])
-
-
-@function(
-    "cross_entropy",
-    slots=["logits", "targets", OVER_ONE, Slot("weights", default=None), Slot("ignore", NUMBER, None)],
-)
-def _cross_entropy(use: Use) -> Typed:
-    _labelled(use)
     if use["weights"] is not None:
         if not use["weights"].type.is_float:
             message = f"the weights are {use['weights'].type.dtype}"
@@ -530,12 +533,6 @@ def _cross_entropy(use: Use) -> Typed:
     if ignore != int(ignore) or abs(ignore) >= 2**31:
         raise use.refuse("E0214", "`ignore` is an id, such as -1: an integer of 32 bits", "ignore")
     return Type("f32"), options | {"ignore": int(ignore)}
-
-
-@function("accuracy", slots=["logits", "targets", OVER_ONE])
-def _accuracy(use: Use) -> Typed:
-    _labelled(use)
-    return Type("f32"), {"over": use["over"].name}
 
 
 @function("binary_cross_entropy", slots=["logits", "targets"])

@@ -184,6 +184,13 @@ class Scan:
 Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat | Scan
 
 
+def result_count(step: Step) -> int:
+    """The number of values that a step adds to its body."""
+    if isinstance(step, CallBlock):
+        return len(step.body.results)
+    return len(step.carried) if isinstance(step, Repeat | Scan) else 1
+
+
 @frozen(eq=False)
 class Update:
     """What a buffer, the result of a step of the same body, is after a training step."""
@@ -260,7 +267,8 @@ class Model:
     """A model: its body's inputs are bound by name to what `train.data` yields. `loss` is a scalar float.
 
     `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`: the
-    body, and what is computed for them alone. `operations` are the file's own that it uses.
+    body, and what is computed for them alone. `operations` are the file's own that it uses, `formulas` those of the
+    axes that the file computes from others.
     """
 
     name: str
@@ -273,6 +281,7 @@ class Model:
     outputs: tuple[tuple[str, int], ...] = ()
     answering: Body = field(default=Factory(lambda self: self.body, takes_self=True))
     operations: Mapping[str, Operation] = field(factory=dict)
+    formulas: Mapping[str, Size | Formula] = field(factory=dict)
 
     def __repr__(self) -> str:
         return outline("Model", self.name, (count(len(self.body.inputs), "input"), count(self.nodes, "step")))

@@ -79,3 +79,12 @@ def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> d
             for name, place in bindings_in(statement.body, True).items():
                 found.setdefault(name, place)
     return found
+
+
+def repeats_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Repeat]:
+    """The repeats of a body, and those in them and in its scans."""
+    for statement in statements:
+        if isinstance(statement, tree.Repeat):
+            yield statement
+        if isinstance(statement, tree.Repeat | tree.Scan):
+            yield from repeats_in(statement.body)

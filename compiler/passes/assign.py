@@ -1,4 +1,4 @@
-"""Graph → graph with every parameter under a rule of the optimizer: the first rule that matches it is its own.
+"""Graph → graph with every parameter under a rule of the optimizer: the first that matches it, and can update it.
 
 A target is a path (a parameter, or all those within a block or repeat), or a class, by how the model reads parameters:
 
@@ -7,7 +7,9 @@ A target is a path (a parameter, or all those within a block or repeat), or a cl
 - `vectors`: those that are neither;
 - `all`.
 
-A tied parameter that both a `dot` and an `embedding` read belongs to both classes; the order of the rules decides.
+A tied parameter that both a `dot` and an `embedding` read belongs to both classes; the order of the rules decides. A
+rule for several parameters leaves those that its optimizer cannot update to the rules behind it: `muon` the kernels of
+a depthwise convolution, which are no matrices. A rule that names such a parameter itself is refused.
 """
 
 from __future__ import annotations
@@ -27,14 +29,27 @@ from partita.dsl.report import suggestion
 from partita.dsl.spec import Call, Optimizer, OptimizerRule
 
 MOST_SHOWN = 4
+MOVE = "move it before that rule, or remove it"
+
+
+@frozen
+class Unfit:
+    """A rule that matches a parameter and leaves it to a later one, and `why` its optimizer cannot update it."""
+
+    rule: OptimizerRule
+    call: Call
+    why: str
 
 
 @frozen(eq=False)
 class Assigned:
-    """The graph with frozen parameters marked, the rule of each parameter and, unless that freezes it, its update."""
+    """The graph with frozen parameters marked, the rule of each parameter and, unless that freezes it, its update.
+    `unfit` are the rules before that, of the parameters that have some.
+    """
 
     graph: Graph
     rules: Mapping[str, OptimizerRule]
+    unfit: Mapping[str, tuple[Unfit, ...]]
     updates: Mapping[str, Update]
     warnings: tuple[Diagnostic, ...]
 
@@ -44,20 +59,34 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
     readers = Readers(graph.nodes, graph.inside)
     targets = [_Target(graph, rule, path) for rule in optimizer.rules for path in rule.targets]
     rules: dict[str, OptimizerRule] = {}
+    left: dict[str, tuple[Unfit, ...]] = {}
     updates: dict[str, Update] = {}
     without: list[Parameter] = []
     for parameter in graph.parameters:
         if parameter.buffer:
             continue
         as_trained = _trained(parameter, readers)
-        target = next((each for each in targets if each.matches(parameter, as_trained)), None)
+        unfit: list[tuple[_Target, Unfit]] = []
+        target = None
+        for each in targets:
+            if each.matches(parameter, as_trained):
+                wrong = each.unfit(as_trained)
+                if wrong is None:
+                    target = each
+                    break
+                unfit.append((each, wrong))
+        for each, wrong in unfit:
+            if target is None or each.is_own(parameter):
+                raise _refused(parameter, each, wrong)
         if target is None:
             without.append(parameter)
             continue
+        if unfit:
+            left[parameter.name] = tuple(wrong for _, wrong in unfit)
         target.taken.append(parameter)
         rule = rules[parameter.name] = target.rule
         if rule.call is not None:
-            updates[parameter.name] = _update(parameter, as_trained, target, rule.call)
+            updates[parameter.name] = _update(parameter, as_trained, rule, rule.call)
     if without:
         raise Refused(_no_rule(without, optimizer))
     if not optimizer.calls or (rules and not updates):
@@ -69,7 +98,7 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
         )
     parameters = tuple(evolve(each, frozen=not each.buffer and each.name not in updates) for each in graph.parameters)
     warnings = tuple(_idle(target, targets, graph) for target in targets if not target.taken)
-    return Assigned(evolve(graph, parameters=parameters), rules, updates, warnings)
+    return Assigned(evolve(graph, parameters=parameters), rules, left, updates, warnings)
 
 
 def stored_as_read(graph: Graph, trained: Collection[str]) -> Graph:
@@ -102,11 +131,21 @@ class _Target:
     def names(self, parameter: Parameter) -> bool:
         """Whether the path is that of the parameter, or of a block or repeat around it."""
         name = without_iterations(parameter.name)
-        return matches(self.path, name) or any(within(name, scope) for scope in self.scopes)
+        return self.is_own(parameter) or any(within(name, scope) for scope in self.scopes)
+
+    def is_own(self, parameter: Parameter) -> bool:
+        """Whether the path is that of the parameter itself."""
+        return not self.is_class and matches(self.path, without_iterations(parameter.name))
 
     def matches(self, parameter: Parameter, as_trained: Trained) -> bool:
         """Whether the target is the parameter, contains it, or is a class that it belongs to."""
         return CLASSES[self.text](as_trained) if self.is_class else self.names(parameter)
+
+    def unfit(self, as_trained: Trained) -> Unfit | None:
+        """Why the rule cannot update a parameter; None if it can, or if it freezes it."""
+        call = self.rule.call
+        why = OPTIMIZERS[call.name].unfit(as_trained) if call is not None else None
+        return Unfit(self.rule, call, why) if call is not None and why is not None else None
 
 
 def is_matrix(parameter: Trained) -> bool:
@@ -127,30 +166,33 @@ def _trained(parameter: Parameter, readers: Readers) -> Trained:
     return Trained(type=parameter.master, decay=0.0, matrix=readers.matrix(value), rows=readers.rows(value))
 
 
-def _update(parameter: Parameter, as_trained: Trained, target: _Target, call: Call) -> Update:
-    optimizer = OPTIMIZERS[call.name]
-    unfit = optimizer.unfit(as_trained)
-    if unfit is not None:
-        declared = f", declared at {parameter.span.place}" if parameter.span else ""
-        own = f"update {parameter.name.rpartition('.')[2]} -> adamw(…)"
-        help = f"another rule for it, before this one: `{own}`"
-        if target.span == call.span:  # the optimizer is this call, without rules
-            rules = (
-                f"{own}  update all -> {call.name}(…)"
-                if is_matrix(as_trained)
-                else f"update matrices -> {call.name}(…)  update all -> adamw(…)"
-            )
-            help = f"an optimizer with rules, and its name here: `optimizer mixed {{ {rules} }}`"
-        raise refuse(
-            "E0416",
-            f"`{call.name}` cannot update `{parameter.name}`: {unfit}",
-            target.span,
-            notes=[f"{parameter.name}: {parameter.master}{declared}"],
-            help=help,
-        )
+def _update(parameter: Parameter, as_trained: Trained, rule: OptimizerRule, call: Call) -> Update:
     decayed = evolve(as_trained, decay=decay_of(call, parameter.decays))
     lazy = bool(call.arguments.get("sparse"))
-    return evolve(optimizer.update(call.arguments, decayed), rate=target.rule.index, lazy=lazy)
+    return evolve(OPTIMIZERS[call.name].update(call.arguments, decayed), rate=rule.index, lazy=lazy)
+
+
+def _refused(parameter: Parameter, target: _Target, wrong: Unfit) -> Refused:
+    """E0416: a rule names a parameter that its optimizer cannot update, or no later rule can."""
+    call = wrong.call
+    declared = f", declared at {parameter.span.place}" if parameter.span else ""
+    if target.span == call.span:  # the optimizer is this call, without rules
+        rules = f"update matrices -> {call.name}(…)  update all -> adamw(…)"
+        help = f"an optimizer with rules, and its name here: `optimizer mixed {{ {rules} }}`"
+    elif target.is_own(parameter):
+        help = f"another optimizer for it: `update {target.text} -> adamw(…)`"
+    else:
+        behind = "for what it leaves: `update all -> adamw(…)`"
+        help = f"a rule behind this one, {behind}"
+        if target.text == "all":  # behind which there is nothing
+            help = f"`update matrices -> {call.name}(…)`, and a rule behind it, {behind}"
+    return refuse(
+        "E0416",
+        f"`{call.name}` cannot update `{parameter.name}`: {wrong.why}",
+        target.span,
+        notes=[f"{parameter.name}: {parameter.master}{declared}"],
+        help=help,
+    )
 
 
 def _no_rule(parameters: Sequence[Parameter], optimizer: Optimizer) -> Iterator[Diagnostic]:
@@ -168,16 +210,21 @@ def _no_rule(parameters: Sequence[Parameter], optimizer: Optimizer) -> Iterator[
 
 
 def _idle(target: _Target, targets: Sequence[_Target], graph: Graph) -> Diagnostic:
-    """W0301: a target that applies to nothing, with the rules that precede it."""
+    """W0301: a target that applies to nothing, with the rules that precede it, or why its optimizer cannot."""
     notes: list[str] = []
     help = "the model has none: remove it"
     readers = Readers(graph.nodes, graph.inside)
     for parameter in graph.parameters:
-        if not parameter.buffer and target.matches(parameter, _trained(parameter, readers)):
-            first = next(each for each in targets if parameter in each.taken)
-            help = "move it before that rule, or remove it"
+        as_trained = _trained(parameter, readers)
+        if not parameter.buffer and target.matches(parameter, as_trained):
+            wrong, first = target.unfit(as_trained), next(each for each in targets if parameter in each.taken)
+            if help != MOVE:
+                help = "remove it" if wrong is not None else MOVE
             if len(notes) < MOST_SHOWN:
                 place = f" ({first.span.place})" if first.span else ""
-                notes.append(f"{parameter.name} is matched by `{first.rule}`{place} before")
+                came = f"is matched by `{first.rule}`{place} before"
+                if wrong is not None:
+                    came = f"is left to `{first.rule}`{place}: {wrong.why}"
+                notes.append(f"{parameter.name} {came}")
     message = f"`{target.text}` in `{target.rule}` applies to no parameter"
     return Diagnostic("W0301", message, target.span, tuple(notes), help)

@@ -127,26 +127,51 @@ def _arg_max(site: Site) -> Value:
 
 @lowering("cross_entropy")
 def _cross_entropy(site: Site) -> Value:
+    return _of_targets(site, lambda logits, targets: _nll(site, logits, targets))
+
+
+def _nll(site: Site, logits: Value, targets: Value) -> Value:
+    return site.build.apply_all(NegativeLogLikelihood(site.options["over"]), logits, targets)[0]
+
+
+@lowering("accuracy")
+def _accuracy(site: Site) -> Value:
+    logits, targets, *weights = site.operands
+    # No gradient flows through it, and none through what it is weighted by.
+    fixed = (site.build.apply(Detach(), weight) for weight in weights)
+    site = evolve(site, operands=(logits, targets, *fixed))
+    return _of_targets(site, lambda logits, targets: _right(site, logits, targets))
+
+
+def _right(site: Site, logits: Value, targets: Value) -> Value:
+    """1 where a target has the largest logit, and 0 elsewhere."""
+    best = site.build.apply(ArgMax(site.options["over"]), logits)
+    right = pointwise(site.build, "equal", best, targets)
+    return cast(site.build, right, accumulation(logits.type.dtype))
+
+
+def _of_targets(site: Site, measured: Callable[[Value, Value], Value]) -> Value:
+    """The mean of what is `measured` of logits and each target, weighted, over the targets that are not ignored."""
     build = site.build
     logits, targets, *weights = site.operands
     over, ignore = site.options["over"], site.options.get("ignore")
     if ignore is not None:
         counts = pointwise(build, "not_equal", targets, constant(build, ignore, targets))
         targets = build.apply(KnownTargets(logits.type.axis(over), ignore), targets)
-    nll = build.apply_all(NegativeLogLikelihood(over), logits, targets)[0]
+    each = measured(logits, targets)
+    weights = [cast(build, weight, each.type.dtype) for weight in weights]
     if ignore is not None:
         # Those that are ignored have weight 0.
-        counted = cast(build, counts, nll.type.dtype)
-        each = [cast(build, weight, nll.type.dtype) for weight in weights]
-        weights = [pointwise(build, "multiply", counted, *each) if each else counted]
+        counted = cast(build, counts, each.type.dtype)
+        weights = [pointwise(build, "multiply", counted, *weights) if weights else counted]
     if not weights:
-        return _mean(build, nll, nll.type.names, site.name)
-    weight = cast(build, weights[0], nll.type.dtype)
-    weighted = total(build, pointwise(build, "multiply", nll, weight), nll.type.names, nll.type.dtype)
+        return _mean(build, each, each.type.names, site.name)
+    (weight,) = weights
+    weighted = total(build, pointwise(build, "multiply", each, weight), each.type.names, each.type.dtype)
     # The sum of weights over all positions: a weight without an axis counts for each position along it.
     whole = total(build, weight, weight.type.names, weight.type.dtype)
-    if len(weight.type.axes) < len(nll.type.axes):
-        whole = scaled(build, whole, nll.type.elements / weight.type.elements)
+    if len(weight.type.axes) < len(each.type.axes):
+        whole = scaled(build, whole, each.type.elements / weight.type.elements)
     if ignore is not None:
         # If all are ignored, the sum is zero, and so is the mean.
         none = pointwise(build, "equal", whole, constant(build, 0.0, whole))
@@ -287,15 +312,6 @@ def _norm(site: Site, center: bool) -> Value:
     if shift is not None:
         result = pointwise(build, "add", *unified(build, [result, shift]), name=site.name)
     return result
-
-
-@lowering("accuracy")
-def _accuracy(site: Site) -> Value:
-    logits, targets = site.operands
-    best = site.build.apply(ArgMax(site.options["over"]), logits)
-    right = pointwise(site.build, "equal", best, targets)
-    dtype = "f64" if logits.type.dtype == "f64" else "f32"
-    return _mean(site.build, cast(site.build, right, dtype), right.type.names, site.name)
 
 
 @lowering("training")

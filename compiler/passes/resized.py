@@ -53,6 +53,10 @@ class Resized:
             self._done[id(body)] = found
         return found
 
+    def model(self, model: spec.Model) -> spec.Model:
+        """The model rewritten, with its outputs."""
+        return evolve(model, body=self.body(model.body), answering=self.body(model.answering))
+
     def size(self, axis: Axis) -> int:
         """The new size of an axis."""
         return self.sizes.get(axis.name, axis.size)

@@ -462,13 +462,12 @@ class Space:
         staged = {id(step) for step in self.steps}
         every = (step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat))
         repeats = {id(step): layers if id(step) in staged else step.count for step in every}
-        body = Resized(sizes, repeats).body(model.body)
         small = evolve(
             self,
             given=evolve(
                 self.given,
                 axes={name: Axis(name, sizes[name]) for name in self.given.axes},
-                model=evolve(model, body=body),
+                model=Resized(sizes, repeats).model(model),
             ),
             rows=sizes.get(self.batch, self.rows),
         )

@@ -17,6 +17,7 @@ from partita.compiler.graph import Input, Node, Parameter, Value, without_iterat
 from partita.compiler.layout import Layout, State, global_type, local_type, state_text
 from partita.compiler.naming import end_of, instead_of, means
 from partita.compiler.ops.collective import Reshard
+from partita.compiler.passes.assign import Unfit
 from partita.compiler.passes.shard.choice import Option
 from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.reasons import Late, Split, late, splits, storing, undivided
@@ -73,11 +74,11 @@ class Explanation:
 
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
     in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
-    that of an optimizer with several, for a parameter, and `shares` is who works on it as a whole matrix. Of a sparse
-    parameter, a step touches the `rows` along this axis that it looks up; `dense` says why a table that could be is not
-    so. `moved` is the communication of it, or of a parameter's gradient and updates, in all iterations. `offloaded` are
-    the stages that keep it in the host's memory between F and the backward pass. A parameter may be `on_host`, in the
-    host's memory, as a file if it is `mapped`.
+    that of an optimizer with several, for a parameter, behind those that are `unfit` for it, and `shares` is who works
+    on it as a whole matrix. Of a sparse parameter, a step touches the `rows` along this axis that it looks up; `dense`
+    says why a table that could be is not so. `moved` is the communication of it, or of a parameter's gradient and
+    updates, in all iterations. `offloaded` are the stages that keep it in the host's memory between F and the backward
+    pass. A parameter may be `on_host`, in the host's memory, as a file if it is `mapped`.
     """
 
     names: tuple[str, ...]
@@ -91,6 +92,7 @@ class Explanation:
     stages: tuple[int, ...]
     stored: tuple[Stored, ...] = ()
     rule: Span | None = None
+    unfit: tuple[Unfit, ...] = ()
     rows: str | None = None
     dense: str | None = None
     shares: tuple[MatrixShare, ...] = ()
@@ -241,6 +243,7 @@ class _Tensors:
             found,
             shares=matrix_shares(self.state, names),
             rule=rule.span if rule and len(self.state.train.optimizer.rules) > 1 else None,
+            unfit=self.state.unfit.get(parameter.name, ()),
             rows=self.state.tables.over.get(parameter.name),
             dense=self.state.tables.dense.get(parameter.name) if update is not None and update.keeps_rows else None,
             local=found.local.with_dtype(parameter.value.type.dtype),

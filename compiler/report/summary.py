@@ -45,13 +45,14 @@ class StageSummary:
 @frozen(eq=False)
 class RuleSummary:
     """A rule of the optimizer: its parameters without iteration numbers, their elements, and the bytes of their
-    optimizer states, of all ranks together and each once.
+    optimizer states, of all ranks together and each once. `left` are those that it leaves to a later rule, by why.
     """
 
     rule: str
     parameters: tuple[str, ...]
     elements: int
     state: int
+    left: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     __repr__ = shortened
 
@@ -139,6 +140,7 @@ class Summary(Pictured):
                     "parameters": list(each.parameters),
                     "elements": each.elements,
                     "state": each.state,
+                    "left": {why: list(names) for why, names in each.left},
                 }
                 for each in self.rules
             ],
@@ -259,7 +261,12 @@ def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
         names = dict.fromkeys(without_iterations(each.name) for each in own)
         elements = sum(each.type.elements for each in own)
         stored = sum(kept.type.bytes for each in own for kept in each.states)
-        found.append(RuleSummary(str(rule), tuple(names), elements, stored))
+        left: dict[str, dict[str, None]] = {}
+        for name, unfit in state.unfit.items():
+            for why in (each.why for each in unfit if each.rule is rule):
+                left.setdefault(why, {})[without_iterations(name)] = None
+        by_reason = tuple((why, tuple(them)) for why, them in left.items())
+        found.append(RuleSummary(str(rule), tuple(names), elements, stored, by_reason))
     return tuple(found)
 
 

@@ -103,7 +103,7 @@ def proxy_of(
         given,
         axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in given.axes.items()},
         meshes={name: mesh if mesh is not None and name == mesh.name else m for name, m in given.meshes.items()},
-        model=evolve(model, body=body),
+        model=evolve(model, body=body, outputs=(), answering=body),
         layout=_layout(given, pipe, counts),
         schedule=_schedule(given, pipe, microbatches),
         train=evolve(

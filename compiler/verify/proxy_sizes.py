@@ -39,7 +39,7 @@ class Relation:
         if self.kind == LEAST or any(name not in sizes for name in (self.whole, *self.parts) if name != axis):
             return None
         if self.formula is not None:
-            return _evaluated(self.formula, sizes) if axis == self.whole else None
+            return evaluated(self.formula, sizes) if axis == self.whole else None
         if self.kind == STRIDE:
             (part,) = self.parts
             if axis == self.whole:
@@ -59,7 +59,7 @@ class Relation:
         if self.formula is not None:
             known = {**sizes, axis: size}
             complete = all(name in known for name in (self.whole, *self.parts))
-            return not complete or _evaluated(self.formula, known) == known[self.whole]
+            return not complete or evaluated(self.formula, known) == known[self.whole]
         if self.kind != LEAST:
             return True
         if axis == self.whole:
@@ -70,7 +70,7 @@ class Relation:
 PRODUCT, SUM, LEAST, STRIDE, FORMULA = "product", "sum", "least", "stride", "formula"
 
 
-def _evaluated(formula: Formula | Size, sizes: Mapping[str, int]) -> int:
+def evaluated(formula: Formula | Size, sizes: Mapping[str, int]) -> int:
     """The size that a formula gives; 0 if it gives none."""
     try:
         number = value_of(formula, sizes)
@@ -102,6 +102,11 @@ INDEXED = {
     "routed_dot": "along",
     **dict.fromkeys(("dispatch", "combine"), "experts"),
 }
+
+
+def relations_of(step: spec.Apply, declared: Mapping[str, int]) -> list[Relation]:
+    """The relations that an application of a built-in function imposes."""
+    return STATED[step.function](step.options, declared) if step.function in STATED else []
 
 
 def ties(operation: spec.Operation) -> Iterator[Relation]:
@@ -146,7 +151,7 @@ def axes_of(model: spec.Model) -> Axes:
             if not isinstance(step, spec.Apply):
                 continue
             if step.function in STATED:
-                relations.update(dict.fromkeys(STATED[step.function](step.options, declared)))
+                relations.update(dict.fromkeys(relations_of(step, declared)))
                 kept.update(step.options["size"] if STATED[step.function] is _windows else ())
             elif step.function in INDEXED:
                 tables.add(step.options[INDEXED[step.function]])

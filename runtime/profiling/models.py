@@ -145,4 +145,4 @@ def _shallow(given: Spec, deepest: int) -> Spec:
     sizes = {name: axis.size for name, axis in given.axes.items()}
     steps = (step for body in bodies(model.body) for step in body.steps if isinstance(step, Repeat))
     turns = {id(step): min(step.count, deepest) for step in steps}
-    return evolve(given, model=evolve(model, body=Resized(sizes, turns).body(model.body)))
+    return evolve(given, model=Resized(sizes, turns).model(model))

@@ -209,7 +209,12 @@ CASES = [
         "f32",
         {"over": "embed", "weights": False, "ignore": -1},
     ),
-    ("accuracy(x, ids, over = embed)", "f32", {"over": "embed"}),
+    ("accuracy(x, ids, over = embed)", "f32", {"over": "embed", "weights": False}),
+    (
+        "accuracy(x, ids, over = embed, weights = sum(x, over = embed), ignore = -1)",
+        "f32",
+        {"over": "embed", "weights": True, "ignore": -1},
+    ),
     ("mse(x, x)", "f32", {}),
     ("binary_cross_entropy(x, x)", "f32", {}),
     ("linear_scan(0.5, s, over = seq)", "f32 seq embed", {"over": "seq", "backward": False}),
@@ -424,3 +429,22 @@ def test_a_statement_declares_several_samples():
     found = model("  sample a, b: [batch, embed] ~ normal(1.0)\n  loss mean((a - b) * x)", "x: [batch, embed]")
     samples = [step for step in found.body.steps if isinstance(step, spec.Sample)]
     assert [(step.name, step.span.column) for step in samples] == [("a", 10), ("b", 13)]
+
+
+def test_what_is_advised_of_ignored_targets_works():
+    text = """\
+axis batch = 4, vocab = 5
+model m(x: [batch, vocab], t: i64[batch]) {
+  param w: [vocab] ~ ones()
+  loss cross_entropy(x * w, t, over = vocab, ignore = -1)
+  metric right = accuracy(
+    x * w, t, over = vocab
+  )
+}
+"""
+    _, (found,) = load_text(text)
+    assert found.code == "W0202"
+    assert found.help is not None
+    assert found.span is not None
+    _, left = load_text(text[: found.span.start] + found.help.strip("`") + text[found.span.end :])
+    assert left == ()

@@ -443,8 +443,8 @@ class Walk:
         square = named.elementwise(lambda x, y: (x - y) ** 2, a, b)
         return named.mean(square, square.axes)
 
-    def _accuracy(self, step, path, o, logits: Named, targets: Named) -> Named:
-        return named.accuracy(logits, targets, o)
+    def _accuracy(self, step, path, o, logits: Named, targets: Named, *rest: Named) -> Named:
+        return named.accuracy(logits, targets, rest, o)
 
     def _expand(self, step, path, o, x: Named) -> Named:
         wide = Named(torch.ones(self.shape(step.type), dtype=x.data.dtype), step.type.names)

@@ -272,23 +272,27 @@ def likelihood(logits: Named, targets: Named, over: str) -> Named:
 
 
 def cross_entropy(logits: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
-    loss = likelihood(logits, targets, o["over"])
+    return counted(likelihood(logits, targets, o["over"]), targets, rest, o)
+
+
+def counted(each: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
+    """The weighted mean of one number a target, over the targets that are not ignored."""
     ignore = o.get("ignore")
     if ignore is not None:
-        counts = targets.to(loss.axes) != ignore
-        weight = rest[0].to(loss.axes) if o["weights"] else torch.ones((), dtype=torch.float64)
+        counts = targets.to(each.axes) != ignore
+        weight = rest[0].to(each.axes) if o["weights"] else torch.ones((), dtype=torch.float64)
         weight = weight * counts
         if not bool(counts.any()):
-            return Named((loss.data * 0).sum())
-        return Named((loss.data * weight).sum() / weight.sum())
+            return Named((each.data * 0).sum())
+        return Named((each.data * weight).sum() / weight.sum())
     if not o["weights"]:
-        return mean(loss, loss.axes)
-    weight = elementwise(lambda a, b: a + 0 * b, rest[0], loss)
-    weighted = elementwise(lambda a, b: a * b, weight, loss)
+        return mean(each, each.axes)
+    weight = elementwise(lambda a, b: a + 0 * b, rest[0], each)
+    weighted = elementwise(lambda a, b: a * b, weight, each)
     return elementwise(lambda a, b: a / b, total(weighted, weighted.axes), total(weight, weight.axes))
 
 
-def accuracy(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:
+def accuracy(logits: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
     """The share of targets that are the first of the greatest logits; no number where rounding decides that."""
     over = o["over"]
     x = logits.ordered([*targets.axes, over])
@@ -297,8 +301,8 @@ def accuracy(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:
         return Named(torch.tensor(torch.nan, dtype=torch.float64))
     index = torch.arange(x.data.shape[-1]).expand(x.data.shape)
     first = index.masked_fill(x.data != x.data.amax(-1, keepdim=True), x.data.shape[-1]).amin(-1)
-    right = Named((first == targets.data).double(), targets.axes)
-    return mean(right, right.axes)
+    fixed = [evolve(weight, data=weight.data.detach()) for weight in rest]
+    return counted(Named((first == targets.data).double(), targets.axes), targets, fixed, o)
 
 
 def chosen(x: Named, over: str, into: str, count: int) -> tuple[Named, bool]:

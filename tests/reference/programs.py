@@ -1208,9 +1208,12 @@ class Maker:
         ids = self.named("i64", lambda e: e.text in self.limits and self.limits[e.text] not in e.axes)
         if ids is None:
             return None
-        over = self.limits[ids.text]
+        return self.labelled("cross_entropy", self.limits[ids.text], self.expression(2), ids)
+
+    def labelled(self, function: str, over: str, x: Expression, ids: Expression) -> str:
+        """A function of logits and targets."""
         axes = ids.axes | {over}
-        logits = self.widened(self.within(self.expression(2), axes), axes)
+        logits = self.widened(self.within(x, axes), axes)
         weights = self.named("f32", lambda e: e.alone and e.axes <= ids.axes) if self.chance(35) else None
         extra = f", weights = ({weights} * {weights} + 0.1)" if weights is not None else ""
         if self.chance(30):
@@ -1219,7 +1222,7 @@ class Maker:
             if ignored == "-1":
                 ids = evolve(ids, text=f"where({ids} == {self.one('01')}, -1, {ids})")
             extra += f", ignore = {ignored}"
-        return f"cross_entropy({logits}, {ids}, over = {over}{extra})"
+        return f"{function}({logits}, {ids}, over = {over}{extra})"
 
     def metric(self) -> str:
         """Any scalar."""
@@ -1227,8 +1230,7 @@ class Maker:
         kind = self.random.randrange(10)
         ids = self.named("i64", lambda e: e.text in self.limits and self.limits[e.text] not in e.axes)
         if kind == 0 and ids is not None:
-            axes = ids.axes | {self.limits[ids.text]}
-            return f"accuracy({self.widened(self.within(x, axes), axes)}, {ids}, over = {self.limits[ids.text]})"
+            return self.labelled("accuracy", self.limits[ids.text], x, ids)
         if kind == 1 and (entropy := self.entropy()) is not None:
             return f"exp({entropy} * 0.3)"
         if kind == 2:

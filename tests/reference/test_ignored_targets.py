@@ -1,4 +1,4 @@
-"""`cross_entropy(…, ignore = -1)`: the mean is over the targets of the whole batch that count, however it is split."""
+"""`ignore` of `cross_entropy` and `accuracy`: the mean is over what counts of the whole batch, however it is split."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ model m(x: [batch, seq, embed], targets: i64[batch, seq], weights: [batch]) {{
   loss plain + 0.3 * weighted + 0.2 * computed
   metric none = cross_entropy(logits, targets * 0 + {0}, over = vocab, ignore = {0})
   metric perplexity = exp(plain)
+  metric right = accuracy(logits, targets, over = vocab, ignore = {0})
+  metric weighed = accuracy(logits, targets, over = vocab, weights = weights * weights)
+  metric both = accuracy(logits, targets, over = vocab, weights = weights * weights, ignore = {0})
+  metric none_right = accuracy(logits, targets * 0 + {0}, over = vocab, ignore = {0})
 }}
 block x0(x: [batch, seq, embed]) {{
   return sum(x, over = embed)
@@ -79,7 +83,7 @@ def files(folder: Path, ignored: int, overrides: tuple[str, ...], targets: np.nd
 def test_the_mean_is_over_what_counts_of_the_whole_batch(tmp_path: Path, ignored: int, overrides: tuple[str, ...]):
     expected = meant(files(tmp_path, ignored, LAYOUTS[0]), tmp_path)
     assert "metric perplexity of the evaluation after 2" in expected
-    assert expected["metric none of step 1"].value == 0
+    assert expected["metric none of step 1"].value == expected["metric none_right of step 1"].value == 0
     found = computed(files(tmp_path, ignored, overrides), tmp_path)
     assert wrong(found, expected) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -184,3 +185,90 @@ def test_an_update_of_a_buffer_reads_what_is_frozen_as_the_model_does(rule: str)
     trained = train(state.spec, Path()).parameters
     assert trained["m.followed"].abs().max() > 0
     assert torch.equal(trained["m.followed"], 2 * trained["m.w"].float().square())
+
+
+READ = """\
+optimizer rules { freeze head, more update all -> adamw(lr = 0.1) }
+axis batch = 8, embed = 4, classes = 6
+block probe(x: [batch, embed]) {
+  param more: [embed, classes] ~ normal(1.0)
+  return dot(x, more, over = embed)
+}
+model m(x: [batch, embed], y: [batch, embed]) {
+  param head: [embed, classes] ~ normal(1.0)
+  buffer seen: [classes] ~ zeros()
+  let h = x
+  let probed = probe(x)
+  repeat 2 as layer {
+    param w: [embed] ~ normal(1.0)
+    let h = tanh(h * w)
+  }
+  READ
+  loss mse(h, y)
+}
+mesh two(data = 2)
+mesh four(pipe = 2, data = 2)
+mesh one(data = 1)
+layout whole on one { }
+layout rows on two { shard batch -> data  shard param -> data }
+layout classes on two { shard batch -> data  shard classes -> data  offload param }
+layout stages on four { stage layer -> pipe  shard batch -> data  shard grad -> data }
+schedule s = gpipe(microbatches = 2)
+train {
+  layout = whole
+  schedule = s
+  data = arrays("data.npz", holdout = 50%)
+  optimizer = rules
+  steps = 2
+  precision = f64
+  eval = every(1, batches = 1)
+  checkpoint = every(2, dir = "kept")
+}
+"""
+READERS = {
+    "metric": "metric other = mean(dot(h, head, over = embed) * probed)",
+    "output": "output logits = dot(h, head, over = embed) + probed",
+    "update": """
+  update seen = seen + mean(dot(stop_gradient(h), head, over = embed) + probed, over = batch)
+  metric total = sum(seen)""",
+    "evaluation": "metric other = mean(where(training(), 0.0, dot(h, head, over = embed) + probed))",
+    "ids": """
+  let best = arg_max(probed, over = classes)
+  metric other = mean(cast(arg_max(head, over = classes), f32)) + mean(cast(best, f32))""",
+}
+
+
+@pytest.mark.parametrize("layout", ["whole", "rows", "classes", "stages"])
+@pytest.mark.parametrize("read", READERS)
+def test_what_is_frozen_may_be_read_by_anything(
+    read: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = READ.replace("READ", READERS[read])
+    (tmp_path / "m.par").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    arrays = np.random.default_rng(1)
+    np.savez("data.npz", x=arrays.standard_normal((16, 4)), y=arrays.standard_normal((16, 4)))
+    state = compile_spec(checked(text, "m.par", (f"layout={layout}",)))
+    assert validate(state).passed
+    assert {each.name for each in state.update.parameters} == {"m.layer.0.w", "m.layer.1.w"}
+    alone = train(checked(text, "m.par", ("train.checkpoint=none",)), tmp_path).parameters
+    found = train(checked(text, "m.par", (f"layout={layout}", "train.checkpoint=none")), tmp_path).parameters
+    assert alone.keys() == found.keys()
+    for name, value in alone.items():
+        torch.testing.assert_close(found[name], value)
+    assert main(["run", "m.par", f"layout={layout}", "--transport", "virtual"]) == 0
+    kept = [load_file(each) for each in sorted((tmp_path / "kept" / "step-00000002").glob("*.safetensors"))]
+    assert {"m.head", "m.probe.more"} <= {name for each in kept for name in each}
+    assert main(["verify", "m.par", f"layout={layout}"]) == 0
+    if read == "output":
+        assert main(["predict", "m.par", f"layout={layout}", "-o", "predicted.npz", "--transport", "virtual"]) == 0
+
+
+def test_what_only_a_metric_reads_is_refused_with_a_way_out() -> None:
+    text = READ.replace("READ", READERS["metric"]).replace("freeze head, more ", "")
+    spec, diagnostics = load_text(text, "m.par")
+    assert spec is None
+    assert [each.code for each in diagnostics] == ["E0408", "E0408"]
+    written = [re.search(r"write `([^`]+)`", each.help or "") for each in diagnostics]
+    rules = " ".join(each[1] for each in written if each is not None)
+    assert load_text(text.replace("{ update all", f"{{ {rules} update all"), "m.par")[0] is not None

@@ -325,6 +325,36 @@ def test_what_is_computed_of_a_whole_batch_is_of_the_rows_of_a_group() -> None:
         close({"w": run.gradients(group)["m.w"]}, {"w": expected}, 1e-6)
 
 
+def test_axes_that_are_made_of_the_batch_are_of_the_rows_of_a_group() -> None:
+    """Merged with another and split again, under microbatches too: the numbers of the model without them."""
+    losses = {
+        "apart": "loss mean(tanh(x * w) * tanh(x * w))",
+        "merged": """let two = concat(expand(x, one), expand(x, one), [one, one] -> two)
+          let h = split(tanh(merge(two, [batch, two] -> rows) * w), rows -> [batch, two])
+          let r = rename(gather(h, 0, along = two), batch -> others)
+          loss mean(gather(h, 1, along = two) * rename(r, others -> batch))""",
+    }
+    parts = "schedule s = gpipe(microbatches = 2)\ntrain"
+    sizes = "embed = 4, one = 1, two = 2, rows = 2 * batch, others = batch"
+    apart, merged = (small(loss, 3, train=parts, **{"embed = 4": sizes}) for loss in losses.values())
+    drawn = batches(apart.plan.program, 1)[0]
+    for run in (apart, merged):
+        run.step(1, drawn, 0.1)
+    for group in range(3):
+        close(merged.gradients(group), apart.gradients(group), 1e-6)
+        assert not torch.equal(merged.gradients(group)["m.w"], merged.gradients((group + 1) % 3)["m.w"])
+
+
+def test_what_pairs_rows_by_their_number_is_named() -> None:
+    loss = "loss mean(sum(split(x * w, batch -> [two, half]), over = two))"
+    with pytest.raises(Refused) as refused:
+        small(loss, 3, **{"embed = 4": "embed = 4, two = 2, half = batch / 2"})
+    (found,) = refused.value.diagnostics
+    assert found.message == "`split(x * w, batch -> [two, half])` depends on the number of rows of `batch`"
+    assert found.span is not None
+    assert found.notes == ("each of the 3 groups of `sync` has a part of them",)
+
+
 def test_ids_that_are_out_of_range_are_counted_and_not_averaged() -> None:
     run = small("loss mean(embedding(cast(sum(x, over = embed), i64), w, over = embed))", 3)
     x = torch.zeros(12, 4)

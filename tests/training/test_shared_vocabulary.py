@@ -38,6 +38,7 @@ model lm(tokens: i64[batch, seq], targets: i64[batch, seq]) {
   let logits = dot(layer_norm(x, over = embed), head, over = embed)
   loss cross_entropy(logits, targets, over = vocab)
   metric right = accuracy(logits, targets, over = vocab)
+  metric counted = accuracy(logits, where(targets == 3, -1, targets), over = vocab, ignore = -1)
 }
 mesh two(pipe = 2, tensor = 1)
 layout cut on two {
@@ -210,10 +211,10 @@ def test_reports_count_what_each_rank_holds(changes):
 @pytest.mark.parametrize(
     ("text", "code", "line", "column", "words"),
     [
-        (text_of("shard seq -> pipe"), "E0412", 18, 3, "cannot also split `seq`"),
-        (text_of("shard lm.head: vocab -> pipe"), "E0412", 18, 3, "cannot also split `vocab`"),
-        (text_of("shard state -> pipe"), "E0412", 18, 3, "cannot also split `state`"),
-        (text_of(changes={"vocab = 12": "vocab = 13"}), "E0411", 18, 9, "does not divide over `pipe` of 2"),
+        (text_of("shard seq -> pipe"), "E0412", 19, 3, "cannot also split `seq`"),
+        (text_of("shard lm.head: vocab -> pipe"), "E0412", 19, 3, "cannot also split `vocab`"),
+        (text_of("shard state -> pipe"), "E0412", 19, 3, "cannot also split `state`"),
+        (text_of(changes={"vocab = 12": "vocab = 13"}), "E0411", 19, 9, "does not divide over `pipe` of 2"),
         (
             text_of(
                 changes={
@@ -222,7 +223,7 @@ def test_reports_count_what_each_rank_holds(changes):
                 }
             ),
             "E0417",
-            18,
+            19,
             9,
             "`log_softmax(logits, over = vocab)` needs all of it at once",
         ),

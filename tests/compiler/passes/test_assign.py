@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from partita.cli.main import main
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.build import build
 from partita.compiler.pipeline import compile_spec
@@ -130,11 +133,66 @@ def test_matrices_are_as_the_product_reads_them():
     }
 
 
+def test_what_an_optimizer_cannot_update_is_left_to_the_next_rule():
+    """A class and a block may have such parameters: vectors for each head, and kernels of depthwise convolutions."""
+    rules = ["update layer -> muon(lr = 0.1)", "update matrices -> muon(lr = 0.2)", "update all -> sgd(lr = 0.1)"]
+    state = compiled(*rules)
+    found = rules_of(*rules)
+    assert named(found, "update layer -> muon") == {"layer.mlp.up", "layer.mlp_2.up"}
+    assert named(found, "update matrices -> muon") == {"wte", "wq", "square", "expert"}
+    assert named(found, "update all -> sgd") == {"wpe", "bias", "inner", "layer.mlp.gain", "layer.mlp_2.gain"}
+    assert state.unfit.keys() == {f"m.layer.{i}.{mlp}.gain" for i in (0, 1) for mlp in ("mlp", "mlp_2")}
+    (unfit,) = state.unfit["m.layer.0.mlp.gain"]
+    assert (str(unfit.rule), unfit.why) == (
+        rules[0].partition("(")[0],
+        "it updates matrices, and no `dot` or `conv` reads this as one",
+    )
+    assert state.unfit.keys().isdisjoint(name for name, rule in state.rules.items() if "muon" in str(rule))
+
+
+DEPTHWISE = """
+axis batch = 4, seq = 8, embed = 8, kw = 4, out = 4
+model m(x: [batch, seq, embed]) {
+  repeat 2 as layer {
+    param k: [kw, embed] ~ normal(0.3)
+    let x = conv(x, k, seq -> seq, groups = embed, padding = [[3, 0]])
+  }
+  param w: [embed, out] ~ normal(0.3)
+  let y = dot(x, w, over = embed)
+  loss mean(y * y)
+}
+optimizer o { update matrices -> muon(lr = 0.02)  update all -> adamw(lr = 1e-3) }
+train { data = random()  optimizer = o  steps = 2 }
+"""
+
+
+def test_compile_and_explain_say_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "m.par"
+    file.write_text(DEPTHWISE)
+    why = "it updates matrices, and what reads this takes it for a stack of vectors"
+    assert main(["compile", str(file)]) == 0
+    assert f"`update matrices -> muon` leaves m.layer.k to a later rule: {why}" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert main(["explain", str(file), "k"]) == 0
+    shown = capsys.readouterr().out
+    assert "optimizer: update all -> adamw" in shown
+    assert f"not `update matrices -> muon`: {why}" in shown
+    left = compile_spec(checked(DEPTHWISE.replace("update matrices", "freeze w update matrices"), "m.par"))
+    assert [each.message for each in left.warnings] == [
+        "`matrices` in `update matrices -> muon` applies to no parameter"
+    ]
+    assert f"m.layer.0.k is left to `update all -> adamw` (m.par:12:67): {why}" in left.warnings[0].notes
+    assert left.warnings[0].help == "move it before that rule, or remove it"  # of `freeze w`
+
+
 WRONG = [
     (["update wte -> sgd(lr = 0.1)"], "E0414", "no rule of optimizer `o` applies to parameter `m.wpe`", (16, 9)),
     (["freeze wte, layer", "freeze all"], "E0415", "trains nothing", (33, 1)),
     (["update bias -> muon(lr = 0.1)", "freeze all"], "E0416", "no `dot` or `conv` reads this as one", (34, 10)),
     (["update inner -> muon(lr = 0.1)", "freeze all"], "E0416", "sums over all of its axes", (34, 10)),
+    (["update m.layer.mlp.gain -> muon(lr = 0.1)", "freeze all"], "E0416", "`m.layer.0.mlp.gain`", (34, 10)),
+    (["update layer -> muon(lr = 0.1)", "freeze wte"], "E0416", "`muon` cannot update `m.layer.0.mlp.gain`", (34, 10)),
     (["freeze wte", "update q -> sgd(lr = 0.1)"], "E0409", "`q` is not a parameter", (35, 10)),
     (["freeze wte, nothing", "update all -> sgd(lr = 0.1)"], "E0409", "`nothing` is not a parameter", (34, 15)),
     (["freeze layer.wte", "update all -> sgd(lr = 0.1)"], "E0409", "`layer.wte` is not a parameter", (34, 10)),
@@ -188,18 +246,14 @@ def test_rules_are_assigned_on_the_model_alone():
 
 
 @pytest.mark.parametrize(
-    ("loss", "rules"),
-    [
-        ("mean(x * w)", "update matrices -> muon(…)  update all -> adamw(…)"),
-        ("mean(dot(x, v, over = [embed, out]) * w)", "update v -> adamw(…)  update all -> muon(…)"),
-    ],
+    ("type", "loss"), [("[embed]", "mean(x * w)"), ("[embed, out]", "mean(dot(x, w, over = [embed, out]))")]
 )
-def test_an_optimizer_without_rules_is_told_to_have_some(loss: str, rules: str):
+def test_an_optimizer_without_rules_is_told_to_have_some(type: str, loss: str):
     text = f"""
 axis batch = 4, embed = 3, out = 2
 model m(x: [batch, embed, out]) {{
-  param {"v: [embed, out]" if "v," in loss else "w: [embed]"} ~ ones()
-  loss {loss.replace(" * w", "") if "v," in loss else loss}
+  param w: {type} ~ ones()
+  loss {loss}
 }}
 train {{ data = random()  optimizer = muon(lr = 0.1)  steps = 1 }}
 """
@@ -207,20 +261,40 @@ train {{ data = random()  optimizer = muon(lr = 0.1)  steps = 1 }}
         compile_spec(checked(text, "m.par"))
     (found,) = refused.value.diagnostics
     assert found.code == "E0416"
-    assert found.help == f"an optimizer with rules, and its name here: `optimizer mixed {{ {rules} }}`"
+    rules = "optimizer mixed { update matrices -> muon(…)  update all -> adamw(…) }"
+    assert found.help == f"an optimizer with rules, and its name here: `{rules}`"
+    advised = text.replace("muon(lr = 0.1)", "mixed") + rules.replace("…", "lr = 0.1")
+    assert {op.name for op in compile_spec(checked(advised, "m.par")).updates.values()} == {"adamw"}
 
 
-DEPTHWISE = """
-axis batch = 4, seq = 8, embed = 6, width = 3
-model m(x: [batch, seq, embed]) {
-  param kernel: [width, embed] ~ normal(0.1)
-  let y = conv(x, kernel, seq -> seq, groups = embed, padding = 1)
-  loss mean(y * y)
-}
-train { data = random()  optimizer = muon(lr = 0.1)  steps = 1 }
-"""
+@pytest.mark.parametrize(
+    ("rules", "help", "advised"),
+    [
+        (
+            ["update bias -> muon(…)", "update all -> sgd(…)"],
+            "another optimizer for it: `update bias -> adamw(…)`",
+            ["update bias -> adamw(…)", "update all -> sgd(…)"],
+        ),
+        (
+            ["freeze wte, wpe, wq, square, bias, expert, inner", "update layer -> muon(…)"],
+            "a rule behind this one, for what it leaves: `update all -> adamw(…)`",
+            ["freeze wte, wpe, wq, square, bias, expert, inner", "update layer -> muon(…)", "update all -> adamw(…)"],
+        ),
+        (
+            ["update wte -> sgd(…)", "update all -> muon(…)"],
+            "`update matrices -> muon(…)`, and a rule behind it, for what it leaves: `update all -> adamw(…)`",
+            ["update wte -> sgd(…)", "update matrices -> muon(…)", "update all -> adamw(…)"],
+        ),
+    ],
+)
+def test_what_a_refusal_advises_works(rules: list[str], help: str, advised: list[str]):
+    with pytest.raises(Refused) as refused:
+        compiled(*(rule.replace("…", "lr = 0.1") for rule in rules))
+    (found,) = refused.value.diagnostics
+    assert (found.code, found.help) == ("E0416", help)
+    compiled(*(rule.replace("…", "lr = 0.1") for rule in advised))
 
 
 def test_a_kernel_of_single_channels_is_no_matrix():
     with pytest.raises(Refused, match="what reads this takes it for a stack of vectors"):
-        compile_spec(checked(DEPTHWISE, "depthwise.par"))
+        compile_spec(checked(DEPTHWISE.replace("optimizer = o", "optimizer = muon(lr = 0.1)"), "depthwise.par"))

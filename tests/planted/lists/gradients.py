@@ -156,7 +156,7 @@ MISTAKES = [
     Planted(
         "weights-counted-once-for-all-positions",
         "compiler/passes/functions.py",
-        "if len(weight.type.axes) < len(nll.type.axes):",
+        "if len(weight.type.axes) < len(each.type.axes):",
         "if not weight.type.axes:",
         f"{FILE}[axes]",
     ),

@@ -59,6 +59,13 @@ MISTAKES = [
         IGNORED,
     ),
     Planted(
+        "accuracy-of-ignored-targets-too",
+        "compiler/passes/functions.py",
+        "evolve(site, operands=(logits, targets, *fixed))",
+        'evolve(site, operands=(logits, targets, *fixed), options={"over": site.options["over"]})',
+        IGNORED,
+    ),
+    Planted(
         "nothing-divided-by-nothing",
         "compiler/passes/functions.py",
         'whole = pointwise(build, "where", none, constant(build, 1.0, whole), whole)',

@@ -212,15 +212,15 @@ MISTAKES = [
     Planted(
         "the-last-rule-that-matches",
         "compiler/passes/assign.py",
-        "target = next((each for each in targets if each.matches(parameter, as_trained)), None)",
-        "target = next((each for each in reversed(targets) if each.matches(parameter, as_trained)), None)",
+        "for each in targets:\n            if each.matches",
+        "for each in reversed(targets):\n            if each.matches",
         f"{FILE}[rules-1]",
     ),
     Planted(
         "rates-by-the-place-of-the-rule",
         "compiler/passes/assign.py",
-        "rate=target.rule.index, lazy=lazy)",
-        "rate=max(0, target.rule.index - 1), lazy=lazy)",
+        "rate=rule.index, lazy=lazy)",
+        "rate=max(0, rule.index - 1), lazy=lazy)",
         f"{FILE}[rules]",
     ),
     Planted(

@@ -14,7 +14,7 @@ from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.files import checked
 
-MODEL = """axis batch = 4, seq = 8, vocab = 256, embed = 8
+MODEL = """axis batch = 4, seq = 8, vocab = 256, embed = 8, positions = batch * seq
 model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
   param table: [vocab, embed] ~ normal(0.5)
   let x = embedding(tokens, table, over = vocab)
@@ -25,6 +25,10 @@ model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
   let logits = dot(x, table, over = embed)
   loss cross_entropy(logits, targets, over = vocab IGNORE)
   metric perplexity = exp(cross_entropy(logits, targets, over = vocab IGNORE))
+  metric right = accuracy(logits, targets, over = vocab IGNORE)
+  let flat = tanh(merge(x, [batch, seq] -> positions))                       # what is made of the batch grows with it
+  metric flat = sqrt(mean(flat * flat))
+  metric apart = mean(max(split(flat, positions -> [batch, seq]), over = [seq, embed]))
   metric largest = max(x, over = [batch, seq, embed])
   metric below = max(0.0 - 1.0 - x * x, over = [batch, seq, embed])
   metric spread = sqrt(mean(x * x))
