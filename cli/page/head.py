@@ -44,7 +44,7 @@ def fault_of(run: Run) -> Fault | None:
         found = json.loads(run.fault or "")
         time = number_of(found.get("unix_time"))
         ranks = tuple((str(each["rank"]), str(each["step"]), str(each["doing"])) for each in found["ranks"])
-        return Fault(str(found["cause"]), time, ranks)
+        return Fault(str(found["cause"]), time if time is not None and isfinite(time) else None, ranks)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 

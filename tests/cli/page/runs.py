@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,26 @@ RECORDS = [
     {"step": 4, "slow_ranks": [{"rank": 1, "action": f"F of stage 0 {SCRIPT}", "cost": 0.25}]},
 ]
 
+FAULT = {"cause": SCRIPT, "ranks": [{"rank": 0, "step": 3, "doing": SCRIPT}]}
 
-def written(folder: Path, name: str = "run", file: str = "m.par", records: list[dict[str, Any]] = RECORDS) -> Path:
-    """A run's directory, as a stranger may have written it."""
+
+def written(
+    folder: Path,
+    name: str = "run",
+    file: str = "m.par",
+    records: Sequence[dict[str, Any]] = RECORDS,
+    text: str = TEXT,
+    fault: dict[str, Any] | None = FAULT,
+    **command: Any,
+) -> Path:
+    """A run's directory, as a stranger may have written it; `command` is what its `Origin` has beside its file."""
     path = folder / name
     source = str(folder / file)
     with RunDirectory.open(path) as directory:
-        directory.keep(Record("0" * 16, {source: TEXT}, None, Origin(source, ("train.steps=6",))))
+        directory.keep(Record("0" * 16, {source: text}, None, Origin(source, ("train.steps=6",), **command)))
         directory.put("metrics.jsonl", "".join(json.dumps(each) + "\n" for each in records).encode())
-        directory.put(
-            "fault.json", json.dumps({"cause": SCRIPT, "ranks": [{"rank": 0, "step": 3, "doing": SCRIPT}]}).encode()
-        )
+        if fault is not None:
+            directory.put("fault.json", json.dumps(fault).encode())
     return path
 
 
