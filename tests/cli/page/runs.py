@@ -34,6 +34,36 @@ train {{
 }}
 """
 
+# Two stages of two chunks each, and two parameters, u and w, that are equal but for their names.
+PIPE = """axis batch = 65536, embed = 1024
+
+model m(x: [batch, embed]) {
+  param u, v, w: [embed] ~ normal(1.0)
+  let h = x
+  repeat 4 as layer {
+    let h = h + h * v
+  }
+  loss mean(h * u + h * w)
+}
+
+mesh four(data = 2, pipe = 2)
+
+layout split on four {
+  shard batch -> data
+  stage layer -> pipe
+}
+
+schedule fast = interleaved_1f1b(microbatches = 4, chunks = 2)
+
+train {
+  layout = split
+  schedule = fast
+  data = random()
+  optimizer = sgd(lr = 0.1)
+  steps = 8
+}
+"""
+
 
 def step(number: int, **more: Any) -> dict[str, Any]:
     return {"step": number, "loss": 4.0 / number, "learning_rate": 0.1, "tokens_per_second": 1000.0 + number} | more

@@ -22,37 +22,8 @@ from partita.cli.page.run import Run
 from partita.cli.pictures.picture import COLOURS, colour
 from partita.compiler.schedules.schedule import Action
 from partita.runtime.run_directory import RunDirectory
-from tests.cli.page.runs import TEXT, append, step, written
+from tests.cli.page.runs import PIPE, TEXT, append, step, written
 
-# Two stages of two chunks each, and two parameters, u and w, that are equal but for their names.
-PIPE = """axis batch = 65536, embed = 1024
-
-model m(x: [batch, embed]) {
-  param u, v, w: [embed] ~ normal(1.0)
-  let h = x
-  repeat 4 as layer {
-    let h = h + h * v
-  }
-  loss mean(h * u + h * w)
-}
-
-mesh four(data = 2, pipe = 2)
-
-layout split on four {
-  shard batch -> data
-  stage layer -> pipe
-}
-
-schedule fast = interleaved_1f1b(microbatches = 4, chunks = 2)
-
-train {
-  layout = split
-  schedule = fast
-  data = random()
-  optimizer = sgd(lr = 0.1)
-  steps = 8
-}
-"""
 ROW = re.compile(r"<tr>(.*?)</tr>")
 CELL = re.compile(r"<t[hd][^>]*>(.*?)</t[hd]>")
 TABLE = re.compile(r"<table>.*?</table>")
