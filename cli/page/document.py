@@ -16,8 +16,8 @@ def _read(name: str) -> str:
 
 
 # uPlot draws the charts. Its license goes wherever it goes.
-STYLE = f"{_read('uplot/uPlot.min.css')}\n{_read('page.css')}"
-SCRIPT = f"/*\n{_read('uplot/LICENSE')}*/\n{_read('uplot/uPlot.iife.min.js')}\n{_read('page.js')}"
+STYLE = f"{_read('uplot-1.6.32/uPlot.min.css')}\n{_read('page.css')}"
+SCRIPT = f"/*\n{_read('uplot-1.6.32/LICENSE')}*/\n{_read('uplot-1.6.32/uPlot.iife.min.js')}\n{_read('page.js')}"
 
 
 def policy(live: bool) -> str:
