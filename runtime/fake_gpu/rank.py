@@ -101,7 +101,7 @@ def try_rank(plan: Plan, number: int) -> Tried:
     with (
         fake_gpu(watch) as device,
         _no_values(),
-        _own_tables(),
+        own_tables(),
         _not_compiled(watch),
         _no_autograd(),
         fake_transport(watch, number, size, device) as transport,
@@ -300,7 +300,7 @@ def _no_autograd() -> Iterator[None]:
 
 
 @contextmanager
-def _own_tables() -> Iterator[None]:
+def own_tables() -> Iterator[None]:
     """Tables that are kept from call to call, and compiled segments, are neither found nor left."""
     modules = [module for name, module in sys.modules.items() if name.startswith(kernels.__name__)]
     kept = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]

@@ -424,15 +424,26 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.limit = sys.maxsize  # one fault is enough
         return memory
 
+    def given_back(self, storage: torch.UntypedStorage) -> None:
+        """A piece of memory is freed, whoever refers to it."""
+        found = self._memory.get(storage._cdata)
+        if found is not None:
+            self._free(found[1])
+
     def _freed(self, key: int, memory: _Memory) -> None:
         if self._memory.get(key, (None, None))[1] is memory:
             del self._memory[key]
+        if memory.bytes:
+            self._free(memory)
+
+    def _free(self, memory: _Memory) -> None:
         captured = memory.graph is not None and memory.graph is not self.capturing  # it stays the graph's
         if memory.device != self.there or captured:
             return
-        self.live -= memory.bytes
         if not all(self._behind(memory.stream, each) for each in memory.uses):
             self.fault(Kind.LIFETIME, f"{memory.bytes} bytes are freed while another stream may still use them")
+        self.live -= memory.bytes
+        memory.bytes = 0
 
 
 def _bytes(tensor: torch.Tensor) -> int:
