@@ -120,7 +120,11 @@ def try_rank(plan: Plan, number: int) -> Tried:
             watch.fault(Kind.FAILURE, f"{type(error).__name__}: {what}", of(error))
     if steps is None:
         return Tried(number, tuple(watch.faults), (), (), 0, bound)
-    return Tried(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), steps.peak, bound)
+    above, place = watch.above
+    peak = max(steps.peak, above)  # the latter also of a step that has failed
+    if above:
+        watch.fault(Kind.MEMORY, f"{peak} bytes are allocated, of at most {bound}", place)
+    return Tried(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), peak, bound)
 
 
 class _Steps:
