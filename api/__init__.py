@@ -10,8 +10,8 @@
     print(trained.outputs({"tokens": tokens})["logits"])
 
 Overrides are strings as on the command line, or mappings from keys to values. For an invalid file, functions raise
-`partita.Refused` with diagnostics. Torch is not imported before a program is run; functions that need it raise
-ImportError where it is not installed.
+`partita.Refused` with diagnostics; for a wrong argument, TypeError or ValueError, which name it. Torch is not imported
+before a program is run; functions that need it raise ImportError where it is not installed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.arguments import callback, count, file_at, flag, folder_at, instance, seconds, word
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load as load_file
 from partita.overrides import Override, written
@@ -50,9 +51,14 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """What is public, for completion."""
+    return sorted([*__all__, "__version__"])
+
+
 def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
     """All errors and warnings of a file, with `key=value` overrides applied."""
-    return load_file(path, written(overrides))[1]
+    return load_file(file_at(path), written(overrides))[1]
 
 
 def load(path: str | Path, *overrides: Override) -> Spec:
@@ -70,8 +76,9 @@ def compile(path: str | Path, *overrides: Override) -> Compilation:
 def summary(state: Compilation) -> Summary:
     """A summary of a compiled program: stages, transfers, memory, predicted timeline."""
     from partita.compiler.report.summary import summarize
+    from partita.compiler.state import Compilation
 
-    return summarize(state)
+    return summarize(instance("state", state, Compilation, "what `partita.compile` returns"))
 
 
 def plan(
@@ -84,6 +91,8 @@ def plan(
     from partita.compiler.planner.search import Search
     from partita.compiler.planner.space import space_of
 
+    devices = count("devices", devices) if devices is not None else None
+    top, within = count("top", top), seconds("within", within)
     return Search(space_of(_load(path, overrides, fitting=False), devices), top, within).run().plans
 
 
@@ -95,7 +104,7 @@ def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -
     _require("verify")
     from partita.runtime.verification.verify import verify as verify_spec
 
-    return verify_spec(load(path, *overrides), allow_python)
+    return verify_spec(load(path, *overrides), flag("allow_python", allow_python))
 
 
 def train(
@@ -119,6 +128,8 @@ def train(
     _require("train")
     from partita.runtime.trained import train as train_spec
 
+    run_dir, on_step = folder_at("run_dir", run_dir), callback("on_step", on_step)
+    allow_python = flag("allow_python", allow_python)
     return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir, allow_python, on_step)
 
 
@@ -140,6 +151,8 @@ def load_model(
     _require("load_model")
     from partita.runtime.trained import load_model as load_trained
 
+    run, weights = folder_at("run", run), word("weights", weights, ("trained", "ema"))
+    allow_python = flag("allow_python", allow_python)
     spec, folder = load(path, *overrides), Path(path).resolve().parent
     return load_trained(spec, folder, run, names, weights, allow_python)
 
@@ -155,7 +168,7 @@ def outputs(
     full name, as `train` returns them, and `inputs` by name. What no output reads may be left out.
 
     Tensors have their axes in the order of their types in the file. Raises ValueError if one is missing or has another
-    shape.
+    shape, and TypeError for what is no tensor.
     """
     _require("outputs")
     from partita.runtime.outputs import outputs as outputs_of
@@ -173,7 +186,7 @@ def _require(function: str) -> None:
 
 
 def _load(path: str | Path, overrides: Sequence[Override], fitting: bool = True) -> Spec:
-    spec, diagnostics = load_file(path, written(overrides), fitting=fitting)
+    spec, diagnostics = load_file(file_at(path), written(overrides), fitting=fitting)
     if spec is None:
         raise Refused(diagnostics)
     return spec

@@ -37,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, help: str) -> argparse.ArgumentParser:
         aliases = ["list"] if name == "ls" else []
-        subparser: argparse.ArgumentParser = commands.add_parser(
-            name, help=help, description=help, aliases=aliases, allow_abbrev=False
-        )
+        subparser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help, aliases=aliases)
         subparser.set_defaults(action=name, needs=None if name in ("ls", "show") else "run")
         what = "the directory or address to import into" if name == "import" else DIRECTORY_HELP
         subparser.add_argument("directory", metavar="DIR", type=place_of, help=what)

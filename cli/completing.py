@@ -14,14 +14,11 @@ import argcomplete
 from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 from argcomplete.lexers import split_line
 
+from partita.cli.parsing import declared_in
 from partita.dsl import tree
 from partita.dsl.builtins import OPTIMIZERS, SCHEDULES
-from partita.dsl.declarations import Declarations, gather
-from partita.dsl.diagnostic import Refused
+from partita.dsl.declarations import Declarations
 from partita.dsl.overrides import full_names
-from partita.dsl.reader import Reader
-from partita.dsl.report import Full, Report
-from partita.dsl.source import Source
 
 Parsers = Callable[[list[str]], tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]]
 
@@ -51,11 +48,11 @@ def _completer(action: argparse.Action, words: list[str]) -> Any:
     if action.dest == "file":
         return FilesCompleter((".par",))
     if action.dest == "overrides":
-        return lambda prefix, parser, **_: _overrides(prefix, _declarations(words), parser.get_default("takes_name"))
+        return lambda prefix, parser, **_: _overrides(prefix, declared_in(words), parser.get_default("takes_name"))
     if action.metavar == "DIR":
         return DirectoriesCompleter()
     if action.dest == "program":
-        return lambda **_: list(_declarations(words).weights)
+        return lambda **_: list(declared_in(words).weights)
     return None
 
 
@@ -87,14 +84,3 @@ def _parameters(there: Declarations) -> Iterator[str]:
                 yield from (f"{body.name.text}.{name.text}" for name in statement.names)
             elif isinstance(statement, tree.Repeat | tree.Scan):
                 waiting += statement.body
-
-
-def _declarations(words: list[str]) -> Declarations:
-    """What the file on the line declares, as far as it can be read."""
-    reader = Reader()
-    file = next((os.path.expanduser(word) for word in words if word.endswith(".par")), "")
-    try:
-        source = reader.source(file, file)
-        return gather(source, file, None, reader, Report())
-    except (Refused, Full):
-        return Declarations(Source(file, ""))

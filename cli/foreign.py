@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from partita.cli.number_format import bytes_text
-from partita.cli.source import load_or_report
+from partita.cli.source import load_or_report, report
 from partita.dsl import tree
 from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import Refused, refuse
@@ -90,7 +90,7 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
         floats = {each.type.dtype for each in manifest.tensors if each.type.is_float}
         dtype = arguments.dtype or max(floats, key=WIDTHS.__getitem__, default=None)
         more[CONFIG] = with_dtype(config_of(config), dtype)
-    count, size = export_foreign(
+    count, size, warnings = export_foreign(
         commit,
         arguments.output,
         weights,
@@ -100,6 +100,7 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
         arguments.shard_size,
         more,
     )
+    report(warnings)
     print(f"{arguments.output}: {count} tensors, {bytes_text(size)} from {commit.path}, step {manifest.step}")
     if not more:
         print(f"without {CONFIG}, which was not imported; `--config FILE` puts one beside them")

@@ -40,7 +40,17 @@ def import_checkpoint(arguments: argparse.Namespace) -> int:
     weights = declared(given, arguments.program) if arguments.program is not None else None
     wanted, step = manifest_of(given, state.program), 0 if arguments.step is None else arguments.step
     try:
-        made = import_tensors(directory, step, wanted, state.program, source, weights, arguments.only, arguments.strict)
+        made = import_tensors(
+            directory,
+            step,
+            wanted,
+            state.program,
+            source,
+            weights,
+            arguments.only,
+            arguments.strict,
+            tuple(given.weights.values()),
+        )
         config = found(source).parent / CONFIG
         if weights is not None and is_file(config):
             write_config(directory, config_of(config))
@@ -102,13 +112,7 @@ def _bindings(found: Sequence[Found]) -> Iterator[str]:
 
 def _axes(found: Found) -> str:
     """Their axes in terms of ours, as a line of `weights` has them; `?` if their order is a guess."""
-    parts, joined = found.tensor.parts, found.tensor.joined
-    axes = []
-    for number, groups in enumerate(zip(*(part.groups for part in parts), strict=True)):
-        texts = dict.fromkeys(" * ".join(group) or "1" for group in groups)
-        plus = "+ " * (number == joined and len(texts) == 1)
-        axes.append(plus + " + ".join(texts))
-    return f"[{', '.join(axes)}]" + " ?" * bool(found.ambiguous)
+    return found.tensor.axes + " ?" * bool(found.ambiguous)
 
 
 def _rest(made: Imported) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,12 +49,23 @@ def run(arguments: argparse.Namespace) -> int:
     inside = os.path.join(given, CONFIG)
     config = Path(inside) if os.path.isfile(inside) else given if given.suffix == ".json" else None
     if config is None or arguments.starter is not None:
+        problem = _misread(arguments.file) if arguments.starter is None else None
+        if problem is not None:
+            print(f"partita: {problem}", file=sys.stderr)
+            return 2
         if arguments.output is not None or arguments.ignore:
             print("partita: --output and --ignore are for a config.json: `partita init CONFIG.json`", file=sys.stderr)
             return 2
         name = arguments.starter or USUAL
         text = starter(name)
-        return _write(given, lambda path: text.replace(f"{name}.par", path.name), read_by(text), _how_to_run)
+        own = given.name.removesuffix(".par")
+        other = own if own in starter_names() and own != name else None
+        return _write(
+            given,
+            lambda path: text.replace(f"{name}.par", path.name),
+            read_by(text),
+            lambda path: _how_to_run(path) + (f"; `partita init --from {other}` is another file" if other else ""),
+        )
     try:
         kind, text = from_config(config, tuple(arguments.ignore))
     except Refused as refused:
@@ -61,6 +73,26 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     return _write(
         Path(arguments.output or kind), lambda _: text, read_by(text), lambda path: _how_to_import(path, config)
+    )
+
+
+def _misread(name: str) -> str | None:
+    """Why no starter is written under a name that is meant for something else: a model of the hub, or a folder that has
+    one.
+    """
+    if any(os.path.isfile(os.path.join(name, each)) for each in TENSORS):
+        return f"{printable(name)} has the tensors of a model, and no {CONFIG}, which says what they are"
+    address = re.fullmatch(
+        r"(?:hf://|https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)([\w.-]+/[\w.-]+)(?:[/?#].*)?", name
+    )
+    hub = address[1] if address is not None else name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None
+    if hub is None or name.endswith(".par") or os.path.isdir(os.path.dirname(name)):
+        return None
+    folder = hub.partition("/")[2]
+    missing = "" if address is not None else f"cannot write {name}.par: No such file or directory; "
+    return (
+        f"{missing}if `{hub}` is a model of the Hugging Face hub, download its {CONFIG}: "
+        f"`hf download {hub} {CONFIG} --local-dir {folder}`, and then `partita init {folder}`"
     )
 
 

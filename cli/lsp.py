@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 from partita.cli.command import SUMMARIES, Command, register
 
@@ -14,11 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until the editor ends it. Returns 0."""
+    """Serve until the editor ends it. Returns 0; 1 if that is without a shutdown, as the protocol has it."""
     from partita.cli.editor.features import server
 
-    server().start_io()
-    return 0
+    serving = server()
+    with open(os.dup(sys.stdout.fileno()), "wb") as output:  # the server closes what it writes to
+        serving.start_io(stdout=output)
+    return 1 if serving.killed else 0
 
 
 register(

@@ -13,6 +13,7 @@ from partita import __version__
 from partita.cli import streams
 from partita.cli.command import COMMANDS, SUMMARIES
 from partita.cli.extras import explained, missing
+from partita.cli.parsing import Parser
 from partita.cli.source import printable
 from partita.dsl.report import nearest
 
@@ -87,9 +88,7 @@ def _run(given: Sequence[str]) -> int:
     return 2
 
 
-def _parsed(
-    parser: argparse.ArgumentParser, called: argparse.ArgumentParser, given: Sequence[str]
-) -> argparse.Namespace:
+def _parsed(parser: Parser, called: Parser, given: Sequence[str]) -> argparse.Namespace:
     """The arguments; argparse itself takes no overrides, and no optional file, after an option that follows others."""
     parsed, rest = parser.parse_known_args(given)
     words = hasattr(parsed, "takes_name")
@@ -99,30 +98,25 @@ def _parsed(
         rest.remove(file)
     strays = [word for word in rest if word.startswith("-") or not ("=" in word or words)]
     if strays or (rest and not hasattr(parsed, "overrides")):
-        option = next((word for word in strays if re.fullmatch(r"--[a-z][\w.-]*(=.*)?", word)), None)
-        help = ""
-        if option is not None and hasattr(parsed, "overrides"):
-            key, _, value = option[2:].partition("=")
-            help = f"; settings take no dashes: {key.replace('-', '_')}={value or '…'}"
-        called.error(f"unrecognized arguments: {' '.join(strays or rest)}{help}")
+        unknown, inner = strays or rest, called.called(parsed)
+        help = inner.advice(given, unknown)
+        inner.error(printable(f"unrecognized arguments: {' '.join(unknown)}{f'; {help}' if help else ''}"))
     parsed.given = tuple(given)
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed
 
 
-def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]:
+def _parser(given: Sequence[str]) -> tuple[Parser, Parser, str | None]:
     """The parser, which has the options only of the command that is called; that command's parser; and its name."""
-    parser = argparse.ArgumentParser(
-        prog="partita", description="Declarative distributed training.", allow_abbrev=False
-    )
+    parser = Parser(prog="partita", description="Declarative distributed training.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     name = next((word for word in given if not word.startswith("-")), None)
     called = parser
     for each in [name] if name is not None and name in COMMANDS else COMMANDS:
         summary = SUMMARIES.get(each) or COMMANDS[each].summary
-        subparser = commands.add_parser(each, help=summary, description=summary, allow_abbrev=False)
+        subparser = commands.add_parser(each, help=summary, description=summary)
         if each == name:
             COMMANDS[each].add_arguments(subparser)
             called = subparser

@@ -24,10 +24,14 @@ from partita.compiler.schedules.offload import with_copies
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.simulator import simulate
 from partita.compiler.schedules.spread import part_messages
+from partita.dsl import tree
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load_text
 from partita.dsl.overrides import PLACE
+from partita.dsl.parser import parse_expression
+from partita.dsl.report import Report, nearest
+from partita.dsl.source import Source
 
 if TYPE_CHECKING:
     from partita.compiler.schedules.conditions import Memory
@@ -71,14 +75,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def asked(arguments: argparse.Namespace) -> str | None:
     """What is wrong with a request for a schedule without a program; "" if nothing is, None if it is for a program."""
     sizes = {"--stages": arguments.stages, "--microbatches": arguments.microbatches}
-    named = arguments.file.partition("(")[0] in SCHEDULES and not Path(arguments.file).exists()
-    numbers = arguments.times is not TIMES or arguments.memory is not MEMORY
-    if not (named or numbers or any((*sizes.values(), arguments.chunks, arguments.memory_limit))):
-        return None
+    others = {"--chunks": arguments.chunks, "--memory-limit": arguments.memory_limit}
+    others |= {"--times": arguments.times is not TIMES, "--memory": arguments.memory is not MEMORY}
+    options = [name for name, value in {**sizes, **others}.items() if value]
+    generator, is_call = SCHEDULES.get(_name(arguments)), "(" in arguments.file
+    if Path(arguments.file).exists():
+        if not options:
+            return None
+        return f"{arguments.file} is a file: {', '.join(options)} are for a schedule without one, by its name"
+    if generator is None:  # the schedule that is meant is said where it is loaded
+        return "" if options or is_call or nearest(_name(arguments), SCHEDULES) is not None else None
     # A schedule that is written in a file states its own size.
-    generator = SCHEDULES.get(arguments.file.partition("(")[0])
-    written = generator is not None and generator.written is not None and "(" in arguments.file
-    missing = [] if written else [name for name, size in sizes.items() if size is None]
+    written = generator.written is not None and is_call
+    said = _arguments(arguments)
+    missing = [] if written else [name for name, size in sizes.items() if size is None and name[2:] not in said]
     return f"a schedule without a program needs {' and '.join(missing)}" if missing else ""
 
 
@@ -129,9 +139,26 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
     return schedule, simulate(programs, costs)
 
 
+def _name(arguments: argparse.Namespace) -> str:
+    """The name of the schedule that FILE is or calls."""
+    return str(arguments.file).partition("(")[0].strip()
+
+
+def _arguments(arguments: argparse.Namespace) -> set[str]:
+    """The arguments of the schedule that are in its call, or follow it; all of them if the call cannot be read."""
+    found = {each.partition("=")[0] for each in arguments.overrides}
+    if "(" not in arguments.file:
+        return found
+    names = SCHEDULES[_name(arguments)].names
+    written = parse_expression(Source(PLACE, arguments.file), Report(), 0, len(arguments.file))
+    if not isinstance(written, tree.Call):
+        return {*found, *names}
+    return found | {each.name.text if each.name else name for each, name in zip(written.arguments, names, strict=False)}
+
+
 def _call(arguments: argparse.Namespace) -> Call:
     """The call of the schedule, with the options applied."""
-    name = arguments.file.partition("(")[0].strip()
+    name = _name(arguments)
     taken = SCHEDULES[name].names if name in SCHEDULES else ()
     overrides = [f"one.{each}" for each in arguments.overrides]
     for key in ("microbatches", "chunks"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from partita.compiler.graph import without_iterations
 from partita.dsl.paths import is_end
 from partita.dsl.report import nearest
+
+MOST_NAMED = 4  # of many names
 
 
 def matches(path: Sequence[str], name: str) -> bool:
@@ -39,7 +42,10 @@ def instead_of(name: str, tensors: Sequence[str]) -> str:
     if inside := [each for each in map(without_iterations, tensors) if f".{inner}." in f".{each}"]:
         return f", but is a part of the model: name a tensor in it, such as `{end_of(inside[0], inner.count('.') + 2)}`"
     near = nearest(without_iterations(name), dict.fromkeys(end_of(each, inner.count(".") + 1) for each in tensors))
-    return f"; did you mean `{near}`?" if near else ""
+    if near:
+        return f"; did you mean `{near}`?"
+    first = [f"`{each}`" for each in islice(dict.fromkeys(end_of(each, 1) for each in tensors), MOST_NAMED)]
+    return f"\n  there are {len(tensors):,}, such as {', '.join(first)}" if first else ""
 
 
 def _inner(name: str) -> str:

@@ -18,8 +18,24 @@ from partita.dsl.formulas import Size, Term, sizes_in, value_of
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
+
+def product_text(group: Sequence[str]) -> str:
+    """The product of axes of ours, as a line has it."""
+    return " * ".join(group) or "1"
+
+
 # For each axis of theirs, those of ours that are merged in it, the first slowest.
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
+
+
+@frozen
+class Join:
+    """Where parameters follow each other in a tensor of theirs: along an axis of it, within each position of the first
+    `outer` axes of ours that are merged there.
+    """
+
+    axis: int
+    outer: int = 0
 
 
 @frozen
@@ -90,14 +106,14 @@ class Pattern:
 class Line:
     """One line: parameters of ours, and names of theirs, of which the first is the one that is written.
 
-    `groups` are for each of ours the axes of theirs, in which `joined` is the one that they follow each other along.
-    Theirs has a tensor for each index of the axes `indexed`.
+    `groups` are for each of ours the axes of theirs; `joined` says along which of these ours follow each other. Theirs
+    has a tensor for each index of the axes `indexed`.
     """
 
     ours: tuple[Parameter, ...]
     theirs: tuple[Pattern, ...]
     groups: tuple[Groups, ...]
-    joined: int | None
+    joined: Join | None
     indexed: tuple[str, ...]
     span: Span = field(eq=False, repr=False)
 
@@ -125,14 +141,14 @@ class Line:
         for name, parameter, groups in zip(ours, self.ours, self.groups, strict=True):
             part = Part(name, parameter.type, groups, index, start)
             yield part
-            start += part.shape[self.joined] if self.joined is not None else 0
+            start += part.rows(self.joined)[1] if self.joined is not None else 0
 
 
 @frozen
 class Part:
     """What a tensor of theirs has of one of ours: at the `index` of some of its axes, in an order of the others.
 
-    `start` is where it begins in theirs, along the axis that is joined.
+    `start` is where it begins in theirs, within each position of the outer axes where it is joined.
     """
 
     name: str
@@ -146,6 +162,11 @@ class Part:
         """Its shape in theirs."""
         return tuple(prod(self.type.axis(name).size for name in group) for group in self.groups)
 
+    def rows(self, joined: Join) -> tuple[int, int]:
+        """How many positions the outer axes have where it is joined, and how many elements it has in each."""
+        outer = prod(self.type.axis(name).size for name in self.groups[joined.axis][: joined.outer])
+        return outer, self.shape[joined.axis] // outer
+
     @property
     def order(self) -> tuple[str, ...]:
         """The axes of ours in the order of theirs."""
@@ -158,15 +179,29 @@ class Theirs:
 
     names: tuple[str, ...]
     parts: tuple[Part, ...]
-    joined: int | None = None
+    joined: Join | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         shape = list(self.parts[0].shape)
         if self.joined is not None:
-            shape[self.joined] = sum(part.shape[self.joined] for part in self.parts)
+            shape[self.joined.axis] = sum(part.shape[self.joined.axis] for part in self.parts)
         return tuple(shape)
+
+    @property
+    def axes(self) -> str:
+        """Its axes in terms of ours, as a line has them: `[embed, heads * + key]`."""
+        texts = [product_text(group) for group in self.parts[0].groups]
+        if self.joined is not None:
+            groups, outer = [part.groups[self.joined.axis] for part in self.parts], self.joined.outer
+            terms = [product_text(group[outer:]) for group in groups]
+            joined = f"+ {terms[0]}" if len(set(terms)) == 1 else " + ".join(terms)
+            if outer:
+                within = joined if joined.startswith("+") else f"({joined})"
+                joined = f"{product_text(groups[0][:outer])} * {within}"
+            texts[self.joined.axis] = joined
+        return f"[{', '.join(texts)}]"
 
 
 @frozen(eq=False)

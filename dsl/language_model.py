@@ -10,6 +10,7 @@ from attrs import frozen
 from partita.dsl.builtins import DATA
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.reach import inputs_of_output
+from partita.dsl.report import nearest
 from partita.dsl.source import Span
 from partita.dsl.spec import Call, Model
 from partita.dsl.types import INTEGERS, Axis, Type
@@ -76,7 +77,9 @@ def no_output(model: Model, name: str, span: Span | None = None) -> Refused:
     """The error (E0302) that a model has no output of a name, at a place or at the model."""
     known = [each for each, _ in model.outputs]
     message = f"model `{model.name}` has no output `{name}`" if known else f"model `{model.name}` has no output"
-    help = f"it has: {', '.join(known)}" if known else "`output logits = dot(x, head, over = embed)`"
+    near = nearest(name, known)
+    help = f"did you mean `{near}`?" if near else f"it has: {', '.join(known)}"
+    help = help if known else "`output logits = dot(x, head, over = embed)`"
     return refuse("E0302", message, span or model.span, help=help)
 
 

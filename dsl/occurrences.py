@@ -221,7 +221,7 @@ class _Names:
 
     def _correspondence(self, line: tree.Correspondence) -> None:
         self._paths(line.ours)
-        self._expressions((axis.value for axis in line.axes), {})
+        self._expressions((each for axis in line.axes for each in axis.expressions), {})
         repeats = self.members.repeats_around(self.members.named([part.text for part in line.ours[0].parts]))
         for pattern in line.theirs:
             for each in subexpressions(list(_formulas(pattern))):

@@ -126,28 +126,16 @@ class _Override:
         return self.chosen
 
     def _found(self) -> str | None:
-        """Help for an unknown key: full names that contain or resemble it (`lr` ends `train.optimizer.lr`)."""
-        there = self.declarations
-        whole = list(full_names(there))
-        ends = {each.rpartition(".")[2] for each in whole}
+        """Help for an unknown key."""
         written, last = ".".join(name.text for name in self.key), self.key[-1].text
-        within = [each for each in whole if each.startswith(f"{written}.")]
-        if within:
-            return f"such as {listed(within[:MOST_SHOWN], 'or')}"
+        found, parts = likely_keys(self.declarations, written)
+        if found and parts:
+            return f"such as {listed(found, 'or')}"
+        if found:
+            return f"did you mean {listed(found, 'or')}?"
         if last in PARALLEL:
-            axis = PARALLEL[last]
-            found = [f"{name}.{axis}" for name, mesh in there.meshes.items() if axis in _axes(mesh)]
-            return f"did you mean {listed(found, 'or')}?" if found else f"that is a mesh axis: `mesh … ({axis} = 2)`"
-        for end in (last, meant(last, ends), None if last in FOLLOWS else nearest(last, ends)):
-            found = [each for each in whole if each.rpartition(".")[2] == end]
-            if found:
-                return f"did you mean {listed(found[:MOST_SHOWN], 'or')}?"
-        if last in FOLLOWS:
-            return FOLLOWS[last]
-        kinds = [*there.axes, *there.constants, *CHOICES, "train"]
-        declared = [*kinds, *there.meshes, *there.schedules, *there.optimizers]
-        near = nearest(self.key[0].text, declared)
-        return f"did you mean `{near}`?" if near not in (None, self.key[0].text) else None
+            return f"that is a mesh axis: `mesh … ({PARALLEL[last]} = 2)`"
+        return FOLLOWS.get(last)
 
     def _mesh(self, mesh: tree.Mesh, axis: tree.Name) -> tree.Mesh:
         names = _axes(mesh)
@@ -157,7 +145,8 @@ class _Override:
             return evolve(mesh, table=tree.Table((*others, entry), mesh.span))
         if axis.text not in names:
             message = f"mesh `{mesh.name.text}` has no axis `{axis.text}`"
-            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, names, "its axes:"))
+            known = [*names, *MESH] if nearest(axis.text, MESH) else names
+            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, known, "its axes:"))
         entries = tuple(evolve(e, value=self.value) if e.key.text == axis.text else e for e in mesh.axes)
         return evolve(mesh, axes=entries)
 
@@ -173,15 +162,38 @@ class _Override:
         found = next((i for i, entry in enumerate(entries) if entry.key.text == key.text), None)
         before = entries[found].value if found is not None else None
         name = tree.single(before) if before is not None else None
-        if rest and key.text == "optimizer" and name is not None and name.text in self.declarations.optimizers:
-            message = f"optimizer `{name.text}` has rules: name one by its target"
-            raise refuse("E0315", message, rest[0].span, help=self._found())
+        optimizers = self.declarations.optimizers
+        if rest and key.text == "optimizer" and name is not None and name.text in optimizers:
+            optimizers[name.text] = self._only_rule(optimizers[name.text], rest)
+            return
         entry = tree.Entry(key, _replaced(before, kinds[key.text], key, rest, self.value), self.value.span)
         if found is None:
             entries.append(entry)
         else:
             entries[found] = entry
         self.declarations.train[0] = evolve(train, table=evolve(train.table, entries=tuple(entries)))
+
+    def _only_rule(self, optimizer: tree.Optimizer, rest: Sequence[tree.Name]) -> tree.Optimizer:
+        """`train.optimizer.ARGUMENT`, of a declared optimizer: an argument of the only rule that takes it. What several
+        take has a value in each, which need not be the same.
+        """
+        rules = {
+            rule: OPTIMIZERS[rule.call.name.text].names
+            for rule in optimizer.rules
+            if isinstance(rule, tree.UpdateRule) and rule.call.name.text in OPTIMIZERS
+        }
+        name, argument = optimizer.name.text, rest[0].text
+        taking = [rule for rule, names in rules.items() if argument in names]
+        if not taking:
+            help = suggestion(argument, {each for names in rules.values() for each in names}, "there are")
+            raise refuse("E0209", f"no rule of optimizer `{name}` takes argument `{argument}`", rest[0].span, help=help)
+        if len(taking) > 1:
+            keys = listed([f"{name}.{rule.targets[0]}.{argument}" for rule in taking], "or")
+            message = f"{len(taking)} rules of optimizer `{name}` take argument `{argument}`"
+            raise refuse("E0315", message, rest[0].span, help=f"name one by its target: {keys}")
+        call = _replaced(taking[0].call, OneOf(OPTIMIZERS), rest[0], rest, self.value)
+        assert isinstance(call, tree.Call)
+        return _with_call(optimizer, taking[0], call)
 
     def _optimizer(self, optimizer: tree.Optimizer, rest: Sequence[tree.Name]) -> tree.Optimizer:
         """`OPTIMIZER.TARGET` replaces the call of the rule that has this target, `OPTIMIZER.TARGET.ARGUMENT` an
@@ -197,12 +209,15 @@ class _Override:
                     raise refuse(
                         "E0306", "a rule updates by a call", self.value.span, help="such as `adamw(lr = 1e-3)`"
                     )
-                changed = evolve(rule, call=call)
-                return evolve(optimizer, rules=tuple(changed if each is rule else each for each in optimizer.rules))
+                return _with_call(optimizer, rule, call)
             if rule is not None:
                 raise refuse("E0315", f"`freeze {targets_text(rule)}` has no arguments to override", rest[end - 1].span)
         message = f"no rule of optimizer `{optimizer.name.text}` has the target `{'.'.join(texts)}`"
-        raise refuse("E0315", message, rest[0].span, help=suggestion(texts[0], list(targets), "its targets:"))
+        inside = [f"{optimizer.name.text}.{path}.{texts[-1]}" for path in targets]
+        found = [each for each in full_names(self.declarations) if each in inside]
+        help = f"did you mean {listed(found, 'or')}?" if len(rest) == 1 and found else None
+        help = help or suggestion(texts[0], list(targets), "its targets:")
+        raise refuse("E0315", message, rest[0].span, help=help)
 
     def _schedule(self, rest: Sequence[tree.Name]) -> tree.Schedule:
         """`schedule=…`: a declared one, or a built-in that inherits the arguments it takes; or `schedule.KEY=…`."""
@@ -231,9 +246,43 @@ class _Override:
         return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), self.value.span)
 
 
+def likely_keys(there: Declarations, written: str) -> tuple[list[str], bool]:
+    """Keys of a file that one that it has not may stand for, the likeliest first: full names that it is a part of, that
+    contain or resemble it (`lr` ends `train.optimizer.lr`), or that others call so. And whether they are inside of what
+    it names.
+    """
+    whole = list(dict.fromkeys(full_names(there)))
+    last = written.rpartition(".")[2]
+    if within := [each for each in whole if each.startswith(f"{written}.")]:
+        return within[:MOST_SHOWN], True
+    if last in PARALLEL:
+        axes = [f"{name}.{PARALLEL[last]}" for name, mesh in there.meshes.items() if PARALLEL[last] in _axes(mesh)]
+        return axes[:MOST_SHOWN], False
+    ends = {each.rpartition(".")[2] for each in whole}
+    near = nearest(written, whole)
+    for end in (last, meant(last, ends), None if last in FOLLOWS or near is not None else nearest(last, ends)):
+        found = [each for each in whole if each.rpartition(".")[2] == end]
+        if found:
+            return ([near] if near in found and "." in written else found[:MOST_SHOWN]), False
+    if last in FOLLOWS:
+        return [], False
+    if near is not None:
+        return [near], False
+    first = nearest(written.partition(".")[0], {each.partition(".")[0] for each in whole})
+    if first is None or first == written.partition(".")[0]:
+        return [], False
+    return ([first] if first in whole else [each for each in whole if each.startswith(f"{first}.")][:MOST_SHOWN]), False
+
+
 def targets_text(rule: tree.FreezeRule | tree.UpdateRule) -> str:
     """The targets of a rule."""
     return ", ".join(map(str, rule.targets))
+
+
+def _with_call(optimizer: tree.Optimizer, rule: tree.UpdateRule, call: tree.Call) -> tree.Optimizer:
+    """An optimizer in which a rule has another call."""
+    changed = evolve(rule, call=call)
+    return evolve(optimizer, rules=tuple(changed if each is rule else each for each in optimizer.rules))
 
 
 def _axes(mesh: tree.Mesh) -> list[str]:

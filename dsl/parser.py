@@ -378,7 +378,9 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "weights": lambda s, name, *lines: tree.Weights(_name(s, name), lines, s),
     "correspondence": lambda s, ours, theirs, axes=(): tree.Correspondence(ours, theirs, axes, s),
     "weight_axes": _together,
-    "weight_axis": lambda s, *parts: tree.WeightAxis(len(parts) > 1, parts[-1], s),
+    "weight_axis": lambda s, *parts: tree.WeightAxis(
+        parts[0] if len(parts) > 2 else None, len(parts) > 1, parts[-1], s
+    ),
     "skip": lambda s, patterns: tree.Skip(patterns, s),
     "strings": _together,
     "train": lambda s, table: tree.Train(table, s),

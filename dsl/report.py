@@ -76,8 +76,9 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     # A short word may have one wrong letter, but not the first: `sin` is not a misspelled `min`.
     if len(word) <= 3:
         near = [c for c in near if c[:1] == word[:1]]
-    found = get_close_matches(word, near, n=1, cutoff=0.66 if len(word) <= 3 else 0.75 if len(word) <= 5 else 0.8)
-    return found[0] if found else None
+    found = get_close_matches(word, near, n=3, cutoff=0.66 if len(word) <= 3 else 0.75 if len(word) <= 5 else 0.8)
+    swapped = (each for each in found if sorted(each) == sorted(word))
+    return next(swapped, found[0] if found else None)
 
 
 def suggestion(word: str, candidates: Iterable[str], kind: str = "there are") -> str | None:

@@ -56,3 +56,13 @@ class Pictured:
     def _repr_html_(self) -> str:
         found: str = import_module("partita.cli.notebook").html(self)
         return found
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for a message on an argument: `a numpy array`, `None`, `an int`."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = {"ndarray": "numpy array", "Tensor": "tensor"}.get(type(value).__name__, type(value).__name__)
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

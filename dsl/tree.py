@@ -516,11 +516,19 @@ class Expect:
 
 @frozen
 class WeightAxis:
-    """An axis of theirs: ours in a product, or a sum of products. `joined`: it begins with `+`."""
+    """An axis of theirs: ours in a product, of which a factor may be a sum. `joined`: there is a `+` before `value`,
+    and before that the product `outer`, if there is one.
+    """
 
+    outer: Expression | None
     joined: bool
     value: Expression
     span: Span = field(eq=False, repr=False)
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """Both expressions, if there are two."""
+        return (self.value,) if self.outer is None else (self.outer, self.value)
 
 
 @frozen

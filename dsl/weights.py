@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from attrs import evolve
+
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.constants import Lookup
-from partita.dsl.correspondence import Groups, Line, Parameter, Pattern, Weights
+from partita.dsl.correspondence import Groups, Join, Line, Parameter, Pattern, Theirs, Weights
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import Size, Term
 from partita.dsl.parser import parse_expression
@@ -17,6 +19,7 @@ from partita.dsl.types import Type
 from partita.dsl.units import PLAIN, Quantity
 
 NAMES = "an axis of theirs is a product of ours, such as `heads * key`, or 1"
+ONE_JOIN = "parameters are joined along one axis"
 
 
 def parameters_of(model: spec.Model) -> list[Parameter]:
@@ -68,7 +71,7 @@ class Checker:
         for line in written.lines:
             if isinstance(line, tree.Correspondence):
                 try:
-                    lines.append(self.line(line, named))
+                    lines += [self.line(each, named) for each in _alone(line)]
                 except Refused as refused:
                     self.report.refused(refused)
         skips = [each for line in written.lines if isinstance(line, tree.Skip) for each in line.patterns]
@@ -81,21 +84,26 @@ class Checker:
         return found if self.report.errors == errors else None
 
     def twice(self, weights: Weights) -> None:
-        """Refuse names of theirs that two tensors have (E0322), or that are too many (E0008)."""
+        """Refuse a name of theirs that two tensors have (E0322): of one line, or of several with another shape. Several
+        lines may have one tensor. Refuse names that are too many (E0008).
+        """
         if sum(line.count for line in weights.lines) > limits.FOREIGN:
             message = f"`weights {weights.name}` names more than {limits.FOREIGN:,} tensors"
             raise refuse("E0008", message, weights.span)
-        seen: dict[str, Span] = {}
+        seen: dict[str, tuple[Line, Theirs, Span]] = {}
         for line in weights.lines:
             for tensor in line.tensors():
                 for pattern, name in zip(line.theirs, tensor.names, strict=True):
-                    if name in seen:
-                        notes = () if seen[name] is pattern.span else (f"the other is at {seen[name].place}",)
-                        message = f"two tensors of theirs are called `{name}`"
+                    before, other, span = seen.setdefault(name, (line, tensor, pattern.span))
+                    if other is tensor or (before is not line and _same_form(other, tensor)):
+                        continue
+                    message = f"two tensors of theirs are called `{name}`"
+                    if before is line:
                         help = "in braces, the numbers of iterations tell tensors apart: `layers.{layer}.weight`"
-                        self.report.error("E0322", message, pattern.span, notes, help)
-                        return
-                    seen[name] = pattern.span
+                        raise refuse("E0322", message, pattern.span, help=help)
+                    shapes = f"the other, at {span.place}, has shape {list(other.shape)}, and this {list(tensor.shape)}"
+                    help = "lines with one tensor of theirs have it in one shape"
+                    raise refuse("E0322", message, pattern.span, notes=[shapes], help=help)
 
     def line(self, line: tree.Correspondence, named: dict[str, Span]) -> Line:
         """A checked line. Raises Refused (E0317, E0320, E0321, E0322)."""
@@ -150,15 +158,15 @@ class Checker:
 
     def groups(
         self, line: tree.Correspondence, ours: Sequence[Parameter], indexed: Sequence[str]
-    ) -> tuple[tuple[Groups, ...], int | None]:
-        """For each of ours the axes of theirs, and which of these is joined. Raises Refused (E0320)."""
+    ) -> tuple[tuple[Groups, ...], Join | None]:
+        """For each of ours the axes of theirs, and where they are joined. Raises Refused (E0320)."""
         found: list[list[tuple[str, ...]]] = [[] for _ in ours]
-        joined: int | None = None
+        joined: Join | None = None
         for number, axis in enumerate(line.axes):
-            terms = list(_terms(axis.value))
+            outer, terms = _terms(axis)
             if axis.joined or len(terms) > 1:
                 if joined is not None:
-                    raise refuse("E0320", "parameters are joined along one axis", axis.span)
+                    raise refuse("E0320", ONE_JOIN, axis.span)
                 if axis.joined and len(terms) > 1:
                     help = "`+ heads * key` for all, or a sum with a term for each: `heads * key + states`"
                     raise refuse("E0320", "`+` before a sum", axis.span, help=help)
@@ -168,13 +176,13 @@ class Checker:
                 if len(terms) not in (1, len(ours)):
                     message = f"{len(terms)} terms for {len(ours)} parameters"
                     raise refuse("E0320", message, axis.span, help="each has a term, in their order")
-                joined = number
-            factors = [tuple(_factors(term)) for term in terms]
-            for own, each in zip(found, factors * len(ours) if len(factors) == 1 else factors, strict=True):
+                joined = Join(number, outer)
+            for own, each in zip(found, terms * len(ours) if len(terms) == 1 else terms, strict=True):
                 own.append(each)
         if len(ours) > 1 and joined is None:
             span = line.axes[0].span if line.axes else line.span
-            help = "`+` before the axis of theirs along which ours follow each other: `[embed, + heads * key]`"
+            help = "`+` before the axis of theirs along which ours follow each other: `[embed, + heads * key]`; "
+            help += "or, if each of ours has all of theirs, a line for each"
             raise refuse("E0320", "it is not said how these parameters are joined", span, help=help)
         for path, parameter, groups in zip(line.ours, ours, found, strict=True):
             self.complete(line, path, parameter, groups, indexed)
@@ -193,7 +201,7 @@ class Checker:
         missing = [name for name in indexed if not type.has(name)]
         if missing:
             raise refuse("E0320", f"`{parameter.name}` has no axis `{missing[0]}`", path.span)
-        written = {name.text: name for axis in line.axes for name in _names(axis.value)}
+        written = {name.text: name for axis in line.axes for each in axis.expressions for name in _names(each)}
         for name in (name for group in groups for name in group):
             if not type.has(name):
                 message = f"`{parameter.name}` has no axis `{name}`"
@@ -275,6 +283,20 @@ class Checker:
         return found
 
 
+def _alone(line: tree.Correspondence) -> Iterator[tree.Correspondence]:
+    """A line for each of ours, if they are one parameter of several calls, which have all of theirs. Raises Refused."""
+    joined = any(axis.joined or len(_terms(axis)[1]) > 1 for axis in line.axes)
+    if joined or len({path.parts[-1].text for path in line.ours}) > 1:
+        yield line
+    else:
+        yield from (evolve(line, ours=(path,)) for path in line.ours)
+
+
+def _same_form(one: Theirs, other: Theirs) -> bool:
+    """Whether one tensor may be both."""
+    return one.shape == other.shape and one.parts[0].type.is_float == other.parts[0].type.is_float
+
+
 def _around(parameter: Parameter) -> tuple[object, ...]:
     """The repeats around a parameter."""
     return tuple((parameter.path[: position + 1], count) for position, count in parameter.repeats)
@@ -293,10 +315,29 @@ def _together(parts: Sequence[str | Term]) -> Iterator[str | Term]:
     yield from [text] * bool(text)
 
 
-def _terms(expression: tree.Expression) -> Iterator[tree.Expression]:
-    """The terms of a sum."""
-    if isinstance(expression, tree.Binary) and expression.operator == "+":
-        yield from _terms(expression.left)
+def _terms(axis: tree.WeightAxis) -> tuple[int, list[tuple[str, ...]]]:
+    """The axes of ours in each term of an axis of theirs, whose sum may be a factor: `heads * (key + states)`. And how
+    many axes come before the sum, or the `+`. Raises Refused (E0320).
+    """
+    factors = list(_operands(axis.value, "*"))
+    sums = [(i, each.inner) for i, each in enumerate(factors) if isinstance(each, tree.Group) and _is_sum(each.inner)]
+    if len(sums) > 1:
+        raise refuse("E0320", ONE_JOIN, axis.span)
+    first, summed = sums[0] if sums else (0, axis.value)
+    before = [axis.outer] if axis.outer is not None else []
+    before_sum, after = [*before, *factors[:first]], factors[first + 1 :] if sums else []
+    outer, rest = (tuple(name for each in given for name in _factors(each)) for given in (before_sum, after))
+    return len(outer), [(*outer, *_factors(term), *rest) for term in _operands(summed, "+")]
+
+
+def _is_sum(expression: tree.Expression) -> bool:
+    return isinstance(expression, tree.Binary) and expression.operator == "+"
+
+
+def _operands(expression: tree.Expression, operator: str) -> Iterator[tree.Expression]:
+    """The terms of a sum, or the factors of a product."""
+    if isinstance(expression, tree.Binary) and expression.operator == operator:
+        yield from _operands(expression.left, operator)
         yield expression.right
     else:
         yield expression
@@ -321,6 +362,8 @@ def _names(expression: tree.Expression) -> Iterator[tree.Name]:
     if isinstance(expression, tree.Binary):
         yield from _names(expression.left)
         yield from _names(expression.right)
+    elif isinstance(expression, tree.Group):
+        yield from _names(expression.inner)
     elif isinstance(expression, tree.Path):
         yield from expression.parts
 

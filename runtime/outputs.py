@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import product
 
 import torch
@@ -12,6 +12,8 @@ from partita.compiler.passes.microbatch import OUTPUT
 from partita.compiler.pipeline import compile_outputs
 from partita.compiler.program import AccumulatorRecord, InputRecord, Program
 from partita.compiler.verify.proxy import single
+from partita.dsl.report import nearest
+from partita.dsl.reprs import kind_of
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
 from partita.runtime.evaluation import check_ids, outside
@@ -60,6 +62,7 @@ class Outputs:
         self, given: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
     ) -> None:
         self.model, _ = given.trained
+        names = names_of(names)
         functions = functions_of(self.model, allow_python)
         gpu = here is not None and here.device.type == "cuda"
         self.program = compile_outputs(single(given) if here is None else given, names, gpu=gpu).program
@@ -78,16 +81,16 @@ class Outputs:
 
     def set_parameters(self, parameters: Tensors) -> None:
         """Take parameters by full name; others than are needed may be given. Raises ValueError if one is missing or has
-        another shape.
+        another shape, and TypeError for what is no tensor.
         """
-        needed = self.parameters
-        for name, type in needed.items():
-            _check("parameter", name, type.shape, parameters)
-        self.ranks.set_parameters({name: parameters[name] for name in needed})
+        found = {name: named("parameter", name, parameters) for name in self.parameters}
+        for name, type in self.parameters.items():
+            check_shape("parameter", name, found[name], type.shape)
+        self.ranks.set_parameters(found)
 
     def __call__(self, inputs: Tensors) -> dict[str, torch.Tensor]:
         """The outputs for one batch of inputs by name; none in a process that does not have the first rank. Raises
-        ValueError if one is missing, has another shape, or ids out of range.
+        ValueError if one is missing, has another shape, or ids out of range, and TypeError for what is no tensor.
         """
         batch = {record.name: _fitting(record, inputs) for record in self.inputs}
 
@@ -157,8 +160,11 @@ def _copy(into: torch.Tensor, block: Sequence[slice], part: torch.Tensor, region
 
 def _fitting(record: InputRecord, inputs: Tensors) -> torch.Tensor:
     """An input, in the dtype of the program."""
-    _check("input", record.name, record.type.shape, inputs)
-    value = inputs[record.name].to(DTYPES[record.type.dtype])
+    found, dtype = named("input", record.name, inputs), DTYPES[record.type.dtype]
+    check_shape("input", record.name, found, record.type.shape)
+    value = found.to(dtype)
+    if not dtype.is_floating_point and found.is_floating_point() and not torch.equal(value.to(found.dtype), found):
+        raise ValueError(f"the input `{record.name}` has numbers that are no integers, which {record.type} needs")
     limit = record.limit.size if record.limit is not None else None
     ids = value[~torch.isin(value, torch.tensor(record.ignored))] if record.ignored and limit is not None else value
     if limit is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
@@ -166,8 +172,43 @@ def _fitting(record: InputRecord, inputs: Tensors) -> torch.Tensor:
     return value
 
 
-def _check(what: str, name: str, shape: tuple[int, ...], given: Tensors) -> None:
+# ---------------------------------------------------------------- what callers give
+
+
+def names_of(names: object) -> tuple[str, ...]:
+    """Names of outputs. Raises TypeError."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        example = f"[{names!r}]" if isinstance(names, str) else '["logits"]'
+        raise TypeError(f"`names` is a list of names, such as {example}, not {kind_of(names)}")
+    found = tuple(names)
+    for each in found:
+        if not isinstance(each, str):
+            raise TypeError(f"`names` is a list of names, and has {kind_of(each)}")
+    return found
+
+
+def named(what: str, name: str, given: Tensors) -> torch.Tensor:
+    """A tensor that is needed, of those that are given by name. Raises ValueError if it is missing, and TypeError for
+    what is no tensor.
+    """
+    if not isinstance(given, Mapping):
+        raise TypeError(f"`{what}s` are tensors by name, such as {{{name!r}: …}}, not {kind_of(given)}")
     if name not in given:
-        raise ValueError(f"the outputs need the {what} `{name}`")
-    if tuple(given[name].shape) != shape:
-        raise ValueError(f"the {what} `{name}` has shape {tuple(given[name].shape)}, not {shape}")
+        near = nearest(name, [each for each in given if isinstance(each, str)])
+        raise ValueError(f"the outputs need the {what} `{name}`{f', and not `{near}`' if near else ''}")
+    value = given[name]
+    if not isinstance(value, torch.Tensor):
+        help = "; `torch.as_tensor` makes one" if not isinstance(value, str | None) else ""
+        raise TypeError(f"the {what} `{name}` is a tensor, not {kind_of(value)}{help}")
+    if value.is_complex():
+        raise TypeError(f"the {what} `{name}` is of real numbers, not {value.dtype}")
+    return value
+
+
+def check_shape(what: str, name: str, value: torch.Tensor, shape: Sequence[int], rows: int | None = None) -> None:
+    """Refuse (ValueError) another shape than is needed, in which any number will do at the place of the `rows`."""
+    needed = [size if place != rows else "rows" for place, size in enumerate(shape)]
+    found = [size if place != rows else "rows" for place, size in enumerate(value.shape)]
+    if found != needed:
+        text = f"({', '.join(map(str, needed))}{',' * (len(needed) == 1)})"
+        raise ValueError(f"the {what} `{name}` has shape {tuple(value.shape)}, not {text}")

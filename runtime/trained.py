@@ -20,6 +20,7 @@ from partita.runtime.data.binding import bind
 from partita.runtime.in_process import run_in_process
 from partita.runtime.inference.predicting import Predictor
 from partita.runtime.inference.weights import Weights, load_weights
+from partita.runtime.outputs import names_of
 from partita.runtime.pace import Slow
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
@@ -63,9 +64,9 @@ class Trained(Pictured, list[dict[str, Any]]):
     def outputs(self, inputs: Mapping[str, torch.Tensor], names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
         """The model's outputs of these `names`, or all, for inputs by name, with any number of rows.
 
-        Raises Refused if there are none, and ValueError for inputs that are missing or do not fit.
+        Raises Refused if there are none, and ValueError or TypeError for inputs that are missing or do not fit.
         """
-        asked = tuple(names)
+        asked = names_of(names)
         if asked not in self._predictors:
             self._predictors[asked] = Predictor(self._given, asked, self._allow_python)
             self._predictors[asked].set_parameters(self.parameters)
@@ -89,7 +90,9 @@ class TrainedModel:
         return outline("Trained model", self._name, (f"step {self.step}", count(len(self.parameters), "parameter")))
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The outputs by name, for any number of rows. Raises ValueError for inputs that are missing or do not fit."""
+        """The outputs by name, for any number of rows. Raises ValueError or TypeError for inputs that are missing or do
+        not fit.
+        """
         return self._predictor(inputs)
 
 

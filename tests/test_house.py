@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "runtime": {"dsl", "compiler", "runtime"},
     "cli": {"dsl", "compiler", "runtime", "cli"},
     "testing": {"dsl", "compiler", "testing"},
-    "api": {"dsl", "compiler", "runtime", "cli", "overrides"},
+    "api": {"dsl", "compiler", "runtime", "cli", "overrides", "arguments"},
 }
 
 

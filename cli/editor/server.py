@@ -35,6 +35,16 @@ class Server(LanguageServer):
         self._due: dict[str, tuple[float, asyncio.TimerHandle]] = {}  # changed when first, and what checks it
         self._took: dict[str, float] = {}  # seconds of a document's last check
         self._workspace = Workspace()
+        self._has_shut_down = False
+        self.killed = False  # ended by the editor without having been shut down
+
+        @self.feature(lsp.SHUTDOWN)
+        def shut_down(*_: object) -> None:
+            self._has_shut_down = True
+
+        @self.feature(lsp.EXIT)
+        def end(*_: object) -> None:
+            self.killed = not self._has_shut_down
 
     # ------------------------------------------------------------ documents
 

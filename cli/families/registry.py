@@ -68,7 +68,9 @@ def _read(path: Path) -> Mapping[str, Any]:
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
     except OSError as error:
-        raise refuse("E0001", f"cannot read {path}: {error.strerror}") from error
+        help = "it is taken for the config.json of a model of Hugging Face, which its page there has: download that; "
+        help += "or, for a starter file, `partita init NAME` without `.json`"
+        raise refuse("E0001", f"cannot read {path}: {error.strerror}", help=help) from error
     except (ValueError, RecursionError) as error:
         raise refuse("E0329", f"{path} is not a config: {shown(str(error))}") from error
     return found

@@ -29,6 +29,7 @@ from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
+from partita.runtime.checkpoint.parts import copies_of_parameters
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
@@ -370,8 +371,7 @@ class Checkpoints:
         """Load this rank's parts; returns whether that succeeded. Raises Refused (E0819)."""
         try:
             with Commit(self.settings.path, saved, self.rank.flight.mark) as commit:
-                for name, region, into in wanted_by(self.rank):
-                    commit.read(name, region, into)
+                load(self.rank, commit)
         except Damaged as damage:
             self._say_damaged(saved.step, damage)
             return False
@@ -440,6 +440,20 @@ def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = Mapping
     entries = entries_of(manifest, rank.rank)
     own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
     return Shard(entries, own, files)
+
+
+def load(rank: Rank, commit: Commit) -> None:
+    """Read a rank's parts of all its tensors. Where parameters were saved alone, states are zero or copies of these, as
+    before the first step. Raises Damaged and Refused.
+    """
+    saved = {each.name for each in commit.manifest.tensors}
+    copies = copies_of_parameters(rank.plan.program)
+    for name, region, into in wanted_by(rank):
+        if name in saved or name in copies:
+            commit.read(name if name in saved else copies[name], region, into)
+        else:
+            assert commit.manifest.is_untrained, name
+            into.zero_()
 
 
 def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:

@@ -25,7 +25,7 @@ from partita.runtime.checkpoint.files import KINDS, directory
 from partita.runtime.checkpoint.folders import LocalFolder, RemoteFolder
 from partita.runtime.checkpoint.foreign_files import refuse_names
 from partita.runtime.checkpoint.loading import Commit, by_width
-from partita.runtime.checkpoint.manifest import Manifest, Tensor, file_name
+from partita.runtime.checkpoint.manifest import UNTRAINED, Manifest, Tensor, file_name
 from partita.runtime.checkpoint.parts import mean_name
 from partita.runtime.checkpoint.settings import DIRECTORY
 from partita.runtime.checkpoint.shards import Entry, bytes_of, header, write_file
@@ -74,12 +74,12 @@ def export(commit: Commit, path: Place, states: bool = False, weights: str = "tr
 
 def weights_of(manifest: Manifest, weights: str) -> Mapping[str, str]:
     """The tensor of a commit that has the value of each parameter: its own, or its mean (`weights` "ema") if it was
-    trained. Raises Refused (E0816) if the commit has no means.
+    trained. A mean begins as its parameter. Raises Refused (E0816) if the commit is of a run without means.
     """
     there = {tensor.name for tensor in manifest.tensors}
     names = [tensor.name for tensor in manifest.tensors if not is_state(tensor)]
     means = {name: mean_name(name) for name in names if mean_name(name) in there and weights == "ema"}
-    if weights == "ema" and not means:
+    if weights == "ema" and not means and not manifest.is_untrained:
         raise refuse(
             "E0816",
             f"the checkpoint of step {manifest.step} has no mean of the weights",
@@ -119,6 +119,12 @@ def on_one_rank(wanted: Manifest, step: int) -> Manifest:
         schedule="",
         tensors=tuple(Tensor(each.name, each.type, REPLICATED, ()) for each in wanted.tensors),
     )
+
+
+def untrained(manifest: Manifest) -> Manifest:
+    """The manifest of the parameters alone, with which any optimizer may begin."""
+    parameters = tuple(each for each in manifest.tensors if not is_state(each))
+    return evolve(manifest, optimizer=UNTRAINED, settings={"optimizer": UNTRAINED}, tensors=parameters)
 
 
 def commit_tensors(path: Place, manifest: Manifest, read: Callable[[Tensor], torch.Tensor]) -> tuple[Diagnostic, ...]:

@@ -1,26 +1,29 @@
 """What a `weights` declaration relates: tensors of another program and ours, of which some are chosen; and export.
 
-Tensors go out one by one: a tensor of theirs and one of ours at most are in memory at a time. Nothing is dropped: every
-one of ours has a counterpart, or is left out by name.
+Tensors go out one by one: a tensor of theirs and one of ours at most are in memory at a time, and another of theirs
+where several lines have one tensor. Nothing is dropped silently: every one of ours has a counterpart, is left out by
+name, or is equal to what is written in its place, unless a warning says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from attrs import evolve
 
 from partita.compiler.graph import without_iterations
-from partita.dsl.correspondence import Part, Theirs, Weights
-from partita.dsl.diagnostic import refuse
+from partita.dsl.correspondence import Join, Part, Theirs, Weights
+from partita.dsl.diagnostic import Diagnostic, refuse, shown
 from partita.dsl.report import suggestion
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import few, is_state, weights_of
 from partita.runtime.checkpoint.foreign_files import shards, write_files
 from partita.runtime.checkpoint.loading import Commit
-from partita.runtime.checkpoint.proposals import lines, own_axes
+from partita.runtime.checkpoint.matching import Shape, own_axes
+from partita.runtime.checkpoint.proposals import lines, proposed
+from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.shards import Entry
 from partita.runtime.kernels.dtypes import DTYPES
 
@@ -41,18 +44,26 @@ def seen_as_theirs(ours: torch.Tensor, part: Part) -> torch.Tensor:
     return ours.permute([*order, *alone]).view([part.type.axis(name).size for name in part.order])
 
 
-def seen_as_ours(theirs: torch.Tensor, part: Part, joined: int | None) -> torch.Tensor:
+def seen_as_ours(theirs: torch.Tensor, part: Part, joined: Join | None) -> torch.Tensor:
     """A view of a tensor of theirs: the part, with unmerged axes in the order of theirs."""
     if joined is not None:
-        theirs = theirs.narrow(joined, part.start, part.shape[joined])
+        outer, rows = part.rows(joined)
+        before, after = theirs.shape[: joined.axis], theirs.shape[joined.axis + 1 :]
+        theirs = theirs.view(*before, outer, -1, *after).narrow(joined.axis + 1, part.start, rows)
     return theirs.view([part.type.axis(name).size for name in part.order])
 
 
 # ---------------------------------------------------------------- those that are meant
 
 
-def chosen_tensors(weights: Weights, parameters: Mapping[str, Type], only: Sequence[str]) -> list[Theirs]:
-    """The tensors of theirs that have the parameters of some paths, or all.
+def chosen_tensors(
+    weights: Weights,
+    parameters: Mapping[str, Type],
+    only: Sequence[str],
+    unread: Mapping[str, Shape] | None = None,
+) -> list[Theirs]:
+    """The tensors of theirs that have the parameters of some paths, or all. Lines are proposed for others; if they are
+    read from files, of what is there and `unread`.
 
     Raises Refused (E0409) if a path names none, and (E0809) if a parameter has no counterpart, or another type.
     """
@@ -72,7 +83,11 @@ def chosen_tensors(weights: Weights, parameters: Mapping[str, Type], only: Seque
             "E0809",
             f"`weights {weights.name}` says nothing of {count}",
             weights.span,
-            notes=few(lines(((name, name, own_axes(parameters[name])) for name in unnamed), parameters)),
+            notes=few(
+                lines(((name, name, own_axes(parameters[name])) for name in unnamed), parameters)
+                if unread is None
+                else proposed({name: parameters[name] for name in unnamed}, unread)
+            ),
             help="add such lines, with its names and orders of axes; or `--only PATH,…` names those that are meant",
         )
     chosen = []
@@ -115,21 +130,34 @@ def export_foreign(
     dtype: str | None = None,
     most: int = 5 * 10**9,
     more: Mapping[str, bytes] | None = None,
-) -> tuple[int, int]:
+) -> tuple[int, int, tuple[Diagnostic, ...]]:
     """Write the parameters of a commit as files of another program, and `more` files beside them.
 
     `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most `most`
-    bytes, or one tensor. Returns the number of tensors and of bytes. Raises Refused (E0409, E0809, E0810, E0816),
+    bytes, or one tensor. Of the lines with one tensor, the first is written; those that differ from it are warned of
+    (W0809). Returns the number of tensors and of bytes, and warnings. Raises Refused (E0409, E0809, E0810, E0816),
     OSError, and Damaged if the commit is.
     """
     parameters = {each.name: each.type for each in commit.manifest.tensors if not is_state(each)}
     source = weights_of(commit.manifest, which)
-    tensors = {each.names[0]: each for each in chosen_tensors(weights, parameters, only)}
-    entries = [Entry(name, _dtype(each, dtype), each.shape) for name, each in tensors.items()]
+    tensors: dict[str, list[Theirs]] = {}
+    for each in chosen_tensors(weights, parameters, only):
+        tensors.setdefault(each.names[0], []).append(each)
+    entries = [Entry(name, _dtype(first, dtype), first.shape) for name, (first, *_) in tensors.items()]
+    differing: list[tuple[str, str, str]] = []
 
     def read(entry: Entry) -> torch.Tensor:
-        tensor = tensors[entry.name]
-        theirs = torch.empty(tensor.shape, dtype=FOREIGN_DTYPES[entry.dtype])
+        first, *others = tensors[entry.name]
+        for other in others:
+            # What is frozen may be kept in a narrower dtype, and is equal if it is the same in that.
+            narrow = min(_dtype(first), _dtype(other), key=BYTES.__getitem__)
+            if not torch.equal(made(first, narrow), made(other, narrow)):
+                own, lost = (", ".join(part.name for part in each.parts) for each in (first, other))
+                differing.append((entry.name, own, lost))
+        return made(first, entry.dtype)
+
+    def made(tensor: Theirs, dtype: str) -> torch.Tensor:
+        theirs = torch.empty(tensor.shape, dtype=FOREIGN_DTYPES[dtype])
         for part in tensor.parts:
             region = tuple(
                 slice(part.index[axis.name], part.index[axis.name] + 1)
@@ -143,9 +171,20 @@ def export_foreign(
         return theirs
 
     size = write_files(path, shards(entries, most), read, more or {})
-    return len(entries), size
+    return len(entries), size, _unwritten(differing)
 
 
-def _dtype(tensor: Theirs, wanted: str | None) -> str:
+def _unwritten(differing: Iterable[tuple[str, str, str]]) -> tuple[Diagnostic, ...]:
+    """A warning about parameters that differ from what was written: a name of theirs, ours that it has, and others."""
+    rows = families((names, None) for names in differing)
+    if not rows:
+        return ()
+    notes = few([f"{shown(row.names[0])} is {row.names[1]}, and not {row.names[2]}" for row in rows])
+    help = "the first line of `weights` with a tensor says what is written; `--only PATH,…` chooses among parameters"
+    message = "parameters that differ have one tensor in `weights`: of these, one is written"
+    return (Diagnostic("W0809", message, notes=tuple(notes), help=help),)
+
+
+def _dtype(tensor: Theirs, wanted: str | None = None) -> str:
     own = max((part.type.dtype for part in tensor.parts), key=BYTES.__getitem__)
     return wanted if wanted is not None and tensor.parts[0].type.is_float else own

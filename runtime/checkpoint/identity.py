@@ -1,7 +1,8 @@
 """What a commit is bound to: the tensors and the model's steps, which must match; and settings, which may change.
 
 Two models are the same if their tensors (names, axes, dtypes; hence also the optimizer's) and their steps are, whatever
-the sizes of axes that no parameter has. bf16 and f32 are alike, since a parameter is in bf16 only while it is frozen.
+the sizes of axes that no parameter has. Of parameters that were imported alone, only these and the steps are compared:
+any optimizer may begin with them. bf16 and f32 are alike, since a parameter is in bf16 only while it is frozen.
 Layout, mesh, schedule, number of steps, `eval` and `checkpoint` may change: they affect results only by rounding. The
 rest of the train block and the input shapes are compared as text, and a run that resumes with different ones says so.
 """
@@ -168,6 +169,8 @@ def sources_of(given: spec.Spec) -> list[Source]:
 def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     """Why a commit is of another model, as text; empty if it is of the same one."""
     before, now = types_of(saved), types_of(wanted)
+    if saved.is_untrained:
+        now = {name: type for name, type in now.items() if "/" not in name}
     if before == now and saved.steps_digest == wanted.steps_digest:
         return []
     if before == now:
@@ -203,7 +206,9 @@ def difference(name: str, before: Type | None, now: Type | None) -> str:
 
 
 def changes(saved: Manifest, wanted: Manifest) -> list[str]:
-    """The settings that differ, as text."""
+    """The settings that differ, as text; none if nothing was trained with them."""
+    if saved.is_untrained:
+        return []
     names = [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]
     return [
         shown(f"{name} was {saved.settings.get(name, 'none')}, and is {wanted.settings.get(name, 'none')}")

@@ -16,18 +16,19 @@ from attrs import frozen
 
 from partita.compiler.graph import without_iterations
 from partita.compiler.program import Program
-from partita.dsl.correspondence import Part, Theirs, Weights
+from partita.dsl.correspondence import Groups, Part, Theirs, Weights
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.report import nearest
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import Place
-from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank
+from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.foreign import chosen_tensors, named_by, seen_as_ours, seen_as_theirs
 from partita.runtime.checkpoint.foreign_files import ForeignFiles
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
+from partita.runtime.checkpoint.matching import axes_of, matches, own_axes
 from partita.runtime.checkpoint.parts import copies_of_parameters, mean_name
-from partita.runtime.checkpoint.proposals import MOST_PROPOSED, axes_of, bound, declared, lines, own_axes
+from partita.runtime.checkpoint.proposals import MOST_PROPOSED, declared, lines, proposed
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.initial import initial
@@ -76,13 +77,16 @@ def import_tensors(
     weights: Weights | None = None,
     only: Sequence[str] = (),
     strict: bool = False,
+    blocks: Sequence[Weights] = (),
 ) -> Imported:
     """Make a commit of a model from safetensors files of its full parameters, as if it had been saved after `step`.
 
     Names are those of `weights`, or without one our own. Then there may be optimizer states, and tensors that are not
-    used: if `strict`, these are refused, and so are orders of axes that only the .par file gives. States that are not
-    there are zero, and means begin as their parameters. With `only`, what these paths do not name begins as the file
-    says. Raises Refused (E0409, E0802, E0803, E0808, E0809, E0811 to E0813, E0817), OSError.
+    used: if `strict`, these are refused, and so are orders of axes that only the .par file gives. If there are states,
+    those that are missing are zero, and means begin as their parameters; if there are none, the commit has parameters
+    alone, with which any optimizer may begin. With `only`, what these paths do not name begins as the file says.
+    `blocks` are all `weights` of the file, which messages may name. Raises Refused (E0409, E0802, E0803, E0808,
+    E0809, E0811 to E0813, E0817), OSError.
     """
     manifest = on_one_rank(wanted, step)
     parameters = {each.name: each.type for each in manifest.tensors if not is_state(each)}
@@ -91,19 +95,23 @@ def import_tensors(
         with ForeignFiles(source) as files:
             if weights is None:
                 chosen = _under_our_names(manifest.tensors, named_by(parameters, only), files.names())
-                found = _found(files, source.name, chosen, parameters, None)
+                propose = Proposing(files, parameters, blocks)
+                found = _found(files, source.name, chosen, propose)
                 unused = sorted({*files.names()} - {each.name for each in found})
-                warnings = _ambiguous("E0812" if strict else "W0807", source.name, found, parameters)
+                warnings = _ambiguous("E0812" if strict else "W0807", source.name, found, propose)
                 if strict and (unused or warnings):
                     raise Refused((*_unused(source.name, unused), *warnings))
                 renamed = ""
             else:
-                chosen = chosen_tensors(weights, parameters, only)
                 rename, renamed = _prefix(files, [tensor.names for tensor in weights.tensors()])
-                found = _found(files, source.name, chosen, parameters, weights, rename)
+                known = {rename(name) for tensor in weights.tensors() for name in tensor.names}
+                chosen = chosen_tensors(weights, parameters, only, files.unread(known))
+                found = _found(files, source.name, chosen, Proposing(files, parameters, (), weights), rename)
                 _refuse_unexpected(files, source.name, weights, rename)
                 _refuse_others(files, found, rename)
             _refuse_numbers(files, source.name, found)
+            if not any("/" in part.name for each in found for part in each.tensor.parts):
+                manifest = untrained(manifest)
             warnings += commit_tensors(path, manifest, _reader(files, found, manifest, program))
     except Damaged as damage:
         raise refuse("E0808", str(damage)) from damage
@@ -180,13 +188,45 @@ def _same_name(name: str) -> str:
     return name
 
 
+@frozen
+class Proposing:
+    """What messages propose: of the tensors in files, for the parameters of a model. `weights` are those by which they
+    are read; or there are `blocks` by which they might be.
+    """
+
+    files: ForeignFiles
+    parameters: Mapping[str, Type]
+    blocks: Sequence[Weights] = ()
+    weights: Weights | None = None
+
+    def names(self) -> str:
+        """How to import by the names of `weights`: of the file's, or of some to be declared."""
+        there = {*self.files.names()}
+        blocks = {
+            each.name: sum(not there.isdisjoint(tensor.names) for tensor in each.tensors()) for each in self.blocks
+        }
+        if blocks:
+            options = [f"`--as {name}`" for name in sorted(blocks, key=lambda name: -blocks[name])]
+            return f"{' or '.join(options)} imports by the names that the .par file says in `weights`"
+        return self.declaration()
+
+    def declaration(self) -> str:
+        """Lines of `weights` for all parameters, of the tensors in the files, under a name that the file has not."""
+        taken = {each.name for each in self.blocks}
+        names = ("theirs", *(f"theirs_{number}" for number in range(2, len(taken) + 3)))
+        name = next(each for each in names if each not in taken)
+        return declared(proposed(self.parameters, self.files.unread(())), name)
+
+    def instead(self, rows: Iterable[tuple[str, str, Groups]]) -> str | None:
+        """Lines for the declaration that there is: our name, theirs, and the axes of theirs."""
+        found = lines(rows, self.parameters)
+        if self.weights is None or not found:
+            return None
+        return f"in `weights {self.weights.name}`, is it `{'`, `'.join(found[:MOST_PROPOSED])}`?"
+
+
 def _found(
-    files: ForeignFiles,
-    name: str,
-    tensors: Iterable[Theirs],
-    parameters: Mapping[str, Type],
-    weights: Weights | None,
-    rename: Rename = _same_name,
+    files: ForeignFiles, name: str, tensors: Iterable[Theirs], propose: Proposing, rename: Rename = _same_name
 ) -> list[Found]:
     """Their tensors in the files. Raises Refused (E0809) if some are missing, or have another shape or dtype."""
     missing, wrong, found = list[Theirs](), list[Found](), list[Found]()
@@ -195,57 +235,46 @@ def _found(
         if there is None:
             missing.append(tensor)
             continue
-        settled = weights is not None or "/" in tensor.parts[0].name
+        settled = propose.weights is not None or "/" in tensor.parts[0].name
         each = Found(tensor, there, files.dtype(there), () if settled else _of_equal_size(tensor.parts[0].type))
         found.append(each)
         codes = FLOAT_CODES if tensor.parts[0].type.is_float else INTEGER_CODES
         if files.shape(there) != tensor.shape or each.dtype not in codes:
             wrong.append(each)
     if missing:
-        raise _missing(files, name, missing, found, parameters, weights)
+        raise _missing(name, missing, found, propose)
     if wrong:
-        raise _wrong(files, name, wrong, len(found), parameters, weights)
+        raise _wrong(name, wrong, len(found), propose)
     return found
 
 
-def _missing(
-    files: ForeignFiles,
-    name: str,
-    missing: Sequence[Theirs],
-    found: Sequence[Found],
-    parameters: Mapping[str, Type],
-    weights: Weights | None,
-) -> Refused:
+def _missing(name: str, missing: Sequence[Theirs], found: Sequence[Found], propose: Proposing) -> Refused:
     rows = [
         ((each.names[0], *(part.name for part in each.parts if part.name != each.names[0])), None) for each in missing
     ]
     notes = [
         shown(row.names[0]) + (f"   ({', '.join(row.names[1:])})" if row.names[1:] else "") for row in families(rows)
     ]
-    alone = {each.parts[0].name: each.parts[0].type for each in missing if len(each.parts) == 1}
-    lost = {name: type for name, type in alone.items() if name in parameters}
-    proposed = lines(bound(lost, files.unread({each.name for each in found})), parameters)
-    if proposed:
-        help = _say(proposed, weights)
-    elif weights is None:
-        help = _say(lines(((name, name, own_axes(type)) for name, type in lost.items()), parameters), None)
+    if propose.weights is None:
+        help: str | None = propose.names()
     else:
-        near = nearest(missing[0].names[0], files.names())
-        help = f"it has `{near}`" if near else "`--only PATH,…` imports a part of the model"
-    return refuse(
-        "E0809", f"{name} lacks {len(missing)} of {len(missing) + len(found)} tensors", notes=few(notes), help=help
-    )
+        alone = {each.parts[0].name: each.parts[0].type for each in missing if len(each.parts) == 1}
+        pairs = matches(alone, propose.files.unread({each.name for each in found}))
+        likely = (
+            (own[0], other[0], match.axes)
+            for family, match in pairs
+            if match is not None
+            for own, other in zip(family.members, match.theirs.members, strict=True)
+        )
+        near = nearest(missing[0].names[0], propose.files.names())
+        other = f"it has `{shown(near)}`" if near else "`--only PATH,…` imports a part of the model"
+        help = propose.instead(likely) or other
+    message = f"{name} lacks {len(missing)} of {len(missing) + len(found)} tensors"
+    return refuse("E0809", message, notes=few(notes), help=help)
 
 
-def _wrong(
-    files: ForeignFiles,
-    name: str,
-    wrong: Sequence[Found],
-    count: int,
-    parameters: Mapping[str, Type],
-    weights: Weights | None,
-) -> Refused:
-    rows, turned = [], []
+def _wrong(name: str, wrong: Sequence[Found], count: int, propose: Proposing) -> Refused:
+    rows, turned, files = [], [], propose.files
     for each in wrong:
         parts, shape = each.tensor.parts, files.shape(each.name)
         ours = ", ".join(dict.fromkeys(without_iterations(part.name) for part in parts))
@@ -259,21 +288,12 @@ def _wrong(
         for each in families(rows)
         for dtype, shape, what, expected in [each.shared]
     ]
-    proposed = lines(turned, parameters)
     help: str | None = "integers are read as integers, and floats as floats"
     if any(files.shape(each.name) != each.tensor.shape for each in wrong):
-        help = _say(proposed, weights) or "the sizes of axes can be given: `embed=4096`"
+        sizes = "the sizes of axes can be given: `embed=4096`"
+        help = propose.instead(turned) or (propose.names() if turned and propose.weights is None else sizes)
     message = f"{len(wrong)} of {count} tensors in {name} have a different shape or dtype"
     return refuse("E0809", message, notes=few(notes), help=help)
-
-
-def _say(proposed: Sequence[str], weights: Weights | None) -> str | None:
-    """Proposes lines for a declaration that there is, or one with them."""
-    if not proposed:
-        return None
-    if weights is not None:
-        return f"in `weights {weights.name}`, is it `{'`, `'.join(proposed[:MOST_PROPOSED])}`?"
-    return f"say in the .par file what it calls them, and import with `--as theirs`: {declared(proposed)}"
 
 
 def _of_equal_size(type: Type) -> tuple[str, ...]:
@@ -289,14 +309,13 @@ def _unused(name: str, unused: Sequence[str]) -> list[Diagnostic]:
     return [Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(few(notes)))]
 
 
-def _ambiguous(code: str, name: str, found: Sequence[Found], parameters: Mapping[str, Type]) -> list[Diagnostic]:
+def _ambiguous(code: str, name: str, found: Sequence[Found], propose: Proposing) -> list[Diagnostic]:
     """A diagnostic about tensors whose axes could be in another order than assumed."""
     guessed = [each for each in found if each.ambiguous]
     if not guessed:
         return []
     parts = [each.tensor.parts[0] for each in guessed]
     rows = families(((part.name,), part.type) for part in parts)
-    proposed = lines(((part.name, part.name, own_axes(part.type)) for part in parts), parameters)
     have = "1 tensor has" if len(guessed) == 1 else f"{len(guessed)} tensors have"
     order = "the order of the .par file is assumed; if theirs is another"
     return [
@@ -304,7 +323,7 @@ def _ambiguous(code: str, name: str, found: Sequence[Found], parameters: Mapping
             code,
             f"{have} axes of equal size, whose order in {name} is ambiguous",
             notes=tuple(few([f"{row.names[0]}: {row.shared}" for row in rows])),
-            help=f"{order}, give it in the .par file, and import with `--as theirs`: {declared(proposed)}",
+            help=f"{order}, {propose.declaration()}",
         )
     ]
 

@@ -24,6 +24,7 @@ from partita.runtime.data_files import MOST_FILES, DataFile
 
 NAME = "manifest.json"
 FORMAT, VERSION = "partita checkpoint", 4
+UNTRAINED = "none"  # in place of an optimizer's name
 MOST_STEPS = 1 << 53  # steps are sent to all ranks as float64
 MOST_TENSORS = 1 << 20
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -64,9 +65,10 @@ class Manifest:
     """A commit.
 
     `steps_digest` identifies the model's steps (`identity`), `settings` everything else that results depend on;
-    `sources` are the texts of the `.par` files by name, the main one first. `history` is what is known of earlier
-    steps, by which later ones are judged, and `data` the files trained on. `files` are by rank; `suffix` is in their
-    names.
+    `sources` are the texts of the `.par` files by name, the main one first. Of parameters that were imported alone,
+    without states, `optimizer` is UNTRAINED: any may begin with them, and nothing is known of settings. `history` is
+    what is known of earlier steps, by which later ones are judged, and `data` the files trained on. `files` are by
+    rank; `suffix` is in their names.
     """
 
     step: int
@@ -113,6 +115,11 @@ class Manifest:
             "suffix": self.suffix,
             "files": [{"size": each.size, "sha256": each.sha256} for each in self.files],
         }
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether it has parameters alone, which no optimizer has trained."""
+        return self.optimizer == UNTRAINED
 
     def file_name(self, rank: int) -> str:
         """The name of a rank's file."""

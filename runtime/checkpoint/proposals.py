@@ -1,29 +1,24 @@
 """The lines of `weights` that a message proposes, for tensors that an import could not bind, or not for certain.
 
-A line is proposed for a parameter in all its iterations at once, as a declaration has it, and can be pasted as it is.
+A line is proposed for a parameter in all its iterations at once, as a declaration has it, and can be pasted as it is. A
+guess is a comment, so that nothing is imported by it before someone has looked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
-from itertools import permutations
-from math import prod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from partita.compiler.graph import without_iterations
-from partita.dsl.correspondence import Groups, Parameter
+from partita.dsl.correspondence import Groups, Parameter, product_text
 from partita.dsl.diagnostic import shown
 from partita.dsl.types import Type
+from partita.runtime.checkpoint.matching import Match, Shape, matches, own_axes
 from partita.runtime.checkpoint.repeated import Family, families
 
-MOST_PROPOSED = 4  # lines in a message
-MOST_AXES = 6  # of a parameter whose orders are tried
+MOST_PROPOSED = 4  # lines in a sentence
+MOST_LINES = 100  # lines of a declaration
+GUESS, OPEN = "# guess: ", "# which? "
 ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "{": "\\{", "}": "\\}", "\n": "\\n", "\t": "\\t"})
-
-
-def own_axes(type: Type) -> Groups:
-    """Our axes, in our order."""
-    return tuple((name,) for name in type.names)
 
 
 def line(family: Family[Groups]) -> str | None:
@@ -52,7 +47,7 @@ def template(parameter: Parameter) -> str:
 
 
 def _written(ours: str, theirs: str, groups: Groups) -> str:
-    axes = ", ".join(" * ".join(group) or "1" for group in groups)
+    axes = ", ".join(map(product_text, groups))
     return f'{ours} = "{shown(theirs)}"' + f" [{axes}]" * bool(axes)
 
 
@@ -75,57 +70,31 @@ def lines(rows: Iterable[tuple[str, str, Groups]], parameters: Collection[str]) 
     return [each for each in found if each is not None]
 
 
-def declared(found: Sequence[str]) -> str:
-    """A declaration with some lines, in one line."""
-    more = [*found[:MOST_PROPOSED], *["…"] * (len(found) > MOST_PROPOSED)]
-    return f"weights theirs {{ {'  '.join(more)} }}"
+def proposed(parameters: Mapping[str, Type], tensors: Mapping[str, Shape]) -> list[str]:
+    """A line for each of some parameters, in our order: certain, marked as a guess, or open."""
+    return [_proposal(family, match) for family, match in matches(parameters, tensors)]
 
 
-def axes_of(type: Type, shape: Sequence[int]) -> Groups | None:
-    """Axes of theirs that give this shape: ours, if need be in another order, or several merged in one."""
-    if prod(shape) != type.elements or len(type.axes) > MOST_AXES:
-        return None
-    tried = (_merged(type, order, shape) for order in permutations(type.names))
-    return next((groups for groups in tried if groups is not None), None)
+def _proposal(family: Family[Type], match: Match | None) -> str:
+    if match is not None:
+        rows = zip(family.members, match.theirs.members, strict=True)
+        together = families(((ours[0], theirs[0]), match.axes) for ours, theirs in rows)
+        written = line(together[0]) if len(together) == 1 else None
+        if written is not None:
+            return f"{GUESS}{written}" if match.guess else written
+    return f"{OPEN}{_written(without_iterations(family.members[0][0]), '…', own_axes(family.shared))}"
 
 
-def _merged(type: Type, order: Sequence[str], shape: Sequence[int]) -> Groups | None:
-    """Neighbours among axes in an order, merged so that they have this shape."""
-    left, groups = list(order), list[tuple[str, ...]]()
-    for size in shape:
-        group, merged = list[str](), 1
-        while left and merged * type.axis(left[0]).size <= size and (merged < size or not group):
-            if size == 1 and type.axis(left[0]).size > 1:
-                break
-            merged *= type.axis(left[0]).size
-            group.append(left.pop(0))
-        if merged != size:
-            return None
-        groups.append(tuple(group))
-    return None if left else tuple(groups)
-
-
-def bound(
-    missing: Mapping[str, Type], unread: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, str, tuple[tuple[str, ...], ...]]]:
-    """Yields which of theirs `unread`, by shape, some parameters of ours may be: those of the right size, repeated as
-    often, with the nearest name. Each is proposed once.
-    """
-    ours = families(((name,), type) for name, type in missing.items())
-    theirs = families(((name,), shape) for name, shape in unread.items())
-    for family in ours:
-        choices = [
-            (each, axes)
-            for each in theirs
-            if each.count == family.count and (axes := axes_of(family.shared, each.shared)) is not None
-        ]
-        if not choices:
-            continue
-        best, axes = max(choices, key=lambda choice: _likeness(family.names[0], choice[0].names[0]))
-        theirs.remove(best)
-        for own, other in zip(family.members, best.members, strict=True):
-            yield own[0], other[0], axes
-
-
-def _likeness(ours: str, theirs: str) -> float:
-    return SequenceMatcher(None, ours, theirs, autojunk=False).ratio()
+def declared(found: Sequence[str], name: str) -> str:
+    """How some lines are said in a file, and the declaration of them, to be pasted."""
+    marks = (
+        (GUESS, "fits by shape, but another tensor or order of axes might as well: check it"),
+        (OPEN, "needs a name of theirs: write it"),
+    )
+    told = [
+        f"`{mark.strip()}` {why}, and remove the mark" for mark, why in marks if any(mark in each for each in found)
+    ]
+    more = [f"# … {len(found) - MOST_LINES:,} more"] if len(found) > MOST_LINES else []
+    body = "\n".join(f"  {each}" for each in (*found[:MOST_LINES], *more))
+    paste = f"say in the .par file what it calls them, and import with `--as {name}`"
+    return f"{'; '.join([paste, *told])}\nweights {name} {{\n{body}\n}}"

@@ -23,7 +23,7 @@ from partita.compiler.analysis.memory import peak_memory, workspace
 from partita.compiler.program import InputRecord
 from partita.runtime import kernels, stages
 from partita.runtime import rank as ranks
-from partita.runtime.checkpoint.checkpoints import Resumed, shard_of, wanted_by
+from partita.runtime.checkpoint.checkpoints import Resumed, load, shard_of
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.shards import Entry
@@ -214,8 +214,7 @@ def _save_and_load(rank: Rank) -> None:
     manifest = manifest_of(rank.plan.spec, rank.plan.program)
     shard_of(manifest, rank).take()
     with _Nowhere(Path(), manifest) as commit:
-        for name, region, into in wanted_by(rank):
-            commit.read(name, region, into)
+        load(rank, commit)
 
 
 class _Nowhere(Commit):

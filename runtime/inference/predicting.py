@@ -13,7 +13,7 @@ from partita.dsl.types import Type
 from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.inference.ranks import Here
-from partita.runtime.outputs import Outputs, Tensors
+from partita.runtime.outputs import Outputs, Tensors, check_shape, named
 
 
 class Predictor:
@@ -59,11 +59,13 @@ class Predictor:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs for inputs by name, with any number of rows. Raises ValueError if one is missing, has another
-        shape but for the rows, or ids out of range.
+        shape but for the rows, or ids out of range, and TypeError for what is no tensor.
         """
         in_rows = {each.name: each.batch_position for each in self.inputs if each.batch_axis is not None}
-        given = {name: inputs[name] for name in in_rows if name in inputs}
-        counts = {name: value.shape[in_rows[name]] for name, value in given.items() if value.dim() > in_rows[name]}
+        given = {each.name: named("input", each.name, inputs) for each in self.inputs}
+        for each in self.inputs:
+            check_shape("input", each.name, given[each.name], each.type.shape, in_rows.get(each.name))
+        counts = {name: given[name].shape[place] for name, place in in_rows.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(f"inputs have different numbers of rows: {counts}")
 
@@ -71,11 +73,9 @@ class Predictor:
             index = torch.tensor(numbers)
             return {
                 name: value.index_select(in_rows[name], index) if name in in_rows else value
-                for name, value in inputs.items()
+                for name, value in given.items()
             }
 
-        if len(counts) < len(in_rows):
-            return self.outputs(inputs)  # which says what is missing
         return self._joined(self._parts(next(iter(counts.values())), rows))
 
     def of_data(self, dataset: Dataset, count: int) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class Predictor:
         """The outputs of all batches."""
         all = list(parts)
         if not all:
-            raise ValueError("there are no rows")
+            raise ValueError("the inputs have no rows")
         return {
             name: torch.cat([part[name] for part in all], self._types[name].position(self.batch)) for name in all[0]
         }

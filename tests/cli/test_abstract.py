@@ -154,6 +154,20 @@ def test_a_schedule_in_a_file(capsys, tmp_path, monkeypatch):
     assert given == found(capsys, "one_f_one_b", "--stages", "2", "--microbatches", "2")
 
 
+@pytest.mark.parametrize(
+    ("call", "more"),
+    [
+        ("interleaved_1f1b(microbatches=8, chunks=2)", []),
+        ("interleaved_1f1b (8, 2)", []),
+        ("interleaved_1f1b(chunks=2)", ["microbatches=8"]),
+        ("interleaved_1f1b(microbatches=4, chunks=2)", ["--microbatches", "8"]),
+    ],
+)
+def test_a_call_says_its_size(capsys, call: str, more: list[str]):
+    given = found(capsys, "interleaved_1f1b", "--stages", "4", "--microbatches", "8", "--chunks", "2")
+    assert found(capsys, call, "--stages", "4", *more) == given
+
+
 def test_the_picture_has_numbers_without_a_unit(capsys):
     assert main(["schedule", "zb_h1", "--stages", "2", "--microbatches", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -172,7 +186,13 @@ def test_the_picture_has_numbers_without_a_unit(capsys):
         (("zb_h1", *SIZE, "--times", "X=1"), 2, "`X` is not one of F, B, W, comm, FB"),
         (("zb_h1", *SIZE, "--memory", "F=-1"), 2, "`-1` is not a non-negative number"),
         (("zb_h1", "--stages", "0", "--microbatches", "1"), 2, "`0` is not a positive integer"),
+        (("zb_h1(chunks=2)", "--stages", "4"), 2, "a schedule without a program needs --microbatches"),
+        (("zb_h1(microbatches=4)",), 2, "a schedule without a program needs --stages"),
+        (("zb_h1(microbatches=4", "--stages", "4"), 1, "`(` is never closed"),
         (("zb_h3", *SIZE), 1, "unknown schedule `zb_h3`"),
+        (("interleavd_1f1b",), 1, "did you mean `interleaved_1f1b`?"),
+        (("interleavd_1f1b(microbatches=4)",), 1, "did you mean `interleaved_1f1b`?"),
+        (("pyproject.toml", *SIZE), 2, "pyproject.toml is a file: --stages, --microbatches are for a schedule"),
         (("zb_h1", *SIZE, "--chunks", "2"), 1, "has one stage on each rank, not 2"),
         (("zb_h1", *SIZE, "group=2"), 1, "takes no argument `group`"),
         (("zb_h2", *SIZE, "--memory-limit", "14"), 1, "error[E0504]: rank 0 of schedule `zb_h2` needs 15"),

@@ -134,14 +134,25 @@ def test_a_reader_that_leaves_gives_no_traceback(tmp_path):
         ("version", "did you mean `partita --version`?"),
         ("m.par", "a file follows a command: `partita run m.par`"),
         ("frobnicate m.par", "there are init, check, fmt, compile"),
-        ("run m.par --steps 3", "unrecognized arguments: --steps 3; settings take no dashes: steps=…"),
+        ("run m.par --steps 3", "unrecognized arguments: --steps 3; settings take no dashes: train.steps=3\n"),
         ("run m.par --train.steps=3", "settings take no dashes: train.steps=3"),
-        ("check m.par --batch-size 3", "settings take no dashes: batch_size=…"),
+        ("check m.par --batch-size 3", "settings take no dashes: batch=3\n"),
+        ("check m.par --lr", "settings take no dashes: train.optimizer.lr=…\n"),
+        ("check m.par --hidden-size=3", "unrecognized arguments: --hidden-size=3\n"),
+        ("check m.par --epochs=3", "training length is given in steps: `train.steps`\n"),
+        ("check other.par --steps=3", "unrecognized arguments: --steps=3\n"),
+        ("run m.par --trnsport gloo", "did you mean `--transport`?\n"),
+        ("sample m.par --temp 1", "did you mean `--temperature`?\n"),
         ("fmt m.par --lr=3", "unrecognized arguments: --lr=3\n"),
         ("check m.par -v", "unrecognized arguments: -v\n"),
     ],
 )
-def test_a_command_or_option_that_there_is_not(arguments, message, capsys):
+def test_a_command_or_option_that_there_is_not(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.par").write_text(
+        "axis batch = 4\nmodel m(x: [batch]) { param w: [] ~ ones()  loss mean(x) * w }\n"
+        "train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }\n"
+    )
     with pytest.raises(SystemExit) as stopped:
         main(arguments.split())
     assert stopped.value.code == 2

@@ -93,6 +93,56 @@ def test_a_name_that_is_none(name: str, message: str, capsys: pytest.CaptureFixt
     assert list(Path().iterdir()) == []
 
 
+HUB = "if `Qwen/Qwen3-0.6B` is a model of the Hugging Face hub, download its config.json: "
+HUB += "`hf download Qwen/Qwen3-0.6B config.json --local-dir Qwen3-0.6B`, and then `partita init Qwen3-0.6B`"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen3-0.6B",
+        "hf://Qwen/Qwen3-0.6B",
+        "https://huggingface.co/Qwen/Qwen3-0.6B",
+        "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main?x=1",
+    ],
+)
+def test_a_model_of_the_hub_is_to_be_downloaded(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["-o", "qwen.par"]):
+        assert main(["init", name, *more]) == 2
+        assert capsys.readouterr().err.endswith(f"{HUB}\n")
+    assert list(Path().iterdir()) == []
+
+
+def test_a_file_in_no_folder_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "Qwen/first.par"]) == 2
+    assert capsys.readouterr().err == "partita: cannot write Qwen/first.par: No such file or directory\n"
+
+
+def test_what_a_config_is_taken_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "nosuch/config.json"]) == 1
+    err = capsys.readouterr().err
+    assert "error[E0001]: cannot read nosuch/config.json: No such file or directory\n" in err
+    assert "help: it is taken for the config.json of a model of Hugging Face" in err
+
+
+def test_a_folder_of_tensors_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("theirs").mkdir()
+    Path("theirs/model.safetensors").touch()
+    assert main(["init", "theirs"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "partita: theirs has the tensors of a model, and no config.json, which says what they are\n"
+    )
+
+
+def test_the_name_of_another_starter_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "gpt2"]) == 0
+    assert capsys.readouterr().out.endswith("; `partita init --from gpt2` is another file\n")
+    Path("gpt2.par").unlink()
+    assert main(["init", "--from", "gpt2"]) == 0
+    assert "another file" not in capsys.readouterr().out
+
+
 def test_into_another_directory() -> None:
     Path("there").mkdir()
     assert main(["init", "there/first"]) == 0

@@ -37,7 +37,7 @@ booleans = st.booleans().map(lambda value: node(tree.Boolean, value))
 paths = st.lists(names, min_size=1, max_size=3).map(lambda parts: node(tree.Path, tuple(parts)))
 
 PRECEDENCE = {"or": 0, "and": 1, "<": 3, "==": 3, ">=": 3, "+": 4, "-": 4, "*": 5, "/": 5}
-NOT, COMPARISON, SUM, NEGATIVE = 2, 3, 4, 6
+NOT, COMPARISON, SUM, PRODUCT, NEGATIVE = 2, 3, 4, 5, 6
 
 
 def tight(expression, level):
@@ -118,6 +118,7 @@ targets = st.builds(
     names | st.just(node(tree.Name, "param")),
 )
 sums = expressions.map(lambda e: tight(e, SUM))
+products = expressions.map(lambda e: tight(e, PRODUCT))
 counts = st.none() | several(expressions, 0).map(lambda items: node(tree.List, items))
 rules = st.one_of(
     st.builds(lambda t, n, b: node(tree.Shard, t, n, b), several(targets), several(names), several(names, 0)),
@@ -133,7 +134,13 @@ claims = st.builds(
     st.sampled_from(["<=", ">=", "<", ">", "==", "!="]),
     sums,
 )
-weight_axes = several(st.builds(lambda j, e: node(tree.WeightAxis, j, e), st.booleans(), sums), 0)
+weight_axes = several(
+    st.one_of(
+        st.builds(lambda joined, value: node(tree.WeightAxis, None, joined, value), st.booleans(), sums),
+        st.builds(lambda outer, value: node(tree.WeightAxis, outer, True, value), products, sums),
+    ),
+    0,
+)
 weight_lines = st.one_of(
     st.builds(lambda o, t, a: node(tree.Correspondence, o, t, a), several(paths), several(strings), weight_axes),
     several(strings).map(lambda found: node(tree.Skip, found)),
@@ -266,7 +273,8 @@ def words(item):
             axes = ["[", *separated(item.axes), "]"] if item.axes else []
             return [*separated(item.ours), "=", *separated(item.theirs), *axes]
         case tree.WeightAxis():
-            return [*(["+"] if item.joined else []), *words(item.value)]
+            outer = [*words(item.outer), "*"] if item.outer else []
+            return [*outer, *(["+"] if item.joined else []), *words(item.value)]
         case tree.Skip():
             return ["skip", *separated(item.patterns)]
         case tree.Train():

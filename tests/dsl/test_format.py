@@ -151,3 +151,10 @@ def test_a_line_goes_on_below_its_bracket_unless_that_is_far_to_the_right(name):
     first, second = format_text(text).splitlines()[1:3]
     below = first.index("(") + 1
     assert second == " " * (below if below <= DEEPEST else 6) + "over = batch)"
+
+
+def test_joined_axes_of_theirs():
+    text = 'weights hf {\n  a,b="x" [heads*+key,embed]\n  c, d = "y"[ heads *( key+states ),+embed ]\n}\n'
+    assert format_text(text) == (
+        'weights hf {\n  a, b = "x" [heads * + key, embed]\n  c, d = "y" [heads * (key + states), + embed]\n}\n'
+    )

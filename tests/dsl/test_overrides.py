@@ -1,5 +1,7 @@
 """`key=value` on the command line."""
 
+import re
+
 import pytest
 
 from partita.dsl.load import load_text
@@ -110,6 +112,59 @@ def test_wrong_overrides_point_to_the_command_line(override, code, column, help)
     ), shown
     if help is not None:
         assert help in diagnostic.help, shown
+
+
+RULES = """
+axis batch = 4, embed = 6
+model m(x: [batch, embed]) {
+  param up, down: [embed] ~ ones()
+  param a, b: [batch, embed] ~ ones()
+  loss mean(x * up * down * a * b)
+}
+optimizer one { freeze up  update all -> adamw(lr = 0.1) }
+optimizer mixed {
+  update a, b -> muon(lr = 0.02)
+  update down -> lion(lr = cosine(0.1, total = 9))
+  update all -> adamw(lr = 0.1)
+}
+train { data = random()  optimizer = mixed  steps = 2 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "target", "argument", "expected"),
+    [
+        (["train.optimizer=one", "train.optimizer.lr=0.5"], "all", "lr", 0.5),
+        (["train.optimizer.momentum=0.5"], "a", "momentum", 0.5),
+        (["mixed.b.lr=0.5"], "a", "lr", 0.5),
+        (["mixed.down.lr.peak=0.5"], "down", "lr", 0.5),
+    ],
+)
+def test_an_argument_of_rules_is_that_of_the_only_one_that_takes_it(overrides, target, argument, expected):
+    spec, diagnostics = load_text(RULES, overrides=overrides)
+    assert spec is not None, [each.render() for each in diagnostics]
+    (rule,) = (each for each in spec.train.optimizer.rules if (target,) in each.targets)
+    found = rule.call.arguments[argument]
+    assert (next(iter(found.arguments.values())) if argument == "lr" else found) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "help"),
+    [
+        ("train.optimizer.lr=1", "E0315", "name one by its target: `mixed.a.lr`, `mixed.down.lr` or `mixed.all.lr`"),
+        (
+            "train.optimizer.lr.peak=1",
+            "E0315",
+            "name one by its target: `mixed.a.lr`, `mixed.down.lr` or `mixed.all.lr`",
+        ),
+        ("train.optimizer.weight_dcay=1", "E0209", "did you mean `weight_decay`?"),
+    ],
+)
+def test_an_argument_of_several_rules_names_each(override, code, help):
+    _, diagnostics = load_text(RULES, overrides=[override])
+    assert [(each.code, each.help) for each in diagnostics if each.severity == "error"] == [(code, help)]
+    for key in re.findall(r"`([\w.]+\.lr)`", help):
+        assert load_text(RULES, overrides=[f"{key}=0.5"])[0] is not None, key
 
 
 def test_overrides_without_a_train_block():

@@ -73,6 +73,36 @@ def test_parameters_that_are_joined_may_have_other_axes():
     assert [part.groups for part in found.parts] == [(("states",), ("embed",)), (("key", "heads"), ("embed",))]
 
 
+@pytest.mark.parametrize(
+    ("axis", "groups", "shown"),
+    [
+        ("heads * + key", [("heads", "key")] * 2, "heads * + key"),
+        ("heads * key * + 1", [("heads", "key")] * 2, "heads * key * + 1"),
+        ("1 * + heads * key", [("heads", "key")] * 2, "+ heads * key"),
+        ("heads * (key + key)", [("heads", "key")] * 2, "heads * + key"),
+        ("(heads + 1) * key", None, None),
+    ],
+)
+def test_parameters_may_be_interleaved(axis: str, groups: list[tuple[str, ...]] | None, shown: str | None):
+    line = f'attn.wk, attn.wq = "qk.{{outer}}.{{layer}}" [embed, {axis}]'
+    if groups is None:
+        with pytest.raises(AssertionError, match=r"`heads` of `weights\.outer\.layer\.attn\.wq` is missing"):
+            tensors(line)
+        return
+    (found, *_) = tensors(line)
+    assert found.shape == (4, 12)
+    assert [part.groups[1] for part in found.parts] == groups
+    assert found.axes == f"[embed, {shown}]"
+
+
+def test_parameters_with_other_axes_may_be_interleaved():
+    line = 'attn.skip, attn.wq = "sq.{outer}.{layer}" [embed * (states + heads * key)]'
+    (found, *_) = tensors(line)
+    assert found.shape == (4 * 11,)
+    assert [part.start for part in found.parts] == [0, 5]
+    assert found.axes == "[embed * (states + heads * key)]"
+
+
 def test_words_that_are_keywords_here_are_names_elsewhere():
     """Of a model, a parameter; the lines here, too, begin with names that are keywords."""
     found = tensors('skip = "skip.{outer}.{layer}" [embed, states]\nweights.scale = "s"\nskip "x", "y.*"')

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,31 @@ def test_any_text_is_known_as_far_as_it_goes(text: str) -> None:
     assert document.at(9, 9) is None
     with pytest.raises(ValueError):
         rename(document.workspace, document.place, 9, 9, "x")
+
+
+INITIALIZE = {"id": 1, "method": "initialize", "params": {"processId": None, "rootUri": None, "capabilities": {}}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "status"),
+    [
+        ([], 0),
+        ([INITIALIZE], 0),
+        ([{"method": "exit"}], 1),
+        ([INITIALIZE, {"method": "exit"}], 1),
+        ([INITIALIZE, {"id": 2, "method": "shutdown"}], 0),
+        ([INITIALIZE, {"id": 2, "method": "shutdown"}, {"method": "exit"}], 0),
+    ],
+)
+def test_it_ends_without_a_word(messages: list[dict], status: int) -> None:
+    """At `exit`, with the status that the protocol asks for, and at the end of its input."""
+    texts = [json.dumps({"jsonrpc": "2.0", **each}) for each in messages]
+    given = "".join(f"Content-Length: {len(text)}\r\n\r\n{text}" for text in texts)
+    done = subprocess.run(
+        [sys.executable, "-m", "partita", "lsp"], input=given, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.count('"result"') == sum("id" in each for each in messages)
 
 
 def test_without_pygls_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,21 @@ def test_a_name_in_all_files(file: str, word: str, nth: int, to: str, main: int,
     assert 'parts/blocks.par"' in text
 
 
+def test_axes_of_joined_parameters_are_renamed(tmp_path: Path) -> None:
+    """Before the `+`, and in a sum that is a factor."""
+    text = (
+        "axis batch = 1, heads = 2, key = 3, states = 5\n"
+        "model m(x: [batch]) {\n  param a, b: [heads, key] ~ ones()\n  param c: [heads, states] ~ ones()\n"
+        "  loss mean(x) * sum(a * b, over = [heads, key]) * sum(c, over = [heads, states])\n}\n"
+        "train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }\n"
+        'weights one { a, b = "ab" [heads * + key] }\nweights two { a, c = "ac" [heads * (key + states)] }\n'
+    )
+    files = workspace({"main.par": text}, tmp_path)
+    path = str(tmp_path.resolve() / "main.par")
+    for word, to in (("heads", "h"), ("states", "s")):
+        assert renamed(files, path, *at(text, word), to)[path] == text.replace(word, to)
+
+
 def test_files_that_are_open_count_as_they_are(tmp_path: Path) -> None:
     """Two files that import a third share its names; the third is open and has one line more."""
     other = 'import "parts/blocks.par"\naxis batch = 1\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -203,6 +204,14 @@ def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str], name: str, expe
     status, output = answer(capsys, name)
     assert status == 2
     assert expected in output
+
+
+def test_names_are_shown_instead_of_one_that_is_like_none(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = answer(capsys, "nothing_like_it")
+    names = re.findall("`(\\w+)`", output.splitlines()[1])
+    assert len(names) == 4
+    for name in names:
+        assert answer(capsys, name)[0] == 0
 
 
 def test_more_than_one_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,4 +193,32 @@ MISTAKES = [
         "if seen >= len(ids):",
         ALONG,
     ),
+    Planted(
+        "a-key-suggested-that-the-file-has-not",
+        "cli/parsing.py",
+        "keys, _ = likely_keys(declared_in(words), key)",
+        "keys = [key]",
+        "tests/cli/test_misspelled.py::test_a_setting_with_dashes_is_said_as_a_key_that_the_file_has",
+    ),
+    Planted(
+        "two-letters-swapped-taken-for-another-word",
+        "dsl/report.py",
+        "if sorted(each) == sorted(word))",
+        "if not each)",
+        "tests/cli/test_misspelled.py::test_every_option_of_every_command",
+    ),
+    Planted(
+        "a-string-taken-for-names-of-outputs",
+        "runtime/outputs.py",
+        "if isinstance(names, str) or not isinstance(names, Iterable):",
+        "if not isinstance(names, Iterable):",
+        "tests/api/test_arguments.py::test_every_argument_of_every_function",
+    ),
+    Planted(
+        "a-shape-told-as-it-is-filled-up",
+        "runtime/inference/predicting.py",
+        'check_shape("input", each.name, given[each.name], each.type.shape, in_rows.get(each.name))',
+        "pass",
+        "tests/api/test_arguments.py::test_what_is_said_of_a_shape_is_of_what_was_given",
+    ),
 ]

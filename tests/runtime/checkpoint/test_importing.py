@@ -14,24 +14,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from partita.cli.importing import MOST_LINES
 from partita.cli.main import main
+from partita.compiler.graph import without_iterations
 from partita.dsl.correspondence import Line, Pattern, Weights
 from partita.dsl.diagnostic import Refused, shown
 from partita.dsl.formulas import Size
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
 from partita.dsl.weights import parameters_of
+from partita.runtime.checkpoint.checkpoints import load
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.foreign import export_foreign
 from partita.runtime.checkpoint.loading import Commit
-from partita.runtime.checkpoint.proposals import axes_of, own_axes
+from partita.runtime.checkpoint.matching import axes_of, own_axes
+from partita.runtime.checkpoint.proposals import GUESS, OPEN, proposed
 from partita.runtime.checkpoint.repeated import families, set_text
-from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, trained
+from partita.runtime.training import VirtualRun
+from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, same, tensors, trained
 
 # Matrices that are square, in one axis of three, and in no way.
 SQUARE = """
@@ -102,11 +106,13 @@ def test_what_is_bound_to_what_is_shown_and_layers_once(folder: Path, capsys: py
     assert "= m.layer.{0..2}.down: f32[ffn=4, embed=4]\n" in err
 
 
-def proposed(err: str) -> list[str]:
-    """Appends the declaration that a message proposes to `m.par`; returns the options that import under its names."""
-    declaration = err.split("import with `--as theirs`: ")[1].strip()
+def pasted(err: str, look: bool = True) -> list[str]:
+    """Appends the declaration that a message proposes to `m.par`, and removes the marks of its guesses if someone has
+    looked at them; returns the options that import under its names.
+    """
+    declaration = err[err.index("\nweights theirs {") :]
     with open("m.par", "a") as file:
-        file.write(declaration.replace("  ", "\n"))
+        file.write(declaration.replace(GUESS, "") if look else declaration)
     return ["--as", "theirs"]
 
 
@@ -118,17 +124,20 @@ def added(err: str) -> None:
 
 
 def test_lines_that_are_proposed_settle_the_order(folder: Path, capsys: pytest.CaptureFixture[str]):
-    """Those of the warning, and then those of the parameters that these do not name."""
+    """Nothing is settled before someone has looked: what is a guess is proposed again."""
     status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par", "--strict")
     assert status == 1
-    names = proposed(err)
+    assert '  # guess: m.layer.up = "m.layer.{layer}.up" [embed, ffn]\n' in err
+    assert '\n  m.last = "m.last" [embed, out]\n' in err
+    names = pasted(err, look=False)
     status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par", *names)
     assert status == 1
-    assert "error[E0809]: `weights theirs` says nothing of 2 parameters" in err
-    added(err)
+    assert "error[E0809]: `weights theirs` says nothing of 7 parameters" in err
+    assert '  = # guess: m.layer.up = "m.layer.{layer}.up" [embed, ffn]\n' in err
+    added(err.replace(GUESS, ""))
     assert not Path("new").exists()
     text = Path("m.par").read_text()
-    assert 'm.layer.up = "m.layer.{layer}.up" [embed, ffn]\n' in text
+    assert '\nm.layer.up = "m.layer.{layer}.up" [embed, ffn]\n' in text
     Path("m.par").write_text(text.replace('.up" [embed, ffn]', '.up" [ffn, embed]'))
     status, out, err = partita(capsys, "import", "new", "m.safetensors", "m.par", *names)
     assert (status, err) == (0, "")
@@ -144,20 +153,146 @@ def test_what_goes_by_other_names_is_found_by_shape_and_likeness(folder: Path, c
     Path("m.par").write_text(text)
     theirs = {"q_proj.weight": torch.randn(4, 4), "norm": torch.randn(4), "head": torch.randn(3, 4)}
     for i in range(12):
-        theirs |= {f"h.{i}.fc_up.weight": torch.randn(7, 4), f"h.{i}.fc_down.weight": torch.randn(4, 7)}
+        theirs |= {f"h.{i}.fc_up.weight": torch.randn(7, 4), f"h.{i}.down.weight": torch.randn(4, 7)}
     save_file(theirs, "m.safetensors")
     status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
     assert status == 1
     assert "m.safetensors lacks 27 of 27 tensors\n" in err
-    names = proposed(err.replace("…", 'm.last = "head" [out, embed]'))
-    assert 'm.layer.up = "h.{layer}.fc_up.weight" [ffn, embed]' in Path("m.par").read_text()
-    assert 'm.wq = "q_proj.weight" [embed, heads * key]' in Path("m.par").read_text()
+    names = pasted(err)
+    assert '  # guess: m.layer.up = "h.{layer}.fc_up.weight" [ffn, embed]\n' in err
+    assert '\n  m.layer.down = "h.{layer}.down.weight" [embed, ffn]\n' in err
+    assert '  # guess: m.wq = "q_proj.weight" [embed, heads * key]\n' in err
     status, out, err = partita(capsys, "import", "new", "m.safetensors", "m.par", *names)
     assert (status, err) == (0, "")
     assert " ".join(words(out, "m.wq")) == "m.wq ← q_proj.weight F32[4, 4] [embed, heads * key]"
     with Commit(Path("new"), read_manifest(Path("new"), 0)) as commit:
         assert torch.equal(commit.read("m.layer.11.up"), theirs["h.11.fc_up.weight"].T)
         assert torch.equal(commit.read("m.wq"), theirs["q_proj.weight"].view(4, 2, 2))
+
+
+def test_what_is_called_like_nothing_is_left_to_be_said(folder: Path, capsys: pytest.CaptureFixture[str]):
+    save_file({"x": torch.ones(3, 5), "m.last": torch.ones(4, 3)}, "m.safetensors")
+    status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert status == 1
+    assert '\n  # which? m.layer.up = "…" [embed, ffn]\n' in err
+    assert "`# which?` needs a name of theirs: write it, and remove the mark" in err
+    assert '\n  m.last = "m.last" [embed, out]\n' in err
+
+
+def test_names_that_the_file_says_are_named_first(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """And what is said to help does."""
+    names = {name: name.removeprefix("m.").replace("layer.", "layer.{layer}.") for name, _ in OWN}
+    lines = [f'{name} = "{names[name]}" [{axes}]' for name, axes in OWN]
+    Path("m.par").write_text(
+        "\n".join([SQUARE, 'weights part { m.last = "head" [embed, out] }', "weights hf {", *lines, "}"])
+    )
+    tensors = load_file("m.safetensors")
+    save_file({name.removeprefix("m."): tensor for name, tensor in tensors.items()}, "m.safetensors")
+    status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert status == 1
+    (help,) = (line for line in err.splitlines() if "help: `--as" in line)
+    assert help == "  help: `--as hf` or `--as part` imports by the names that the .par file says in `weights`"
+    assert partita(capsys, "import", "new", "m.safetensors", "m.par", "--as", "hf")[0] == 0
+
+
+OWN = [
+    ("m.wq", "embed, heads, key"),
+    ("m.gain", "embed"),
+    ("m.layer.up", "embed, ffn"),
+    ("m.layer.down", "ffn, embed"),
+    ("m.last", "embed, out"),
+]
+
+# ---------------------------------------------------------------- what names and shapes say
+
+BLOCKS = ("attn", "mlp", "moe")
+LEAVES = ("gain", "wq", "up", "w", "weight", "norm_1")
+REPEATS = {"layer": 3, "tail": 3}
+AXES = "abcd"
+
+
+@st.composite
+def renamed(draw) -> tuple[dict[str, Type], dict[str, tuple[int, ...]], dict[str, tuple[str, ...]], dict[str, str]]:
+    """Parameters of a model, and tensors of theirs, which are called alike but for the usual: the shapes of these; for
+    each parameter the axes of its tensor in their order, and its name.
+    """
+    sizes = draw(st.lists(st.sampled_from([2, 3, 4, 5, 6, 12]), min_size=4, max_size=4, unique=draw(st.booleans())))
+    places = [(*repeat, *block) for repeat in ((), ("layer",), ("tail",)) for block in ((), *((b,) for b in BLOCKS))]
+    paths = draw(
+        st.lists(st.tuples(st.sampled_from(places), st.sampled_from(LEAVES)), unique=True, min_size=1, max_size=7)
+    )
+    prefix = draw(st.sampled_from(["", "model.", "module.base."]))
+    lists = draw(
+        st.sampled_from([("layer", "tail"), ("layers", "h"), ("decoder.layers", "decoder.tail"), ("h", "blocks")])
+    )
+    suffix = draw(st.sampled_from(["", ".weight"]))
+    heads = draw(st.booleans())  # what no repeat has is without the prefix
+    parameters, shapes, orders, names = {}, {}, {}, {}
+    for number, (place, leaf) in enumerate(paths):
+        own = draw(st.lists(st.sampled_from(AXES), unique=True, min_size=1, max_size=3))
+        order = draw(st.sampled_from([own, own[::-1], own[1:] + own[:1]]))
+        merged = draw(st.booleans()) and [own.index(name) for name in order[-2:]] == sorted(map(own.index, order[-2:]))
+        type = Type("f32", tuple(Axis(name, sizes[AXES.index(name)]) for name in own))
+        shape = tuple(type.axis(name).size for name in order)
+        shape = (*shape[:-2], prod(shape[-2:])) if merged and len(shape) > 1 else shape
+        strange = draw(st.sampled_from([False, False, False, True]))
+        repeat = place[0] if place[:1] and place[0] in REPEATS else None
+        for i in range(REPEATS[repeat] if repeat else 1):
+            counted = [f"{part}.{i}" if part == repeat else part for part in place]
+            theirs = [f"{lists[part == 'tail']}.{i}" if part == repeat else part for part in place]
+            name = ".".join(["m", *counted, leaf])
+            parameters[name], orders[name] = type, tuple(order)
+            end = f"zz{number}" if strange else leaf
+            names[name] = ("" if heads and not place else prefix) + ".".join([*theirs, end]) + suffix
+            shapes[names[name]] = shape
+    return parameters, dict(sorted(shapes.items())), orders, names
+
+
+@given(renamed())
+@settings(max_examples=300, deadline=None)
+def test_what_is_proposed_without_a_mark_is_right(model):
+    """Whatever sizes are equal: the names are those of the parameter's own tensor, and the axes are in their order."""
+    parameters, shapes, orders, names = model
+    lines = proposed(parameters, shapes)
+    for name in parameters:
+        plain = without_iterations(name)
+        (line,) = (each for each in lines if re.search(rf"(^|\s){re.escape(plain)} = ", each))
+        if line.startswith("#"):
+            assert any(mark in line for mark in (GUESS, OPEN))
+            continue
+        theirs, axes = re.fullmatch(r'\S+ = "([^"]*)" \[(.*)\]', line).groups()
+        number = re.search(r"\.(\d+)\.", name)
+        assert re.sub(r"\{\w+\}", number[1] if number else "", theirs) == names[name]
+        assert tuple(re.split(r", | \* ", axes)) == orders[name]
+    event(f"{sum(not line.startswith('#') for line in lines)} of {len(lines)} are certain")
+
+
+def test_where_two_are_as_near_nothing_is_certain():
+    """Two lists whose names both differ, and a part of a path that only ours has."""
+    type = Type("f32", (Axis("embed", 3),))
+    names = [f"m.{place}.gain" for place in ("down.0", "down.1", "up.0", "up.1", "attn", "mlp")]
+    theirs = {"a.0.gain": (3,), "a.1.gain": (3,), "b.0.gain": (3,), "b.1.gain": (3,), "gain": (3,)}
+    lines = proposed(dict.fromkeys(names, type), theirs)
+    assert sorted(line[: len(GUESS)] for line in lines) == [GUESS, GUESS, GUESS, OPEN]
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "a.b."])
+@pytest.mark.parametrize("repeat", ["layer", "layers", "h", "transformer.h"])
+def test_what_is_called_alike_is_certain(prefix: str, repeat: str):
+    types = {"up": (3, 5), "down": (5, 3), "gain": (3,)}
+    parameters, shapes = {}, {}
+    for place, theirs in [
+        ("", ""),
+        *((f"layer.{i}.{block}.", f"{repeat}.{i}.{block}.") for i in range(12) for block in BLOCKS),
+    ]:
+        for leaf, sizes in types.items():
+            axes = tuple(Axis({3: "embed", 5: "ffn"}[size], size) for size in sizes)
+            parameters[f"m.{place}{leaf}"] = Type("f32", axes)
+            shapes[f"{prefix}{theirs}{leaf}.weight"] = sizes[::-1]
+    lines = proposed(parameters, dict(sorted(shapes.items())))
+    assert len(lines) == 12
+    assert f'm.layer.moe.up = "{prefix}{repeat}.{{layer}}.moe.up.weight" [ffn, embed]' in lines
+    assert not [line for line in lines if line.startswith("#")]
 
 
 def test_a_missing_line_is_proposed_for_a_declaration(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -212,9 +347,8 @@ def test_a_matrix_that_stands_transposed_is_refused_with_the_line_that_turns_it(
     status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
     assert status == 1
     assert "= m.last is F32[3, 4], but m.last: f32[embed=4, out=3] needs [4, 3]\n" in err
-    names = [*proposed(err), "--only", "last"]
-    assert partita(capsys, "import", "new", "m.safetensors", "m.par", *names)[0] == 1  # the others are in the way
-    save_file({"m.last": last.T.contiguous()}, "m.safetensors")
+    assert '\n  m.last = "m.last" [out, embed]\n' in err
+    names = [*pasted(err)]
     assert partita(capsys, "import", "new", "m.safetensors", "m.par", *names)[0] == 0
     with Commit(Path("new"), read_manifest(Path("new"), 0)) as commit:
         assert torch.equal(commit.read("m.last"), last)
@@ -359,6 +493,96 @@ def test_what_is_said_to_train_from_it_does(
     assert "step 0/2  resumed from " in capsys.readouterr().out
 
 
+CONSTANT = """
+axis batch = 8, embed = 4, ffn = 8
+
+model m(x: [batch, embed]) {
+  param gain: [embed] ~ ones()
+  param up: [embed, ffn] ~ constant(0.5)
+  param down: [ffn, embed] ~ constant(-0.25)
+  let y = dot(tanh(dot(x * gain, up, over = embed)), down, over = ffn)
+  loss mse(y, 2 * x)
+}
+
+mesh cluster(data = 2)
+layout split on cluster { shard batch -> data }
+layout _zero on cluster { shard batch -> data  shard state -> data }
+
+optimizer _mixed {
+  freeze gain
+  update up -> muon(lr = 0.1)
+  update all -> adamw_8bit(lr = 0.1)
+}
+
+train { data = random()  layout = split  optimizer = adamw(lr = 0.1)  steps = 4  checkpoint = every(4) }
+"""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["train.optimizer=sgd(lr = 0.1)", "train.seed=3"],
+        ["train.optimizer=sgd(lr = 0.1, momentum = 0.9)", "layout=_zero"],
+        ["train.optimizer=lion(lr = 0.1)", "train.ema=0.5"],
+        ["train.optimizer=adafactor(lr = 0.1)", "train.clip=1.0"],
+        ["train.optimizer=_mixed", "layout=_zero", "train.ema=0.9"],
+        ["train.sync=delayed(1)"],
+        ["train.sync=paired()", "train.optimizer=lion(lr = 0.1)"],
+        ["train.sync=local(groups = 2, every = 2, outer = nesterov(lr = 0.7, momentum = 0.9))"],
+        ["train.precision=bf16", "train.optimizer=_mixed"],
+    ],
+)
+def test_any_optimizer_begins_with_what_was_imported_as_with_initial_values(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Bit for bit what a run becomes that begins with the same numbers, and without a word on settings."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.par").write_text(CONSTANT)
+    given = {"m.gain": torch.ones(4), "m.up": torch.full((4, 8), 0.5), "m.down": torch.full((8, 4), -0.25)}
+    save_file(given, "m.safetensors")
+    assert partita(capsys, "import", "run/checkpoints", "m.safetensors", "m.par")[0] == 0
+    assert "optimizer   none" in partita(capsys, "show", "run")[1]
+    for directory in ("run", "fresh"):
+        assert main(["run", "m.par", *overrides, "--run-dir", directory, "--transport", "virtual"]) == 0
+        output = capsys.readouterr()
+        assert "W0804" not in output.err
+        assert ("resumed from" in output.out) == (directory == "run")
+    places = [Path("run/checkpoints"), Path("fresh/checkpoints")]
+    one, other = (Commit(place, read_manifest(place, 4)) for place in places)
+    with one, other:
+        assert one.manifest.tensors == other.manifest.tensors
+        assert len(one.manifest.tensors) > len(given) or "sgd(lr = 0.1)" in str(overrides)
+        assert all(torch.equal(one.read(each.name), other.read(each.name)) for each in one.manifest.tensors)
+        assert not torch.equal(one.read("m.up"), given["m.up"])
+
+
+def test_a_rewind_to_what_was_imported_forgets_what_was_trained(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """On all ranks: states are as before the first step, whatever they have become."""
+    plan = plan_of("train.ema=0.5", "train.optimizer=adamw(lr = 0.1)", text=CONSTANT)
+    Path("m.par").write_text(CONSTANT)
+    save_file({name: t + 1 for name, t in VirtualRun(plan).parameters().items()}, "m.safetensors")
+    assert partita(capsys, "import", "run", "m.safetensors", "m.par")[0] == 0
+    run = VirtualRun(plan)
+    for rank in run.ranks:
+        for tensor in (*rank.memory.masters.values(), *rank.memory.states.values()):
+            tensor.fill_(7)
+        with Commit(Path("run"), read_manifest(Path("run"), 0)) as commit:
+            load(rank, commit)
+    given = load_file("m.safetensors")
+    expected = {name: given[name.rpartition("/")[2]] for name in tensors(run)}
+    kept = [name for name in expected if "/" in name and not name.startswith("ema/")]
+    assert len(kept) == 6
+    same(tensors(run), expected | {name: torch.zeros_like(expected[name]) for name in kept})
+
+
+def test_means_of_what_was_imported_are_its_parameters(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert partita(capsys, "import", "run", "m.safetensors", "m.par")[0] == 0
+    for weights in ("trained", "ema"):
+        assert partita(capsys, "export", "run", "-o", f"{weights}.safetensors", "--weights", weights)[0] == 0
+    assert Path("ema.safetensors").read_bytes() == Path("trained.safetensors").read_bytes()
+
+
 @pytest.mark.parametrize("first", ["run/checkpoints", "run"])
 def test_nothing_is_imported_beside_checkpoints(first: str, folder: Path, capsys: pytest.CaptureFixture[str]):
     """Nor into a run's directory, where it would be taken for what the run has saved."""
@@ -425,7 +649,7 @@ def test_a_name_makes_no_line_of_its_own(folder: Path, capsys: pytest.CaptureFix
     """Wherever it is shown: unused, bound, missing, proposed, of a wrong shape, and as that of a number."""
     escaped = "x\\nm.par: ok\\n\\x1b[2J\\u202e"
     name = FORGED.replace("\n", "\\n")
-    Path("m.par").write_text(f'{SQUARE}weights other {{ m.last = "{name}" [embed, out] }}')
+    declared = f'{SQUARE}weights other {{ m.last = "{name}" [embed, out] }}'
     bound = ["--as", "other", "--only", "last"]
     last = torch.zeros(4, 3)
     cases: list[tuple[dict[str, torch.Tensor] | None, list[str]]] = [
@@ -438,6 +662,7 @@ def test_a_name_makes_no_line_of_its_own(folder: Path, capsys: pytest.CaptureFix
         ({FORGED: last / 0}, bound),
     ]
     for changes, options in cases:
+        Path("m.par").write_text(declared if options else SQUARE)
         if changes is None or options == bound:
             save_file(changes or {FORGED: last}, "m.safetensors")
         else:
