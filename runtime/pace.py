@@ -113,8 +113,7 @@ class Pace:
     @waits("ranks compare their times where they meet anyway, for an evaluation or a checkpoint")
     def told(self, transport: Transport) -> Generator[None, None, Sums]:
         """Exchange the ranks' sums since the last exchange; returns those of all."""
-        width = max(len(_names(self.program, rank)) for rank in range(self.program.mesh.ranks)) + 2
-        table = torch.zeros(self.program.mesh.ranks, width, dtype=torch.float64)
+        table = torch.zeros(table_shape(self.program), dtype=torch.float64)
         own = [self._steps, self._sums[-1] / 1e9, *(each / 1e9 for each in self._sums[:-1])]
         table[self.rank, : len(own)] = torch.tensor(own, dtype=torch.float64)
         self._sums, self._steps = [0] * len(self._sums), 0
@@ -123,6 +122,12 @@ class Pace:
         while not handle.done():
             yield
         return Sums(self.program, table.cpu())
+
+
+def table_shape(program: Program) -> tuple[int, int]:
+    """Of the table that ranks exchange: what each has measured."""
+    ranks = program.mesh.ranks
+    return ranks, max(len(_names(program, rank)) for rank in range(ranks)) + 2
 
 
 def _names(program: Program, rank: int) -> list[str]:

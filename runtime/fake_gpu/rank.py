@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,7 +34,7 @@ from partita.runtime.fake_gpu.nccl import fake_transport
 from partita.runtime.fake_gpu.watch import Fault, Kind, Launch, Stopped, Watch, of
 from partita.runtime.kernels import compiling
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.pace import Slow
+from partita.runtime.pace import Slow, table_shape
 from partita.runtime.python_functions import CustomFunction
 from partita.runtime.rank import Plan, Rank
 from partita.runtime.training import StepResult, train
@@ -109,6 +110,9 @@ def try_rank(plan: Plan, number: int) -> Tried:
         try:
             rank = Rank(plan, number, transport, device, alone=True, paced=True)
             steps = _Steps(watch, rank)
+            # So do tables of their times, while only what is alive between steps is there.
+            times = (size + 2) * prod(table_shape(program)) * torch.float64.itemsize
+            bound = max(bound, watch.live + times)
             watch.limit = bound
             _run(train(rank, _Zeros(plan), steps))
             _save_and_load(rank)

@@ -60,7 +60,7 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
 # They read a number or a shape from the device.
 READS = {aten._local_scalar_dense, aten.item, aten.equal, aten.is_nonzero}
 # They launch nothing.
-NOTHING = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.set_}
+NOTHING = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.set_, aten.detach_}
 SMALL = 1 << 10  # elements of a tensor that counts as a number
 
 
