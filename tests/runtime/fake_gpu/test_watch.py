@@ -153,6 +153,16 @@ def test_memory_is_freed_after_other_streams():
     assert not kinds(lambda watch: freed(watch, True))
 
 
+def test_the_most_above_the_limit_is_known():
+    """It is not what there is where the limit is first exceeded."""
+    watch = Watch(torch.float32, there="meta")
+    watch.limit = 8
+    with watch:
+        kept = [torch.zeros(count, device="meta") for count in (4, 40)]
+    most, _ = watch.above
+    assert most == watch.peak == sum(each.nbytes for each in kept)
+
+
 @pytest.mark.parametrize(
     ("what", "kind"),
     [
