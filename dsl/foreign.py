@@ -388,12 +388,6 @@ _WRITTEN = tuple(
             r"a rule holds for all iterations of a repeat: move those that differ into one of their own before the "
             r"others, `repeat 2 as first_\1 { … }`, and name `first_\1`",
         ),
-        (
-            "",
-            r"\b(?:freeze|update|recompute|offload|place|stage)\s(?:[\w.]+\s*,\s*)*(?:\w+\.)*(\w{1,40})(?:\s*‸\[|\.‸[0-9])",
-            r"a rule holds for all iterations of a repeat: move those that differ into one of their own before the "
-            r"others, `repeat 2 as first_\1 { … }`, and name `first_\1`",
-        ),
         ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
         ("", r"[0-9]‸\.", "a digit follows the point: `1.0`"),
         ("", r"\b[fFrRbBuU]‸\"", 'strings are plain, without a letter before them: `"…"`'),
