@@ -14,7 +14,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "trackio": ("trackio",),
-    "editor": ("pygls", "lsprotocol", "pygments"),
+    "editor": ("pygls", "lsprotocol"),
     "completion": ("argcomplete",),
 }
 

@@ -10,9 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.number_format import bytes_text, seconds_text
-from partita.cli.page.chart import Line, chart
+from partita.cli.number_format import bytes_text, seconds_text, short_text
+from partita.cli.page.chart import Chart, Line, numbers
 from partita.cli.page.history import Series
+from partita.cli.page.listing import highlighted
 from partita.cli.page.markup import Markup, joined, tag
 from partita.cli.page.timeline import legend, timeline
 from partita.cli.schedule import headline
@@ -42,9 +43,9 @@ def html(result: Any) -> str:
 
 
 def _spec(spec: Spec) -> Iterator[Markup]:
-    lines = spec.source.text.rstrip("\n").split("\n")
     yield tag("p", repr(spec))
-    yield tag("pre", *(tag("span", f"{line}\n") for line in lines), class_="listing")
+    lines = (joined(tag("span", line), "\n") for line in highlighted(spec.source.text))
+    yield tag("pre", tag("code", *lines), class_="listing scroll")
 
 
 def _compilation(state: Compilation) -> Iterator[Markup]:
@@ -79,7 +80,7 @@ def _timeline(found: Timeline, schedule: Schedule | None = None, step: float | N
     )
     if found.makespan:
         yield timeline(title, found.actions, chunks, found.makespan)
-        yield legend([found.actions])
+        yield legend([found.actions], chunks)
 
 
 def _verification(found: Verification) -> Iterator[Markup]:
@@ -105,8 +106,7 @@ def _trained(trained: Trained) -> Iterator[Markup]:
     names = dict.fromkeys(name for record in trained for name, value in record.items() if isinstance(value, float))
     own = [name for name in names if not name.startswith("eval_")]
     shown = sorted(own, key=lambda name: name != "loss")[:MOST_CHARTS]
-    charts = [chart(name, list(_lines(name, trained)), "{:.4g}".format) for name in shown]
-    yield tag("div", *charts, class_="charts")
+    yield numbers(Chart(name, list(_lines(name, trained)), short_text) for name in shown)
 
 
 def _lines(name: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Line]:

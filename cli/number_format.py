@@ -36,6 +36,16 @@ def microbatches_text(count: int, slices: int = 1) -> str:
     return f"{parts} microbatch{'es' * (parts > 1)}" + (f" of {slices} slices" if slices > 1 else "")
 
 
+def percent_text(value: float) -> str:
+    """A share in percent."""
+    return f"{value:.1%}"
+
+
+def short_text(value: float) -> str:
+    """A number without a unit in about five digits."""
+    return f"{value:.4g}" if value and not 1e-3 <= abs(value) < 1e5 else f"{value:.4f}".rstrip("0").rstrip(".")
+
+
 def plain_text(value: float) -> str:
     """A number without a unit."""
     return f"{value:,.6g}"

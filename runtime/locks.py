@@ -42,6 +42,25 @@ def lock(parent: int, patience: float | None = None) -> tuple[int, str | None]:
             handle = os.open(LOCK, flags, 0o666, dir_fd=parent)
 
 
+def held(parent: int) -> bool | None:
+    """Whether a run holds the lock of an open directory; None if that cannot be known. Waits for nothing."""
+    try:
+        handle = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for an instant: a run that begins waits longer
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return False
+
+
 def still_there(parent: int, handle: int) -> bool:
     """Whether a descriptor still is of the directory's lock file: the directory may have been emptied or removed."""
     try:

@@ -5,31 +5,34 @@ new, and gets its name by a rename: a link that somebody put there is replaced, 
 inherit the lock, so it is held until the last of them exits.
 
 `run.json` records how the run began: its checkpoints' directory, and the texts of its files, which later attempts read.
+`fault.json` records why the last one that failed did.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, field, fields, frozen
 
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime import locks
 from partita.runtime.checkpoint.files import Damaged, create, put, read, write
 
 RECORD = "run.json"
+FAULT = "fault.json"
 MOST_RECORD = 1 << 26
 
 
 @frozen
 class Origin:
     """The command of a run: its file and the directory that imports may not leave (by real path), overrides, whether it
-    runs on GPUs, and the directory of its trace.
+    runs on GPUs, the directory of its trace, and how many cores its ranks share, if they are all on one machine.
     """
 
     file: str
@@ -37,6 +40,7 @@ class Origin:
     root: str | None = None
     gpu: bool = False
     trace: str | None = None
+    cores: int | None = None
 
 
 @frozen
@@ -90,6 +94,11 @@ class RunDirectory:
         except locks.Held as error:
             raise locks.refused(self.path) from error
         return None if unlocked is None else locks.missing(self.path, unlocked)
+
+    @property
+    def held(self) -> bool | None:
+        """Whether a run holds the directory; None if its file system has no locks."""
+        return locks.held(self.handle)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -155,6 +164,15 @@ class RunDirectory:
         found["files"] = dict(record.files)
         self.put(RECORD, json.dumps(found, indent=2).encode("utf-8", "surrogatepass") + b"\n")
 
+    def fail(self, cause: str, ranks: Sequence[Mapping[str, Any]] = ()) -> bool:
+        """Write why the run fails and, if known, what each rank was doing; returns whether that was possible."""
+        found = {"cause": cause, "unix_time": time.time(), "ranks": list(ranks)}
+        try:
+            self.put(FAULT, (json.dumps(found, indent=2) + "\n").encode())
+        except OSError:
+            return False  # best effort: what is said of the failure matters more
+        return True
+
     def record(self) -> Record | None:
         """The record of the last run here; None if missing or not valid."""
         data = self.read(RECORD, MOST_RECORD)
@@ -176,11 +194,11 @@ def _origin(found: Any) -> Origin | None:
     """The command of a record; None if it has none, or no valid one."""
     if not isinstance(found, dict):
         return None
-    file, overrides, root, gpu, trace = (found.get(each) for each in ("file", "overrides", "root", "gpu", "trace"))
+    file, overrides, root, gpu, trace, cores = (found.get(each.name) for each in fields(Origin))
     if not isinstance(file, str) or not isinstance(overrides, list) or not isinstance(gpu, bool):
         return None
     if not all(isinstance(each, str) for each in overrides):
         return None
-    if not isinstance(root, str | None) or not isinstance(trace, str | None):
+    if not isinstance(root, str | None) or not isinstance(trace, str | None) or not isinstance(cores, int | None):
         return None
-    return Origin(file, tuple(overrides), root, gpu, trace)
+    return Origin(file, tuple(overrides), root, gpu, trace, cores)

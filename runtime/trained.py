@@ -17,6 +17,7 @@ from partita.dsl.python_calls import called_from_python, in_python
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
 from partita.runtime.addresses import Place, place_of
+from partita.runtime.bad_steps import BadStep
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
@@ -151,9 +152,14 @@ def train(
             told = _Records(opened, on_step)
         stack.callback(told.recorder.close)
         with Termination(settings is not None, numbers=(signal.SIGINT,)) as termination:
-            run, _ = run_in_process(
-                plan, data.dataset, settings, told, _warn_of, data.files, strict=False, asked=termination.asked
-            )
+            try:
+                run, _ = run_in_process(
+                    plan, data.dataset, settings, told, _warn_of, data.files, strict=False, asked=termination.asked
+                )
+            except BadStep as wrong:
+                if told.recorder.directory is not None:
+                    told.recorder.directory.fail(str(wrong))
+                raise
     if termination.asked():
         saved = run.ranks[0].saved
         raise KeyboardInterrupt(*([going_on(saved, "call")] if saved is not None else []))

@@ -92,7 +92,7 @@ def test_the_wheel_has_every_module(wheel: zipfile.ZipFile) -> None:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in suffixes:
                 assert f"partita/{path.relative_to(ROOT).as_posix()}" in names
-    assert "partita/py.typed" in names
+    assert {"partita/py.typed", "partita/cli/page/uplot/LICENSE"} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "bench", "partita/tests"))]
 
 

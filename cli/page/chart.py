@@ -1,21 +1,25 @@
-"""Charts of numbers over steps, as SVG that stretches with the page; labels are HTML, so they keep their size."""
+"""Charts of numbers over steps: data, which uPlot draws in the browser (`page.js`), and the same numbers as text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from math import ceil, floor, inf, isfinite, isnan, log, log10
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import isfinite, isnan
 
-from attrs import frozen
+from attrs import field, frozen
 
 from partita.cli.page.history import Series
-from partita.cli.page.markup import Markup, joined, tag
+from partita.cli.page.markup import Markup, tag
+from partita.cli.page.tables import Group, table
 
-WIDTH, HEIGHT = 600.0, 200.0
 # More values than this are drawn as the mean and the range of that many groups of steps.
-MOST_POINTS = 300
+MOST_POINTS = 1000
 # A range of positive values that is wider than this is drawn on a logarithmic scale.
 LOGARITHMIC = 100.0
+# A level that is farther than this many times from all values is only said: it would flatten them.
+FAR = 3.0
+# What uPlot has ticks for.
+LARGEST = 1e30
 
 
 @frozen
@@ -30,16 +34,78 @@ class Point:
 
 @frozen(eq=False)
 class Line:
-    """A line of a chart. `level` is a constant instead of a series."""
+    """A line of a chart."""
 
     label: str
-    series: Series | None = None
-    level: float | None = None
+    series: Series
+
+
+@frozen(eq=False)
+class Chart:
+    """What a chart shows, and how: a constant `level`, which has a label, beside its lines; `written` writes a value,
+    and `units`, of which there is at least one, are what the axis may count in, by name, in ascending order.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    written: Callable[[float], str]
+    units: Sequence[tuple[str, float]] = (("", 1.0),)
+    level: tuple[str, float] | None = None
+    size: str = ""
+    points: Sequence[tuple[Line, Sequence[Point]]] = field(init=False)
+
+    @points.default
+    def _points(self) -> Sequence[tuple[Line, Sequence[Point]]]:
+        drawn = [(line, points(line.series)) for line in self.lines]
+        return [(line, own) for line, own in drawn if own]
+
+    def figure(self) -> Markup:
+        """The place of the chart, with its data. There is something to draw."""
+        ends = [value for _, own in self.points for point in own for value in (point.least, point.most)]
+        least, most = min(ends), max(ends)
+        name, size = next((each for each in reversed(self.units) if each[1] <= most), self.units[0])
+        notes = [_unsound(self.lines)]
+        data: dict[str, object] = {"lines": [_data(line, own, size) for line, own in self.points]}
+        if self.level is not None and isfinite(self.level[1]):
+            label, level = self.level
+            near = least / FAR <= level <= most * FAR
+            data |= {"level": (label, _rounded(level / size))} if near else {}
+            notes.append(f"{label} {self.written(level)}" + ("" if near else ", off the scale"))
+        # Whether it may be logarithmic, and is at first.
+        data["logarithmic"] = most / least > LOGARITHMIC if least > 0 else None
+        caption = "; ".join(filter(None, notes))
+        return tag(
+            "figure",
+            tag("figcaption", tag("b", self.title + (f", {name}" if name else "")), tag("small", caption)),
+            tag(
+                "div",
+                class_="plot",
+                role="img",
+                aria_label=f"{self.title} over steps: {'; '.join(' '.join(row[1:]) for row in self.rows())}",
+                data_chart=json.dumps(data, separators=(",", ":")),
+            ),
+            class_=f"chart {self.size}".strip(),
+        )
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """What each line shows: the chart's title, its own label, the first, last, least and most value."""
+        for line, own in self.points:
+            ends = min(point.least for point in own), max(point.most for point in own)
+            yield self.title, line.label, *map(self.written, (own[0].value, own[-1].value, *ends))
+
+
+HEADINGS = ("number", "of", "first", "last", "least", "most", "")
+
+
+def numbers(charts: Iterable[Chart]) -> Markup:
+    """What charts show as a table, with a small picture of each line: for a page without scripts, and without eyes."""
+    rows = [(*row, _sparkline(own)) for each in charts for row, (_, own) in zip(each.rows(), each.points, strict=True)]
+    return table("The numbers of the charts", HEADINGS, [Group(rows)], set(range(2, 6)))
 
 
 def points(series: Series, most: int = MOST_POINTS) -> list[Point]:
-    """The finite values of a series, in at most `most` groups of steps."""
-    pairs = [(s, v) for s, v in zip(series.steps, series.values, strict=True) if isfinite(v)]
+    """The values of a series that can be drawn, in at most `most` groups of steps."""
+    pairs = [(s, v) for s, v in zip(series.steps, series.values, strict=True) if abs(v) <= LARGEST]
     if len(pairs) <= most:
         return [Point(step, value, value, value) for step, value in pairs]
     found = []
@@ -51,152 +117,32 @@ def points(series: Series, most: int = MOST_POINTS) -> list[Point]:
     return found
 
 
-def ticks(least: float, most: float, count: int = 4, unit: float = 1000.0) -> list[float]:
-    """Round numbers from `least` to `most`: about `count`, 1, 2 or 5 times a power of ten apart, of what they are
-    written in: powers of `unit`, 1000 or 1024.
-    """
-    rough = (most - least) / count
-    if not (0 < rough < inf):
-        return [least]
-    prefix = (unit / 1000) ** max(0, floor(log(max(abs(least), abs(most)), unit)))
-    power = 10.0 ** floor(log10(rough / prefix)) * prefix
-    step = next((each * power for each in (1, 2, 5) if each * power >= rough * 0.999), 10 * power)
-    first, last = ceil(least / step - 1e-9), floor(most / step + 1e-9)
-    return [number * step for number in range(first, last + 1)][:20]
-
-
-@frozen
-class Scale:
-    """From values to positions between 0 and 1."""
-
-    least: float
-    most: float
-    logarithmic: bool = False
-    unit: float = 1000.0
-
-    def at(self, value: float) -> float:
-        """The position of a value."""
-        if self.logarithmic:
-            return log10(value / self.least) / log10(self.most / self.least)
-        return (value - self.least) / (self.most - self.least)
-
-    @property
-    def ticks(self) -> list[float]:
-        """The values that are labelled."""
-        if not self.logarithmic:
-            return ticks(self.least, self.most, unit=self.unit)
-        powers = range(ceil(log10(self.least) - 1e-9), floor(log10(self.most) + 1e-9) + 1)
-        found = [10.0**power for power in powers][:: max(1, ceil(len(powers) / 5))]
-        return found or [self.least]
-
-
-def scale_of(values: Sequence[float], unit: float = 1000.0) -> Scale:
-    """A scale for values, with some room above and below."""
-    least, most = min(values), max(values)
-    if least > 0 and most / least > LOGARITHMIC:
-        return Scale(least, most, logarithmic=True)
-    room = 0.04 * (most - least) or abs(most) * 0.1 or 1.0
-    if not isfinite(room) or not isfinite(most + room) or not isfinite(least - room):
-        return Scale(-1.0, 1.0)
-    return Scale(least - room, most + room, unit=unit)
-
-
-def chart(title: str, lines: Sequence[Line], written: Callable[[float], str], unit: float = 1000.0) -> Markup | None:
-    """A chart with its title; None if there is nothing finite to draw. `written` writes a value, in powers of
-    `unit`.
-    """
-    drawn = [(line, points(line.series) if line.series is not None else []) for line in lines]
-    found = [point for _, own in drawn for point in own]
-    if not found:
-        return None
-    levels = [line.level for line in lines if line.level is not None and isfinite(line.level)]
-    ends = [value for point in found for value in (point.least, point.most)]
-    if max(map(abs, (*ends, *levels))) > 1e300:
-        return None
-    x, y = _steps([point.step for point in found]), scale_of((*ends, *levels), unit)
-    shapes = [*_grid(y)]
-    for number, (line, own) in enumerate(drawn):
-        shapes.extend(_line(number, own, x, y))
-        if line.level is not None and isfinite(line.level):
-            height = _rounded(HEIGHT * (1 - y.at(line.level)))
-            shapes.append(tag("path", d=f"M0 {height}H{WIDTH:g}", class_=f"line level c{number}"))
-    svg = tag(
-        "svg",
-        *shapes,
-        viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=f"{title} over steps",
-    )
-    shown = [
-        {
-            "label": line.label,
-            "points": [[round(x.at(p.step), 4), round(p.step), written(p.value)] for p in own],
-        }
-        for line, own in drawn
-        if own
-    ]
-    labels = [tag("span", written(value), class_="y", style=f"top:{100 * (1 - y.at(value)):.2f}%") for value in y.ticks]
-    plot = tag(
-        "div", svg, *labels, tag("div", class_="cross"), tag("div", class_="tip"), class_="plot",
-        data_lines=json.dumps(shown),
-    )  # fmt: skip
-    notes = ["logarithmic" if y.logarithmic else "", _unsound(lines)]
-    caption = "; ".join(each for each in notes if each)
+def _sparkline(own: Sequence[Point]) -> Markup:
+    """A line, from its least to its most value, without an axis."""
+    values, steps = [point.value for point in own], [point.step for point in own]
+    across, up = (max(each) - min(each) or 1.0 for each in (steps, values))
+    places = [f"{100 * (p.step - steps[0]) / across:.1f} {19 - 18 * (p.value - min(values)) / up:.1f}" for p in own]
     return tag(
-        "figure",
-        tag("figcaption", tag("b", title), *_legend(drawn), tag("small", caption) if caption else None),
-        plot,
-        tag("div", *_step_labels(x), class_="x"),
-        class_="chart",
+        "svg",
+        tag("path", d=f"M{'L'.join(places)}" + "h.1" * (len(own) == 1)),
+        class_="spark",
+        viewBox="0 0 100 20",
+        preserveAspectRatio="none",
+        aria_hidden="true",
     )
 
 
-def _steps(steps: Sequence[float]) -> Scale:
-    """The scale of steps, from the first to the last."""
-    least, most = min(steps), max(steps)
-    return Scale(least, most) if most > least else Scale(least - 1, least + 1)
+def _data(line: Line, own: Sequence[Point], size: float) -> list[object]:
+    """A line's label, its steps and values, and their ranges if any has one."""
+    names = ("value", "least", "most") if any(point.least < point.most for point in own) else ("value",)
+    columns = [[_rounded(getattr(point, name) / size) for point in own] for name in names]
+    return [line.label, [round(point.step) for point in own], *columns]
 
 
-def _grid(y: Scale) -> Iterator[Markup]:
-    for value in y.ticks:
-        height = _rounded(HEIGHT * (1 - y.at(value)))
-        yield tag("path", d=f"M0 {height}H{WIDTH:g}", class_="grid")
-
-
-def _line(number: int, own: Sequence[Point], x: Scale, y: Scale) -> Iterator[Markup]:
-    """The range of groups, if there are any, and the line through values or means."""
-
-    def at(step: float, value: float) -> str:
-        return f"{_rounded(WIDTH * x.at(step))} {_rounded(HEIGHT * (1 - y.at(value)))}"
-
-    if any(point.least < point.most for point in own):
-        around = [at(p.step, p.most) for p in own] + [at(p.step, p.least) for p in reversed(own)]
-        yield tag("path", d=f"M{'L'.join(around)}Z", class_=f"range c{number}")
-    if len(own) == 1:
-        place = at(own[0].step, own[0].value)
-        yield tag("path", d=f"M{place}h0", class_=f"dot c{number}")
-    elif own:
-        yield tag("path", d=f"M{'L'.join(at(p.step, p.value) for p in own)}", class_=f"line c{number}")
-
-
-def _legend(drawn: Sequence[tuple[Line, Sequence[Point]]]) -> Iterator[Markup]:
-    shown = [(number, line) for number, (line, own) in enumerate(drawn) if own or line.level is not None]
-    for number, line in shown if len(shown) > 1 else ():
-        yield tag("span", joined(tag("i", class_=f"c{number}"), line.label), class_="key")
-
-
-def _step_labels(x: Scale) -> Iterator[Markup]:
-    for value in ticks(x.least, x.most, 5):
-        if value == round(value):
-            place = 100 * x.at(value)
-            yield tag("span", f"{value:,.0f}", style=f"left:{place:.2f}%", class_="end" if place > 95 else None)
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def _unsound(lines: Sequence[Line]) -> str:
-    count = sum(sum(map(isnan, line.series.values)) for line in lines if line.series is not None)
+    count = sum(sum(map(isnan, line.series.values)) for line in lines)
     return f"{count:,} not finite" if count else ""
-
-
-def _rounded(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")

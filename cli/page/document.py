@@ -10,7 +10,14 @@ from partita.cli.page.markup import Markup, joined, tag
 from partita.cli.page.run import Run
 from partita.cli.page.sections import content
 
-STYLE, SCRIPT = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+
+def _read(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+# uPlot draws the charts. Its license goes wherever it goes.
+STYLE = f"{_read('uplot/uPlot.min.css')}\n{_read('page.css')}"
+SCRIPT = f"/*\n{_read('uplot/LICENSE')}*/\n{_read('uplot/uPlot.iife.min.js')}\n{_read('page.js')}"
 
 
 def policy(live: bool) -> str:

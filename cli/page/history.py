@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from statistics import median
@@ -62,6 +63,7 @@ class History:
     step: int = 0
     began: float | None = None  # Unix times
     last: float | None = None
+    recent: deque[tuple[int, float]] = field(factory=lambda: deque(maxlen=RECENT))  # steps and their times
     left_out: int = 0  # events
 
     def add(self, records: Iterable[MetricsRecord]) -> None:
@@ -76,6 +78,7 @@ class History:
         if time is not None and isfinite(time):
             self.began = time if self.began is None else self.began
             self.last = time
+            self.recent.append((step, time))
         for name, value in numbers(record).items():
             if not name.startswith(BY_RANK):
                 self.series.setdefault(name, Series()).add(step, value)
@@ -91,6 +94,11 @@ class History:
                 self.events.append(Event(step, text))
             else:
                 self.left_out += 1
+
+    def seconds_left(self, steps: int) -> float | None:
+        """How long the other ones of `steps` take, if they are as fast as the last ones; None if that is not known."""
+        (first, since), (last, now) = (self.recent[0], self.recent[-1]) if self.recent else ((0, 0.0), (0, 0.0))
+        return (now - since) / (last - first) * (steps - last) if first < last < steps and since < now else None
 
     @property
     def names(self) -> list[str]:

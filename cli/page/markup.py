@@ -26,6 +26,14 @@ def text(value: str) -> Markup:
     return value if isinstance(value, Markup) else Markup(escape(UNSHOWN.sub("\ufffd", value), quote=True))
 
 
+def prose(value: str) -> Markup:
+    """A message: what it quotes in backticks is code."""
+    words = value.split("`")
+    if len(words) % 2 == 0:  # a backtick without another
+        return text(value)
+    return joined(*(tag("code", word) if i % 2 else word for i, word in enumerate(words)))
+
+
 def tag(name: str, /, *children: Child, **attributes: str | float | None) -> Markup:
     """An element. Attributes that are None are left out; `_` in their names is `-`, at the end nothing."""
     words = [name]

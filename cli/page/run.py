@@ -17,13 +17,12 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime.metrics import MetricsReader
-from partita.runtime.run_directory import RECORD, Record, RunDirectory
+from partita.runtime.run_directory import FAULT, RECORD, Record, RunDirectory
 from partita.runtime.telemetry import FILE_NAME
 
 if TYPE_CHECKING:
     from partita.runtime.tracing.measurement import Measurement
 
-FAULT = "fault.json"
 MOST_FAULT = 1 << 20
 
 
@@ -41,7 +40,8 @@ class Run:
     """A run by its directory, as of the last `refresh`.
 
     `compiled` is None if the file is not known or cannot be compiled any more, `measured` if there is no whole trace;
-    then `uncompiled` and `unmeasured` say why. `fault` is the record of the last failure, if there was one.
+    then `uncompiled` and `unmeasured` say why. `fault` is the record of the last failure, if there was one, and `held`
+    says whether a run goes on there, if that can be known.
     """
 
     path: Path
@@ -52,6 +52,7 @@ class Run:
     measured: Measurement | None = field(default=None, init=False)
     unmeasured: str = field(default="", init=False)
     fault: str | None = field(default=None, init=False)
+    held: bool | None = field(default=None, init=False)
     version: int = field(default=0, init=False)
     _reader: MetricsReader = field(init=False)
     _trace: object = field(default=None, init=False)
@@ -64,6 +65,11 @@ class Run:
         """The name of the run's directory."""
         return self.path.resolve().name
 
+    @property
+    def steps(self) -> int | None:
+        """How many steps the run has; None if that is not known."""
+        return self.compiled.state.train.steps if self.compiled is not None else None
+
     def refresh(self) -> int:
         """Read what is new; returns a number that grows when there is something. Raises OSError."""
         if self._look():
@@ -73,12 +79,12 @@ class Run:
     def _look(self) -> bool:
         changed = False
         with RunDirectory.open(self.path) as directory:
-            record, fault = directory.record(), _decoded(directory.read(FAULT, MOST_FAULT))
+            record, fault, held = directory.record(), _decoded(directory.read(FAULT, MOST_FAULT)), directory.held
         if record != self.record:
             self.record, changed = record, True
             self._compile()
-        if fault != self.fault:
-            self.fault, changed = fault, True
+        if (fault, held) != (self.fault, self.held):
+            self.fault, self.held, changed = fault, held, True
         trace = self._trace_files()
         if trace != self._trace:
             self._trace, changed = trace, True

@@ -1,24 +1,26 @@
-"""The timeline of a step as SVG: a row for each rank, one path for all actions of a color."""
+"""The timeline of a step: a row for each rank as SVG, one path for all actions of a color, and numbers upon it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import ceil, floor, log10
 
-from partita.cli.number_format import seconds_text
-from partita.cli.page.chart import ticks
 from partita.cli.page.markup import Markup, joined, tag
 from partita.cli.pictures.picture import COLOURS, NAMES, colour, computed
-from partita.compiler.schedules.schedule import Action
+from partita.compiler.schedules.schedule import KINDS, Action
 from partita.compiler.schedules.timeline import Interval
 
 WIDTH, ROW, GAP = 1000.0, 20.0, 3.0
 MOST_ROWS = 64
+# An action that is narrower, as a part of the axis, has no number on any screen, nor has any if that were more.
+LEAST_NUMBERED, MOST_NUMBERS = 0.006, 2000
+UNITS = (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
-def timeline(title: str, lines: Sequence[Sequence[Interval]], chunks: int, end: float) -> Markup:
-    """A timeline whose axis is `end` seconds long. Of many ranks the first ones are drawn."""
+def timeline(title: str, lines: Sequence[Sequence[Interval]], chunks: int, end: float, row: str = "rank") -> Markup:
+    """A timeline whose axis is `end` seconds long. Of many rows, which are called `row`, the first ones are drawn."""
     shown = lines[:MOST_ROWS]
-    paths = [path for row, line in enumerate(shown) for path in _row(line, row, chunks, end)]
+    paths = [path for number, line in enumerate(shown) for path in _row(line, number, chunks, end)]
     svg = tag(
         "svg",
         *paths,
@@ -28,28 +30,21 @@ def timeline(title: str, lines: Sequence[Sequence[Interval]], chunks: int, end: 
         role="img",
         aria_label=title,
     )
-    ranks = [tag("span", f"rank {rank}", style=f"height:{ROW:g}px") for rank in range(len(shown))]
-    axis = [
-        tag(
-            "span",
-            seconds_text(value) if value else "0",
-            style=f"left:{100 * value / end:.2f}%",
-            class_="end" if value > 0.9 * end else None,
-        )
-        for value in ticks(0.0, end, 4)
-    ]
-    more = f", the first {MOST_ROWS} of {len(lines)} ranks" if len(lines) > MOST_ROWS else ""
+    names = [tag("span", f"{row} {number}", style=f"height:{ROW:g}px") for number in range(len(shown))]
+    more = f", the first {MOST_ROWS} of {len(lines)}" if len(lines) > MOST_ROWS else ""
+    plot = tag("div", svg, _numbers(shown, end), tag("div", *_axis(end), class_="x"), class_="rows")
     return tag(
         "figure",
         tag("figcaption", tag("b", title), more),
-        tag("div", tag("div", *ranks, class_="ranks"), tag("div", svg, tag("div", *axis, class_="x"), class_="rows")),
+        tag("div", tag("div", *names, class_="ranks"), plot),
         class_="timeline",
     )
 
 
-def legend(timelines: Sequence[Sequence[Sequence[Interval]]]) -> Markup:
-    """What the colors are."""
-    kinds = {action.kind for lines in timelines for line in lines for action, _ in computed(line)}
+def legend(timelines: Sequence[Sequence[Sequence[Interval]]], chunks: int) -> Markup:
+    """What the colors and the numbers are."""
+    actions = [action for lines in timelines for line in lines for action, _ in computed(line)]
+    kinds = {action.kind for action in actions}
     found: dict[tuple[int, int, int], list[str]] = {}
     for kind, name in NAMES.items():
         if kind in kinds:
@@ -58,7 +53,8 @@ def legend(timelines: Sequence[Sequence[Sequence[Interval]]]) -> Markup:
         tag("span", joined(tag("i", style=f"background:rgb{shade}"), ", ".join(names)), class_="key")
         for shade, names in found.items()
     ]
-    return tag("p", *keys, class_="legend")
+    words = "numbers: microbatch" + ("; lighter: later chunks" if chunks > 1 else "")
+    return tag("p", *keys, tag("span", words, class_="key"), class_="legend")
 
 
 def with_ends(lines: Sequence[Sequence[Interval]], ends: Sequence[float]) -> list[tuple[Interval, ...]]:
@@ -70,6 +66,20 @@ def with_ends(lines: Sequence[Sequence[Interval]], ends: Sequence[float]) -> lis
     ]
 
 
+def ticks(end: float, count: int = 4) -> Sequence[float]:
+    """Round numbers from 0 to `end`: about `count`, 1, 2 or 5 times a power of ten apart."""
+    power = 10.0 ** floor(log10(end / count))
+    step = next(each * power for each in (1, 2, 5, 10) if each * power >= end / count * 0.999)
+    return [number * step for number in range(ceil(end / step + 1e-9))]
+
+
+def _axis(end: float) -> Iterator[Markup]:
+    name, size = next((each for each in reversed(UNITS) if each[1] <= end), UNITS[0])
+    for value in ticks(end):
+        place = "end" if value > 0.9 * end else None if value else "start"
+        yield tag("span", f"{value / size:g} {name}", style=f"left:{100 * value / end:.2f}%", class_=place)
+
+
 def _row(line: Sequence[Interval], row: int, chunks: int, end: float) -> list[Markup]:
     shades: dict[tuple[int, int, int], list[str]] = {}
     top, height = row * ROW + GAP / 2, ROW - GAP
@@ -78,3 +88,19 @@ def _row(line: Sequence[Interval], row: int, chunks: int, end: float) -> list[Ma
         path = f"M{start:.2f} {top:g}h{width:.2f}v{height:g}h{-width:.2f}z"
         shades.setdefault(colour(action, chunks), []).append(path)
     return [tag("path", d="".join(paths), fill=f"rgb{shade}") for shade, paths in shades.items()]
+
+
+def _numbers(lines: Sequence[Sequence[Interval]], end: float) -> Markup | None:
+    """The microbatches, as HTML: what is in the SVG is stretched. One that does not fit is not shown."""
+
+    def place(row: int, interval: Interval) -> str:
+        left, width = 100 * interval.start / end, 100 * interval.duration / end
+        return f"left:{left:.2f}%;top:{ROW * row:g}px;width:{width:.2f}%"
+
+    found = [
+        tag("span", str(action.microbatch), style=place(row, interval))
+        for row, line in enumerate(lines)
+        for action, interval in computed(line)
+        if action.kind in KINDS and interval.duration >= LEAST_NUMBERED * end
+    ]
+    return tag("div", *found, class_="numbers", aria_hidden="true") if len(found) <= MOST_NUMBERS else None

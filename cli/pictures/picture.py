@@ -11,18 +11,20 @@ from partita.compiler.schedules.schedule import COPIES, KINDS, Action, Schedule
 from partita.compiler.schedules.timeline import Interval, Timeline
 
 # The colors of kinds, as (red, green, blue); later chunks are lighter. P, R, S and U occur in measured steps only.
+# Whatever colors somebody does not see, they differ, and black text on them can be read.
 COLOURS = {
-    "F": (70, 130, 220),
-    "B": (60, 170, 120),
-    "W": (215, 145, 60),
-    "BW": (60, 170, 120),
-    "O": (190, 110, 170),
-    "L": (120, 120, 200),
-    "P": (150, 150, 150),
-    "R": (150, 150, 150),
-    "S": (150, 150, 150),
-    "U": (150, 150, 150),
+    "F": (95, 148, 238),
+    "B": (233, 196, 40),
+    "W": (236, 80, 30),
+    "BW": (108, 220, 178),
+    "O": (161, 97, 138),
+    "L": (137, 88, 245),
+    "P": (155, 155, 155),
+    "R": (155, 155, 155),
+    "S": (155, 155, 155),
+    "U": (155, 155, 155),
 }
+LIGHTEST = 0.5  # how much of what is missing to white the last chunk has
 NAMES = {
     "F": "forward",
     "B": "backward",
@@ -62,7 +64,7 @@ class Picture:
 
 def colour(action: Action, chunks: int) -> tuple[int, int, int]:
     """Red, green and blue, from 0 to 255."""
-    lighter = 0.6 * action.chunk / max(1, chunks - 1)
+    lighter = LIGHTEST * action.chunk / max(1, chunks - 1)
     red, green, blue = (round(part + (255 - part) * lighter) for part in COLOURS[action.kind])
     return red, green, blue
 

@@ -32,10 +32,10 @@ def directory_of(arguments: argparse.Namespace) -> Path:
     return run_directory(Source(arguments.file, "").stem, arguments.run_dir)
 
 
-def origin_of(arguments: argparse.Namespace, gpu: bool) -> Origin:
-    """The command, as the run's record keeps it."""
+def origin_of(arguments: argparse.Namespace, gpu: bool, cores: int | None = None) -> Origin:
+    """The command, as the run's record keeps it; `cores` of one machine that has all ranks."""
     root, trace = (os.path.realpath(path) if path is not None else None for path in (arguments.root, arguments.trace))
-    return Origin(os.path.realpath(arguments.file), tuple(arguments.overrides), root, gpu, trace)
+    return Origin(os.path.realpath(arguments.file), tuple(arguments.overrides), root, gpu, trace, cores)
 
 
 def checkpoints_of(arguments: argparse.Namespace, spec: Spec) -> Settings | None:

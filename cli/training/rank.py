@@ -188,6 +188,7 @@ class _Rank:
                 raise AssertionError("a real transport waits inside its handles")
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
+            directory.fail(str(wrong))
             return NOT_FINITE
         if rank.failed:
             return NOT_FINITE

@@ -25,6 +25,7 @@ from partita.runtime.addresses import Address, is_address
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.python_files import require_allowed
 from partita.runtime.start import begin
+from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.fleet import Crew, Fleet
 from partita.runtime.supervision.fork_server import serving
@@ -92,7 +93,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(directory, spec, program, settings, data, reader, origin_of(arguments, kind.gpu)):
+        if not _taken(directory, spec, program, settings, data, reader, origin_of(arguments, kind.gpu, len(usable()))):
             return WRONG_USE
         trace = arguments.trace
         if trace is not None and not recordable(spec, program, trace):
@@ -213,7 +214,9 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind:
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(directory, spec, plan.program, settings, data, reader, origin_of(arguments, gpu=False)):
+        if not _taken(
+            directory, spec, plan.program, settings, data, reader, origin_of(arguments, gpu=False, cores=len(usable()))
+        ):
             return WRONG_USE
         with tracked(directory.path, arguments.track):
             return _train_in_process(plan, kind.cluster, settings, data, directory, arguments.grace)
@@ -239,6 +242,7 @@ def _train_in_process(
             )
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
+            directory.fail(str(wrong))
             return FAILED
         except KeyboardInterrupt:
             print(f"partita: {ending(signal.SIGINT, saves, None)}", file=sys.stderr)

@@ -7,9 +7,9 @@ recorders tell how far they are, and the program tells what that means.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from attrs import frozen
@@ -76,16 +76,8 @@ class Diagnosis:
             lines.append(f"{len(waiting) - MOST_WAITING} other ranks wait")
         return lines
 
-    def as_text(self, cause: str, states: Sequence[State], said: Mapping[int, str]) -> bytes:
-        """All that is known, as JSON, with the ranks' last words."""
-        ranks = self.as_json(states)
-        for each in ranks:
-            if each["rank"] in said:
-                each["said"] = said[each["rank"]]
-        return (json.dumps({"cause": cause, "ranks": ranks}, indent=2) + "\n").encode()
-
-    def as_json(self, states: Sequence[State]) -> list[dict[str, Any]]:
-        """All that is known, and each rank's last actions with the seconds since they ended."""
+    def as_json(self, states: Sequence[State], said: Mapping[int, str] = MappingProxyType({})) -> list[dict[str, Any]]:
+        """All that is known, each rank's last actions with the seconds since they ended, and what it said last."""
         return [
             {
                 "rank": each.rank,
@@ -96,6 +88,7 @@ class Diagnosis:
                 "seconds": each.position.seconds,
                 "waits_for": list(each.waits_for),
                 "history": self._history(each.position),
+                **({"said": said[each.rank]} if each.rank in said else {}),
             }
             for each in states
         ]

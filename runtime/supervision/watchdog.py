@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from partita.runtime.run_directory import RunDirectory
+from partita.runtime.run_directory import FAULT, RunDirectory
 from partita.runtime.supervision.diagnosis import DEAD, STOPPED, Diagnosis
 from partita.runtime.supervision.processes import is_gone, is_stopped
 from partita.runtime.supervision.views import Seen, Views
@@ -32,7 +32,6 @@ STARTING_SECONDS = 120.0
 ENDING_SECONDS = 60.0
 STARTS = (flight.STARTING, flight.READY, flight.CONNECTING, flight.LOADING)
 LOOK_SECONDS = 0.25
-REPORT = "fault.json"
 FOLDER = "flight"  # in the run's directory: recorders of ranks that watch themselves
 
 
@@ -99,11 +98,8 @@ class Watchdog:
         said: Mapping[int, str] | None = None,
     ) -> str:
         states = self.diagnosis.states(positions, conditions)
-        try:
-            self.run.put(REPORT, self.diagnosis.as_text(cause, states, said or {}))
-            details = [f"details: {self.run.path / REPORT}"]
-        except OSError:
-            details = []  # best effort: the message matters more
+        written = self.run.fail(cause, self.diagnosis.as_json(states, said or {}))
+        details = [f"details: {self.run.path / FAULT}"] if written else []
         return "\n  ".join([*self.diagnosis.lines(states), *details])
 
 

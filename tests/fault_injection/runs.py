@@ -19,8 +19,8 @@ from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.rank import Plan
+from partita.runtime.run_directory import FAULT
 from partita.runtime.supervision.statuses import SAVING
-from partita.runtime.supervision.watchdog import REPORT
 from partita.runtime.tracing.flight import Position, read
 from tests.commands import computed, here
 from tests.fault_injection.processes import PATIENCE, Held, marked, wait_until
@@ -220,7 +220,7 @@ class Run:
     def check_nothing_remains(self) -> None:
         """Nor anything in the run's directory but what belongs there, once a run has come to its end."""
         self.check_nothing_runs()
-        assert set(os.listdir(self.directory)) - {REPORT} == {"metrics.jsonl", "checkpoints", "lock", "run.json"}
+        assert set(os.listdir(self.directory)) - {FAULT} == {"metrics.jsonl", "checkpoints", "lock", "run.json"}
         assert set(os.listdir(self.checkpoints)) == {commit_name(step) for step in self.expected()} | {"lock"}
 
     def expected(self) -> list[int]:

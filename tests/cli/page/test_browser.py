@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="pages are not tried in
 
 NARROW, WIDE = {"width": 390, "height": 800}, {"width": 1280, "height": 900}
 # Elements that reach out of the page and are not within something that scrolls.
-OUTSIDE = """() => [...document.querySelectorAll("body *")].filter(each => !each.closest(".table, .listing, .x"))
+OUTSIDE = """() => [...document.querySelectorAll("body *")].filter(each => !each.closest(".scroll, .x"))
   .filter(each => each.getBoundingClientRect().right > innerWidth + 1).map(each => each.outerHTML.slice(0, 80))"""
 
 
@@ -62,12 +62,12 @@ def test_the_report(browser: Browser, tmp_path: Path) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
             assert page.evaluate(OUTSIDE) == []
             backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-            plot = page.locator(".plot").first
-            plot.hover(position={"x": 1, "y": 50})
-            assert page.locator(".tip:visible").inner_text() == "step 1: training 4, evaluation 1.25"
+            page.locator(".u-over").first.hover(position={"x": 1, "y": 50})
+            legend = page.locator(".u-legend").first
+            assert legend.inner_text() == "step1training4evaluation1.25"
             assert page.evaluate("window.taken") is None
             assert page.locator("script").count() == 1
-            page.locator("h3 a").first.click()
+            page.locator("tbody th a").first.click()
             assert page.evaluate("document.querySelector(':target').textContent").startswith("  param w: [embed]")
             assert seen.said == []
             assert {each.partition("#")[0] for each in seen.requested} == {address}
@@ -97,10 +97,12 @@ def test_a_live_page_follows_the_run(browser: Browser, tmp_path: Path) -> None:
             page.goto(server.address)
             page.get_by_text("4 of 6").wait_for()
             page.locator("#state", has_text="live").wait_for()
-            page.locator("details summary").first.click()
+            page.get_by_text("the numbers").click()
+            page.locator("summary", has_text="m.par").click()
             append(path, step(5), step(6))
             page.get_by_text("6 of 6").wait_for(timeout=30_000)
-            assert page.locator("details[open]").count() == 0  # what was closed stays closed
+            # What was opened stays open, and what was closed stays closed.
+            assert page.locator("details[open] > summary").all_inner_texts() == ["the numbers"]
             assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
             assert seen.said == []
             assert {each.split("?")[0] for each in seen.requested} == {

@@ -12,53 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.cli.main import main
-from partita.cli.page.chart import MOST_POINTS, Line, chart, points, ticks
+from partita.cli.page.chart import FAR, LARGEST, MOST_POINTS, Chart, Line, points
 from partita.cli.page.document import document
 from partita.cli.page.history import History, Series
 from partita.cli.page.markup import Markup, joined, tag, text
 from partita.cli.page.run import Run
 from partita.cli.page.sections import content
+from partita.cli.page.timeline import ticks
 from tests.cli.page.runs import SCRIPT, TEXT, append, step, written
 from tests.commands import here, partita, records
 from tests.files import SPECS
 
 TAGS = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "link",
-        "title",
-        "style",
-        "script",
-        "body",
-        "main",
-        "header",
-        "section",
-        "figure",
-        "b",
-        "i",
-    ),
-    *(
-        "figcaption",
-        "h1",
-        "h2",
-        "h3",
-        "p",
-        "a",
-        "div",
-        "span",
-        "small",
-        "dl",
-        "dt",
-        "dd",
-        "svg",
-        "path",
-        "table",
-        "thead",
-    ),
-    *("tbody", "tr", "th", "td", "details", "summary", "pre", "code"),
-}
+    *("html", "head", "meta", "link", "title", "style", "script", "noscript", "body", "main", "header", "section"),
+    *("figure", "figcaption", "h1", "h2", "p", "a", "b", "i", "div", "span", "small", "time", "dl", "dt", "dd"),
+    *("svg", "path", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre", "code"),
+}  # fmt: skip
 
 
 class Elements(HTMLParser):
@@ -106,7 +75,7 @@ def test_text_stays_text(word: str, other: str) -> None:
 def test_a_page_has_all_that_is_known_of_a_run(tmp_path: Path) -> None:
     shown = page_of(written(tmp_path)).shown
     for each in (
-        *("step", "4 of 6", "tokens per second", "learning rate", "size", "MFU is left out", "first line 2023-11-14"),
+        *("step", "4 of 6", "tokens per second", "learning rate", "size", "MFU is left out", "started 2023-11-14"),
         *("Evaluations", "1.25", "predicted on cpu", "--trace DIR", "300.0 MiB", "290.0 MiB", "the whole process"),
         *("m.par:4", "all_reduce", "left out: the loss of step 3 is nan", "its batch: item 3", "back to step 0"),
         *("rank 1 is slow in F of stage 0", "cost 25% of the time", "the last failure", "with train.steps=6"),
@@ -202,29 +171,35 @@ def test_many_values_are_groups_that_lose_no_extreme() -> None:
     assert [p.value for p in points(series(1.0, math.inf, 2.0))] == [1.0, 2.0]
 
 
-@given(st.lists(st.floats(), min_size=1, max_size=8))
-def test_any_values_give_a_chart_or_none(values: list[float]) -> None:
-    drawn = chart("loss", [Line("training", series(*values)), Line("predicted", level=values[0])], str)
-    if drawn is None:
-        assert not any(map(math.isfinite, values)) or max(abs(v) for v in values if math.isfinite(v)) > 1e300
-    else:
-        (lines,) = [json.loads(a["data-lines"] or "") for _, a in Elements(drawn).found if "data-lines" in a]
-        assert len(lines[0]["points"]) == sum(map(math.isfinite, values))
-        assert all(0 <= place <= 1 for place, _, _ in lines[0]["points"])
-        assert not {"nan", "inf"} & {word for _, a in Elements(drawn).found for word in (a.get("d") or "").split()}
+@given(st.lists(st.floats(), min_size=1, max_size=8), st.floats())
+def test_any_values_give_a_chart_or_none(values: list[float], level: float) -> None:
+    chart = Chart("loss", [Line("training", series(*values))], str, level=("predicted", level))
+    fit = [value for value in values if abs(value) <= LARGEST]
+    assert bool(chart.points) == bool(fit)
+    if fit:
+        (data,) = [json.loads(a["data-chart"] or "") for _, a in Elements(chart.figure()).found if "data-chart" in a]
+        ((label, steps, drawn),) = data["lines"]
+        assert (label, drawn) == ("training", pytest.approx(fit, rel=1e-5))
+        assert [values[step - 1] for step in steps] == fit
+        assert data["logarithmic"] in ((True, False) if min(fit) > 0 else (None,))
+        # A level far from all values would flatten them.
+        assert ("level" in data) == (min(fit) / FAR <= level <= max(fit) * FAR)
+
+
+def test_an_axis_counts_in_the_largest_unit_that_is_full() -> None:
+    chart = Chart("time", [Line("training", series(0.25, 1.5))], str, [("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)])
+    assert "<b>time, s</b>" in chart.figure()
+    small = Chart("time", [Line("training", series(0.25, 0.5))], str, [("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)])
+    assert "<b>time, ms</b>" in small.figure()
+    assert "[250.0,500.0]" in small.figure().replace("&quot;", '"')
 
 
 @pytest.mark.parametrize(
-    ("ends", "unit", "expected"),
-    [
-        ((0.0, 1.0), 1000, [0.0, 0.5, 1.0]),
-        ((3.0, 103.0), 1000, [50.0, 100.0]),
-        ((0.0, 4.0 * 2**30), 1024, [0.0, *(each * 2.0**30 for each in (1, 2, 3, 4))]),
-        ((2.0, 2.0), 1000, [2.0]),
-    ],
+    ("end", "expected"),
+    [(1.0, [0.0, 0.5, 1.0]), (0.11, [0.0, 0.05, 0.1]), (3.0, [0.0, 1.0, 2.0, 3.0]), (4.5, [0.0, 2.0, 4.0])],
 )
-def test_ticks_are_round(ends: tuple[float, float], unit: float, expected: list[float]) -> None:
-    assert ticks(*ends, unit=unit) == expected
+def test_ticks_are_round(end: float, expected: list[float]) -> None:
+    assert ticks(end) == pytest.approx(expected)
 
 
 def test_usual_values_are_medians_of_the_last_finite_ones() -> None:
