@@ -26,7 +26,7 @@ from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
-from partita.runtime.data.own_rows import ReadFailed
+from partita.runtime.data_files import ReadFailed
 from partita.runtime.heap import keep_pages
 from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from partita.compiler.codegen.sums import accumulated
+from partita.compiler.codegen.sums import accumulated, targets
 from partita.compiler.graph import Node, Value
-from partita.compiler.ops.optimizer import Accumulate
+from partita.dsl.types import Type
 
 # A function's nodes in order: runs, each a call or inline statements, of units, each a statement or a compiled region.
 Runs = Sequence[Sequence[Sequence[Node]]]
@@ -111,7 +111,8 @@ def working_set(
                     last[tensor] = i if origin == start else end if origin[0] == first else final
                 i += 1
     last.update((behind.get(value, value), len(nodes)) for value in keep)
-    adding = accumulated(nodes, keep)
+    into = targets(nodes)
+    adding = {node: into[sum].type for node, sum in accumulated(nodes, keep).items()}
     ending: dict[int, list[Value]] = {}
     for value, i in last.items():
         ending.setdefault(i, []).append(value)
@@ -129,9 +130,9 @@ def working_set(
     return peak
 
 
-def _workspace(node: Node, sum: Node | None) -> int:
-    """Bytes of temporary tensors while a node runs, which may add its result to a sum itself."""
+def _workspace(node: Node, target: Type | None) -> int:
+    """Bytes of temporary tensors while a node runs, which may add its result to a `target` itself."""
     operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
-    if sum is not None and isinstance(sum.op, Accumulate):
-        return node.op.workspace_to_add(sum.op.type, operands, results[0])
+    if target is not None:
+        return node.op.workspace_to_add(target, operands, results[0])
     return node.op.workspace(operands, results)
