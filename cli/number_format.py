@@ -49,3 +49,10 @@ def short_text(value: float) -> str:
 def plain_text(value: float) -> str:
     """A number without a unit."""
     return f"{value:,.6g}"
+
+
+def queues_text(needed: int) -> str:
+    """What the streams of a GPU need of its hardware queues, of which there are up to 32."""
+    if needed == 1:
+        return "hosts may wait in any action, and streams may share a hardware queue"
+    return f"hosts may wait in any action; each of {needed} streams needs a hardware queue of its own"

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from partita.cli import standalone_schedule
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.number_format import microbatches_text, plain_text, seconds_text
+from partita.cli.number_format import microbatches_text, plain_text, queues_text, seconds_text
 from partita.cli.output import deliver, text_of
 from partita.cli.pictures import Picture, save, unable
 from partita.cli.source import add_source_arguments, report
 from partita.compiler.analysis.time import predict
 from partita.compiler.schedules.forms import WRITERS
+from partita.compiler.schedules.hardware_queues import queues
 from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if problem is not None:
         try:
-            return present(arguments, *standalone_schedule.made(arguments), plain_text)
+            return present(arguments, *standalone_schedule.made(arguments), number=plain_text)
         except Refused as refused:
             report(refused.diagnostics)
             return 1
@@ -60,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
 
     found = predict(state, exposed=False)
-    return present(arguments, state.schedule, found.timeline, step=found.step_time)
+    needed = queues([rank.instructions for rank in state.plan.ranks])
+    return present(arguments, state.schedule, found.timeline, needed, step=found.step_time)
 
 
 def _drawable(arguments: argparse.Namespace) -> bool:
@@ -76,17 +78,19 @@ def present(
     arguments: argparse.Namespace,
     schedule: Schedule,
     timeline: Timeline,
+    needed: int,
     number: Callable[[float], str] = seconds_text,
     step: float | None = None,
 ) -> int:
     """Print a timeline, or write it to a file, in the requested form. Returns 0, or 2 if it cannot be written.
 
-    `number` formats times; `step` is the time of a program's full step, including reductions and the update.
+    `needed` are the queues of a GPU that the schedule needs; `number` formats times; `step` is the time of a program's
+    full step, including reductions and the update.
     """
     if arguments.json:
         from partita.cli.pictures.terminal import as_json
 
-        whole = {} if step is None else {"step_time": step}
+        whole = {"queues": needed} if step is None else {"queues": needed, "step_time": step}
         return deliver(json.dumps(as_json(schedule, timeline) | whole, indent=2) + "\n", arguments.output)
     if arguments.output is not None and Path(arguments.output).suffix in WRITERS:
         try:
@@ -99,7 +103,7 @@ def present(
         return (
             0 if save([Picture(title, timeline, schedule, timed=number is seconds_text)], Path(arguments.output)) else 2
         )
-    return deliver(text_of(lambda console: show(schedule, timeline, console, number, step), None), None)
+    return deliver(text_of(lambda console: show(schedule, timeline, needed, console, number, step), None), None)
 
 
 def headline(
@@ -130,6 +134,7 @@ def headline(
 def show(
     schedule: Schedule,
     timeline: Timeline,
+    needed: int,
     console: Console,
     number: Callable[[float], str] = seconds_text,
     step: float | None = None,
@@ -142,6 +147,8 @@ def show(
     console.print(draw(schedule, timeline, console.width))
     console.print(legend(schedule))
     console.print(rank_table(schedule, timeline, number))
+    if schedule.ranks > 1:
+        console.print(f"on GPUs {queues_text(needed)}")
 
 
 register(

@@ -19,6 +19,7 @@ from partita.cli.stage_times import StageTimes, stage_times
 from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.conditions import Conditions, Memory
 from partita.compiler.schedules.generator import SCHEDULES, own_arguments, size_of
+from partita.compiler.schedules.hardware_queues import queues
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.offload import with_copies
 from partita.compiler.schedules.registry import make
@@ -92,8 +93,10 @@ def asked(arguments: argparse.Namespace) -> str | None:
     return f"a schedule without a program needs {' and '.join(missing)}" if missing else ""
 
 
-def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
-    """The schedule and its timeline. Raises Refused if it cannot be made or violates an invariant or the limit."""
+def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline, int]:
+    """The schedule, its timeline, and the queues of a GPU that it needs. Raises Refused if it cannot be made, or
+    violates an invariant or the limit.
+    """
     call = _call(arguments)
     chunks, microbatches = size_of(call)
     if arguments.chunks is not None and "chunks" not in call.arguments:
@@ -136,7 +139,7 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
     check_program(programs)
     if held is not None:
         _hold(schedule, held)
-    return schedule, simulate(programs, costs)
+    return schedule, simulate(programs, costs), queues(programs)
 
 
 def _name(arguments: argparse.Namespace) -> str:

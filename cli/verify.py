@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.number_format import bytes_text, microbatches_text
+from partita.cli.number_format import bytes_text, microbatches_text, queues_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_python_argument, add_source_arguments, load_or_report, printable, report
 from partita.dsl.diagnostic import Refused
@@ -89,6 +89,7 @@ def show(file: str, found: Verification, console: Console) -> None:
     if found.gpu is not None:
         rows.append(("gpu", "runs" if not any(each.faults for each in found.gpu) else "fails", _kernels(found.gpu)))
         rows.append(("", "", _waits(found.gpu)))
+        rows.append(("", "", queues_text(found.queues)))
     if found.claims:
         failed = [each.text for each in found.claims if not each.holds]
         shown = ", ".join(failed) if failed else f"{len(found.claims)} of `expect`"

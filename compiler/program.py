@@ -341,7 +341,13 @@ class StepPlan:
         """What throughput counts, of a step, and its name: tokens, or else rows of the batch."""
         if (tokens := self.tokens) is not None:
             return tokens, "tokens"
-        return max((e.type.axis(self.batch).size for e in self.inputs if e.type.has(self.batch)), default=1), "rows"
+        return self.rows, "rows"
+
+    @property
+    def rows(self) -> int:
+        """The rows of a batch, of all groups; one where no input has any."""
+        sizes = [each.type.axis(self.batch).size / self.batches for each in self.inputs if each.type.has(self.batch)]
+        return int(max(sizes, default=1))
 
     @property
     def batch_parts(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
 from partita.dsl import tree
@@ -44,7 +45,7 @@ def bind(
         message = f"`{name}` takes {_counted(len(parameters))}, not {len(positional)}"
         report.error("E0209", message, argument.span, help=form(name, parameters, required))
         break
-    for argument in call.arguments:
+    for place, argument in enumerate(call.arguments):
         if argument.name is None:
             continue
         key = argument.name.text
@@ -52,7 +53,17 @@ def bind(
             help = suggestion(key, parameters, "it takes") or form(name, parameters, required)
             report.error("E0209", f"`{name}` takes no argument `{key}`", argument.name.span, help=help)
         elif key in given:
-            report.error("E0211", f"argument `{key}` is given more than once", argument.span)
+            after = list(takewhile(lambda each: each.name is None, call.arguments[place + 1 :]))
+            if any(each.value is given[key] for each in after):
+                at = argument.value.span.to(after[-1].span)
+                report.error(
+                    "E0211",
+                    f"`{key}` is given several values",
+                    at,
+                    help=f"a list is `{key} = [{at.text}]`; any other argument after it is named",
+                )
+            else:
+                report.error("E0211", f"argument `{key}` is given more than once", argument.span)
         else:
             given[key] = argument.value
     missing = [parameter for parameter in parameters if parameter in required and parameter not in given]

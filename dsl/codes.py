@@ -144,7 +144,7 @@ CODES: dict[str, Code] = {
     "E0608": Code("no evaluation data", "`eval` needs data that training does not see.", "`stdlib(holdout = 5%)`"),
     "E0609": Code("unknown range of random integers", "`random()` draws integers below the size of the axis that they index, and this input indexes none.", "Use the input in an `embedding` or a loss."),
     "E0610": Code("number of ranks differs from the mesh", "The launcher started a different number of processes than the mesh has ranks.", "`torchrun --nproc-per-node 4` for a mesh of four."),
-    "E0611": Code("no GPU for a rank", "With `--transport nccl` each rank uses one GPU of its machine, by its local rank.", "At most as many ranks per machine as it has GPUs, or `--transport gloo`."),
+    "E0611": Code("no GPU for a rank", "Each rank uses one GPU of its machine, by its local rank. If there are too few, none is used silently.", "At most as many ranks per machine as it has GPUs, or `--transport gloo`."),
     "E0612": Code("ranks have different files", "Every rank reads the file by itself, and before the first step they compare hashes of its meaning and of the compiled program. The notes show which ranks have which.", "Copy the same file to all machines; give all ranks the same overrides, and the same version of Partita."),
     "E0613": Code("too many ranks for one machine", "A standalone `partita run` starts at most 256 ranks, so that a file alone cannot flood the machine with processes.", "`torchrun` or Slurm on several machines; or a smaller mesh: `cluster.data=1`."),
     "E0614": Code("no C++ compiler for torch", "With `compile = true` on a CPU, torch generates C++ and needs a compiler.", "Install g++ or clang++, or name one in `CXX`; or remove `compile`."),

@@ -48,6 +48,7 @@ class Layouts:
         try:
             match rule:
                 case tree.Shard():
+                    self.direction(rule, mesh_axes)
                     for target in rule.targets:
                         self.target(target, known)
                     axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
@@ -147,6 +148,16 @@ class Layouts:
             help = suggestion(name.text, mesh_axes, "its axes:")
             raise refuse("E0313", f"the mesh has no axis `{name.text}`", name.span, help=help)
         return name.text
+
+    def direction(self, rule: tree.Shard, mesh_axes: Sequence[str] | None) -> None:
+        """Refuse (E0202) axes of the mesh before the arrow, and axes of tensors after it."""
+        targets = [target.name.text for target in rule.targets]
+        over = [name.text for name in rule.mesh_axes]
+        ours, theirs = {*self.axes.entries, *CLASSES}, set(mesh_axes or ())
+        if theirs - ours >= set(targets) and ours - theirs >= set(over) and all(not each.path for each in rule.targets):
+            at = rule.targets[0].name.span.to(rule.mesh_axes[-1].span)
+            help = f"write `{', '.join(over)} -> {', '.join(targets)}`"
+            raise refuse("E0202", "an axis of the tensors stands before `->`, one of the mesh after it", at, help=help)
 
     def target(self, target: tree.Target, known: ModelNames | None) -> None:
         """Check a sharding target: a class or an axis, optionally of one path."""

@@ -257,7 +257,9 @@ class Settings:
         """The value of an entry of a table; None after reporting errors, or for what is left out."""
         if _is_none(written, setting):
             return None
-        if setting.default is None and written.span.text in NOTHING and setting.kind != Flag():
+        zero = isinstance(setting.kind, Number) and setting.kind.minimum == 0  # a value as any other
+        nothing = NOTHING[:-2] if zero else NOTHING
+        if setting.default is None and written.span.text in nothing and setting.kind != Flag():
             message = f"`{setting.name}` is left out by `none`"
             self.report.error("E0306", message, written.span, help="write `none`, or leave it out")
             return None

@@ -52,7 +52,7 @@ def stage_rules(layout: spec.Layout | None) -> list[spec.StageRule | spec.PlaceR
 
 
 def conflicts(given: spec.Spec, chunks: int | None) -> Iterator[Diagnostic]:
-    """E0404: rules that contradict each other, or a schedule of several stages on a rank where no rule makes any."""
+    """E0404: rules that contradict each other or themselves; or a schedule of several stages on a rank, and no rule."""
     rules = stage_rules(given.layout)
     for rule in rules[1:]:
         if rule.mesh_axis != rules[0].mesh_axis:
@@ -62,8 +62,42 @@ def conflicts(given: spec.Spec, chunks: int | None) -> Iterator[Diagnostic]:
     if len(several) > 1:
         help = "name all repeats in one rule"
         yield Diagnostic("E0404", "a layout has at most one `stage` rule", several[1].span, help=help)
+    if several and given.model is not None:
+        yield from _nested(several[0], given.model.body)
     if not rules and chunks is not None and chunks > 1 and given.schedule is not None:
         yield _without_stages(given, given.schedule.call, chunks)
+
+
+def _nested(rule: spec.StageRule, body: spec.Body) -> Iterator[Diagnostic]:
+    """E0404: a rule names a repeat that is only inside another one of its names."""
+    cut: set[str] = set()
+    inside: dict[str, str] = {}
+    seen: set[tuple[int, str | None]] = set()
+    waiting: list[tuple[spec.Body, str | None]] = [(body, None)]
+    while waiting:
+        top, whole = waiting.pop()
+        if (id(top), whole) in seen:
+            continue
+        seen.add((id(top), whole))
+        for step in top.steps:
+            around = whole
+            if isinstance(step, spec.Repeat) and step.name in rule.repeats:
+                if whole is None:
+                    cut.add(step.name)
+                elif step.name != whole:
+                    inside.setdefault(step.name, whole)
+                around = whole or step.name
+            if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan):
+                waiting.append((step.body, around))
+    for name, around in inside.items():
+        if name not in cut:
+            yield Diagnostic(
+                "E0404",
+                f"`{name}` is inside `{around}`, and stages have whole iterations of `{around}`",
+                rule.span,
+                help=f"`stage {name} -> {rule.mesh_axis}` cuts between the iterations of both, "
+                f"`stage {around} -> {rule.mesh_axis}` between those of `{around}` alone",
+            )
 
 
 def _without_stages(given: spec.Spec, call: spec.Call, chunks: int) -> Diagnostic:

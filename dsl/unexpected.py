@@ -89,6 +89,7 @@ class Unexpected:
             or self.word()
             or self.misplaced()
             or self.called()
+            or self.chained()
             or self.quoted()
             or self.spaced()
             or self.keyword()
@@ -308,6 +309,17 @@ class Unexpected:
             help = f"`{ours}({owner}{'' if closed else ', …'})`: a function takes what it works on as an argument"
         help = help or f"functions are called without a path: `{name}(…)`"
         return Diagnostic("E0103", f"there is no function `{owner}.{name}`", at, help=help)
+
+    def chained(self) -> Diagnostic | None:
+        """A method of what an expression gives."""
+        name, opening = self.tokens[self.index + 1 : self.index + 3] if self.token.kind == "DOT" else (None, None)
+        if name is None or opening is None or name.kind != "NAME" or opening.text != "(" or self.before is None:
+            return None
+        if self.before.text not in (")", "]"):
+            return None
+        at = Span(self.source, self.token.start, name.end)
+        help = f"name the value first, `let a = …`, and write `{name.text}(a)`"
+        return Diagnostic("E0103", f"there are no methods such as `.{name.text}(…)`", at, help=help)
 
     def quoted(self) -> Diagnostic | None:
         """A name in quotes."""

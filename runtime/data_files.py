@@ -15,13 +15,17 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 
 WHOLE = 1 << 26  # bytes up to which a file is hashed in full
 BLOCK, BLOCKS = 1 << 16, 256
 MOST_FILES = 1_000  # listed one by one; more are combined into one hash
 MOST_SHOWN = 6
+
+
+class ReadFailed(Refused):
+    """Data cannot be read. Only the ranks know whose rows they are."""
 
 
 @frozen

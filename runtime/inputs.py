@@ -35,7 +35,7 @@ class Inputs:
         self.group = 0
         self._groups = program.groups
         self._parts = program.batch_parts
-        self._rounds, self._batches = program.rounds, program.batches
+        self._rounds, self._count = program.rounds, program.rows
         self._batch = program.batch
         self._types = types = {each.name: each.type for each in program.inputs}
         parts = program.batch_parts * program.batches * self._groups
@@ -56,7 +56,7 @@ class Inputs:
         at once, all.
         """
         positions = {name: type.position(self._batch) for name, type in self._types.items() if type.has(self._batch)}
-        count = max((int(self._types[name].axis(self._batch).size / self._batches) for name in positions), default=1)
+        count = self._count
         read = [False] * count
         for part, region in self._regions.items():
             if part.name not in positions:

@@ -245,7 +245,13 @@ class DeviceStreams:
 
     def _stream(self, name: str) -> torch.cuda.Stream:
         if name not in self._streams:
-            self._streams[name] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            new = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            # torch hands the streams of a pool out in turn: two names of one would wait for each other.
+            taken = {each.cuda_stream for each in self._streams.values()}
+            assert new.cuda_stream not in taken, (
+                f"torch has {len(taken)} streams, and `{name}` would be one of them again"
+            )
+            self._streams[name] = new
         return self._streams[name]
 
 

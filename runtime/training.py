@@ -271,7 +271,7 @@ def _compare_paces(
 
 def _whole_batch(rank: Rank, dataset: Dataset | None, step: int) -> Batch:
     """The batch of a step with the rows of all ranks."""
-    return rank.tensors(dataset.batch(step, range(rank.training.rows.count))) if dataset else {}
+    return rank.tensors(dataset.batch(step, range(rank.plan.program.rows))) if dataset else {}
 
 
 def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[None, None, str | None]:
@@ -353,8 +353,7 @@ def evaluate(
     if first is not None:
         rank.unsound = True
         assert rank.plan.evaluation is not None
-        assert rank.evaluation is not None
-        whole = partial(batches, rows=range(rank.evaluation.rows.count))
+        whole = partial(batches, rows=range(rank.plan.evaluation.program.rows))
         trial = Trial(
             rank.plan.evaluation,
             -first,

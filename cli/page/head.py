@@ -18,11 +18,12 @@ from partita.runtime.progress import duration
 
 RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
 # Medians of the last steps, where one step says little.
-USUAL = ("tokens_per_second", "step_seconds", "mfu")
+USUAL = ("tokens_per_second", "rows_per_second", "step_seconds", "mfu")
 TILES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", short_text),
     ("eval loss", "eval_loss", short_text),
     ("tokens/s", "tokens_per_second", count_text),
+    ("rows/s", "rows_per_second", count_text),
     ("step time", "step_seconds", seconds_text),
     ("MFU", "mfu", percent_text),
     ("peak memory", "peak_memory", bytes_text),

@@ -40,7 +40,7 @@ def charts(run: Run) -> Markup | None:
     }  # fmt: skip
     names = history.names
     drawn = []
-    for name in sorted(names, key=lambda each: (each != "loss", each != "tokens_per_second", each in SMALL)):
+    for name in sorted(names, key=lambda each: (each != "loss", each not in RATES, each in SMALL)):
         lines = [
             Line("training", history.series.get(name, Series())),
             Line("evaluation", history.series.get(EVAL + name, Series())),
@@ -308,6 +308,7 @@ def _notes(notes: Sequence[str]) -> Iterator[Markup]:
 
 TITLES = {
     "tokens_per_second": "tokens per second",
+    "rows_per_second": "rows per second",
     "learning_rate": "learning rate",
     "grad_norm": "gradient norm",
     "step_seconds": "step time",
@@ -315,11 +316,12 @@ TITLES = {
     "mfu": "MFU",
     "skipped": "steps skipped so far",
 }
+RATES = ("tokens_per_second", "rows_per_second")
 SMALL = ("learning_rate", "peak_memory", "skipped")
 # How numbers are written, and what their axes count in.
 NUMBER = short_text, (("", 1.0),)
 KINDS: dict[str, tuple[Callable[[float], str], Sequence[tuple[str, float]]]] = {
-    "tokens_per_second": (count_text, (("", 1.0), ("thousand", 1e3), ("million", 1e6))),
+    **dict.fromkeys(RATES, (count_text, (("", 1.0), ("thousand", 1e3), ("million", 1e6)))),
     "step_seconds": (seconds_text, UNITS),
     "peak_memory": (bytes_text, (("B", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30))),
     "mfu": (percent_text, (("%", 0.01),)),

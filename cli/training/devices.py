@@ -1,9 +1,9 @@
-"""Which devices ranks compute on, and which transport connects them."""
+"""Which devices ranks compute on, which transport connects them, and what CUDA is told before it starts."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from partita.dsl.spec import Spec
     from partita.runtime.supervision.identity import Identity
 
+# What CUDA, its allocator and torch's NCCL read as they start, unless the user has set it.
+ENVIRONMENT = {
+    # Streams beyond these queues of the hardware share one with others, and wait for these without reason. 32 are the
+    # most that there are, 8 the default.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # Segments that grow: where memory is cut into pieces that do not fit, the allocator frees it, and the host waits.
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    # Ranks that wait are the watchdog's to judge (`runtime.supervision.watchdog`). torch would end the process.
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "86400",
+}
+FORMER = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}  # names that torch reads as well
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # if none exists there is no GPU, and torch need not be imported to ask it
 
 
@@ -24,23 +35,34 @@ def transport_of(arguments: argparse.Namespace, spec: Spec) -> Processes | InPro
     ranks = spec.mesh.ranks if spec.mesh is not None else 1
     needless = arguments.transport is not None and not TRANSPORTS[arguments.transport].gpu
     none = needless or not any(Path(each).exists() for each in DRIVERS)
-    return chosen(arguments.transport, 0 if none else gpus_here(), ranks)
+    kind = chosen(arguments.transport, 0 if none else gpus_here(), ranks)
+    check_graphs(spec, kind.gpu)
+    return kind
 
 
 def chosen(transport: str | None, gpus: int, ranks: int) -> Processes | InProcess:
     """The requested transport, or else the first that is the default for this many GPUs and ranks on this machine.
-    Raises Refused if it does not support them.
+    Raises Refused (E0611) if it does not support them, or nobody has asked to leave GPUs unused.
     """
     each = TRANSPORTS.values()
     kind = TRANSPORTS[transport] if transport else next(kind for kind in each if kind.default(gpus, ranks))
     problem = kind.problem(gpus, ranks)
+    if transport is None and gpus and not kind.gpu:
+        message = f"ranks on this machine: {ranks}; GPUs that each sees: {gpus}, which would not be used"
+        help = "start at most as many ranks as there are GPUs, let each rank see all of them or, under Slurm, "
+        help += "one of its own by `--gpus-per-task=1`; or compute on CPUs: `--transport gloo`"
+        raise refuse("E0611", message, help=help)
     if problem is not None:
         raise Refused([problem])
     return kind
 
 
 def gpus_here() -> int:
-    """The number of GPUs that this process sees."""
+    """The number of GPUs that this process sees. Tells CUDA its `ENVIRONMENT`."""
+    for name, value in ENVIRONMENT.items():
+        if FORMER.get(name, name) not in os.environ:
+            os.environ.setdefault(name, value)
+
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -58,6 +80,14 @@ def device_of_rank(transport: str | None, identity: Identity) -> tuple[Processes
         raise refuse("E0611", message, help="start it without a launcher")
     if kind.gpu:
         return kind, torch.device("cuda", number)
-    if transport is None and gpus and identity.local_rank == 0:
-        print(f"partita: {gpus} GPUs for {ranks} ranks: computing on CPUs", file=sys.stderr)
     return kind, torch.device("cpu")
+
+
+def check_graphs(spec: Spec, gpu: bool) -> None:
+    """Refuse graphs of several ranks on GPUs (E0422): communicators in graphs can wait for each other by NCCL's own
+    documentation, and nobody has seen them run.
+    """
+    ranks = spec.mesh.ranks if spec.mesh is not None else 1
+    if gpu and ranks > 1 and spec.train is not None and spec.train.graphs:
+        message = f"`graphs` is for one rank on a GPU, and there are {ranks}"
+        raise refuse("E0422", message, help="leave it out, or set `train.graphs=false`")

@@ -16,7 +16,7 @@ from attrs import define, frozen
 
 from partita.cli import measured
 from partita.cli.source import report, say
-from partita.cli.training.devices import device_of_rank
+from partita.cli.training.devices import check_graphs, device_of_rank
 from partita.cli.training.elastic import check_elastic, fitted
 from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
 from partita.cli.training.standalone import check_compiler
@@ -26,7 +26,7 @@ from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
-from partita.runtime.data.own_rows import ReadFailed
+from partita.runtime.data_files import ReadFailed
 from partita.runtime.heap import keep_pages
 from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory
@@ -128,6 +128,7 @@ class _Rank:
         if spec is None:
             raise Refused(diagnostics)
         kind, device = device_of_rank(arguments.transport, self.identity)
+        check_graphs(spec, kind.gpu)
         plan = prepare(spec, gpu=device.type == "cuda", allow_python=arguments.allow_python)
         if plan.training.compiled and device.type == "cpu":
             check_compiler(plan)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from partita.compiler.codegen.sums import accumulated, targets
 from partita.compiler.graph import Node, Value
+from partita.dsl.types import Type
 
 # A function's nodes in order: runs, each a call or inline statements, of units, each a statement or a compiled region.
 Runs = Sequence[Sequence[Sequence[Node]]]
@@ -109,6 +111,8 @@ def working_set(
                     last[tensor] = i if origin == start else end if origin[0] == first else final
                 i += 1
     last.update((behind.get(value, value), len(nodes)) for value in keep)
+    into = targets(nodes)
+    adding = {node: into[sum].type for node, sum in accumulated(nodes, keep).items()}
     ending: dict[int, list[Value]] = {}
     for value, i in last.items():
         ending.setdefault(i, []).append(value)
@@ -119,9 +123,16 @@ def working_set(
             for value in node.outputs:
                 alive[value] = size(value)
                 now += size(value)
-        operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
         there = sum(map(size, (*node.inputs, *node.outputs))) > 0  # it may work in the other memory
-        peak = max(peak, now + (node.op.workspace(operands, results) if there else 0))
+        peak = max(peak, now + (_workspace(node, adding.get(node)) if there else 0))
         for value in ending.get(i, ()):
             now -= alive.pop(value, 0)
     return peak
+
+
+def _workspace(node: Node, target: Type | None) -> int:
+    """Bytes of temporary tensors while a node runs, which may add its result to a `target` itself."""
+    operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
+    if target is not None:
+        return node.op.workspace_to_add(target, operands, results[0])
+    return node.op.workspace(operands, results)

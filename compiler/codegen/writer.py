@@ -228,6 +228,7 @@ class Writer:
         last line; `more` means that lines follow.
         """
         texts = self.names.texts
+        awaited = set(self._started)  # by a block around this one, which frees them
         groups: Mapping[Node, Together] = {}
         if self.probe is None:
             nodes, groups = together(with_sums_of_squares(nodes, keep), keep)
@@ -310,7 +311,7 @@ class Writer:
             if unit not in written:
                 write(i, unit)
             self.follow(unit.nodes if isinstance(unit, Segment) else (unit,))
-        self.arrive([value for value in self._started if value not in self._crossing])
+        self.arrive([value for value in self._started if value not in self._crossing and value not in awaited])
 
     def follow(self, nodes: Iterable[Node]) -> None:
         """Writes what comes after nodes."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.attention import TRAINED, Attention
-from partita.compiler.ops.op import Argument, ShardingRule, accumulation, agree, attributes, op, wide_bytes
+from partita.compiler.ops.attention_memory import forward_bytes, gradient_bytes
+from partita.compiler.ops.op import Argument, ShardingRule, accumulation, agree, attributes, op
 from partita.compiler.ops.ring import ringed, ringed_gradient, turns
 from partita.dsl.types import Type
 
@@ -63,11 +64,7 @@ class Attend(Attention):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Repeated and padded keys and values; with a mask or bias, scores and their exponentials."""
-        padded = 2 * self.padded_bytes(operands) + self.denominators_bytes(operands)
-        padded += self.mask_bytes(operands) + self.pieces_bytes(operands)
-        scores = (3 + self.random + (self.softcap is not None)) * self.scores_bytes(operands)
-        given = self.repeated_bytes(operands) + self.turned_bytes(operands)
-        return max(scores + given + padded, self.drawn_bytes(operands))
+        return forward_bytes(self, operands)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """`attend_gradient`, for all operands at once; the denominator has no cotangent."""
@@ -137,13 +134,7 @@ class AttendGradient(Attention):
         """Repeated and padded keys and values, their gradients; with a mask or bias, scores, probabilities and their
         gradients.
         """
-        padded = 4 * self.padded_bytes(operands) + self.denominators_bytes(operands)
-        padded += self.mask_bytes(operands) + 3 * self.pieces_bytes(operands)
-        scores = (4 + 2 * self.random + 2 * (self.softcap is not None)) * self.scores_bytes(operands)
-        given = 2 * self.repeated_bytes(operands) + 2 * self.turned_bytes(operands)
-        if self.materializes:
-            given += 3 * wide_bytes(operands[-1])
-        return max(scores + given + padded, self.drawn_bytes(operands))
+        return gradient_bytes(self, operands)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with results in their operands' orders."""

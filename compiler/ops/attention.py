@@ -8,15 +8,13 @@ from math import prod
 from attrs import evolve, frozen
 
 from partita.compiler.layout import is_split
-from partita.compiler.ops.fused_attention import DENOMINATORS_OF, EFFICIENT_SIZE, FLASH_SIZE, ROWS_OF, rounded_up
-from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted, wide_bytes
+from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, permuted
 from partita.compiler.ops.position import (
     SLICE,
     ZIGZAG,
     Positioned,
     Shards,
     places_text,
-    random_bytes,
     random_text,
     ranks_of_order,
     whole_size,
@@ -304,94 +302,12 @@ class Attention(Positioned):
         name = ".".join([self.name, *["causal"] * self.causal, *["scores"] * bool(self.materializes)])
         sizes = (q.elements / along, float(k.axis(self.over).size), (along + v.axis(self.wide).size) / 2)
         whole = Kernel(name, sizes, float(self.flops(operands, results)))
-        return whole._replace(name=f"{name}.pieces", alike=whole) if self.pieces_bytes(operands) else whole
+        return whole._replace(name=f"{name}.pieces", alike=whole) if self.in_pieces(operands) else whole
 
-    def scores_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of all scores, if they are materialized: on GPUs also for heads that are too large for its kernels."""
-        if not self.materializes and not self.too_large(operands):
-            return 0
-        q, k = operands[:2]
-        return wide_bytes(q.without([self.along])) * k.axis(self.over).size
-
-    def too_large(self, operands: Sequence[Type]) -> bool:
-        """Whether heads are larger than those that a kernel of GPUs takes."""
-        q, _, v = operands[:3]
-        size = max(q.axis(self.along).size, v.axis(self.wide).size)
-        flash = q.dtype == "bf16" and not self.segments
-        return size > (FLASH_SIZE if flash else EFFICIENT_SIZE)
-
-    def drawn_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes that live while it is drawn which weights are kept, before anything else is computed."""
-        q, k = operands[:2]
-        return random_bytes("keep", q.without([self.along]).elements * k.axis(self.over).size) if self.random else 0
-
-    def mask_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of what a fused kernel adds to the scores, for a window or segments: as numbers, and booleans twice."""
-        q, k = operands[:2]
-        if self.materializes or not (self.window or self.segments):
-            return 0
-        pairs = q.axis(self.over).size * rounded_up(k.axis(self.over).size, ROWS_OF)
-        if self.segments:
-            ids = operands[3 + self.extras.index("segments")]
-            _, own, _ = self.orders(*operands[:3])
-            pairs *= ids.elements // ids.axis(self.over).size
-            # Where several axes are heads for the kernel, the mask repeats along those that the ids lack.
-            pairs *= prod(q.axis(name).size for name in own if not ids.has(name))
-        return pairs * (wide_bytes(q) // q.elements + 2)
-
-    def repeated_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of keys and values repeated along the axes that only queries have."""
-        q, k, v = operands[:3]
-        _, own, _ = self.orders(q, k, v)
-        return prod(q.axis(name).size for name in own) * (k.bytes + v.bytes) if own else 0
-
-    def pieces_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of what is made of queries that stand elsewhere than at the first keys, in the dtype of accumulation
-        and once more as a piece makes it; in zigzag order also keys and values in their own.
-        """
-        q, k, v = operands[:3]
-        if not q.has(self.over) or self.over not in self.begins or not any(n == self.over for n, *_ in self.shards):
-            return 0
-        own = 2 * wide_bytes(self.attended(q, v))
-        return own if ranks_of_order(self.over, self.shards) is None else own + k.bytes + v.bytes
-
-    def turned_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of queries, keys and values whose axes have another order, or which lack batch axes, where scores are
-        made by products.
-        """
-        if not self.materializes:
-            return 0
-        q, k, v = operands[:3]
-        shared, own, position = self.orders(q, k, v)
-        found = 0
-        for x, order in ((q, (*own, *position, self.along)), (k, (self.over, self.along)), (v, (self.over, self.wide))):
-            if x.names != (*shared, *order):
-                found += x.bytes * prod(q.axis(name).size for name in shared if not x.has(name))
-        return found
-
-    def padded_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of a query, key or value padded to the larger of their sizes, which fused kernels want equal, and on
-        GPUs a multiple.
-        """
-        q, k, v = operands[:3]
-        along, wide = q.axis(self.along).size, v.axis(self.wide).size
-        if self.materializes:
-            return 0
-        larger = rounded_up(max(along, wide), ROWS_OF)
-        if along == wide == larger:
-            return 0
-        _, own, _ = self.orders(q, k, v)
-        repeated = prod(q.axis(name).size for name in own)
-        return q.bytes // along * larger + repeated * max(k.bytes // along, v.bytes // wide) * larger
-
-    def denominators_bytes(self, operands: Sequence[Type]) -> int:
-        """Bytes of denominators of as many queries as a kernel of GPUs makes them for, if these are more."""
-        q = operands[0]
-        queries = [q.axis(name).size for name in self.queries(operands)]
-        count = queries[-1] if self.orders(*operands[:3])[2] else 1
-        if self.materializes or count % DENOMINATORS_OF == 0:
-            return 0
-        return wide_bytes(q.without([self.along])) // count * rounded_up(count, DENOMINATORS_OF)
+    def in_pieces(self, operands: Sequence[Type]) -> bool:
+        """Whether queries may stand elsewhere than at the first keys, so that attention is computed in pieces."""
+        split = any(name == self.over for name, *_ in self.shards)
+        return split and operands[0].has(self.over) and self.over in self.begins
 
     def counted(self, operands: Sequence[Type], keys: int, values: int) -> int:
         """FLOPs of some products of queries with `along`, and some with the axis of the values: of the pairs that see

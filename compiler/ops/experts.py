@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Kernel, Op, ShardingRule, agree, op, permuted, shape_text
-from partita.compiler.ops.position import Positioned, Shards, start_argument
+from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import arranged
 from partita.dsl.types import Axis, Type
@@ -239,9 +239,12 @@ class RoutedDot(Routed):
         return _kernel("routed_dot", self._routing(operands), self.share, self.flops(operands, results))
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Rows in order of their experts, of x and of the result, and their indices."""
-        rows, depth, _ = self._routing(operands).sizes
-        return rows * (depth * operands[0].bytes // operands[0].elements + 24) + results[0].bytes
+        """Rows in order of their experts, of x and of the result, and their indices; matrices as kernels take them."""
+        x, w, _ = operands
+        routing = self._routing(operands)
+        rows, depth, _ = routing.sizes
+        turned = 0 if list(w.names) == routing.matrix_order else w.bytes
+        return rows * (depth * x.bytes // x.elements + PLACE) + results[0].bytes + turned
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """A product with the same matrices, summed over rows that x lacks; and products of the rows of each expert."""
@@ -335,9 +338,14 @@ class RoutedOuter(Routed):
         return _kernel("routed_outer", routing, self.share, self.flops(operands, results))
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Rows in order of their experts, of x and of d, and their indices."""
-        rows, depth, _ = self._routing(operands, results[0]).sizes
-        return rows * (depth * operands[0].bytes // operands[0].elements + 24) + operands[2].bytes
+        """Rows in order of their experts, of x and of d, and their indices; and products that are not added as they are
+        made: of one expert, or in bf16, on GPUs, of all.
+        """
+        x, _, d = operands
+        (table,) = results
+        rows, depth, _ = self._routing(operands, table).sizes
+        made = table.bytes // (1 if table.dtype == "bf16" else table.axis(self.along).size)
+        return rows * (depth * x.bytes // x.elements + PLACE) + d.bytes + made
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """Adds into zeros."""

@@ -25,6 +25,7 @@ from partita.compiler.ops.op import (
     aligned_rules,
     broadcast,
     op,
+    wide_bytes,
 )
 from partita.dsl.types import Type
 
@@ -53,6 +54,11 @@ class ToFloat8(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A division and the rounding."""
         return 2 * results[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The quotients, and the inverse of each scale; or, of few elements, what scales are made of."""
+        x, largest = operands
+        return max(x.bytes + largest.bytes, 6 * wide_bytes(largest))
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel."""

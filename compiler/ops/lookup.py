@@ -210,8 +210,7 @@ class ScatterAdd(Positioned):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The places of the ids, and the rows without those of other shards."""
-        apart = self.guarded or any(name == self.over for name, *_ in self.shards)
-        return PLACE * operands[0].elements + (operands[1].bytes if apart else 0)
+        return self.workspace_to_add(results[0], operands, results[0])
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """Adds into zeros."""
@@ -222,6 +221,13 @@ class ScatterAdd(Positioned):
     def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
         """Any dtype and order of axes."""
         return True
+
+    def workspace_to_add(self, target: Type, operands: Sequence[Type], result: Type) -> int:
+        """The rows also in the dtype of what they are added to."""
+        ids, rows = operands
+        apart = self.guarded or any(name == self.over for name, *_ in self.shards)
+        copied = apart or target.dtype != rows.dtype
+        return PLACE * ids.elements + (rows.with_dtype(target.dtype).bytes if copied else 0)
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
         """Adds into the accumulator."""

@@ -152,6 +152,10 @@ class KnownTargets(Op):
         """Any axis."""
         return aligned_rules(operands, results)
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Which are indices."""
+        return operands[0].elements
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`where`."""
         text = arguments[0].text

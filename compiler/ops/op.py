@@ -511,6 +511,10 @@ class Op:
         """Bytes that a GPU moves to add its result where `adds_to` holds, if that is another kernel."""
         return 0
 
+    def workspace_to_add(self, target: Type, operands: Sequence[Type], result: Type) -> int:
+        """As `workspace`, where it adds its result to `target`."""
+        return self.workspace(operands, (result,))
+
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
         """A statement that adds the result to `target`, where `adds_to` holds."""
         raise NotImplementedError

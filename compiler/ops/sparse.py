@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from partita.compiler.costs.links import Link
     from partita.compiler.graph import Builder, Value
 
+KEYS = 8  # tensors like the ids, for keys, their order and places
+PLACES = 4  # tensors like the ids of entries, for where their rows are
 # A file can have no axes of these names.
 BLOCK, ENTRY, SOURCE, MICROBATCH = "~block", "~entry", "~source", "~microbatch"
 
@@ -103,8 +105,9 @@ class Coalesce(Positioned):
         return operands[1].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Keys, their order and places, and the rows in one piece."""
-        return 8 * operands[0].bytes + operands[1].bytes
+        """Keys, their order and places; and the rows in one piece, or sums, with room for rows of no block."""
+        ids, rows = operands
+        return KEYS * ids.bytes + max(rows.bytes, results[1].bytes) + _row_bytes(results[1]) * self.entry.size
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -160,9 +163,11 @@ class MergeRows(Op):
         return sum(type.elements for type in operands[len(operands) // 2 :])
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Keys, their order and places, and the rows in one piece."""
+        """Keys, their order and places; and the rows, also in one piece, or sums, with room for rows of no block."""
         count = len(operands) // 2
-        return sum(8 * type.bytes for type in operands[:count]) + 2 * sum(type.bytes for type in operands[count:])
+        keys, rows = (sum(type.bytes for type in part) for part in (operands[:count], operands[count:]))
+        sums = max(rows, results[1].bytes) + _row_bytes(results[1]) * self.entry.size
+        return KEYS * keys + max(2 * rows, sums)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -212,7 +217,7 @@ class DistinctIds(Op):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Keys, their order and places."""
-        return 8 * operands[0].bytes
+        return KEYS * operands[0].bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -482,8 +487,21 @@ class UpdateRows(Update):
         return (3 + 2 * len(self.states)) * operands[1].bytes
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The rows and their states, and what the update makes of them."""
-        return (4 + 2 * len(self.states)) * operands[1].bytes + 4 * operands[2 + len(self.states)].bytes
+        """The places of entries and the rows that they have in the table and its states; and what the update is given
+        and makes of them, or the rows of one of these once more.
+        """
+        table, gradient, *others = operands
+        states, (ids, *needed) = others[: len(self.states)], others[len(self.states) :]
+        by_entry = ids.without((BLOCK, ENTRY))
+
+        def taken(type: Type) -> Type:
+            rest = (axis for axis in type.axes if axis.name != self.over and not by_entry.has(axis.name))
+            return Type(type.dtype, (*ids.axes, *rest))
+
+        own = [taken(type) for type in (table, *states)]
+        given = [gradient, *own[1:], *needed]
+        making = sum(type.bytes for type in (gradient, *needed)) + self.update.workspace([own[0], *given], own)
+        return PLACES * ids.bytes + sum(type.bytes for type in own) + max(making, max(type.bytes for type in own))
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, which is given the update of rows in one piece."""
@@ -511,6 +529,12 @@ class UpdateRows(Update):
         names = ", ".join(name for name, _ in inner)
         tensors, orders = (f"({', '.join(map(str, each))},)" for each in (texts, order))
         return f"kernels.update_rows(lambda {names}: {update}, {at}, {tensors}, {orders}, {count + 1}, {len(shared)})"
+
+
+def _row_bytes(rows: Type) -> int:
+    """Of the row of one entry."""
+    names = (name for name in rows.names if name in (SOURCE, BLOCK, ENTRY))
+    return rows.bytes // max(1, _elements(rows, tuple(names)))
 
 
 def _elements(type: Type, names: Sequence[str]) -> int:

@@ -45,6 +45,10 @@ class RunningMean(Op):
         """Three for each element."""
         return 3 * results[0].elements
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The mean of this update."""
+        return operands[1].bytes
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`lerp`."""
         old, total = arguments
@@ -100,6 +104,10 @@ class FactoredInverseRoot(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Four for each element."""
         return 4 * results[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The quotient of rows."""
+        return operands[0].bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""

@@ -29,6 +29,10 @@ class Adagrad(Update):
         """About 5 operations for each element."""
         return 5 * operands[0].elements
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The roots."""
+        return operands[0].bytes
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
         texts = ", ".join(argument.text for argument in arguments)

@@ -74,8 +74,10 @@ class AdamW8bit(Update):
         return 30 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Both states as floats, and the indices of their codes."""
-        return 2 * operands[0].bytes + 8 * operands[0].elements
+        """Both states as floats, one of them in whole blocks, and divided by scales; and the indices of its codes."""
+        whole, scales = operands[0], operands[3]
+        filled_up = whole.elements % self.block > 0
+        return (3 + filled_up) * whole.bytes + 4 * whole.elements + 2 * scales.bytes
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
         """Of either state, the 256 values of the map, and the bounds between them."""

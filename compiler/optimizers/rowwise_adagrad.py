@@ -51,6 +51,10 @@ class RowwiseAdagrad(Update):
         """About 4 operations for each element."""
         return 4 * operands[0].elements
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The root of each row."""
+        return operands[2].bytes
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
         parameter, gradient, accumulated, squares = arguments

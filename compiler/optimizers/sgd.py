@@ -42,6 +42,10 @@ class Sgd(Update):
         """About 6 operations for each element."""
         return 6 * operands[0].elements
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The gradient with decay, and the direction of Nesterov's momentum."""
+        return (bool(self.decay) + (bool(self.momentum) and self.nesterov)) * operands[0].bytes
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
         parameter, gradient, *states = (argument.text for argument in arguments)

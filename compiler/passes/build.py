@@ -148,19 +148,24 @@ class _Builder(Builder):
             carried = self.results(step.body, everything, inner)
         return carried
 
+    def _as_carried(self, values: Sequence[Value], types: Sequence[Type]) -> list[Value]:
+        """Values as a scan carries them: what is summed up may be in the dtype of accumulation."""
+        pairs = zip(values, types, strict=True)
+        return [arranged(self, cast(self, value, type.dtype), type.names) for value, type in pairs]
+
     def scanned(self, step: spec.Scan, scope: str, values: Sequence[Value]) -> list[Value]:
         """Expand the body of a scan once; returns the carried values at all positions."""
         types = [self.typed(type) for type in step.body.types[: len(step.carried)]]
         pairs = zip(step.carried, types, strict=True)
         initial = [self.operand(operand, values, type.dtype) for operand, type in pairs]
-        initial = [arranged(self, value, type.names) for value, type in zip(initial, types, strict=True)]
+        initial = self._as_carried(initial, types)
         loop = Loop(step.axis, step.backward)
         states = [self.value(f"{scope}.{name}", type) for name, type in zip(step.names, types, strict=True)]
         before, scopes = self.nodes, len(self.scopes)
         self.nodes = []
         everything = self.body(step.body, scope, [*states, *(loop.seen(self, values[i]) for i in step.captured)])
         made = self.results(step.body, everything, scope)
-        made = [arranged(self, value, type.names) for value, type in zip(made, types, strict=True)]
+        made = self._as_carried(made, types)
         nodes, self.nodes = self.nodes, before
         del self.scopes[scopes:]
         self.scope, self.span = scope, step.span

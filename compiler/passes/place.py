@@ -197,7 +197,6 @@ def _over_pipeline(
                 rule.span,
                 help=_nearest_help([s.name for s in graph.scopes if s.repeat]),
             )
-    _refuse_nested(rule, names)
     paths = _iterations(graph, names)
     stages = pipeline.stages
     if rule.counts is not None:
@@ -219,23 +218,6 @@ def _over_pipeline(
             result[path] = stage
         position += count
     return result
-
-
-def _refuse_nested(rule: StageRule, names: Mapping[str, str]) -> None:
-    """Refuse a name of which all repeats are inside other ones that the rule names (E0404)."""
-    outer = {path: iteration_of(path, names) for path in names}
-    cut = {name for path, name in names.items() if outer[path] is None}
-    for path, name in names.items():
-        around = outer[path]
-        if around is not None and name not in cut:
-            whole = names[around.rpartition(".")[0]]
-            raise refuse(
-                "E0404",
-                f"`{name}` is inside `{whole}`, and stages have whole iterations of `{whole}`",
-                rule.span,
-                help=f"`stage {name} -> {rule.mesh_axis}` cuts between the iterations of both, "
-                f"`stage {whole} -> {rule.mesh_axis}` between those of `{whole}` alone",
-            )
 
 
 def balance(costs: Sequence[float], homes: Sequence[int]) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def check_launches(programs: Programs, launches: Launches, communicators: Mappin
     for rank, (program, own) in enumerate(zip(programs, launches, strict=True)):
         raise_first(_ordered(rank, program, own))
     # What runs if hosts wait runs if they do not, for that takes nothing but waits away.
-    waiting = _Device.run(programs, list(map(_with_waiting_host, programs, launches)))
+    waiting = _Device.run(programs, list(map(with_waiting_host, programs, launches)))
     if waiting:
         devices = _Device.run(programs, launches)
         raise _stuck(devices, 9) if devices else _stuck(waiting, 10)
@@ -171,7 +171,7 @@ class _Device:
         return (other,)
 
 
-def _with_waiting_host(program: Sequence[Instruction], launches: Sequence[Launch]) -> list[Launch]:
+def with_waiting_host(program: Sequence[Instruction], launches: Sequence[Launch]) -> list[Launch]:
     """The launches of a rank whose host waits in each action for what it has enqueued before: the action then is behind
     that, and so is what is enqueued later.
     """

@@ -14,10 +14,7 @@ from attrs import frozen
 
 from partita.dsl.diagnostic import Refused
 from partita.runtime.data.dataset import Batch, Dataset
-
-
-class ReadFailed(Refused):
-    """Data cannot be read. Only the ranks know whose rows they are."""
+from partita.runtime.data_files import ReadFailed
 
 
 @frozen

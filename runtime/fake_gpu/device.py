@@ -162,6 +162,19 @@ def _stand_in(name: str, instead: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _resized(watch: Watch) -> Callable[[torch.UntypedStorage, int], torch.UntypedStorage]:
+    """`torch.UntypedStorage.resize_`, by which memory is given back."""
+    original = torch.UntypedStorage.resize_
+
+    def resize(memory: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        assert size == 0, size
+        watch.given_back(memory)
+        original(memory, size)
+        return memory
+
+    return resize
+
+
 @contextmanager
 def fake_gpu(watch: Watch) -> Iterator[torch.device]:
     """A GPU that is not there, on which all that is launched is watched."""
@@ -190,6 +203,7 @@ def fake_gpu(watch: Watch) -> Iterator[torch.device]:
         # Memory is nowhere; what is told apart by its address, and asked for its device, is known to the watch.
         stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", lambda memory: memory._cdata))
         stack.enter_context(patch.object(torch.UntypedStorage, "device", property(watch.device_of)))
+        stack.enter_context(patch.object(torch.UntypedStorage, "resize_", _resized(watch)))
         stack.enter_context(patch.object(torch, "tensor", _fake_tensor(torch.tensor)))
         stack.enter_context(mode)
         stack.enter_context(watch)

@@ -101,7 +101,7 @@ def try_rank(plan: Plan, number: int) -> Tried:
     with (
         fake_gpu(watch) as device,
         _no_values(),
-        _own_tables(),
+        own_tables(),
         _not_compiled(watch),
         _no_autograd(),
         fake_transport(watch, number, size, device) as transport,
@@ -120,7 +120,11 @@ def try_rank(plan: Plan, number: int) -> Tried:
             watch.fault(Kind.FAILURE, f"{type(error).__name__}: {what}", of(error))
     if steps is None:
         return Tried(number, tuple(watch.faults), (), (), 0, bound)
-    return Tried(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), steps.peak, bound)
+    above, place = watch.above
+    peak = max(steps.peak, above)  # the latter also of a step that has failed
+    if above:
+        watch.fault(Kind.MEMORY, f"{peak} bytes are allocated, of at most {bound}", place)
+    return Tried(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), peak, bound)
 
 
 class _Steps:
@@ -299,7 +303,7 @@ def _no_autograd() -> Iterator[None]:
 
 
 @contextmanager
-def _own_tables() -> Iterator[None]:
+def own_tables() -> Iterator[None]:
     """Tables that are kept from call to call, and compiled segments, are neither found nor left."""
     modules = [module for name, module in sys.modules.items() if name.startswith(kernels.__name__)]
     kept = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]

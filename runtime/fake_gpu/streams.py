@@ -44,6 +44,11 @@ class Stream:
     number: int = field(factory=lambda: next(_numbers), init=False)
     clock: Clock = field(factory=dict, init=False)
 
+    @property
+    def cuda_stream(self) -> int:
+        """Its handle."""
+        return self.number
+
     def step(self) -> tuple[int, int]:
         """Something is launched; returns the stream and its count."""
         now = self.clock[self.number] = self.clock.get(self.number, 0) + 1

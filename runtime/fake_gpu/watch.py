@@ -60,7 +60,7 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
 # They read a number or a shape from the device.
 READS = {aten._local_scalar_dense, aten.item, aten.equal, aten.is_nonzero}
 # They launch nothing.
-NOTHING = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.set_}
+NOTHING = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.set_, aten.detach_}
 SMALL = 1 << 10  # elements of a tensor that counts as a number
 
 
@@ -135,9 +135,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches what is launched. `faults` are what is wrong; `launches` the kernels since they were last `taken`; `live`
     and `peak` the bytes that are allocated on the device, now and at most.
 
-    More than `limit` are a fault. `precision` is that of the arithmetic; `wide` are other dtypes of products that the
-    file names. `offloads`: the program keeps something in the host's memory. `doubles`: the file names f64. `there` is
-    the type of the device.
+    Where more than `limit` are allocated, `above` has the most, and the place. `precision` is that of the arithmetic;
+    `wide` are other dtypes of products that the file names. `offloads`: the program keeps something in the host's
+    memory. `doubles`: the file names f64. `there` is the type of the device.
     """
 
     def __init__(
@@ -159,6 +159,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen: Clock = {}  # what has ended when the host goes on
         self.live = self.peak = 0
         self.limit = sys.maxsize
+        self.above = (0, "")
         self.compiling = False
         self.capturing: Graph | None = None
         self.reserved = 0  # by graphs
@@ -201,7 +202,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             self.compiling = before
-            self.peak = max(peak, self.live)
+            self.peak = peak
+            self._rise()
 
     @contextmanager
     def capture(self, graph: Graph, **_: Any) -> Iterator[None]:
@@ -418,21 +420,35 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._memory[key] = weakref.ref(storage, lambda _: self._freed(key, memory)), memory
         if device == self.there:
             self.live += memory.bytes
-            self.peak = max(self.peak, self.live)
-            if self.live > self.limit and not self.compiling:
-                self.fault(Kind.MEMORY, f"{self.live} bytes are allocated, of at most {self.limit}")
-                self.limit = sys.maxsize  # one fault is enough
+            self._rise()
         return memory
+
+    def _rise(self) -> None:
+        """More may be allocated than before."""
+        self.peak = max(self.peak, self.live)
+        if self.live > max(self.limit, self.above[0]) and not self.compiling:
+            self.above = self.live, _place(_frames())
+
+    def given_back(self, storage: torch.UntypedStorage) -> None:
+        """A piece of memory is freed, whoever refers to it."""
+        found = self._memory.get(storage._cdata)
+        if found is not None:
+            self._free(found[1])
 
     def _freed(self, key: int, memory: _Memory) -> None:
         if self._memory.get(key, (None, None))[1] is memory:
             del self._memory[key]
+        if memory.bytes:
+            self._free(memory)
+
+    def _free(self, memory: _Memory) -> None:
         captured = memory.graph is not None and memory.graph is not self.capturing  # it stays the graph's
         if memory.device != self.there or captured:
             return
-        self.live -= memory.bytes
         if not all(self._behind(memory.stream, each) for each in memory.uses):
             self.fault(Kind.LIFETIME, f"{memory.bytes} bytes are freed while another stream may still use them")
+        self.live -= memory.bytes
+        memory.bytes = 0
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -31,7 +31,7 @@ from partita.compiler.ops.runs import Runs
 from partita.runtime.kernels.dtypes import widened
 from partita.runtime.kernels.pieces import Merged, Piece, Sums, alone, back, in_order, part, pieces
 from partita.runtime.kernels.registry import kernel
-from partita.runtime.kernels.scores import Scores, attended, gradients, plain_attended, plain_gradients, rows
+from partita.runtime.kernels.scores import Scores, attended, gradients, plain_attended, plain_gradients, rows, unpadded
 
 # `groups` if q, k and v are [batch, heads, position, along].
 HEADS = (2, 0, 1)
@@ -81,11 +81,6 @@ def _alike(how: Scores, parts: Sequence[Piece], q4: Tensor, k4: Tensor, v4: Tens
     if all(how.of(piece).flash(*_rows_of(piece, q4, k4, v4)) for piece in parts):
         return rows(k4), rows(v4)
     return _repeated(k4, q4), _repeated(v4, q4)
-
-
-def _unpadded(x: Tensor, like: Tensor) -> Tensor:
-    """Rows as long as those of another tensor."""
-    return x if x.shape[-1] == like.shape[-1] else x[..., : like.shape[-1]]
 
 
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -178,14 +173,14 @@ def attend(
         merged = Merged.of((*q4.shape[:-1], v4.shape[-1]), q4)
         for piece in parts:
             own = attended(how.of(piece), *_rows_of(piece, q4, k4, v4))
-            merged.add(piece.queries, _unpadded(own[0], v4), own[1])
+            merged.add(piece.queries, unpadded(own[0], v4.shape[-1]), own[1])
         o, denominator = merged.values.to(v4.dtype), merged.denominator
     o, denominator = back(o, -2, queries), back(denominator, -1, queries)
-    o = _shaped(_unpadded(o, v), (*q.shape[:-1], v.shape[-1]))
+    o = _shaped(unpadded(o, v.shape[-1]), (*q.shape[:-1], v.shape[-1]))
     denominator = _shaped(denominator, q.shape[:-1])
     if sink is not None:
         total = torch.logaddexp(denominator, widened(sink))
-        o = (o * torch.exp(denominator - total).unsqueeze(-1)).to(o.dtype)
+        o.mul_(torch.exp(denominator - total).unsqueeze(-1))
         denominator = total
     elif how.materialized:
         # A query that may attend to nothing yields zero, and has no gradient.
@@ -283,9 +278,9 @@ def attend_gradient(
         found.insert(0, whole.sum_to_size(like.shape).to(bias.dtype))
     batch, own_axes = q.shape[: groups[0]], q.shape[groups[0] : lead]
     first = [
-        _shaped(_unpadded(dq, q), q.shape),
-        _summed(_unpadded(dk, k), k, batch, own_axes),
-        _summed(_unpadded(dv, v), v, batch, own_axes),
+        _shaped(unpadded(dq, q.shape[-1]), q.shape),
+        _summed(unpadded(dk, k.shape[-1]), k, batch, own_axes),
+        _summed(unpadded(dv, v.shape[-1]), v, batch, own_axes),
     ]
     del dq, dk, dv
     found = [*first, *found]

@@ -14,6 +14,7 @@ import torch.nn.grad as gradients
 from torch import Tensor
 
 from partita.runtime.kernels.dtypes import widened
+from partita.runtime.kernels.memory import owned
 from partita.runtime.kernels.registry import kernel
 
 Ends = Sequence[tuple[int, int]]
@@ -89,7 +90,7 @@ def fold(
         result = torch.ops.aten.unfold_backward(result, shape, dims[i], result.shape[-1], stride[i])
     for dim, size, (before, _) in zip(dims, sizes, padding, strict=True):
         result = result.narrow(dim, before, size)
-    return result.to(d.dtype).contiguous()
+    return result.to(d.dtype, copy=any(map(any, padding))).contiguous()
 
 
 @kernel
@@ -118,9 +119,10 @@ def convolution_image_gradient(
     ends = [(0, 0)] * len(padding) if alike else padding
     whole = (*shape[:2], *(size + sum(end) for size, end in zip(shape[2:], ends, strict=True)))
     result: Tensor = _TO_IMAGE[len(stride)](whole, w, d, stride, alike or (0,) * len(stride), dilation, groups)
+    part = result
     for dim, (size, (before, _)) in enumerate(zip(shape[2:], ends, strict=True), 2):
-        result = result.narrow(dim, before, size)
-    return result
+        part = part.narrow(dim, before, size)
+    return owned(part, result)
 
 
 @kernel

@@ -268,4 +268,4 @@ def load(ids: Tensor, shared: int, experts: int, dtype: torch.dtype, start: int 
     index = ids.long().reshape(*ids.shape[:shared], -1) - start
     index = torch.where((index < 0) | (index >= experts), experts, index)
     counts = torch.zeros((*ids.shape[:shared], experts + 1), dtype=dtype, device=ids.device)
-    return counts.scatter_add_(-1, index, torch.ones_like(index, dtype=dtype))[..., :-1]
+    return counts.scatter_add_(-1, index, torch.ones_like(index, dtype=dtype))[..., :-1].clone()

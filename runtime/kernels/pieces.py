@@ -117,13 +117,13 @@ class Merged:
         return Merged(values, values.new_full(tuple(shape[:-1]), float("-inf")))
 
     def add(self, rows: slice, values: Tensor, denominator: Tensor) -> None:
-        """What a piece makes of some of the queries."""
+        """What a piece makes of some of the queries, which is changed."""
         old = part(self.denominator, -1, rows)
         total = torch.logaddexp(old, denominator)
         finite = total.masked_fill(total == float("-inf"), 0.0)
         own = part(self.values, -2, rows)
         own.mul_(torch.exp(old - finite).unsqueeze(-1))
-        own.add_(widened(values) * torch.exp(denominator - finite).unsqueeze(-1))
+        own.add_(widened(values).mul_(torch.exp(denominator - finite).unsqueeze(-1)))
         torch.logaddexp(old, denominator, out=old)
 
 

@@ -252,15 +252,7 @@ def random(
     """Random numbers by a hash of (seed, step, key, coordinates): the region `shape` of `whole`, which
     along each axis begins at its place in `starts` or has runs of positions.
     """
-    index = torch.zeros((), dtype=torch.int64, device=c.device)
-    for position, (size, start, extent) in enumerate(zip(shape, starts, whole, strict=True)):
-        if isinstance(start, int):
-            coordinate = torch.arange(start, start + size, device=c.device)
-        else:
-            coordinate = positions(start, c.device)
-        view = [1] * len(shape)
-        view[position] = size
-        index = index * extent + coordinate.view(view)
+    index = _numbered(shape, starts, whole, c.device)
     stream = _scalar_mixed(c.seed, c.step, key)
 
     def word(number: int) -> Tensor:
@@ -284,3 +276,17 @@ def random(
     angle = word(2).mul_(2.0**-53 * 2 * torch.pi)
     radius = unit.neg_().log1p_().mul_(-2).sqrt_()
     return radius.mul_(angle.cos_()).mul_(scale).to(DTYPES[dtype])
+
+
+def _numbered(shape: Sequence[int], starts: Sequence[Places], whole: Sequence[int], device: torch.device) -> Tensor:
+    """The numbers of the elements of a region among those of the whole tensor."""
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    for position, (size, start, extent) in enumerate(zip(shape, starts, whole, strict=True)):
+        if isinstance(start, int):
+            coordinate = torch.arange(start, start + size, device=device)
+        else:
+            coordinate = positions(start, device)
+        view = [1] * len(shape)
+        view[position] = size
+        index = index * extent + coordinate.view(view)
+    return index

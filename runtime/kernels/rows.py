@@ -155,7 +155,7 @@ def _native_gradient(
     if functions is None or d.shape != y.shape or (scale is not None and scale.shape != shape):
         return None
     given = [None if each is None else each.contiguous() for each in (d, y, rate, scale, plus)]
-    to_x, (to_scale, to_shift) = y.new_empty(y.shape), y.new_empty(2, *shape).unbind()
+    to_x, to_scale, to_shift = y.new_empty(y.shape), y.new_empty(shape), y.new_empty(shape)
     pointers = [0 if each is None else each.data_ptr() for each in (to_x, to_scale, to_shift, *given)]
     functions.normalize_gradient(*pointers, rate.numel(), y.numel() // rate.numel(), center)
     return to_x, to_scale, to_shift
@@ -215,10 +215,11 @@ def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int
 
     `start` as for `lookup`; rows of other shards are skipped.
     """
-    values = values.to(table.dtype)
+    given, values = values, values.to(table.dtype)
     if start is not None:
         ids, outside = _local(ids, start, table.shape[shared])
-        values = values.masked_fill(_over_rows(outside, values), 0)
+        mask = _over_rows(outside, values)
+        values = values.masked_fill(mask, 0) if values is given else values.masked_fill_(mask, 0)
     # On a GPU these add in any order, and replicas of the table on several ranks would diverge: so only what goes to
     # places that differ is added at once.
     if shared and _of_numbers(table, ids, shared):

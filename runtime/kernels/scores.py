@@ -73,6 +73,11 @@ def _padded_rows(*tensors: Tensor) -> list[Tensor]:
     return [x if x.shape[-1] == longest else pad(x, (0, longest - x.shape[-1])) for x in tensors]
 
 
+def unpadded(x: Tensor, count: int) -> Tensor:
+    """The first positions along the last axis, in memory of their own: what they were padded with is not kept."""
+    return x if x.shape[-1] == count else x[..., :count].clone(memory_format=torch.contiguous_format)
+
+
 @cache
 def prefers_cudnn(device: torch.device) -> bool:
     """Whether torch's own choice of a kernel on a GPU begins with cuDNN's: on Hopper and on Blackwell, with a version
@@ -145,23 +150,29 @@ class Scores:
         added = torch.zeros((*seen.shape[:-1], width), dtype=q4.dtype, device=q4.device)[..., :keys]
         return False, added.masked_fill_(~seen, float("-inf"))
 
-    def made(self, q4: Tensor, k4: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The scores, and the slope of the soft cap."""
-        scores = widened(q4 @ k4.transpose(-1, -2)) * self.scale
+    def made(self, q4: Tensor, k4: Tensor, slopes: bool = False) -> tuple[Tensor, Tensor | None]:
+        """The scores, and if asked for the slope of the soft cap. What is as large as scores is changed in place, here
+        and below: it is most of the memory of attention that has it.
+        """
+        scores = widened(q4 @ k4.transpose(-1, -2)).mul_(self.scale)
         slope = None
         if self.softcap is not None:
-            bounded = torch.tanh(scores / self.softcap)
-            scores, slope = bounded * self.softcap, 1 - bounded * bounded
+            bounded = scores.div_(self.softcap).tanh_()
+            if slopes:
+                scores = bounded * self.softcap
+                slope = bounded.square_().neg_().add_(1)
+            else:
+                scores = bounded.mul_(self.softcap)
         if self.bias is not None:
-            scores = scores + self.bias
+            scores.add_(self.bias)
         seen = self.allowed(q4, k4)
         if seen is not None:
-            scores = scores.masked_fill(~seen, float("-inf"))
+            scores.masked_fill_(seen.logical_not(), float("-inf"))
         return scores, slope
 
     def kept(self, weights: Tensor) -> Tensor:
         """Weights, or their gradients, after dropout."""
-        return weights if self.keep is None else weights * self.keep / (1 - self.rate)
+        return weights if self.keep is None else (weights * self.keep).div_(1 - self.rate)
 
     def fused(self, q4: Tensor) -> bool:
         """Whether torch's own kernel with its gradient applies: on a CPU."""
@@ -250,11 +261,11 @@ def attended(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, T
         o, denominator, *_ = aten._scaled_dot_product_efficient_attention(
             *_padded_rows(q4, k4, v4), _of_all_heads(added, q4), True, 0.0, causal, scale=how.scale
         )
-        return o, denominator[..., : q4.shape[-2]].contiguous()
+        return o, unpadded(denominator, q4.shape[-2])
     scores, _ = how.made(q4, k4)
     denominator = torch.logsumexp(scores, -1)
     finite = denominator.masked_fill(denominator == float("-inf"), 0.0)
-    return how.kept(torch.exp(scores - finite.unsqueeze(-1))).to(v4.dtype) @ v4, denominator
+    return how.kept(scores.sub_(finite.unsqueeze(-1)).exp_()).to(v4.dtype) @ v4, denominator
 
 
 def gradients(
@@ -287,15 +298,14 @@ def gradients(
             scale=how.scale,
         )  # fmt: skip
         return dq, dk, dv, None
-    scores, slope = how.made(q4, k4)
-    p = torch.exp(scores - l4.unsqueeze(-1))
+    p, slope = how.made(q4, k4, slopes=True)
+    p.sub_(l4.unsqueeze(-1)).exp_()
     dv = how.kept(p).to(d4.dtype).transpose(-1, -2) @ d4
-    dp = how.kept(widened(d4 @ v4.transpose(-1, -2)))
-    ds = p * (dp - (widened(o4) * widened(d4)).sum(-1, keepdim=True))
-    biased = ds
-    if slope is not None:
-        ds = ds * slope
-    ds = (ds * how.scale).to(q4.dtype)
+    biased = how.kept(widened(d4 @ v4.transpose(-1, -2)))
+    biased.sub_((widened(o4) * widened(d4)).sum(-1, keepdim=True)).mul_(p)
+    del p
+    capped = biased if slope is None else slope.mul_(biased)
+    ds = torch.mul(capped, how.scale, out=capped.new_empty(capped.shape, dtype=q4.dtype))
     return ds @ k4, ds.transpose(-1, -2) @ q4, dv, biased
 
 

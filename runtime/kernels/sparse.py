@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partita.runtime.kernels.memory import owned
 from partita.runtime.kernels.registry import kernel
 
 
@@ -64,7 +65,8 @@ def look_up_entries(ids: Tensor, table: Tensor, shared: int) -> Tensor:
     """Rows of a table [shared…, rows, rest…] at ids [sources, shared…, blocks, entries], which count from the beginning
     of their block; zeros at −1.
     """
-    place, there = _places(ids >= 0)
+    there = ids >= 0
+    place = _places(there)
     block = table.shape[shared] // ids.shape[shared + 1]
     rows = ids[place].clamp(min=0) + place[shared + 1] * block
     found = table[(*place[1 : shared + 1], rows)]
@@ -78,18 +80,21 @@ def take_entries(rows: Tensor, places: Tensor, shared: int, along: int) -> Tenso
     """
     rest = rows.shape[shared + 3 :]
     listed = rows.reshape(*rows.shape[: shared + 1], -1, *rest)
-    index, there = _places(places >= 0)
+    there = places >= 0
+    index = _places(there)
     source = torch.div(index[along], places.shape[along] // len(rows), rounding_mode="floor")
     found = listed[(source, *index[:shared], places[index].clamp(min=0))]
     return _spread(found, there, rows.new_zeros(*places.shape, *rest))
 
 
-def _places(there: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The coordinates of entries: on a CPU of those that are there, on a GPU of all; and which are there."""
+def _places(there: Tensor) -> tuple[Tensor, ...]:
+    """The coordinates of entries that are gone through: on a CPU lists of those that are there, on a GPU of all, which
+    broadcast to each other.
+    """
     if exact(there):
-        return there.nonzero(as_tuple=True), there
-    sizes = [torch.arange(size, device=there.device) for size in there.shape]
-    return tuple(each.reshape(-1) for each in torch.meshgrid(*sizes, indexing="ij")), there
+        return there.nonzero(as_tuple=True)
+    positions = (torch.arange(size, device=there.device) for size in there.shape)
+    return tuple(each.view(-1, *[1] * (there.dim() - 1 - i)) for i, each in enumerate(positions))
 
 
 def _kept(values: Tensor, inside: Tensor) -> Tensor:
@@ -151,7 +156,7 @@ def merge_rows(
 
 def _slots(keys: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Tensor, Tensor]:
     """The ids of distinct keys by group, −1 for those that there are not, and the place of each key among all; that of
-    keys behind all groups is behind all.
+    keys behind all groups is behind all, where there are any.
     """
     groups = prod(head)
     ordered, order = keys.sort(stable=True)
@@ -163,21 +168,27 @@ def _slots(keys: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Te
     starts = torch.searchsorted(ordered, torch.arange(groups + 1, device=keys.device) * rows)
     before = torch.cat((number, new.sum().view(1))).index_select(0, starts)
     slots = group * count + number - before.index_select(0, group)
-    ids = keys.new_full((groups * count + count,), -1).scatter_(0, slots, ordered - group * rows)
+    ids = keys.new_full((groups * count + _behind(keys, count),), -1).scatter_(0, slots, ordered - group * rows)
     places = torch.empty_like(slots).scatter_(0, order, slots)
-    return ids[: groups * count].view(*head, count), places
+    return owned(ids[: groups * count], ids).view(*head, count), places
+
+
+def _behind(keys: Tensor, count: int) -> int:
+    """The room for what belongs to no group, if that is gone through."""
+    return 0 if exact(keys) else count
 
 
 def _summed(keys: Tensor, values: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Tensor, Tensor]:
-    """Values by distinct key, which is the number of a group, times `rows`, and an id in it."""
+    """Values by distinct key, which is the number of a group, times `rows`, and an id in it. No caller holds them."""
     ids, slots = _slots(keys, head, rows, count)
-    sums = values.new_zeros(ids.numel() + count, *values.shape[1:])
+    sums = values.new_zeros(ids.numel() + _behind(keys, count), *values.shape[1:])
     # On a CPU the one adds in order; on a GPU the other does, as it sorts.
     if sums.is_cpu:
         sums.index_add_(0, slots, values)
     else:
         sums.index_put_((slots,), values, accumulate=True)
-    return ids, sums[: ids.numel()].view(*ids.shape, *values.shape[1:])
+    del slots, values
+    return ids, owned(sums[: ids.numel()], sums).view(*ids.shape, *sums.shape[1:])
 
 
 @kernel
@@ -198,18 +209,18 @@ def update_rows(
     stored = [each.permute(order) for each, order in zip(tensors[:count], orders, strict=False)]
     given = [each.permute(order) for each, order in zip(tensors[count:], orders[count:], strict=True)]
     there = ids >= 0
-    given = [_filled(each, there) for each in given]
-    place, _ = _places(there)
+    given = [_kept(_filled(each, there), there) for each in given]
+    place = _places(there)
     rows = _filled(ids, there)[place].clamp(min=0) + place[shared] * (stored[0].shape[shared] // ids.shape[shared])
-    index = (*place[:shared], rows)
-    own = [each[index] for each in stored]
-    old = [] if exact(there) else [each.clone() for each in own]
-    update(*(each.view((1,) * shared + each.shape) for each in (*own, *(each[place] for each in given))))
-    if old:  # what belongs to blocks without ids stays
-        any_here = there[..., :1].expand(there.shape).reshape(-1)
-        own = [torch.where(_over(any_here, new), new, before) for new, before in zip(own, old, strict=True)]
+    index, lead = (*place[:shared], rows), (1,) * shared
+    own = [each[index].flatten(0, rows.dim() - 1) for each in stored]
+    update(*(each.view(lead + each.shape) for each in (*own, *given)))
+    del given
     for each, new in zip(stored, own, strict=True):
-        each[index] = new
+        if not exact(there):  # what belongs to blocks without ids stays
+            any_here = there[..., :1].expand(there.shape).reshape(-1)
+            torch.where(_over(any_here, new), new, each[index].flatten(0, rows.dim() - 1), out=new)
+        each[index] = new.view(*rows.shape, *new.shape[1:])
     return tensors[0] if count == 1 else tuple(tensors[:count])
 
 

@@ -110,7 +110,7 @@ def _from_slurm(variables: Mapping[str, str]) -> Identity | None:
         "slurm",
         f"tcp://{address}:{port}",
         local,
-        own_gpu=variables.get("SLURM_GPUS_PER_TASK") == "1",
+        own_gpu=variables.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1",  # `1`, `h100:1`
     )
 
 

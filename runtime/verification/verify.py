@@ -21,6 +21,7 @@ from partita.compiler.pipeline import compile_run
 from partita.compiler.report.claims import Outcome as Held
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import Summary, summarize
+from partita.compiler.schedules.hardware_queues import queues
 from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import Validation, validate
 from partita.dsl.diagnostic import Diagnostic
@@ -52,13 +53,14 @@ class Verification(Pictured):
 
     `validations` are those of the training program and, if the file evaluates, of the evaluation program. `execution`
     is None if no proxy is conclusive; `reason` (W0702) says why. `gpu` is what came of running ranks on GPUs that are
-    not there, if that was asked for. `refusals`: the program is too large (E0704). `claims`
-    are those of the file's `expect` blocks.
+    not there, if that was asked for; `queues` are those of the hardware that the streams of a rank need. `refusals`:
+    the program is too large (E0704). `claims` are those of the file's `expect` blocks.
     """
 
     name: str
     actions: int
     messages: int
+    queues: int
     peak_memory: tuple[int, ...]
     memory: int | None
     validations: tuple[Validation, ...]
@@ -110,6 +112,7 @@ class Verification(Pictured):
             "ranks": self.ranks,
             "actions": self.actions,
             "messages": self.messages,
+            "queues": self.queues,
             "peak_memory": list(self.peak_memory),
             "memory": self.memory,
             "certificate": {
@@ -159,6 +162,7 @@ def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verifi
         given.name,
         sum(len(actions) for actions in state.schedule.actions),
         sum(transfer["count"] for transfer in summary.transfers),
+        queues([rank.instructions for rank in state.plan.ranks]),
         tuple(summary.peak_memory[mesh.pipe_rank(rank)] for rank in range(mesh.ranks)),
         memory,
         validations,

@@ -48,7 +48,11 @@ def test_it_runs_and_needs_no_data() -> None:
 def test_what_its_comments_say_works() -> None:
     """Four ranks by an override, a longer run, and another layout of the data."""
     assert main(["init", "first"]) == 0
-    for overrides in (["laptop.data=2"], ["batch=64", "train.steps=500"], ['train.data=text("corpus/*.txt")']):
+    for overrides in (
+        ["laptop.data=2"],
+        ["batch=64", "train.steps=500"],
+        ['train.data=text("corpus/*.txt", holdout = 5%)'],
+    ):
         spec, diagnostics = load("first.par", overrides)
         assert spec is not None, diagnostics
 

@@ -372,6 +372,10 @@ def test_a_long_call_is_not_written_out():
         ("stage layer", 'stage "layer"', "E0103", '"layer"', "write `layer`, without quotes"),
         ("schedule fast =", 'schedule "fast" =', "E0103", '"fast"', "write `fast`, without quotes"),
         (H, "let h = x * (1 / sqrt(embed))", "E0201", "embed", "write `size(embed)`"),
+        ("over = [heads, key]", "over = heads, key", "E0211", "heads, key", "a list is `over = [heads, key]`"),
+        ("mlp(attention(x))", "attention(x).mlp()", "E0103", ".mlp", "and write `mlp(a)`"),
+        ("shard batch -> data", "shard data -> batch", "E0202", "data -> batch", "write `batch -> data`"),
+        ("shard state -> data", "shard data -> state", "E0202", "data -> state", "write `state -> data`"),
     ],
 )
 def test_an_argument_of_another_kind(before: str, after: str, code: str, underlined: str, help: str):

@@ -59,10 +59,10 @@ class Observed:
         self.evaluations.append((step, loss, dict(metrics)))
 
 
-def accepted(program: Program, folder: Path) -> tuple[Program, Spec]:
+def accepted(program: Program, folder: Path, overrides: Sequence[str] = ()) -> tuple[Program, Spec]:
     """A program all of whose parameters reach the loss, checked. Raises Refused."""
     for _ in range(6):
-        spec, diagnostics = checked(program, folder)
+        spec, diagnostics = checked(program, folder, overrides)
         if spec is not None:
             return program, spec
         lost = {name for each in diagnostics if each.code == "E0408" for name in re.findall(r"`(\w+)`", each.message)}

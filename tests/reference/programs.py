@@ -204,6 +204,7 @@ class Maker:
 
     random: Random
     cutting: bool = True
+    most_elements: int = MOST_ELEMENTS
     sizes: dict[str, int] = field(factory=dict)
     lines: list[str] = field(factory=list)
     blocks: list[Block] = field(factory=list)
@@ -254,7 +255,7 @@ class Maker:
 
     def fits(self, axes) -> bool:
         # In a scan, its axis is none.
-        return len(axes) <= MOST_AXES and set(axes) <= set(self.sizes) and self.elements(axes) <= MOST_ELEMENTS
+        return len(axes) <= MOST_AXES and set(axes) <= set(self.sizes) and self.elements(axes) <= self.most_elements
 
     def elements(self, axes) -> int:
         return prod(self.sizes[name] for name in axes)
@@ -762,7 +763,7 @@ class Maker:
         if not axes:
             return None
         over = self.one(axes)
-        if self.elements(q.axes) * self.sizes[over] > MOST_ELEMENTS:
+        if self.elements(q.axes) * self.sizes[over] > self.most_elements:
             return None
         shared = frozenset(name for name in sorted(q.axes) if self.chance(70)) | {over, *along}
         keys = self.within(self.expression(depth), shared)
@@ -1131,10 +1132,14 @@ class Maker:
     # ------------------------------------------------------------ models
 
     def declared_axes(self) -> str:
+        self.sizes = self.drawn_sizes()
+        return "axis " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
+
+    def drawn_sizes(self) -> dict[str, int]:
         """Sizes that fit together; any of them may be 1."""
         heads, key = self.one((1, 2, 2, 4)), self.one((1, 2, 2, 4))
         left, right = self.random.randint(1, 4), self.random.randint(1, 4)
-        self.sizes = {
+        return {
             "batch": self.one((1, 2, 4, 4, 6, 8, 12)),
             "heads": heads,
             "key": key,
@@ -1151,7 +1156,6 @@ class Maker:
             "window": self.one((1, 2, 2, 3)),
             "pane": self.one((1, 2, 3, 3)),
         }
-        return "axis " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
 
     def inputs(self) -> tuple[list[str], list[tuple[str, str, list[str], str | None]]]:
         """Declarations, and for each its name, dtype, axes in order, and what it indexes."""

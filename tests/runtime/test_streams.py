@@ -17,6 +17,7 @@ from partita.runtime.streams import ENDED, DeviceStreams, Posting
 from partita.runtime.transports.posted import enqueued, posted
 
 GPU = torch.device("cuda")
+POOL = 32  # streams that torch hands out in turn
 
 
 @define(eq=False)
@@ -25,6 +26,10 @@ class Stream:
 
     name: str
     items: list[object] = field(factory=list)
+
+    @property
+    def cuda_stream(self) -> int:
+        return int(self.name) % POOL
 
     def wait_event(self, event: Event) -> None:
         if event.at is not None:  # as CUDA has it, one that was never recorded has occurred
@@ -192,3 +197,14 @@ def test_nccl_is_joined_where_it_is_posted_and_gloo_where_it_is_waited_for():
     assert enqueued("a sum", tensor, lambda **options: said.append(options), group="data", async_op=True).done()
     posted("a sum", tensor, lambda **options: said.append(options) or Work(), group="data", async_op=True)
     assert said == [{"group": "data"}, {"group": "data", "async_op": True}]
+
+
+def test_names_of_one_stream_of_the_pool_are_refused():
+    """They would order what nothing else does: ranks could then wait for each other."""
+    with cuda():
+        device = DeviceStreams(GPU)
+        launches = [Launch(f"channel {i}") for i in range(POOL + 1)]
+        parts = [Posting(lambda: (), lambda: ENDED, lambda handle: None) for _ in launches]
+        device.bound(launches[:POOL], parts[:POOL])
+        with pytest.raises(AssertionError, match="torch has 32 streams, and `channel 32` would be one of them again"):
+            device.bound(launches, parts)

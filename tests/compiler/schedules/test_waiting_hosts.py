@@ -1,15 +1,19 @@
-"""Hosts that wait for their devices in actions: whatever schedule it is, all ranks get to the end (invariant 10)."""
+"""Hosts that wait for their devices in actions: whatever schedule it is, all ranks get to the end (invariant 10). With
+one that has a name they do even if all streams of a device share one queue of the hardware.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from attrs import define, evolve, field
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import Compute, Instruction, PostReceive, PostSend
 from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.hardware_queues import queues
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.schedules.stream_invariants import check_launches
@@ -117,3 +121,27 @@ def test_receives_in_the_way_of_the_next_action_are_refused():
     programs = communicate(schedule, default_messages(4))
     launches = [[evolve(each, behind=None) for each in launches_of(own)] for own in programs]
     assert not ends(programs, launches)
+
+
+NAMED = {
+    **dict.fromkeys(("gpipe", "one_f_one_b", "zb_h1", "zb_h2"), 1),
+    **dict.fromkeys(("interleaved_1f1b", "looped_bfs", "zb_v", "v_half", "v_min", "dualpipe_v"), 2),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_streams_may_share_a_hardware_queue_with_any_schedule_that_has_a_name(name: str):
+    for ranks, microbatches in ((2, 2), (2, 4), (4, 4), (4, 8), (4, 9), (8, 16)):
+        try:
+            schedule = make(name, ranks, NAMED[name], microbatches)
+        except Refused:
+            continue  # it takes other numbers of microbatches
+        assert queues(communicate(schedule, default_messages(schedule.stages))) == 1
+
+
+def test_streams_that_would_wait_in_a_circle_need_queues_of_their_own():
+    """Receives ahead of the next action keep what is behind them in the queue from starting."""
+    schedule = make("interleaved_1f1b", 2, 2, 4)
+    programs = communicate(schedule, default_messages(4))
+    launches = [[evolve(each, behind=None) for each in launches_of(own)] for own in programs]
+    assert queues(programs, launches) == max(len({each.stream for each in own}) for own in launches) > 1

@@ -171,15 +171,15 @@ MISTAKES = [
     Planted(
         "kernels-need-no-memory",
         "compiler/analysis/liveness.py",
-        "(node.op.workspace(operands, results) if there else 0)",
+        "(_workspace(node, adding.get(node)) if there else 0)",
         "0",
         "tests/compiler/analysis/test_memory.py::test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs",
     ),
     Planted(
         "kernels-need-memory-wherever-they-run",
         "compiler/analysis/liveness.py",
-        "(node.op.workspace(operands, results) if there else 0)",
-        "node.op.workspace(operands, results)",
+        "(_workspace(node, adding.get(node)) if there else 0)",
+        "_workspace(node, adding.get(node))",
         "tests/compiler/analysis/test_memory.py::test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs",
     ),
     Planted(
@@ -234,7 +234,7 @@ MISTAKES = [
     Planted(
         "rows-of-other-shards-take-no-memory",
         "compiler/ops/lookup.py",
-        "(operands[1].bytes if apart else 0)",
+        "(rows.with_dtype(target.dtype).bytes if copied else 0)",
         "0",
         ALLOCATED,
     ),

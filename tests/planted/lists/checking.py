@@ -91,9 +91,9 @@ MISTAKES = [
     ),
     Planted(
         "a-nested-repeat-not-cut-without-a-word",
-        "compiler/passes/place.py",
-        "    _refuse_nested(rule, names)\n",
-        "",
+        "dsl/stages.py",
+        "if name not in cut:",
+        "if False:",
         "tests/training/test_advice.py::test_a_nested_repeat_is_cut_as_told",
     ),
     Planted(

@@ -12,8 +12,8 @@ MISTAKES = [
     Planted(
         "padding-of-the-other-end",
         KERNEL,
-        "result = result.narrow(dim, before, size)\n    return result\n",
-        "result = result.narrow(dim, _, size)\n    return result\n",
+        "part = part.narrow(dim, before, size)",
+        "part = part.narrow(dim, _, size)",
         FILE,
     ),
     Planted(

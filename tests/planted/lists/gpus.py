@@ -31,7 +31,7 @@ MISTAKES = [
     Planted(
         "coordinates-of-random-numbers-on-the-host",
         "runtime/kernels/positions.py",
-        "torch.zeros((), dtype=torch.int64, device=c.device)",
+        "torch.zeros((), dtype=torch.int64, device=device)",
         "torch.zeros((), dtype=torch.int64)",
         RANKS,
     ),
@@ -194,9 +194,9 @@ MISTAKES = [
     ),
     Planted(
         "scores-of-large-heads-that-take-no-memory",
-        "compiler/ops/attention.py",
-        "return size > (FLASH_SIZE if flash else EFFICIENT_SIZE)",
-        "return size > FLASH_SIZE",
+        "compiler/ops/attention_memory.py",
+        "size > (FLASH_SIZE if flash else EFFICIENT_SIZE)",
+        "size > FLASH_SIZE",
         f"{RANKS[: RANKS.index('::')]}::test_scores_are_made_of_heads_that_are_too_large_and_counted",
     ),
     Planted(
@@ -208,7 +208,7 @@ MISTAKES = [
     ),
     Planted(
         "padded-rows-that-take-no-memory",
-        "compiler/ops/attention.py",
+        "compiler/ops/attention_memory.py",
         "larger = rounded_up(max(along, wide), ROWS_OF)",
         "larger = max(along, wide)",
         f"{RANKS[: RANKS.index('::')]}::test_attention_makes_no_scores_on_gpus_whatever_its_sizes",
@@ -226,5 +226,19 @@ MISTAKES = [
         "            if held:\n                writer.add(Clear(held))\n",
         "",
         f"{RANKS[: RANKS.index('::')]}::test_what_was_gathered_from_is_freed",
+    ),
+    Planted(
+        "collectives-awaited-by-a-block-that-has-not-started-them",
+        "compiler/codegen/writer.py",
+        "awaited = set(self._started)",
+        "awaited = set[Value]()",
+        RANKS,
+    ),
+    Planted(
+        "the-first-above-the-bound-instead-of-the-most",
+        "runtime/fake_gpu/watch.py",
+        "if self.live > max(self.limit, self.above[0]) and",
+        "if self.live > self.limit and not self.above[0] and",
+        "tests/runtime/fake_gpu/test_watch.py::test_the_most_above_the_limit_is_known",
     ),
 ]

@@ -202,15 +202,15 @@ MISTAKES = [
     Planted(
         "bias-scaled",
         "runtime/kernels/scores.py",
-        "scores = scores + self.bias",
-        "scores = scores + self.bias * self.scale",
+        "scores.add_(self.bias)",
+        "scores.add_(self.bias * self.scale)",
         f"{FILE}[attention]",
     ),
     Planted(
         "gradient-of-scores-not-scaled",
         "runtime/kernels/scores.py",
-        "ds = (ds * how.scale).to(q4.dtype)",
-        "ds = ds.to(q4.dtype)",
+        "ds = torch.mul(capped, how.scale, out=",
+        "ds = torch.mul(capped, 1.0, out=",
         f"{FILE}[attention]",
     ),
     Planted(
@@ -230,8 +230,8 @@ MISTAKES = [
     Planted(
         "soft-cap-without-its-slope",
         "runtime/kernels/scores.py",
-        "        ds = ds * slope\n",
-        "        ds = ds * 1\n",
+        "biased if slope is None else slope.mul_(biased)",
+        "biased",
         f"{FILE}[scores]",
     ),
     Planted(
@@ -244,7 +244,7 @@ MISTAKES = [
     Planted(
         "dropped-weights-not-made-up-for",
         "runtime/kernels/scores.py",
-        "weights * self.keep / (1 - self.rate)",
+        "(weights * self.keep).div_(1 - self.rate)",
         "weights * self.keep",
         f"{FILE}[scores]",
     ),
@@ -335,7 +335,7 @@ MISTAKES = [
     Planted(
         "rows-of-other-parts-added",
         "runtime/kernels/rows.py",
-        "        values = values.masked_fill(_over_rows(outside, values), 0)\n",
+        "        values = values.masked_fill(mask, 0) if values is given else values.masked_fill_(mask, 0)\n",
         "",
         "verify specs/gpt.par",
     ),

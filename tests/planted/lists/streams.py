@@ -119,7 +119,7 @@ MISTAKES = [
     Planted(
         "circles-accepted",
         "compiler/schedules/stream_invariants.py",
-        "    waiting = _Device.run(programs, list(map(_with_waiting_host, programs, launches)))\n",
+        "    waiting = _Device.run(programs, list(map(with_waiting_host, programs, launches)))\n",
         "    waiting: Sequence[_Device] = ()\n",
         f"{ORDERS}::test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle",
     ),
@@ -128,6 +128,13 @@ MISTAKES = [
         "compiler/schedules/stream_invariants.py",
         "            found[i] = evolve(found[i], after=(*found[i].after, *given))\n",
         "            found[i] = launches[i]\n",
+        "tests/compiler/schedules/test_waiting_hosts.py",
+    ),
+    Planted(
+        "queues-from-which-all-that-is-ready-starts",
+        "compiler/schedules/hardware_queues.py",
+        "                break\n            self.waiting.pop()\n",
+        "                return False\n            self.waiting.clear()\n",
         "tests/compiler/schedules/test_waiting_hosts.py",
     ),
     Planted(

@@ -40,15 +40,15 @@ MISTAKES = [
     Planted(
         "entries-that-there-are-not-are-updated",
         "runtime/kernels/sparse.py",
-        "    there = ids >= 0\n",
-        "    there = ids >= -1\n",
+        "    there = ids >= 0\n    given = ",
+        "    there = ids >= -1\n    given = ",
         f"{TABLES}::test_rows_that_are_not_looked_up_stay_as_they_are_to_the_bit",
     ),
     Planted(
         "states-are-updated-in-a-copy",
         "runtime/kernels/sparse.py",
-        "    for each, new in zip(stored, own, strict=True):\n        each[index] = new\n",
-        "    for each, new in zip(stored[:1], own[:1], strict=True):\n        each[index] = new\n",
+        "in zip(stored, own, strict=True)",
+        "in zip(stored[:1], own[:1], strict=True)",
         SPLIT,
     ),
     Planted(

@@ -12,10 +12,13 @@ import pytest
 import torch
 from attrs import evolve
 
+from partita.compiler.analysis.memory import peak_memory
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.dsl.spec import Spec
+from partita.runtime.fake_gpu import rank
 from partita.runtime.fake_gpu.rank import Tried, representatives, try_rank, try_ranks
+from partita.runtime.fake_gpu.watch import Kind
 from partita.runtime.kernels import scores
 from partita.runtime.rank import Plan, prepare
 from tests.files import ROOT, SPECS
@@ -31,6 +34,7 @@ CASES = {
     "experts": (SPECS / "zoo" / "mixtral.par", ("train.precision=bf16",)),
     "offloaded_state": (PLANTED / "offload.par", ("train.clip=none",)),
     "validated_later": (PLANTED / "validation.par", ()),
+    **{path.stem: (path, ()) for path in sorted((ROOT / "bench" / "models" / "memory").glob("*.par"))},
 }
 
 
@@ -51,6 +55,17 @@ def test_ranks_run_on_gpus(case: str):
     path, overrides = CASES[case]
     for tried in try_ranks(prepare(spec_of(path, *overrides), gpu=True)):
         right(tried)
+
+
+def test_what_is_above_the_bound_is_what_is_reported():
+    """The line of the fault and the table that is printed have the same figures."""
+    with patch.object(rank, "peak_memory", lambda *given: peak_memory(*given) // 2):
+        tried = try_rank(prepare(spec_of(PLANTED / "gpu.par"), gpu=True), 0)
+    (fault,) = tried.faults
+    assert fault.kind is Kind.MEMORY
+    assert fault.message == f"{tried.peak} bytes are allocated, of at most {tried.bound}"
+    assert tried.peak > tried.bound
+    assert "kernels." in fault.place or "torch." in fault.place
 
 
 DRAWN = """axis batch = 8, seq = 32, heads = 2, key = 8

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from partita.runtime.context import Context
 from partita.runtime.fake_gpu.device import DEVICE, fake_gpu
@@ -59,18 +60,27 @@ def test_what_is_launched_ahead_waits_for_nothing():
     assert not kinds(ahead)
 
 
+def broadcasts(root: int) -> dist.BroadcastOptions:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+FROM_HERE, FROM_OTHER = broadcasts(0), broadcasts(1)
+
+
 def sent(watch: Watch, after: Callable[[FakeNccl, torch.Tensor], object]) -> None:
     after(FakeNccl(watch, 0, 2), new(4))
 
 
 def test_messages_are_read_after_they_have_arrived():
     def early(group: FakeNccl, x: torch.Tensor) -> None:
-        work = group.recv([x], 1, 0)
+        work = group.broadcast([x], FROM_OTHER)
         x + 1
         work.wait()
 
     def in_time(group: FakeNccl, x: torch.Tensor) -> None:
-        group.recv([x], 1, 0).wait()
+        group.broadcast([x], FROM_OTHER).wait()
         x + 1
 
     assert kinds(lambda watch: sent(watch, early)) == {Kind.LIFETIME}
@@ -79,7 +89,7 @@ def test_messages_are_read_after_they_have_arrived():
 
 def test_what_is_sent_stays_as_it_is():
     def changed(group: FakeNccl, x: torch.Tensor) -> None:
-        work = group.send([x], 1, 0)
+        work = group.broadcast([x], FROM_HERE)
         x.add_(1)
         work.wait()
 
@@ -151,6 +161,16 @@ def test_memory_is_freed_after_other_streams():
     assert kinds(lambda watch: freed(watch, False)) == {Kind.LIFETIME}
     assert kinds(freed_there) == {Kind.LIFETIME}
     assert not kinds(lambda watch: freed(watch, True))
+
+
+def test_the_most_above_the_limit_is_known():
+    """It is not what there is where the limit is first exceeded."""
+    watch = Watch(torch.float32, there="meta")
+    watch.limit = 8
+    with watch:
+        kept = [torch.zeros(count, device="meta") for count in (4, 40)]
+    most, _ = watch.above
+    assert most == watch.peak == sum(each.nbytes for each in kept)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ SLURM = {
             {**SLURM, "SLURM_GPUS_PER_TASK": "1"},
             Identity(3, 8, 1, 2, "slurm", "tcp://gpu012:25017", False, own_gpu=True),
         ),
+        (
+            {**SLURM, "SLURM_GPUS_PER_TASK": "h100:1"},
+            Identity(3, 8, 1, 2, "slurm", "tcp://gpu012:25017", False, own_gpu=True),
+        ),
+        (
+            {**SLURM, "SLURM_GPUS_PER_TASK": "h100:2"},
+            Identity(3, 8, 1, 2, "slurm", "tcp://gpu012:25017", False),
+        ),
         # A pod of a Kubernetes job that has one rank, and the first one.
         (POD, Identity(9, 16, 0, 1, "torchrun", "tcp://node7:29500", False)),
         (

@@ -1,0 +1,66 @@
+"""Which devices ranks compute on, on machines with GPUs that are told here."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from partita.cli.training.devices import ENVIRONMENT, check_graphs, chosen, gpus_here
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load
+
+
+@pytest.mark.parametrize(
+    ("transport", "gpus", "ranks", "name"),
+    [
+        (None, 8, 8, "nccl"),
+        (None, 8, 2, "nccl"),
+        (None, 0, 8, "gloo"),
+        ("gloo", 8, 8, "gloo"),
+        ("gloo", 1, 8, "gloo"),
+        ("virtual", 1, 8, "virtual"),
+        (None, 1, 8, None),
+        (None, 4, 8, None),
+        ("nccl", 4, 8, None),
+    ],
+)
+def test_gpus_that_are_visible_are_used_or_nothing_starts(
+    transport: str | None, gpus: int, ranks: int, name: str | None
+) -> None:
+    if name is not None:
+        assert chosen(transport, gpus, ranks).name == name
+        return
+    with pytest.raises(Refused) as refused:
+        chosen(transport, gpus, ranks)
+    assert [each.code for each in refused.value.diagnostics] == ["E0611"]
+    assert "--transport gloo" in (refused.value.diagnostics[0].help or "")
+
+
+def test_graphs_are_for_one_rank_on_a_gpu() -> None:
+    for overrides, gpu, refused in (
+        (["train.graphs=true", "laptop.pipe=1"], True, False),
+        (["train.graphs=true", "laptop.pipe=2"], False, False),
+        (["train.graphs=false", "laptop.pipe=2"], True, False),
+        (["train.graphs=true", "laptop.pipe=2"], True, True),
+    ):
+        spec, diagnostics = load("specs/tiny.par", overrides)
+        assert spec is not None, diagnostics
+        if not refused:
+            check_graphs(spec, gpu)
+            continue
+        with pytest.raises(Refused, match="`graphs` is for one rank on a GPU, and there are 2"):
+            check_graphs(spec, gpu)
+
+
+def test_cuda_is_told_before_it_starts_and_the_user_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*ENVIRONMENT, "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # what is set is taken back after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
+    gpus_here()
+    assert {name: os.environ[name] for name in ENVIRONMENT} == {**ENVIRONMENT, "CUDA_DEVICE_MAX_CONNECTIONS": "16"}
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    gpus_here()
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
