@@ -234,6 +234,8 @@ class _Override:
         if name is not None and name.text in declared:
             return declared[name.text]
         call = value if isinstance(value, tree.Call) else tree.Call(name, (), name.span) if name else None
+        if call is not None and call.name.text in declared and call.name.text not in SCHEDULES:
+            raise self._declared(call, current)
         if call is None or call.name.text not in SCHEDULES:
             shown = call.name.text if call else "this"
             help = called(shown, SCHEDULES, declared)
@@ -245,6 +247,16 @@ class _Override:
             argument for key, argument in kept.items() if key in SCHEDULES[call.name.text].names and key not in taken
         )
         return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), self.value.span)
+
+    def _declared(self, call: tree.Call, current: tree.Schedule | None) -> Refused:
+        """The error (E0302) that a declared schedule is called, as only built-ins are; `current` is the chosen one."""
+        name = call.name.text
+        signature = SCHEDULES.get(self.declarations.schedules[name].call.name.text)
+        keys = parameters_of_call(call, signature.names if signature else ())
+        words = [f"{name}.{key}={each.value.span.text}" for key, each in zip(keys, call.arguments, strict=True) if key]
+        if current is None or current.name.text != name or not words:
+            words.insert(0, f"schedule={name}")
+        return refuse("E0302", f"`{name}` is declared already", self.value.span, help=f"instead: `{' '.join(words)}`")
 
 
 def likely_keys(there: Declarations, written: str) -> tuple[list[str], bool]:

@@ -132,6 +132,10 @@ class Plans:
             return self.only(kind, table)
         name = tree.single(written)
         if name is None:
+            called = tree.bare(written)
+            if isinstance(called, tree.Call) and called.name.text in table:
+                self.declared_already(called)
+                return None
             help = without_quotes(written, table)
             self.report.error("E0306", f"`{kind}` is the name of a {kind}", written.span, help=help)
             return None
@@ -140,6 +144,12 @@ class Plans:
             self.report.error("E0302", f"unknown {kind} `{name.text}`", name.span, help=help)
             return None
         return name.text
+
+    def declared_already(self, written: tree.Call) -> None:
+        """Report that a declaration is called where its name stands (E0302)."""
+        name = written.name.text
+        help = f"write `{name}`, and change it where it is declared"
+        self.report.error("E0302", f"`{name}` is declared already", written.span, help=help)
 
     def only(self, kind: str, table: Mapping[str, object]) -> str | None:
         """The only declaration of a kind; if there are several, `train` must name one (E0316)."""
@@ -239,6 +249,15 @@ class Plans:
 
     def schedule(self, name: str, schedule: tree.Schedule) -> spec.Schedule | None:
         """A schedule with its call checked; None after reporting errors."""
+        called = schedule.call.name
+        declared = self.declarations.schedules.get(called.text) if called.text not in SCHEDULES else None
+        if declared is not None and schedule.name is called:
+            self.declared_already(schedule.call)
+            return None
+        if declared is not None and declared.call is not schedule.call:
+            message = f"`{called.text}` is declared already, and only a built-in schedule is called"
+            self.report.error("E0302", message, called.span, help=f"write `{declared.call.name.text}`")
+            return None
         call = self.settings.call(schedule.call, SCHEDULES, "schedule")
         if call is None:
             return None
@@ -276,6 +295,10 @@ class Plans:
         entry = self.entry("optimizer")
         if entry is None:
             return self.only("optimizer", optimizers), self.train_entries
+        called = tree.bare(entry.value)
+        if isinstance(called, tree.Call) and called.name.text in optimizers and called.name.text not in OPTIMIZERS:
+            self.declared_already(called)
+            return called.name.text, [each for each in self.train_entries if each is not entry]
         name = tree.single(entry.value)
         if name is None or not optimizers or name.text in OPTIMIZERS:
             return None, self.train_entries

@@ -135,6 +135,10 @@ def changed(before: str, after: str) -> str:
         ("fast=3", "such as `fast.microbatches`"),
         ("train.optimizer.lr=.5", "numbers start with a digit: `0.5`"),
         ("batch=8,16", "expected the end of input"),
+        ("schedule=fast(microbatches=8)", "instead: `fast.microbatches=8`"),
+        ("train.schedule=fast(8)", "instead: `fast.microbatches=8`"),
+        ("schedule=fast()", "instead: `schedule=fast`"),
+        ("layout=l(2)", "write `l`"),
     ],
 )
 def test_an_override_of_what_is_called_otherwise(override: str, help: str) -> None:

@@ -385,6 +385,8 @@ def test_an_argument_of_another_kind(before: str, after: str, code: str, underli
 # ---------------------------------------------------------------- values
 
 ADAM = "adamw(lr = cosine(peak = 3e-3, warmup = 20, total = 200), weight_decay = 0.1)"
+OPTIMIZER = f"train {{\n  data = stdlib(holdout = 5%)\n  optimizer = {ADAM}"
+OWN = "optimizer own { update all -> adamw(lr = 0.1) }\ntrain {\n  data = stdlib()\n  optimizer = own(lr = 0.1)"
 COSINE = "cosine(peak = 3e-3, warmup = 20, total = 200)"
 EVERY = 'every(100, dir = "runs/a")'
 DEVICE = "device = h100"
@@ -432,6 +434,10 @@ DATA = "stdlib(holdout = 5%)"
         ("pipe = 2", 'pipe = "2"', "E0306", '"2"', "write `2`, without quotes"),
         (F32, 'precision = "bf16"', "E0306", '"bf16"', "write `bf16`, without quotes"),
         (F32, 'layout = "split"', "E0306", '"split"', "write `split`, without quotes"),
+        (F32, "layout = split(2)", "E0302", "split(2)", "write `split`, and change it where it is declared"),
+        (F32, "schedule = fast(8)", "E0302", "fast(8)", "write `fast`, and change it where it is declared"),
+        ("train {", "schedule other = fast(8)\ntrain {\n schedule = fast", "E0302", "fast", "write `one_f_one_b`"),
+        (OPTIMIZER, OWN, "E0302", "own(lr = 0.1)", "write `own`, and change it where it is declared"),
         (DEVICE, 'device = "h100"', "E0306", '"h100"', "write `h100`, without quotes"),
         ("-> nvlink4", '-> "nvlink4"', "E0306", '"nvlink4"', "write `nvlink4`, without quotes"),
         (DATA, '"stdlib"', "E0306", '"stdlib"', "write `stdlib()`, without quotes"),

@@ -171,3 +171,20 @@ def test_overrides_without_a_train_block():
     found, diagnostics = load_text("axis a = 1\n", overrides=["train.steps=3"])
     assert found is None
     assert [d.code for d in diagnostics] == ["E0315"]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("schedule=t(chunks=7)", ("t", 7)),
+        ("schedule=t(8, 5)", ("t", 5)),
+        ("schedule=s(chunks=1)", ("s", 1)),
+    ],
+)
+def test_a_declared_schedule_that_is_called(override, expected):
+    found, (diagnostic,) = load_text(MORE, overrides=[override], fitting=False)
+    assert found is None
+    assert diagnostic.message == f"`{expected[0]}` is declared already"
+    written = diagnostic.help.removeprefix("instead: `").removesuffix("`").split()
+    schedule = loaded(MORE, *written).schedule
+    assert (schedule.name, schedule.call.arguments["chunks"]) == expected
