@@ -423,7 +423,7 @@ _WRITTEN = tuple(
         ("NAME", r"\bloss\s*‸=", "it takes no `=`: `loss mean(x)`"),
         ("NAME", r"->\s*‸[(\[]", "several are separated by commas: `-> data, tensor`"),
         ("NAME", r"mesh\s+(\w{1,40})\s*\(‸[0-9]", r"the axes of a mesh have names: `mesh \1(data = 2, pipe = 2)`"),
-        ("NAME", r"schedule\s+\w+\s*=\s*‸1[fF]", "its name is `one_f_one_b`"),
+        ("", r"\bschedule(?:\s+\w+)?\s*=\s*(?:‸1[fF]|1[fF]‸1[bB])", "its name is `one_f_one_b`"),
         ("COLON", r"[(,]\s*(\w{1,40})\s*‸[,)]", r"an input has a type: `\1: [batch, embed]`, or `i64[batch]` for ids"),
         ("LPAR", r"schedule\s+\w+\s*=\s*(\w{1,40})\s*‸", r"a schedule is called: `\1(microbatches = 8)`"),
         ("SHARD", r"‸\w+\s*->", "a rule begins with a keyword: `shard batch -> data`, `stage layer -> pipe`"),
