@@ -7,13 +7,19 @@ from typing import NoReturn
 
 from attrs import frozen
 
+from partita.dsl import tree
+from partita.dsl.arguments import parameters_of_call
 from partita.dsl.builtins import DATA
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.functions import FUNCTIONS
+from partita.dsl.parser import parse_expression
 from partita.dsl.reach import inputs_of_output
-from partita.dsl.report import nearest
+from partita.dsl.report import Report, nearest
 from partita.dsl.source import Span
-from partita.dsl.spec import Call, Model
+from partita.dsl.spec import Apply, Call, Model
 from partita.dsl.types import INTEGERS, Axis, Type
+from partita.dsl.unparse import expression_text
+from partita.dsl.walk import subexpressions
 
 USUAL = "logits"
 # The argument by which a mixture names its sources.
@@ -79,8 +85,28 @@ def no_output(model: Model, name: str, span: Span | None = None) -> Refused:
     message = f"model `{model.name}` has no output `{name}`" if known else f"model `{model.name}` has no output"
     near = nearest(name, known)
     help = f"did you mean `{near}`?" if near else f"it has: {', '.join(known)}"
-    help = help if known else "`output logits = dot(x, head, over = embed)`"
+    help = help if known else _declared_as(model)
     return refuse("E0302", message, span or model.span, help=help)
+
+
+def _declared_as(model: Model) -> str:
+    """Help that declares an output: what the model's own `cross_entropy` reads."""
+    for step in model.answering.steps:
+        if isinstance(step, Apply) and step.function == "cross_entropy":
+            call = parse_expression(step.span.source, Report(), step.span.start, step.span.end)
+            call = tree.bare(call) if call is not None else None
+            if not isinstance(call, tree.Call):
+                continue
+            names = parameters_of_call(call, [slot.name for slot in FUNCTIONS["cross_entropy"].slots])
+            read = call.arguments[names.index("logits")].value
+            text = expression_text(read)
+            if all(each.name.text in FUNCTIONS for each in subexpressions([read]) if isinstance(each, tree.Call)):
+                return f"in the model, `output {USUAL} = {text}`"
+            # Another call of a block would have parameters of its own.
+            return f"`let {USUAL} = {text}` for the loss to read, and `output {USUAL} = {USUAL}`"
+    if any(isinstance(step, Apply) and step.name == USUAL for step in model.answering.steps):
+        return f"in the model, `output {USUAL} = {USUAL}`"
+    return f"declare one in the model: `output {USUAL} = …`"
 
 
 def language_model(

@@ -24,6 +24,7 @@ from partita.dsl.builtins import (
 )
 from partita.dsl.builtins import DATA as SOURCES
 from partita.dsl.functions import FUNCTIONS
+from partita.dsl.language_model import language_model, no_output
 from partita.dsl.lexer import DECLARATIONS
 from partita.dsl.load import load_text
 from partita.dsl.rules import OPERATORS
@@ -673,6 +674,47 @@ def test_an_axis_is_followed_through_blocks_that_call_others_twice():
     assert "`key` ends in `sum(expand(x, key), over = key)`   (<text>:2:31)" in found.notes, found.render()
     (found,) = load_text(text.replace("return sum(expand(x, key), over = key)", "return relu(x)"))[1]
     assert not any("key` ends" in note for note in found.notes)
+
+
+# ---------------------------------------------------------------- an output that is missing
+
+LOGITS = "dot(rms_norm(x, over = embed), wte, over = embed)"
+
+
+@pytest.mark.parametrize(
+    ("statements", "help"),
+    [
+        (f"let logits = {LOGITS} loss cross_entropy(logits, targets, over = vocab)", "logits"),
+        (f"let scores = {LOGITS} loss cross_entropy(scores, targets, over = vocab)", "scores"),
+        (f"loss mean(cross_entropy({LOGITS}, targets, over = vocab))", LOGITS),
+        (f"loss cross_entropy(targets = targets, logits = {LOGITS}, over = vocab)", LOGITS),
+        (f"loss cross_entropy({LOGITS.replace('wte', 'wte # tied' + chr(10))}, targets, over = vocab)", LOGITS),
+        (f"let logits = {LOGITS} loss mean(logits * logits)", "logits"),
+    ],
+)
+def test_an_output_that_is_missing_is_what_the_loss_reads(statements: str, help: str):
+    start, end = FILE.index("  let logits"), FILE.index("}\n\nmesh")
+    written = f"{FILE[:start]}{statements}\n"
+    found, _ = load_text(f"{written}{FILE[end:]}")
+    assert found is not None
+    assert found.model is not None
+    assert no_output(found.model, "logits").diagnostics[0].help == f"in the model, `output logits = {help}`"
+    again, _ = load_text(f"{written}output logits = {help}\n{FILE[end:]}")
+    assert again is not None
+    assert again.model is not None
+    assert language_model(again.model, "batch").vocab.name == "vocab"
+
+
+def test_an_output_that_is_missing_of_a_block_is_bound_first():
+    block = f"block read(x: [batch, seq, embed]) {{ param wte: [vocab, embed] ~ zeros() return {LOGITS} }}\nmodel"
+    loss = "loss cross_entropy(logits, targets, over = vocab)"
+    text = FILE.replace("model", block, 1).replace(f"  let logits = {LOGITS}\n", "").replace("  metric", "#", 1)
+    found, _ = load_text(text.replace(loss, loss.replace("logits", "read(x)")))
+    assert found is not None
+    assert found.model is not None
+    help = "`let logits = read(x)` for the loss to read, and `output logits = logits`"
+    assert no_output(found.model, "logits").diagnostics[0].help == help
+    assert load_text(text.replace(loss, f"let logits = read(x) {loss} output logits = logits"))[0] is not None
 
 
 # ---------------------------------------------------------------- what is allowed and rarely meant
