@@ -7,6 +7,7 @@ is proposed only if the parser would go on with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
@@ -42,6 +43,11 @@ SIGNS = (",", "=", ":", "~", "->", "as", "on", "(", "{", "[", ")", "]", "}")
 SETTINGS = (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL, EVALUATION, CHECKPOINT, BAD_STEPS, DEVICES, LINKS)
 # So many tokens after a correction must fit.
 AHEAD = 10
+# A path that is no quotient of names: it begins with a sign, or has a `*` for several files. And the end of what a path
+# may begin with.
+_PATH = re.compile(r"(?:~|\.{1,2})?/[\w.*~][\w./*~-]*|[A-Za-z_][\w.-]*/[\w./-]*\*[\w./*-]*\.\w+", re.ASCII)
+_BEGUN = re.compile(r"[\w./*~-]*$", re.ASCII)
+AROUND = 80  # characters in which it is looked for
 TIMES = 4  # that one correction may be needed among these
 PHRASES = (
     ("a declaration", frozenset(word.upper() for word in DECLARATIONS)),
@@ -91,6 +97,7 @@ class Unexpected:
             or self.called()
             or self.chained()
             or self.quoted()
+            or self.path()
             or self.spaced()
             or self.keyword()
             or self.foreign()
@@ -355,6 +362,19 @@ class Unexpected:
             help = "remove the comma before it"
         message = f"`{token.text}` is a keyword and cannot be a name"
         return Diagnostic("E0104", message, self.span(token), help=help)
+
+    def path(self) -> Diagnostic | None:
+        """The path of a file without quotes, in a place for an expression."""
+        if "STRING" not in self.wanted:
+            return None
+        text, start = self.source.text, self.token.start
+        begun = _BEGUN.search(text, max(0, start - AROUND), start)
+        assert begun is not None  # it may be empty
+        found = _PATH.match(text, begun.start())
+        if found is None or found.end() <= start:
+            return None
+        at = Span(self.source, found.start(), found.end())
+        return self.error(f"unexpected `{self.token.text}`", f'write `"{found[0]}"`, in double quotes', at)
 
     def foreign(self) -> Diagnostic | None:
         """What is written so elsewhere."""

@@ -135,6 +135,8 @@ def changed(before: str, after: str) -> str:
         ("fast=3", "such as `fast.microbatches`"),
         ("train.optimizer.lr=.5", "numbers start with a digit: `0.5`"),
         ("batch=8,16", "expected the end of input"),
+        ("train.checkpoint=every(2, dir=/tmp/ck)", 'write `"/tmp/ck"`, in double quotes'),
+        ("train.data=text(~/a/*.txt)", 'write `"~/a/*.txt"`, in double quotes'),
         ("schedule=1f1b", "its name is `one_f_one_b`"),
         ("train.schedule=1F1B(microbatches=2)", "its name is `one_f_one_b`"),
         ("schedule=fast(microbatches=8)", "instead: `fast.microbatches=8`"),

@@ -447,6 +447,12 @@ DATA = "stdlib(holdout = 5%)"
         (COSINE, '"cosine"', "E0306", '"cosine"', "write `cosine(peak = 1e-3, total = 1_000)`, without quotes"),
         ("batches = 10", 'batches = "all"', "E0306", '"all"', "write `all`, without quotes"),
         ('dir = "runs/a"', "dir = runs/a", "E0306", "runs/a", 'write `"runs/a"`, in double quotes'),
+        ('dir = "runs/a"', "dir = /tmp/ck", "E0103", "/tmp/ck", 'write `"/tmp/ck"`, in double quotes'),
+        ('dir = "runs/a"', "dir = ./a-b.c/d", "E0103", "./a-b.c/d", 'write `"./a-b.c/d"`, in double quotes'),
+        ('dir = "runs/a"', "dir = ../a", "E0103", "../a", 'write `"../a"`, in double quotes'),
+        ('dir = "runs/a"', "dir = ~/runs/a", "E0103", "~/runs/a", 'write `"~/runs/a"`, in double quotes'),
+        ('dir = "runs/a"', "dir = /data/2024/x", "E0103", "/data/2024/x", 'write `"/data/2024/x"`, in double quotes'),
+        (DATA, "text(a/b-c/*.txt)", "E0103", "a/b-c/*.txt", 'write `"a/b-c/*.txt"`, in double quotes'),
         ("~ normal(0.02)\n  param wo", '~ "normal"\n  param wo', "E0306", '"normal"', "write `normal(0.02)`"),
         # calls
         ("eval = every(50, batches = 10)", "eval = 20", "E0306", "20", "write `every(20)`"),
