@@ -319,7 +319,8 @@ class Unexpected:
 
     def chained(self) -> Diagnostic | None:
         """A method of what an expression gives."""
-        name, opening = self.tokens[self.index + 1 : self.index + 3] if self.token.kind == "DOT" else (None, None)
+        following = self.tokens[self.index + 1 : self.index + 3]
+        name, opening = following if self.token.kind == "DOT" and len(following) == 2 else (None, None)
         if name is None or opening is None or name.kind != "NAME" or opening.text != "(" or self.before is None:
             return None
         if self.before.text not in (")", "]"):

@@ -682,6 +682,12 @@ def test_an_axis_is_followed_through_blocks_that_call_others_twice():
     assert not any("key` ends" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("text", [".", "axis a = 2 ."])
+def test_a_dot_at_the_end(text: str):
+    (found,) = load_text(text)[1]
+    assert (found.code, found.message) == ("E0103", "unexpected `.`")
+
+
 # ---------------------------------------------------------------- an output that is missing
 
 LOGITS = "dot(rms_norm(x, over = embed), wte, over = embed)"
