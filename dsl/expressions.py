@@ -135,6 +135,10 @@ class Expressions:
             return frozenset((AXES, NUMBERS))
         return frozenset((TENSOR, OPERAND, NUMBER))
 
+    def is_read(self, binding: Binding) -> bool:
+        """Whether something reads what is bound."""
+        return (id(binding.span.source), binding.span.start) in self.known.read
+
     def mark_read(self, binding: Binding) -> None:
         """Record that a name is read."""
         self.known.read.add((id(binding.span.source), binding.span.start))

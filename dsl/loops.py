@@ -21,7 +21,7 @@ from partita.dsl.origins import origin
 from partita.dsl.report import Report, nearest
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.types import Axis, Type
-from partita.dsl.walk import rebound
+from partita.dsl.walk import rebound, subexpressions
 
 # Checks statements in a scope of their own; whether it is known what they mean.
 Check: TypeAlias = Callable[[Scope, Sequence[tree.Statement]], bool]
@@ -52,6 +52,8 @@ class Loops:
             self.forget(before)
             return False
         checked = inner.finish(tuple(before), results)
+        if not before and self.unused(statement, inner, checked.body):
+            return False
         step = spec.Repeat(
             statement.name.text,
             segment,
@@ -67,6 +69,30 @@ class Loops:
         for name, value in zip(before, values, strict=True):
             self.scope.bind(name, value, inner.bindings[name].span)
         return True
+
+    def unused(self, statement: tree.Repeat, inner: Scope, body: spec.Body) -> bool:
+        """Whether a repeat with parameters ends with a name that nothing reads, computed from one outside that it was
+        probably meant to be. Reports an error (E0408).
+        """
+        last = statement.body[-1] if statement.body else None
+        trained = list(spec.parameters(body))
+        if not isinstance(last, tree.Let) or len(last.names) != 1 or not trained or any(p.buffer for p in trained):
+            return False
+        (name,) = last.names
+        made = inner.bindings[name.text]
+        if not isinstance(made.meaning, Value) or self.expressions.is_read(made):
+            return False
+        for each in subexpressions([last.value]):
+            read = tree.single(each)
+            outer = self.scope.find(read.text) if read is not None and read.text not in inner.bindings else None
+            meaning = outer.meaning if outer is not None else None
+            if read is not None and isinstance(meaning, Value) and meaning.type == made.meaning.type:
+                message = f"`{name.text}` is not used, and each iteration leaves `{read.text}` as it was"
+                notes = ["the parameters of this repeat do not reach the loss"]
+                help = f"write `{read.text}`, which is carried from one iteration to the next"
+                self.report.error("E0408", message, name.span, notes, help)
+                return True
+        return False
 
     def scan(self, statement: tree.Scan) -> bool:
         """Check `scan axis { body }`: as `repeat`, but names carried have the axis afterwards, and those of the outside

@@ -486,6 +486,8 @@ DATA = "stdlib(holdout = 5%)"
         ("[data -> ib400, pipe -> nvlink4]", "data -> ib400", "E0103", "->", "`[data -> ib400]`"),
         ("bubble <= 50%", "mfu => 1%", "E0103", "=", "it is written `>=`"),
         ("bubble <= 50%", "bubble = 50%", "E0103", "=", "a claim compares"),
+        ("let x = mlp(attention(x))", "let y = mlp(attention(x))", "E0408", "y", "write `x`, which is carried"),
+        ("let x = mlp(attention(x))", "let a = attention(x)\n    let y = mlp(a) + x", "E0408", "y", "write `x`"),
         ("repeat 4", "repeat layers", "E0201", "layers", "declare it: `const layers = 4`"),
     ],
 )  # fmt: skip
@@ -686,6 +688,10 @@ def test_an_axis_is_followed_through_blocks_that_call_others_twice():
 def test_a_dot_at_the_end(text: str):
     (found,) = load_text(text)[1]
     assert (found.code, found.message) == ("E0103", "unexpected `.`")
+
+
+def test_a_repeat_that_carries_nothing_is_said_once():
+    assert [each.code for each in said("let x = mlp(", "let y = mlp(")] == ["E0408"]
 
 
 # ---------------------------------------------------------------- an output that is missing
