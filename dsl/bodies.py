@@ -95,7 +95,12 @@ class BodyChecker:
             try:
                 axis = self.expressions.axis(name)
                 if axis is not None and any(axis.name == other.name for other in axes):
-                    raise refuse("E0216", f"axis `{axis.name}` appears twice in this type", name.span)
+                    second = f"{axis.name}_"
+                    while second in self.known.axes.entries:
+                        second += "_"
+                    help = f"declare `axis {second} = {axis.name}`, and write `{second}` here"
+                    help += f"; after a product, `rename(y, {second} -> {axis.name})` gives the axis back its name"
+                    raise refuse("E0216", f"axis `{axis.name}` appears twice in this type", name.span, help=help)
                 complete = complete and axis is not None
                 axes += [axis] if axis else []
             except Refused as refused:

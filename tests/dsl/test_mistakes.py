@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import SequenceMatcher
 
 import pytest
@@ -692,6 +693,17 @@ def test_a_dot_at_the_end(text: str):
 
 def test_a_repeat_that_carries_nothing_is_said_once():
     assert [each.code for each in said("let x = mlp(", "let y = mlp(")] == ["E0408"]
+
+
+def test_a_parameter_with_an_axis_twice_has_a_second_one_of_that_size():
+    (found,) = said("param up: [embed, ffn]", "param up: [embed, embed]")
+    assert found.code == "E0216"
+    axis, new, product = re.findall(r"`([^`]+)`", found.help or "")
+    text = FILE.replace("param up: [embed, ffn]", f"param up: [embed, {new}]")
+    text = text.replace("axis batch", f"{axis}\naxis batch").replace("down: [ffn, embed]", "down: [embed, ffn]")
+    text = text.replace("  return x + dot(h, down, over = ffn)", f"  let y = h let h = {product}\n  return x + h")
+    text = text.replace("  param down: [embed, ffn] ~ normal(0.02)\n", "").replace(", ffn = 4 * embed", "")
+    assert load_text(text)[1] == ()
 
 
 # ---------------------------------------------------------------- an output that is missing
