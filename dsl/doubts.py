@@ -21,11 +21,11 @@ SHAPING = frozenset(("rename", "split", "merge", "slice", "cast", "expand", "neg
 
 
 def report_doubts(given: spec.Spec, report: Report) -> None:
-    """Report warnings about the chosen model: W0315, W0316."""
+    """Report warnings about the chosen model: W0315, W0316, W0317."""
     if given.model is None:
         return
     rows = parameters_of_rows(given, "W0315", "each row of a batch has a parameter of its own")
-    for diagnostic in (*rows, *_own_scores(given.model)):
+    for diagnostic in (*rows, *_own_scores(given.model), *_normalized_twice(given.model)):
         report.add(diagnostic)
 
 
@@ -57,6 +57,26 @@ def _own_scores(model: spec.Model) -> Iterator[Diagnostic]:
                     note = f"`{step.span.text}` compares them along `{both[0]}`   ({step.span.place})"
                     help = f"rename it in one of them, `rename(k, {both[0]} -> keys)`, and compare over `keys`"
                     yield Diagnostic("W0316", message, product.span, (note,), help)
+
+
+def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
+    """W0317: a cross_entropy of what a softmax gives, which takes the softmax of it again."""
+    seen: set[Span] = set()
+    for body, _ in _bodies(model.answering):
+        made = dict(zip(range(len(body.inputs), len(body.types)), _each_result(body), strict=True))
+        for step in body.steps:
+            if not isinstance(step, spec.Apply) or step.function != "cross_entropy":
+                continue
+            value = step.operands[0]
+            given = made.get(value) if isinstance(value, int) else None
+            while isinstance(given, spec.Apply) and given.function in SHAPING and isinstance(given.operands[0], int):
+                given = made.get(given.operands[0])
+            if isinstance(given, spec.Apply) and given.function == "softmax" and step.span not in seen:
+                seen.add(step.span)
+                note = f"`{given.span.text}` gives probabilities   ({given.span.place})"
+                help = "give it what the softmax takes; the softmax may be an `output`"
+                message = "`cross_entropy` takes logits, and computes their softmax itself"
+                yield Diagnostic("W0317", message, step.span, (note,), help)
 
 
 def _bodies(body: spec.Body) -> Iterator[tuple[spec.Body, range]]:

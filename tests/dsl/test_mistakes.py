@@ -769,6 +769,16 @@ def test_scores_of_each_position_with_itself_are_doubted():
     assert load_text(FILE.replace(attention, right).replace("seq = 32", "seq = 32, keys = seq"))[1] == ()
 
 
+def test_a_softmax_of_a_softmax_is_doubted():
+    twice = "cross_entropy(softmax(logits, over = vocab), targets, over = vocab)"
+    (found,) = said("cross_entropy(logits, targets, over = vocab)", twice)
+    assert (found.code, found.severity, found.span and found.span.start) == (
+        "W0317",
+        "warning",
+        FILE.index("cross_ent"),
+    )
+
+
 # ---------------------------------------------------------------- misspelled names
 
 
