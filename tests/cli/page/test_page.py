@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,14 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita import train
 from partita.cli.main import main
 from partita.cli.page.chart import FAR, LARGEST, MOST_POINTS, Chart, Line, points
 from partita.cli.page.document import document
+from partita.cli.page.head import fault_of
 from partita.cli.page.history import History, Series
 from partita.cli.page.markup import Markup, joined, tag, text
 from partita.cli.page.run import Run
 from partita.cli.page.sections import content
 from partita.cli.page.timeline import ticks
+from partita.runtime.bad_steps import BadStep
 from tests.cli.page.runs import SCRIPT, TEXT, append, step, written
 from tests.commands import here, partita, records
 from tests.files import SPECS
@@ -225,6 +229,33 @@ def test_report_of_a_run_that_was_done(tmp_path: Path) -> None:
     assert f"{last['eval_loss']:.4g}"[:5] in found.shown
     assert "or all ranks share one process" in found.shown
     assert here("report", "runs/m", "-o", "no/such/place.html", cwd=tmp_path).stderr.startswith("partita: cannot write")
+
+
+FAILS = TEXT.replace("mean(x * w)", "mean(log(-1.0 * abs(x * w)))")
+
+
+@pytest.mark.parametrize("where", ["virtual", "ranks", "python"])
+def test_a_run_that_fails_says_why(tmp_path: Path, where: str) -> None:
+    """However it is run, and in the words that it ended with."""
+    path = tmp_path / "m.par"
+    path.write_text(FAILS)
+    if where == "python":
+        with pytest.raises(BadStep) as failed:
+            train(path, run_dir=tmp_path / "runs" / "m")
+        said = str(failed.value)
+    else:
+        command = ["run", "m.par", *(["--transport", "virtual"] if where == "virtual" else [])]
+        done = (here if where == "virtual" else partita)(*command, cwd=tmp_path)
+        assert done.returncode == 3
+        said = done.stderr
+    run = Run(tmp_path / "runs" / "m")
+    run.refresh()
+    fault = fault_of(run)
+    assert fault is not None
+    assert "not finite" in fault.cause or "nan" in fault.cause
+    assert fault.cause in re.sub(r"^rank \d+: ", "", said, flags=re.MULTILINE)
+    if where != "python":  # whose directory does not say how many steps there are
+        assert '<span class="pill failed">' in content(run)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ def test_the_command_writes_what_the_name_of_the_file_says(tmp_path, capsys):
         "peak_live",
         "placement",
         "actions",
+        "queues",
         "step_time",
     }
     assert capsys.readouterr().out == ""
