@@ -19,6 +19,7 @@ WORDS = {
     r"`?--run-dir\b`?": "`run_dir`",
     r"`(train\.steps=\d+)`": r'`"\1"`',
     r"--devices (\d+)": r"devices=\1",
+    r"--within (\d+)": r"within=\1",
     r"`--outputs`": "`names`",
     r"`--from`|--from\b": "`run`",
     r"; or leave out `--keep-mesh`, and other sizes are searched": "",

@@ -335,6 +335,7 @@ ELSE = {
         "dsl/plans.py": "of `recompute` rules",
     },
     "text": {
+        "dsl/diagnostic.py": "a style of the terminal",
         "compiler/report/causes.py": "a key of JSON",
         "compiler/report/explain.py": "a key of JSON",
         "runtime/data/jsonl.py": "a field",
@@ -344,6 +345,9 @@ ELSE = {
         "runtime/tracking/__main__.py": "a key of JSON",
     },
     "tokens": {
+        "compiler/program.py": "what throughput counts",
+        "dsl/packing.py": "an input of the model",
+        "runtime/progress.py": "what throughput counts",
         "dsl/tables.py": "a key of the parser's table",
         "runtime/data/packing.py": "an input of the model",
         "runtime/data/windows.py": "an input of the model",

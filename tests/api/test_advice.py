@@ -86,7 +86,7 @@ def test_a_plan_for_no_devices(folder: Path):
 
 
 def test_models_of_runs(folder: Path):
-    with pytest.raises(partita.Refused, match=r"train it first: `partita\.train`; or name .* with `run`"):
+    with pytest.raises(partita.Refused, match=r"train it first: `partita\.train`; or name .* with `run_dir`"):
         partita.load_model("m.par", names=["y"])
     trained = partita.train("m.par")
     for call in (lambda: partita.load_model("m.par"), lambda: trained.outputs({})):
@@ -100,7 +100,7 @@ ELSEWHERE = {
     *("compiler/schedules/generator.py", "runtime/transports/nccl.py", "runtime/inference/rows.py"),
     *("runtime/inference/encoding.py", "runtime/checkpoint/importing.py", "runtime/checkpoint/foreign.py"),
     *("runtime/checkpoint/located.py", "compiler/planner/writing.py", "compiler/planner/space.py"),
-    *("runtime/data/formats.py", "runtime/checkpoint/proposals.py"),
+    *("runtime/data/formats.py", "runtime/checkpoint/proposals.py", "compiler/planner/search.py"),
 }
 OPTION = re.compile(r"(?<![-\w])--[a-z]")
 COMMAND = re.compile(r"`(?:\S+=\S+ )?(?:partita|torchrun|python) [^`]*`")

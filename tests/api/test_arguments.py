@@ -41,6 +41,7 @@ WRONG: Mapping[str, list[Any]] = {
     "top": [0, "2", 1.5, None, False],
     "within": [0, -1.0, "2", None, float("nan"), True],
     "allow_python": NO_FLAG,
+    "changed_data": NO_FLAG,
     "run_dir": [3, b"x", ["x"], torch.ones(1)],
     "run": [3, b"x", ["x"], torch.ones(1)],
     "on_step": [3, "print", [print]],

@@ -8,6 +8,7 @@ import pytest
 
 from partita.cli.command import COMMANDS
 from partita.cli.main import OPTIONS, main
+from partita.runtime.supervision import capacity
 from tests.files import SPECS
 
 WRONG = "axis a = 1\nmodel m(x: [a]) {\n  loss sum(y)\n}\n"
@@ -173,7 +174,8 @@ def test_what_others_call_a_command_is_none_of_ours():
     assert len(others) == len(set(others))
 
 
-def test_what_does_not_fit_into_memory_is_said_in_a_line(tmp_path, capsys):
+def test_what_does_not_fit_into_memory_is_said_in_a_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(capacity, "memory", lambda: 1 << 80)  # or else it is refused before it starts
     (tmp_path / "large.par").write_text(
         "axis batch = 4, embed = 1_099_511_627_776, wide = 1_048_576\n"
         "model m(x: [batch]) {\n  param w: [embed, wide] ~ ones()\n  loss mean(x) * mean(w)\n}\n"

@@ -242,13 +242,13 @@ def test_auto_keeps_within_the_memory_that_it_is_given():
     text = NETWORK.format(layers=3, ranks=3, schedule="auto(microbatches = 12, memory = 1GiB)")
     text = text.replace("batch = 12,", "batch = 1200,")
     costs = []
-    for limit in (1 << 30, 170 << 10, 150 << 10, 130 << 10):
+    for limit in (1 << 30, 125 << 10, 120 << 10, 115 << 10):
         spec, diagnostics = load_text(text, overrides=(f"s.memory={limit}B",))
         assert spec is not None, diagnostics
         state = compile_spec(spec)
         assert max(peak_memory(state, rank) for rank in state.program.ranks) <= limit
         costs.append(predict(state, exposed=False).timeline.cost)
-    assert all(more <= 1.01 * less for more, less in pairwise(costs))
+    assert all(more <= 1.03 * less for more, less in pairwise(costs))
     assert costs[0] < costs[-1]
     spec, _ = load_text(text, overrides=("s.memory=20KiB",))
     with pytest.raises(Refused, match=r"rank 2 has room for [0-9,]+ bytes of activations, but one microbatch needs"):

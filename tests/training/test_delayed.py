@@ -196,7 +196,7 @@ def test_all_ranks_meet_before_totals_of_the_next_step_are_sent(monkeypatch: pyt
     run, _ = steps_of(delayed(by=2))
     assert any(rank.sends for rank in run.plan.program.ranks)
     told: list[str] = []
-    exchange, summed = Executor._exchange_tied, Executor._summed
+    exchange, summed = Executor._exchange_tied, Executor._barrier
 
     def noted(name: str, method: Callable[..., Waits]) -> Callable[..., Waits]:
         def call(self: Executor, *arguments: object) -> Waits:
@@ -207,7 +207,7 @@ def test_all_ranks_meet_before_totals_of_the_next_step_are_sent(monkeypatch: pyt
         return call
 
     monkeypatch.setattr(Executor, "_exchange_tied", noted("sent", exchange))
-    monkeypatch.setattr(Executor, "_summed", noted("met", summed))
+    monkeypatch.setattr(Executor, "_barrier", noted("met", summed))
     run.cluster.run([rank.training.settle() for rank in run.ranks])
     assert told == ["sent", "met", "sent", "met"]
 

@@ -249,7 +249,7 @@ def test_reports_count_what_each_rank_holds(changes):
         (
             text_of(
                 changes={
-                    "  metric": "  buffer size: [] ~ zeros()\n  update size = mean(head * head)\n  metric",
+                    "  metric right": "  buffer size: [] ~ zeros()\n  update size = mean(head * head)\n  metric right",
                 }
             ),
             "E0417",

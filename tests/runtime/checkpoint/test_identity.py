@@ -63,7 +63,7 @@ NO_MATTER: Mapping[type, set[str]] = {
     Scan: {"names", "span"},
     Update: {"span"},
     Body: {"types"},
-    Model: {"loss_span", "span", "nodes", "outputs", "answering", "operations"},
+    Model: {"loss_span", "span", "nodes", "outputs", "answering", "operations", "formulas"},
 }
 # Settings that a run may change without a word: what it does besides computing updates, and how.
 MAY_CHANGE = {"steps", "compile", "graphs", "eval", "checkpoint", "on_bad_step", "validate"}
