@@ -30,7 +30,7 @@ from partita.compiler.program import Program, RankProgram
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Source
-from partita.dsl.spec import Spec
+from partita.dsl.spec import Model, Spec
 from partita.runtime.data_files import DataFile, unlike
 from partita.runtime.naming import named
 from partita.runtime.supervision.identity import Identity
@@ -224,6 +224,7 @@ _ASIDE: Mapping[type, frozenset[str]] = {
     RankProgram: frozenset(("instructions",)),
     Schedule: frozenset(("actions", "name")),
     Spec: frozenset(("source", "weights")),
+    Model: frozenset(("formulas",)),  # how sizes are written; what they come to is in the types
 }
 # Long records, whose text has their full meaning.
 _TEXTS: Mapping[type, Callable[[Any], str]] = {
