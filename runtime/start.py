@@ -10,7 +10,7 @@ from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reader import Reader
 from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.identity import manifest_of
-from partita.runtime.checkpoint.settings import Settings, check_newest, recorded_at, refuse_unused
+from partita.runtime.checkpoint.settings import Settings, check_newest, recorded_at, refuse_unused, refuse_within
 from partita.runtime.data_files import DataFile
 from partita.runtime.run_directory import Origin, Record, RunDirectory
 
@@ -28,6 +28,7 @@ def begin(
 
     Returns a warning (W0806) if the file system has no locks. Raises Refused (E0803, E0804, E0814, E0815) and OSError.
     """
+    refuse_within(directory.path, given.train.span if given.train is not None else None)
     warning = directory.lock()
     if settings is not None:
         check_newest(settings, manifest_of(given, program, data))

@@ -89,6 +89,21 @@ def recorded_at(place: Place, run_directory: Path) -> str:
     return resolved(place)
 
 
+def refuse_within(run_directory: Path, span: Span | None) -> None:
+    """Refuse (E0814) a run's directory that is a checkpoint of another run, lies in one, or has only checkpoints:
+    `keep` would remove the run with the checkpoint.
+    """
+    path = run_directory.resolve()
+    for each in (path, *path.parents[:2]):
+        in_run = each.parent if each.name == DIRECTORY else each.parent.parent
+        a_checkpoint = each.name in map(commit_name, steps_in(each.parent))
+        if a_checkpoint or (each == path and each.name == DIRECTORY and steps_in(each)):
+            what = "a checkpoint" if a_checkpoint and each == path else "in the checkpoints"
+            message = f"{run_directory} is {what} of the run in {in_run}"
+            help = f"`--run-dir {quote(str(in_run))}` resumes from the last one; name another directory to begin anew"
+            raise refuse("E0814", message, span, help=help)
+
+
 def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings | None, span: Span | None) -> None:
     """Refuse (E0814) to start next to checkpoints from which this run would not resume.
 

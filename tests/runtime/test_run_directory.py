@@ -268,3 +268,15 @@ def test_a_copy_of_a_run_goes_on_from_its_own_checkpoints(folder: Path) -> None:
     shutil.copytree(folder / "run", folder / "copy")
     for each in ("copy", "run"):
         assert run(folder, "train.checkpoint=every(2)", "train.steps=6", "--run-dir", each).returncode == 0
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/step-00000002", "checkpoints/step-00000002/new"])
+def test_a_run_does_not_begin_within_the_checkpoints_of_another(folder: Path, place: str) -> None:
+    """`keep` would remove it with the checkpoint."""
+    assert run(folder, "train.checkpoint=every(2)").returncode == 0
+    before = sorted(each for each in (folder / "run").rglob("*") if each.is_file())
+    with pytest.raises(Refused, match="E0814") as refused:
+        partita.train(folder / "m.par", "train.checkpoint=every(2)", run_dir=folder / "run" / place)
+    help = refused.value.diagnostics[0].help or ""
+    assert str((folder / "run").resolve()) in help
+    assert sorted(each for each in (folder / "run").rglob("*") if each.is_file()) == before
