@@ -370,8 +370,7 @@ class Unexpected:
             return None
         text, start = self.source.text, self.token.start
         begun = _BEGUN.search(text, max(0, start - AROUND), start)
-        assert begun is not None  # it may be empty
-        found = _PATH.match(text, begun.start())
+        found = _PATH.match(text, begun.start()) if begun is not None else None
         if found is None or found.end() <= start:
             return None
         at = Span(self.source, found.start(), found.end())

@@ -59,7 +59,7 @@ _FENCE = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = r"[0-9][0-9_,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 # A duration has two parts from a minute on: `1m 05s`. `compiled in` is followed by those of all passes.
 _DURATION = rf"{_NUMBER} ?(?:µs|ms|s|m|h|d)\b(?: [0-9]{{2}}[smh]\b)?"
-_SPEED = rf"(?:{_DURATION}|{_NUMBER} tokens/s\b)"
+_SPEED = rf"(?:{_DURATION}|{_NUMBER} (?:tokens|rows)/s\b)"
 _TOOK = rf"\bin\s+{_DURATION}(?::(?:\s+\w+\s+{_DURATION},?)+)?"
 _AMOUNT = rf"(?:{_DURATION}|{_NUMBER}(?: ?[KMGT]?i?B\b)?)"
 _EXACT = re.compile(rf"(?P<any>…)|(?P<measured>{_TOOK})|(?P<number>{_AMOUNT})|(?P<space>\s+)")
