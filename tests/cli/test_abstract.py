@@ -34,7 +34,7 @@ def found(capsys, *arguments: str) -> dict:
 def test_published_bubbles(capsys, name):
     given = found(capsys, name, *SIZE, *TIMES)
     assert round(given["bubble"], 4) == ROW["bubble"][name]
-    assert given.keys() == {"bubble", "makespan", "peak_live", "placement", "actions"}
+    assert given.keys() == {"bubble", "makespan", "peak_live", "placement", "actions", "queues"}
     assert len(given["actions"]) == len(given["peak_live"]) == ROW["stages"]
 
 
@@ -179,7 +179,8 @@ def test_the_picture_has_numbers_without_a_unit(capsys):
     assert main(["schedule", "zb_h1", "--stages", "2", "--microbatches", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "zb_h1: 2 ranks, 3 microbatches; step 10, bubble 10.0%"
-    assert lines[-1].split() == ["1", "1", "9", "10.0%", "2", "2"]
+    assert lines[-2].split() == ["1", "1", "9", "10.0%", "2", "2"]
+    assert lines[-1].startswith("on GPUs")
 
 
 @pytest.mark.parametrize(
