@@ -57,18 +57,19 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
+@called_from_python
 def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
     """All errors and warnings of a file, with `key=value` overrides applied."""
     return tuple(in_python(each) for each in load_file(file_at(path), written(overrides))[1])
 
 
-@called_from_python()
+@called_from_python
 def load(path: str | Path, *overrides: Override) -> Spec:
     """The checked contents of a file."""
     return _load(path, overrides)
 
 
-@called_from_python()
+@called_from_python
 def compile(path: str | Path, *overrides: Override) -> Compilation:
     """Compile a file for training. Returns the program and every intermediate form."""
     from partita.compiler.pipeline import compile_run
@@ -84,7 +85,7 @@ def summary(state: Compilation) -> Summary:
     return summarize(instance("state", state, Compilation, "what `partita.compile` returns"))
 
 
-@called_from_python()
+@called_from_python
 def plan(
     path: str | Path, *overrides: Override, devices: int | None = None, top: int = 10, within: float = 15.0
 ) -> tuple[Plan, ...]:
@@ -100,7 +101,7 @@ def plan(
     return Search(space_of(_load(path, overrides, fitting=False), devices), top, within).run().plans
 
 
-@called_from_python()
+@called_from_python
 def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -> Verification:
     """Verify a file as `partita verify` does: translation validation, memory, claims, and a run of a proxy.
 
@@ -112,7 +113,7 @@ def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -
     return verify_spec(load(path, *overrides), flag("allow_python", allow_python))
 
 
-@called_from_python()
+@called_from_python
 def train(
     path: str | Path,
     *overrides: Override,
@@ -141,7 +142,7 @@ def train(
     return train_spec(spec, folder, run_dir, allow_python, changed_data, on_step)
 
 
-@called_from_python()
+@called_from_python
 def load_model(
     path: str | Path,
     *overrides: Override,
@@ -169,7 +170,7 @@ def load_model(
     return load_trained(spec, folder, run_dir, names, weights, allow_python)
 
 
-@called_from_python()
+@called_from_python
 def outputs(
     path: str | Path,
     *overrides: Override,

@@ -17,7 +17,9 @@ Callback = Callable[[dict[str, Any]], object]
 
 
 def file_at(path: object) -> str | Path:
-    """The path of a .par file. Raises TypeError."""
+    """The path of a .par file. Raises TypeError and ValueError."""
+    if isinstance(path, str) and "\n" in path:
+        raise ValueError("`path` is the path of a .par file, not what is written in one")
     if isinstance(path, str | Path):
         return path
     if isinstance(path, os.PathLike) and isinstance(found := os.fspath(path), str):

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli import importing
@@ -107,6 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _misused(arguments: argparse.Namespace) -> str | None:
     """What is wrong with the options together."""
     given = vars(arguments)
+    if str(arguments.directory).endswith(".par") and not os.path.isdir(str(arguments.directory)):
+        name = Path(str(arguments.directory)).stem
+        return f"DIR is a directory; runs of that file save to `runs/{name}`, if it is not said where"
     if given.get("program") is not None:
         for name in ("strict", "states"):
             if given.get(name):
@@ -308,6 +312,6 @@ register(
         SUMMARIES["checkpoint"],
         add_arguments,
         run,
-        others=("checkpoints", "ckpt"),
+        others=("checkpoints", "ckpt", "export", "import", "convert"),
     )
 )

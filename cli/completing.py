@@ -14,10 +14,11 @@ import argcomplete
 from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 from argcomplete.lexers import split_line
 
-from partita.cli.parsing import declared_in
+from partita.cli.parsing import file_in
 from partita.dsl import tree
 from partita.dsl.builtins import OPTIMIZERS, SCHEDULES
 from partita.dsl.declarations import Declarations
+from partita.dsl.misplaced_settings import declared_in
 from partita.dsl.overrides import full_names
 
 Parsers = Callable[[list[str]], tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]]
@@ -48,11 +49,13 @@ def _completer(action: argparse.Action, words: list[str]) -> Any:
     if action.dest == "file":
         return FilesCompleter((".par",))
     if action.dest == "overrides":
-        return lambda prefix, parser, **_: _overrides(prefix, declared_in(words), parser.get_default("takes_name"))
+        return lambda prefix, parser, **_: _overrides(
+            prefix, declared_in(file_in(words)), parser.get_default("takes_name")
+        )
     if action.metavar == "DIR":
         return DirectoriesCompleter()
     if action.dest == "program":
-        return lambda **_: list(declared_in(words).weights)
+        return lambda **_: list(declared_in(file_in(words)).weights)
     return None
 
 

@@ -8,16 +8,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from partita.dsl.declarations import Declarations, gather
-from partita.dsl.diagnostic import Refused
-from partita.dsl.foreign import FOLLOWS
-from partita.dsl.overrides import likely_keys
-from partita.dsl.reader import Reader
-from partita.dsl.report import Full, Report, nearest
-from partita.dsl.source import Source
+from partita.dsl.foreign import FOLLOWS, OPTIONS
+from partita.dsl.misplaced_settings import overrides_of
+from partita.dsl.report import nearest
 
 _OPTION = re.compile(r"--([a-z][\w.-]*)(?:=(.*))?", re.DOTALL | re.IGNORECASE)
-MOST_READ = 60  # characters of a value that is repeated
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,17 +44,17 @@ class Parser(argparse.ArgumentParser):
         if found is None:
             return None
         name, value = found.groups()
-        if option := self._option(name):
-            return f"did you mean `{option}`?"
+        key = name.replace("-", "_")
+        option = self._option(name) or self._meant(key)
+        if option is not None:
+            return f"did you mean `{option}`?" if option.startswith("-") else f"it takes no option: `{option}`"
         if not any(action.dest == "overrides" for action in self._actions):
             return None
-        key = name.replace("-", "_")
-        keys, _ = likely_keys(declared_in(words), key)
-        if not keys:
-            return FOLLOWS.get(key)
         given = value if value is not None else _after(found[0], words)
-        given = given if given is not None and len(given) <= MOST_READ else "…"
-        return f"settings take no dashes: {' or '.join(f'{each}={given}' for each in keys)}"
+        written, wrong = overrides_of(file_in(words), key, given)
+        if not written:
+            return FOLLOWS.get(key)
+        return f"{f'{wrong}; ' if wrong else ''}settings take no dashes: {' or '.join(written)}"
 
     def _option(self, name: str) -> str | None:
         """The option that a word resembles, or is the beginning of."""
@@ -68,20 +63,30 @@ class Parser(argparse.ArgumentParser):
         near = nearest(name, [each[2:] for each in known])
         return begun[0] if len(begun) == 1 else f"--{near}" if near is not None else None
 
+    def _meant(self, word: str) -> str | None:
+        """The option that other tools, or other commands, call so; or the argument that has none."""
+        actions = {action.dest: action for action in self._actions}
+        found = next((actions[each] for each in OPTIONS.get(word, ()) if each in actions), None)
+        return (found.option_strings or [str(found.metavar)])[0] if found is not None else None
+
+    def _match_argument(self, action: argparse.Action, pattern: str) -> int:
+        try:
+            return super()._match_argument(action, pattern)
+        except argparse.ArgumentError as error:
+            if not action.option_strings or action.metavar is None:
+                raise
+            raise argparse.ArgumentError(
+                action, f"{error.message}: `{action.option_strings[0]} {action.metavar}`"
+            ) from None
+
 
 def _after(option: str, words: Sequence[str]) -> str | None:
     """The word after an option, if it may be its value."""
     following = words[words.index(option) + 1 :]
     value = following[0] if following else "-"
-    return None if value.startswith("-") or "=" in value or value.endswith(".par") else value
+    return None if value.startswith("-") or value.endswith(".par") else value
 
 
-def declared_in(words: Iterable[str]) -> Declarations:
-    """What the file on a command line declares, as far as it can be read."""
-    reader = Reader()
-    file = next((os.path.expanduser(word) for word in words if word.endswith(".par")), "")
-    try:
-        source = reader.source(file, file)
-        return gather(source, file, None, reader, Report())
-    except (Refused, Full):
-        return Declarations(Source(file, ""))
+def file_in(words: Iterable[str]) -> str:
+    """The file on a command line; empty if there is none."""
+    return next((os.path.expanduser(word) for word in words if word.endswith(".par")), "")

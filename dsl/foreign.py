@@ -288,8 +288,67 @@ FOLLOWS: Mapping[str, str] = _by_name(
             "world_size gpus num_gpus n_gpus ngpus devices nproc nproc_per_node ranks",
             "the number of ranks is the product of the mesh's axes",
         ),
+        (
+            "gradient_accumulation_steps gradient_accumulation accumulation_steps accumulate_grad_batches grad_accum "
+            "grad_accumulation_steps accumulate microbatches num_microbatches",
+            "that is the number of microbatches: `schedule accumulate = gpipe(microbatches = 4)`",
+        ),
+        ("fp16 float16 bf16 bfloat16 half use_amp use_fp16 use_bf16", "numbers are in bf16 with `precision = bf16`"),
+        (
+            "log_every log_interval log_freq log_steps log_every_n_steps logging_steps print_every print_interval",
+            "every step is recorded, in `metrics.jsonl` of the run's directory",
+        ),
+        (
+            "device cuda gpu gpu_id use_gpu use_cuda no_cuda accelerator mps nvidia",
+            "a run takes a GPU for each rank where there are any; `partita run --transport gloo` keeps to CPUs",
+        ),
+        (
+            "resume resume_from resume_from_checkpoint auto_resume load restore",
+            "a run goes on by itself from the newest checkpoint in its directory: `partita run FILE --run-dir DIR`",
+        ),
+        (
+            "output_dir out_dir output out save_dir log_dir logdir run_dir checkpoint_dir run_name name",
+            "a run writes to `runs/NAME`, or where `partita run FILE --run-dir DIR` says",
+        ),
+        (
+            "wandb use_wandb wandb_project tensorboard mlflow trackio logger loggers report_to",
+            "metrics are handed on by `partita run FILE --track NAME`: tensorboard, wandb, mlflow or trackio",
+        ),
+        (
+            "num_workers dataloader_num_workers workers prefetch prefetch_factor pin_memory",
+            "data is read while the step before computes; there is nothing to set",
+        ),
     )
 )
+
+# Options of commands and arguments of functions -> what stands for them here: the first that a command or function has.
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(ours.split())
+    for name, ours in _by_name(
+        (
+            ("gpus num_gpus n_gpus ngpus nproc nproc_per_node world_size ranks num_devices", "devices"),
+            (
+                "checkpoint checkpoints ckpt ckpt_path checkpoint_path resume resume_from load",
+                "place directory",
+            ),
+            (
+                "run run_dir rundir dir path output_dir out_dir save_dir log_dir logdir folder checkpoint_dir from",
+                "place run_dir directory",
+            ),
+            ("tokens max_tokens max_new_tokens num_tokens max_length n_tokens new_tokens", "length"),
+            ("text input message", "prompt"),
+            ("backend dist_backend", "transport"),
+            ("wandb tensorboard mlflow trackio logger report_to", "track"),
+            ("profile profiler", "trace"),
+            ("time time_limit budget max_time timeout", "within stall_timeout"),
+            ("dataset test_data eval_data", "data"),
+            ("trust_remote_code", "allow_python"),
+            ("callback callbacks hook hooks on_step_end log_fn", "on_step"),
+            ("params state_dict", "parameters"),
+            ("batch data", "inputs"),
+        )
+    ).items()
+}
 
 # What paths of modules begin with; before the dot of a method stands a value.
 MODULES = frozenset((

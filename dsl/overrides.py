@@ -6,6 +6,7 @@ the file, and errors in it point to the command line.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -80,6 +81,8 @@ def _read(source: Source, report: Report) -> tuple[tuple[tree.Name, ...], tree.E
     key, sign, _ = source.text.partition("=")
     if not sign or not _KEY.fullmatch(key.strip()):
         help = "in one word, such as `batch=128`, `cluster.pipe=4` or `train.steps=10`"
+        if os.path.isdir(source.text):
+            help = f"a directory is named by an option: `--run-dir {source.text}`"
         raise refuse("E0315", "an override is written key=value", Span(source, 0, len(source.text)), help=help)
     names, start = [], key.index(key.strip())
     for part in key.strip().split("."):

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from functools import wraps
+from inspect import signature
+from os import PathLike, fspath
+from typing import ParamSpec, TypeVar
 
 from attrs import evolve
 
 from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.foreign import FOLLOWS, OPTIONS
+from partita.dsl.misplaced_settings import overrides_of
+from partita.dsl.report import listed, nearest
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # What advice says to users of commands, and what it says to callers of functions. What has no argument is left out, and
 # whole commands stay: they can be run.
@@ -38,11 +47,42 @@ def in_python(diagnostic: Diagnostic) -> Diagnostic:
     return diagnostic if help == diagnostic.advice else evolve(diagnostic, help=help)
 
 
-@contextmanager
-def called_from_python() -> Iterator[None]:
-    """What is refused meanwhile is said as functions say it. Also a decorator."""
-    try:
-        yield
-    except Refused as refused:
-        refused.retell(in_python)
-        raise
+def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
+    """A public function: what it refuses is said as functions say it, and an argument that it has not is refused with
+    what may be meant (TypeError).
+    """
+    names = signature(function).parameters.keys()
+
+    @wraps(function)
+    def called(*args: P.args, **keywords: P.kwargs) -> T:
+        for name, value in keywords.items():
+            if name not in names:
+                raise TypeError(
+                    _unknown(function.__name__, names, name, value, keywords.get("path", next(iter(args), None)))
+                )
+        try:
+            return function(*args, **keywords)
+        except Refused as refused:
+            refused.retell(in_python)
+            raise
+
+    return called
+
+
+def _unknown(function: str, names: Collection[str], name: str, value: object, path: object) -> str:
+    """What is said of an argument that a function has not; `path` is the first that it was given."""
+    if "inputs" in names and "path" not in names:
+        return f'inputs are given as one mapping, by name: `{{"{name}": …}}`'
+    said = f"`{function}` has no argument `{name}`"
+    near = nearest(name, names) or next((each for each in OPTIONS.get(name, ()) if each in names), None)
+    if near is not None:
+        return f"{said}; did you mean `{near}`?"
+    if "parameters" not in names and "weights" not in names:  # of what is trained, settings say nothing
+        file = fspath(path) if isinstance(path, str | PathLike) else ""
+        given = str(value).lower() if isinstance(value, bool) else str(value)
+        written, wrong = overrides_of(str(file), name, given if isinstance(value, str | int | float) else None)
+        if written:
+            strings = " or ".join(f'"{each}"' for each in written)
+            return f"{said}; {f'{wrong}; ' if wrong else ''}settings follow the file as strings: {strings}"
+    others = [each for each in names if each not in ("path", "overrides")]
+    return f"{said}; {FOLLOWS.get(name) or f'there are {listed(others)}'}"

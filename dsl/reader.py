@@ -61,7 +61,10 @@ def read_source(path: str, name: str, span: Span | None = None) -> Source:
         reason = getattr(error, "strerror", None) or str(error)
         raise refuse("E0001", f"cannot read `{name}`: {reason}", span) from None
     if wrong is not None:
-        raise refuse("E0001", wrong, span)
+        help = (
+            f"a .par file comes first; `--run-dir {name}` names the run whose model is used" if span is None else None
+        )
+        raise refuse("E0001", wrong, span, help=help)
     if status.st_size > limits.FILE_BYTES or len(data) > limits.FILE_BYTES:
         message = f"`{name}` has {max(status.st_size, len(data)):,} bytes"
         raise refuse("E0004", message, span, help=f"at most {limits.FILE_BYTES:,}")

@@ -34,7 +34,7 @@ from partita.dsl.corrected_values import as_call, call_of, truth, with_unit
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import FOLLOWS, meant
 from partita.dsl.quotes import in_quotes, without_quotes
-from partita.dsl.report import Report, listed, suggestion
+from partita.dsl.report import Report, listed, nearest, suggestion
 from partita.dsl.source import Source, Span
 from partita.dsl.spec import Call, Share
 from partita.dsl.units import EXAMPLES, PLAIN, RATIO, Quantity
@@ -279,7 +279,9 @@ def called(name: str, signatures: Mapping[str, Signature], more: Collection[str]
     same = next((each.name for each in signatures.values() if name.lower() in each.others), None)
     if same is not None:
         return f"did you mean `{same}`?"
-    return suggestion(name, [*more, *signatures]) or f"there are {listed(sorted(signatures))}"
+    near = nearest(name, [*more, *signatures]) or meant(name, [*more, *signatures])
+    follows = FOLLOWS.get(name.lower()) if near is None else None
+    return follows or suggestion(name, [*more, *signatures]) or f"there are {listed(sorted(signatures))}"
 
 
 def _is_none(written: tree.Expression, setting: Setting) -> bool:

@@ -67,7 +67,7 @@ class Trained(Pictured, list[dict[str, Any]]):
         loss = f"loss {last:.4g}" if isinstance(last, float) else None
         return outline("Training of", self._given.source.name, (count(len(self), "step"), loss))
 
-    @called_from_python()
+    @called_from_python
     def outputs(self, inputs: Mapping[str, torch.Tensor], names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
         """The model's outputs of these `names`, or all, for inputs by name, with any number of rows.
 
@@ -96,7 +96,7 @@ class TrainedModel:
     def __repr__(self) -> str:
         return outline("Trained model", self._name, (f"step {self.step}", count(len(self.parameters), "parameter")))
 
-    @called_from_python()
+    @called_from_python
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs by name, for any number of rows. Raises ValueError or TypeError for inputs that are missing or do
         not fit.

@@ -94,6 +94,41 @@ def test_what_a_trained_model_is_called_with(names: object, inputs: object) -> N
     refused(lambda: trained.outputs(ROWS, names), "names")
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: partita.train("c.par", steps=2), '"train.steps=2"'),
+        (lambda: partita.compile("c.par", batch=16), '"batch=16"'),
+        (lambda: partita.compile("c.par", schedule="gpipe"), "`gpipe(microbatches, over, slices)`; settings"),
+        (lambda: partita.check("c.par", lr=0.5), '"train.optimizer.lr=0.5"'),
+        (lambda: partita.train("c.par", callback=print), "did you mean `on_step`?"),
+        (lambda: partita.train("c.par", rundir="x"), "did you mean `run_dir`?"),
+        (lambda: partita.train("c.par", resume=True), "a run goes on by itself"),
+        (lambda: partita.train(path="c.par", epochs=3), "training length is given in steps"),
+        (lambda: partita.plan("c.par", gpus=8), "did you mean `devices`?"),
+        (lambda: partita.load_model("c.par", step=10), "there are `run_dir`, `names`, `weights`"),
+        (lambda: partita.load_model("c.par", checkpoint="runs/c"), "there are `run_dir`, `names`, `weights`"),
+        (lambda: partita.outputs("c.par", parameters=PARAMETERS, input=INPUTS), "did you mean `inputs`?"),
+        (lambda: partita.train(FILE), "`path` is the path of a .par file, not what is written in one"),
+    ],
+)
+def test_an_argument_that_a_function_has_not(call: Callable[[], object], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(told)) as raised:
+        call()
+    for override in re.findall(r'"(\S+=[^"…]+)"', str(raised.value)):
+        assert not [each for each in partita.check("c.par", override) if each.span.source.name == "command line"]
+
+
+def test_a_run_where_its_file_belongs() -> None:
+    partita.train("c.par")
+    for call in (lambda: partita.load_model("runs/c"), lambda: partita.load_model("c.par", "runs/c")):
+        with pytest.raises(partita.Refused, match=r'`run_dir="runs/c"`'):
+            call()
+    model = partita.load_model("c.par", run_dir="runs/c")
+    with pytest.raises(TypeError, match=r'`\{"x": …\}`'):
+        model(**ROWS)
+
+
 def test_a_module_is_no_file() -> None:
     for function in (partita.check, partita.load, partita.compile, partita.train, partita.verify, partita.plan):
         message = refused(lambda: function(torch.nn.Linear(2, 2)), "path")  # noqa: B023

@@ -1,13 +1,18 @@
 """`check` and `fmt` as a user calls them."""
 
+import argparse
+import inspect
 import json
 import subprocess
 import sys
 
 import pytest
 
+import partita
 from partita.cli.command import COMMANDS
-from partita.cli.main import OPTIONS, main
+from partita.cli.main import OPTIONS, _parser, main
+from partita.dsl import foreign
+from partita.dsl.load import load_text
 from partita.runtime.supervision import capacity
 from tests.files import SPECS
 
@@ -126,6 +131,12 @@ def test_a_reader_that_leaves_gives_no_traceback(tmp_path):
     assert "W0201" in done.stdout
 
 
+WITHOUT_SCHEDULE = (
+    "axis batch = 4\nmodel m(x: [batch]) { param w: [] ~ ones()  loss mean(x) * w }\n"
+    "train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }\n"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,6 +150,17 @@ def test_a_reader_that_leaves_gives_no_traceback(tmp_path):
         ("run m.par --train.steps=3", "settings take no dashes: train.steps=3"),
         ("check m.par --batch-size 3", "settings take no dashes: batch=3\n"),
         ("check m.par --lr", "settings take no dashes: train.optimizer.lr=…\n"),
+        ("plan m.par --gpus 8", "did you mean `--devices`?"),
+        ("run m.par --checkpoint runs/m", "settings take no dashes: train.checkpoint=…"),
+        ("sample m.par --checkpoint runs/m", "did you mean `--run-dir`?"),
+        ("sample m.par --max-new-tokens 10", "did you mean `--length`?"),
+        ("run m.par --output-dir runs/m", "did you mean `--run-dir`?"),
+        ("run m.par --wandb", "did you mean `--track`?"),
+        ("run m.par --resume", "a run goes on by itself from the newest checkpoint in its directory"),
+        ("run m.par --schedule 1f1b", "its name is `one_f_one_b`; settings take no dashes: schedule=…"),
+        ("run m.par --device cuda", "a run takes a GPU for each rank where there are any"),
+        ("checkpoint ls --run-dir runs/m", "it takes no option: `DIR`"),
+        ("run m.par --trace", "expected one argument: `--trace DIR`"),
         ("check m.par --hidden-size=3", "unrecognized arguments: --hidden-size=3\n"),
         ("check m.par --epochs=3", "training length is given in steps: `train.steps`\n"),
         ("check other.par --steps=3", "unrecognized arguments: --steps=3\n"),
@@ -150,14 +172,48 @@ def test_a_reader_that_leaves_gives_no_traceback(tmp_path):
 )
 def test_a_command_or_option_that_there_is_not(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "m.par").write_text(
-        "axis batch = 4\nmodel m(x: [batch]) { param w: [] ~ ones()  loss mean(x) * w }\n"
-        "train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }\n"
-    )
+    (tmp_path / "m.par").write_text(WITHOUT_SCHEDULE)
     with pytest.raises(SystemExit) as stopped:
         main(arguments.split())
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("sample m.par runs/m", "a directory is named by an option: `--run-dir runs/m`"),
+        ("sample runs/m", "`--run-dir runs/m` names the run whose model is used"),
+        ("checkpoint ls m.par", "DIR is a directory; runs of that file save to `runs/m`"),
+        ("run m.par device=cuda", "a run takes a GPU for each rank where there are any"),
+        ("run m.par train.gradient_accumulation_steps=4", "`schedule accumulate = gpipe(microbatches = 4)`"),
+        ("run m.par train.log_every=4", "every step is recorded"),
+    ],
+)
+def test_a_word_where_another_belongs(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/m").mkdir(parents=True)
+    (tmp_path / "m.par").write_text(WITHOUT_SCHEDULE)
+    assert main(arguments.split()) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_what_stands_for_a_word_of_others_exists():
+    options = {action.dest for name in COMMANDS for action in actions(_parser([name])[1])}
+    arguments = {name for each in partita.__all__ for name in inspect.signature(getattr(partita, each)).parameters}
+    for word, ours in foreign.OPTIONS.items():
+        assert {*ours} <= options | arguments, word
+    # Pasted, the schedule is right.
+    text = WITHOUT_SCHEDULE.replace("train {", "schedule accumulate = gpipe(microbatches = 4)\ntrain {")
+    spec, diagnostics = load_text(text)
+    assert spec is not None, diagnostics
+
+
+def actions(parser):
+    for action in parser._actions:
+        yield action
+        for each in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            yield from actions(each)
 
 
 @pytest.mark.parametrize("name", ["chec\x1b]0;k", "\n", "x" * 10_000])

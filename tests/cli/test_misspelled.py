@@ -153,6 +153,11 @@ def test_every_key_of_an_override(key: str):
             assert not wrong_key(f"{applied}=1"), (wrong, applied)
 
 
+def is_refused(override: str) -> bool:
+    found = load_text(TEXT, overrides=[override])[1]
+    return any(each.severity == "error" and each.span and each.span.source.name == "command line" for each in found)
+
+
 @pytest.mark.parametrize("name", ["check", "run", "compile", "plan"])
 def test_a_setting_with_dashes_is_said_as_a_key_that_the_file_has(name: str, capsys, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -167,8 +172,10 @@ def test_a_setting_with_dashes_is_said_as_a_key_that_the_file_has(name: str, cap
                 assert {*found} <= {*parser._option_string_actions}
                 continue
             keys = re.search(r"settings take no dashes: (.*)", err)[1].split(" or ")
-            assert {each.removesuffix("=1") for each in keys} <= {*KEYS}
+            assert {each.rpartition("=")[0] for each in keys} <= {*KEYS}
             assert not [each for each in keys if wrong_key(each)]
+            values = {each.rpartition("=")[2] for each in keys}
+            assert values == ({"…"} if all(map(is_refused, [each.replace("…", "1") for each in keys])) else {"1"})
     assert "settings take" not in refused(capsys, name, "m.par", "--nothing-like-it", "1")
 
 

@@ -150,7 +150,9 @@ def test_an_override_of_what_is_called_otherwise(override: str, help: str) -> No
     assert help in found
 
 
-@pytest.mark.parametrize("name", ["foo", "bar", "xyzzy", "a", "x", "verbose", "wandb", "n", "i", "gpt", "local_rank"])
+@pytest.mark.parametrize(
+    "name", ["foo", "bar", "xyzzy", "a", "x", "verbose", "fairscale", "n", "i", "gpt", "local_rank"]
+)
 def test_what_is_nowhere_near_is_not_guessed(name: str) -> None:
     assert helps(FILE.replace("BODY", ""), f"{name}=1") == [OVERRIDDEN]
 

@@ -159,7 +159,7 @@ MISTAKES = [
     Planted(
         "functions-advise-options",
         "api/__init__.py",
-        "@called_from_python()\ndef train(",
+        "@called_from_python\ndef train(",
         "def train(",
         "tests/api/test_advice.py::test_python_code_that_is_not_allowed",
     ),
