@@ -42,7 +42,8 @@ class Axes:
         if name.text in self.sizes:
             return self.sizes[name.text]
         if name.text in self.constants:
-            raise refuse("E0202", f"`{name.text}` is a constant, not an axis", name.span)
+            help = f"declare it as one: `axis {name.text} = {self.constants[name.text].value.span.text}`"
+            raise refuse("E0202", f"`{name.text}` is a constant, not an axis", name.span, help=help)
         raise refuse(
             "E0202",
             f"unknown axis `{name.text}`",

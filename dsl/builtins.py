@@ -126,13 +126,15 @@ class Setting:
 class Signature:
     """A callable name with its parameters in order.
 
-    `others` are its names in other frameworks; `example` is a call of it, for help.
+    `others` are its names in other frameworks; `example` is a call of it, for help. Of `ordered` arguments the
+    first is at most the second.
     """
 
     name: str
     settings: tuple[Setting, ...] = field(default=())
     others: tuple[str, ...] = field(default=(), kw_only=True)
     example: str | None = field(default=None, kw_only=True)
+    ordered: tuple[str, str] | None = field(default=None, kw_only=True)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -213,9 +215,9 @@ FACTOR = Number(exclusive_minimum=0, exclusive_maximum=1)
 
 LEARNING_RATES = _table(
     Signature("constant", (Setting("value", NOT_NEGATIVE),)),
-    Signature("linear", (_PEAK, _WARMUP, _TOTAL, _FLOOR), example="linear(peak = 1e-3, total = 1_000)"),
-    Signature("cosine", (_PEAK, _WARMUP, _TOTAL, _FLOOR), example="cosine(peak = 1e-3, total = 1_000)"),
-    Signature("wsd", (_PEAK, _WARMUP, _TOTAL, Setting("decay", COUNT), _FLOOR)),
+    Signature("linear", (_PEAK, _WARMUP, _TOTAL, _FLOOR), ordered=("warmup", "total")),
+    Signature("cosine", (_PEAK, _WARMUP, _TOTAL, _FLOOR), ordered=("warmup", "total")),
+    Signature("wsd", (_PEAK, _WARMUP, _TOTAL, Setting("decay", COUNT), _FLOOR), ordered=("warmup", "total")),
     Signature("inverse_sqrt", (_PEAK, Setting("warmup", COUNT), _FLOOR)),
     Signature("stepwise", (_PEAK, _WARMUP, Setting("every", COUNT), Setting("factor", FACTOR, 0.1), _FLOOR)),
 )

@@ -54,12 +54,13 @@ def named(axes: Collection[str]) -> str:
 
 
 def completed(call: tree.Call, missing: Mapping[str, Collection[str]]) -> str:
-    """Help that adds the axes of missing arguments to a call."""
+    """Help that adds the axes, or the value, of missing arguments to a call."""
     added = ", ".join(f"{slot} = {named(axes)}" for slot, axes in missing.items())
     text = _text(call)
     if text is None:
         return f"add `{added}`"
-    return f"write `{text[:-1]}{', ' if call.arguments else ''}{added})`"
+    begun = text.removesuffix(")") if text.endswith(")") else f"{text}("
+    return f"write `{begun}{', ' if call.arguments else ''}{added})`"
 
 
 def reordered(

@@ -68,9 +68,27 @@ def as_call(written: tree.Expression, kind: OneOf) -> str | None:
     return None
 
 
+# Arguments that are needed, as an example has them.
+SAMPLES = {
+    "microbatches": "8",
+    "chunks": "2",
+    "lr": "1e-3",
+    "peak": "1e-3",
+    "total": "1_000",
+    "warmup": "100",
+    "decay": "100",
+    "every": "100",
+    "value": "0.1",
+    "deviation": "0.02",
+    "bound": "0.1",
+}
+
+
 def call_of(signature: Signature) -> str:
-    """A call of a signature: with nothing, if it needs nothing; its example; or the names of what it needs."""
-    return signature.example or f"{signature.name}({'' if not signature.required else '…'})"
+    """A call of a signature: its example, or with samples of what it needs, if there are such of all."""
+    needed = [each for each in signature.names if each in signature.required]
+    samples = ", ".join(f"{each} = {SAMPLES[each]}" for each in needed) if SAMPLES.keys() >= {*needed} else "…"
+    return signature.example or f"{signature.name}({samples})"
 
 
 def named(written: tree.String, signatures: Mapping[str, Signature], bare: bool = False) -> str | None:

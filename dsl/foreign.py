@@ -484,7 +484,13 @@ _WRITTEN = tuple(
         ("NAME", r"mesh\s+(\w{1,40})\s*\(‸[0-9]", r"the axes of a mesh have names: `mesh \1(data = 2, pipe = 2)`"),
         ("", r"\bschedule(?:\s+\w+)?\s*=\s*(?:‸1[fF]|1[fF]‸1[bB])", "its name is `one_f_one_b`"),
         ("COLON", r"[(,]\s*(\w{1,40})\s*‸[,)]", r"an input has a type: `\1: [batch, embed]`, or `i64[batch]` for ids"),
+        (
+            "LPAR",
+            r"schedule\s+\w+\s*=\s*(interleaved_1f1b|looped_bfs)\s*‸",
+            r"a schedule is called: `\1(microbatches = 8, chunks = 2)`",
+        ),
         ("LPAR", r"schedule\s+\w+\s*=\s*(\w{1,40})\s*‸", r"a schedule is called: `\1(microbatches = 8)`"),
+        ("LPAR", r"\breturn\s+\w+\s*[-+*/]?‸=", "a value is returned as it is: `return x + y`"),
         ("SHARD", r"‸\w+\s*->", "a rule begins with a keyword: `shard batch -> data`, `stage layer -> pipe`"),
         ("SHARD", r"‸replicated?\b", "what no rule splits is replicated"),
         (

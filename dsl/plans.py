@@ -136,7 +136,9 @@ class Plans:
             if isinstance(called, tree.Call) and called.name.text in table:
                 self.declared_already(called)
                 return None
-            help = without_quotes(written, table)
+            help = without_quotes(written, table) or (
+                f"declared: {listed(table)}" if table else f"declare one: `{kind} NAME …`"
+            )
             self.report.error("E0306", f"`{kind}` is the name of a {kind}", written.span, help=help)
             return None
         if name.text not in table:

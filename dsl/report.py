@@ -14,20 +14,27 @@ class Full(Exception):
     """Raised to stop checking: there are too many errors, or a limit is exceeded."""
 
 
+# One that is declared nowhere is used in many places.
+NO_AXIS = "E0202"
+
+
 class Report:
     """Diagnostics in the order in which they were found."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int | None, int], Diagnostic] = {}
+        self._found: dict[tuple[str, int | str | None, int], Diagnostic] = {}
         self.errors = 0  # including duplicates; callers compare it before and after to detect new errors
         self._distinct = 0
         self.tokens = 0  # read so far, in all files
 
     def add(self, diagnostic: Diagnostic) -> None:
-        """Add a diagnostic, unless one of its code is at its place. Raises Full after `limits.ERRORS` errors."""
+        """Add a diagnostic, unless one of its code is at its place, or says the same of an axis. Raises Full after
+        `limits.ERRORS` errors.
+        """
         span = diagnostic.span
         self.errors += diagnostic.severity == "error"
-        key = (diagnostic.code, id(span.source) if span else None, span.start if span else len(self._found))
+        place = (id(span.source), span.start) if span else (None, len(self._found))
+        key = (diagnostic.code, *place) if diagnostic.code != NO_AXIS else (NO_AXIS, diagnostic.message, 0)
         if key in self._found:
             return
         self._found[key] = diagnostic

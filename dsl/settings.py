@@ -30,7 +30,8 @@ from partita.dsl.builtins import (
     Text,
     TextFile,
 )
-from partita.dsl.corrected_values import as_call, call_of, truth, with_unit
+from partita.dsl.corrected_calls import completed
+from partita.dsl.corrected_values import SAMPLES, as_call, call_of, truth, with_unit
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import FOLLOWS, meant
 from partita.dsl.quotes import in_quotes, without_quotes
@@ -82,8 +83,15 @@ class Settings:
                 help = "its arrows stand in a list: `[… -> 70%, … -> 30%]`" if shares else None
                 self.report.error("E0306", f"`{signature.name}` takes no arrow", argument.span, help=help)
                 return None
-        example = f"write `{signature.example}`" if signature.example and not call.arguments else None
-        given = bind(call, signature.names, signature.required, self.report, lambda given, missing: example)
+
+        def complete_call(given: object, missing: Collection[str]) -> str | None:
+            if signature.example and not call.arguments:
+                return f"write `{signature.example}`"
+            return (
+                completed(call, {each: [SAMPLES[each]] for each in missing}) if SAMPLES.keys() >= {*missing} else None
+            )
+
+        given = bind(call, signature.names, signature.required, self.report, complete_call)
         if given is None:
             return None
         arguments, complete = {}, True
@@ -97,6 +105,15 @@ class Settings:
             value = self.value(given[setting.name], setting.kind, f"`{setting.name}`", lookup)
             complete = complete and value is not None
             arguments[setting.name] = value
+        if complete and signature.ordered is not None:
+            low, high = signature.ordered
+            if arguments[low] > arguments[high]:
+                message = (
+                    f"`{high}` is less than `{low}`, which it includes: {arguments[high]} of {arguments[low]} steps"
+                )
+                help = f"`{high}` is at least {arguments[low]}, most often `train.steps`"
+                self.report.error("E0308", message, given[high].span, help=help)
+                return None
         return Call(signature.name, arguments, call.span) if complete else None
 
     def value(self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup | None = None) -> Any:
@@ -143,7 +160,8 @@ class Settings:
                     return self._convert(written, AxisName(), what, lookup)
                 names = [self._convert(tree.bare(each), AxisName(), what, lookup) for each in written.items]
                 if len(set(names)) != count:
-                    raise refuse("E0306", f"{what} is the name of an axis, or a list of {count}", written.span)
+                    message = f"{what} is the name of an axis, or a list of {count}"
+                    raise refuse("E0306", message, written.span, help=f"the axes: {listed(self.axes.entries)}")
                 return tuple(names)
             case MeshAxisName():
                 message = f"{what} is the name of a mesh axis"
@@ -166,7 +184,8 @@ class Settings:
     ) -> str:
         name = tree.single(written)
         if name is None:
-            raise refuse("E0306", message, written.span, help=without_quotes(written, choices))
+            help = without_quotes(written, choices) or (suggestion(written.span.text, choices) if kind else None)
+            raise refuse("E0306", message, written.span, help=help)
         if name.text not in choices:
             headline = f"unknown {kind} `{name.text}`" if kind else f"{message}, not `{name.text}`"
             raise refuse(code, headline, name.span, help=suggestion(name.text, choices))
