@@ -392,7 +392,8 @@ OWN = "optimizer own { update all -> adamw(lr = 0.1) }\ntrain {\n  data = stdlib
 COSINE = "cosine(peak = 3e-3, warmup = 20, total = 200)"
 EVERY = 'every(100, dir = "runs/a")'
 FAST = "one_f_one_b(microbatches = 4)"
-WARMUP = "warmup = 20, total = 200"
+INTERLEAVED = "interleaved_1f1b(microbatches = 8)"
+WARMUP, COSINE = "warmup = 20, total = 200", "cosine(peak = 3e-3, warmup = 20)"
 DEVICE = "device = h100"
 F32 = "precision = f32"
 DATA = "stdlib(holdout = 5%)"
@@ -473,10 +474,10 @@ DATA = "stdlib(holdout = 5%)"
         ("weight_decay = 0.1", "betas = 0.9", "E0306", "0.9", "such as `[0.9, 0.95]`"),
         ("peak = 3e-3", "lr = 3e-3", "E0209", "lr", "did you mean `peak`?"),
         (WARMUP, "warmup = 20, total = 4", "E0308", "4", "`total` is at least 20, most often `train.steps`"),
-        (WARMUP, "warmup = 20", "E0210", "cosine(peak = 3e-3, warmup = 20)", "write `cosine(peak = 3e-3, warmup = 20, total = 1_000)`"),
+        (WARMUP, "warmup = 20", "E0210", COSINE, "write `cosine(peak = 3e-3, warmup = 20, total = 1_000)`"),
         (FAST, "one_f_one_b(8, 2)", "E0306", "2", "there are `batch`, `embed`"),
-        (FAST, "interleaved_1f1b(microbatches = 8)", "E0210", "interleaved_1f1b(microbatches = 8)", "write `interleaved_1f1b(microbatches = 8, chunks = 2)`"),
-        (FAST, "interleaved_1f1b", "E0103", "train", "a schedule is called: `interleaved_1f1b(microbatches = 8, chunks = 2)`"),
+        (FAST, INTERLEAVED, "E0210", INTERLEAVED, f"write `{INTERLEAVED[:-1]}, chunks = 2)`"),
+        (FAST, "interleaved_1f1b", "E0103", "train", f"a schedule is called: `{INTERLEAVED[:-1]}, chunks = 2)`"),
         (F32, 'schedule = "1f1b"', "E0306", '"1f1b"', "declared: `fast`"),
         ("axis embed = 32, ", "const embed = 32\naxis ", "E0202", "embed", "declare it as one: `axis embed = 32`"),
         ("~ normal(0.02)\n  param wo", "~ 0.02\n  param wo", "E0306", "0.02", "write `normal(0.02)`"),
