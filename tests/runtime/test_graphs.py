@@ -125,9 +125,8 @@ def trained(plan: Plan, folder: Path) -> tuple[list[tuple[float, float]], dict[s
 
 
 def same(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = alone(path)
     try:
-        plan = prepare(spec)
+        plan = prepare(alone(path))
     except Refused as refused:
         if {each.code for each in refused.diagnostics} != {"E0422"}:
             raise
