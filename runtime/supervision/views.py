@@ -3,6 +3,8 @@
 A rank's recorder can only be read on its own machine; from elsewhere, a rank that waits for a stopped one looks like
 the cause. So a rank that sees no progress asks, through the store of the rendezvous, and each machine answers with the
 positions of its ranks and which of them are stopped. A machine that does not answer in time is silent.
+
+That a rank has died is told unasked: NCCL's ranks elsewhere would wait for it until they stall.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from partita.runtime.supervision.store import Store
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
 
-ASKED, SPOKEN = "views/asked", "views/spoken"
+ASKED, SPOKEN, DIED = "views/asked", "views/spoken", "views/died"
 ASK_SECONDS = 2.0  # between two checks for a request
 ANSWER_SECONDS = 10.0
 POLL_SECONDS = 0.1
@@ -45,9 +47,10 @@ class Views:
     _store: Store | None = field(default=None, init=False)
     _answered: int = field(default=0, init=False)
     _next: float = field(default=0.0, init=False)
+    told: str | None = field(default=None, init=False)
 
     def answer(self, seen: Callable[[], Seen]) -> None:
-        """Answer pending requests."""
+        """Answer pending requests; `told` is then what another machine has said of ranks that have died."""
         if len(set(self.machines)) == 1 or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + ASK_SECONDS
@@ -55,6 +58,13 @@ class Views:
             store = self._connected()
             if store.check([ASKED]):
                 self._answer(store, store.add(ASKED, 0), seen())
+            if store.check([DIED]):
+                self.told = store.get(DIED).decode()
+
+    def tell(self, died: str) -> None:
+        """Tell all machines that ranks have died, and what is known of it."""
+        with suppress(RuntimeError):
+            self._connected().set(DIED, died)
 
     def collect(self, own: Seen) -> Seen:
         """The views of all machines; ranks of a machine that does not answer are silent."""

@@ -6,7 +6,8 @@ and after the last step they exit, for which they have `ENDING_SECONDS`: on a bu
 rank never gets more than the stall timeout.
 
 The supervisor watches the ranks that it started. Under another launcher every rank watches all ranks whose recorders it
-can read, asks the other machines for their views (`views`), and the first to detect a stall reports it for all.
+can read, asks the other machines for their views (`views`), and the first to detect a stall reports it for all. It also
+sees which ranks of its machine have died, and tells the others: where connections do not (NCCL), ranks would wait.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from partita.runtime.naming import named
 from partita.runtime.run_directory import FAULT, RunDirectory
 from partita.runtime.supervision.diagnosis import DEAD, STOPPED, Diagnosis
 from partita.runtime.supervision.processes import is_gone, is_stopped
@@ -30,8 +32,11 @@ from partita.runtime.tracing.flight import Position
 
 STARTING_SECONDS = 120.0
 ENDING_SECONDS = 60.0
+STEPS = (flight.TRAINING, flight.EVALUATING)
 STARTS = (flight.STARTING, flight.READY, flight.CONNECTING, flight.LOADING)
 LOOK_SECONDS = 0.25
+# What ranks whose connections tell them of a death (Gloo) take to end by themselves, with more to say.
+DEATH_SECONDS = 5.0
 FOLDER = "flight"  # in the run's directory: recorders of ranks that watch themselves
 
 
@@ -124,15 +129,32 @@ class Watcher:
         while True:
             time.sleep(LOOK_SECONDS)
             self.views.answer(self._seen)
-            if self.watchdog.stall_of(self._seen(), self._waited) is None:
-                continue
-            text = self.watchdog.stall_of(self.views.collect(self._seen()), self._waited)
+            text = self._death() or self._stall()
             if text is None:
-                continue  # some rank on another machine makes progress
+                continue
             if self.views.speaks():
                 print(f"partita: {text}", file=sys.stderr, flush=True)
             # The process may hang in a library that no exception reaches.
             os._exit(self.status)
+
+    def _stall(self) -> str | None:
+        """Why the run has stalled; None while some rank makes progress, here or on another machine."""
+        if self.watchdog.stall_of(self._seen(), self._waited) is None:
+            return None
+        return self.watchdog.stall_of(self.views.collect(self._seen()), self._waited)
+
+    def _death(self) -> str | None:
+        """Which ranks have died that this one waits for in its step, here or as another machine says; else None."""
+        seen = {each.rank: each for each in self.watchdog.positions(self.directory)}
+        own = seen.get(self.views.rank)
+        if own is None or own.activity not in STEPS or own.seconds < DEATH_SECONDS:
+            return None
+        dead = [each.rank for each in seen.values() if each.activity != flight.ENDED and is_gone(each.process)]
+        if not dead:
+            return self.views.told
+        text = f"{named(dead)} died\n  {self.watchdog.died(self.directory, dead)}"
+        self.views.tell(text)
+        return text
 
     def _seen(self) -> Seen:
         return _seen(self.watchdog.positions(self.directory))

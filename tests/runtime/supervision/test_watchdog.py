@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,13 +24,15 @@ from partita.dsl.load import load
 from partita.runtime.rank import Plan, Rank, prepare
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.diagnosis import Diagnosis, blame, source_lines
+from partita.runtime.supervision.processes import piped
+from partita.runtime.supervision.statuses import PEER_LOST
 from partita.runtime.supervision.views import Seen
 from partita.runtime.supervision.watchdog import ENDING_SECONDS, Watchdog
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import AGREEING, BETWEEN, EVALUATING, RING, SAVING, TRAINING, Flight, path_of, read
 from partita.runtime.transports.virtual import Deadlock, VirtualCluster
 from partita.runtime.verification.experiment import experiment_of
-from tests.files import SPECS
+from tests.files import ROOT, SPECS
 
 
 @given(st.lists(st.one_of(st.integers(0, 600), st.sampled_from([TRAINING, EVALUATING, BETWEEN]).map(str)), max_size=6))
@@ -143,6 +146,32 @@ def test_the_dead_are_named_before_those_that_wait(tmp_path: Path):
     report = json.loads((tmp_path / "fault.json").read_text())
     assert report["cause"] == "death"
     assert [each["condition"] for each in report["ranks"]] == ["", "dead"]
+
+
+def test_all_machines_are_told_of_a_death(tmp_path: Path):
+    """Where no connection tells of it: all that wait for the dead end within seconds, of 600 without progress, and one
+    says why.
+    """
+    program = [sys.executable, str(ROOT / "tests/runtime/programs/waiting.py"), str(SPECS / "gpt.par")]
+    for machine in "01":
+        (tmp_path / machine).mkdir()
+    ranks = [
+        subprocess.Popen(
+            [*program, str(rank), "001", tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(3)
+    ]
+    try:
+        for each in ranks:
+            assert piped(each.stdout).readline() == "waits\n"
+        ranks[1].kill()
+        said = [each.communicate(timeout=120)[1] for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    assert [each.returncode for each in ranks] == [PEER_LOST, -signal.SIGKILL, PEER_LOST]
+    (text,) = (each for each in said if each)
+    assert text.startswith("partita: rank 1 died\n  rank 1 was at the start (step 3)\n")
 
 
 def test_who_is_behind_is_told_by_turns(tmp_path: Path):
