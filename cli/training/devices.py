@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
     from partita.dsl.spec import Spec
     from partita.runtime.supervision.identity import Identity
 
+GROWING = "expandable_segments:True"
+# Pinned memory of the host is not rounded up to powers of two, but for pieces below a MiB.
+UNROUNDED, UNROUNDED_SINCE = "pinned_max_round_threshold_mb:1", (2, 13)
 # What CUDA, its allocator and torch's NCCL read as they start, unless the user has set it.
 ENVIRONMENT = {
     # Streams beyond these queues of the hardware share one with others, and wait for these without reason. 32 are the
     # most that there are, 8 the default.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     # Segments that grow: where memory is cut into pieces that do not fit, the allocator frees it, and the host waits.
-    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    "PYTORCH_ALLOC_CONF": GROWING,
     # Ranks that wait are the watchdog's to judge (`runtime.supervision.watchdog`). torch would end the process.
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "86400",
 }
@@ -59,7 +63,9 @@ def chosen(transport: str | None, gpus: int, ranks: int) -> Processes | InProces
 
 def gpus_here() -> int:
     """The number of GPUs that this process sees. Tells CUDA its `ENVIRONMENT`."""
+    known = tuple(map(int, version("torch").split(".")[:2])) >= UNROUNDED_SINCE  # others end at options of later ones
     for name, value in ENVIRONMENT.items():
+        value = f"{value},{UNROUNDED}" if value is GROWING and known else value
         if FORMER.get(name, name) not in os.environ:
             os.environ.setdefault(name, value)
 

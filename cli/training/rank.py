@@ -54,7 +54,7 @@ from partita.runtime.supervision.watchdog import FOLDER, STARTING_SECONDS, Watch
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
 from partita.runtime.tracking.launch import tracked
-from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer
+from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, end_with
 from partita.runtime.transports.registry import Processes
 
 if TYPE_CHECKING:
@@ -76,7 +76,15 @@ def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
 
 
 def status_of_rank(identity: Identity, act: Callable[[ExitStack], int]) -> int:
-    """Do what a rank does; returns the exit status, which tells the supervisor why this rank ended."""
+    """Do what a rank does; returns the exit status, which tells the supervisor why this rank ended. The process ends
+    here if its connections cannot be closed.
+    """
+    status = _status(identity, act)
+    end_with(status)
+    return status
+
+
+def _status(identity: Identity, act: Callable[[ExitStack], int]) -> int:
     ours = identity.launcher == "partita"
     try:
         with ExitStack() as stack:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from typing import Any
+
+CLOSING = "partita-close"  # the thread that closes connections
 
 
 class ConnectionLost(RuntimeError):
@@ -41,3 +46,11 @@ def cause(error: RuntimeError) -> str:
     if first.startswith("["):
         first = first.partition("] ")[2]
     return first.split(". ")[0]
+
+
+def end_with(status: int) -> None:
+    """End the process if its connections are still being closed: what runs at its end would wait for them, too."""
+    if any(each.name == CLOSING for each in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

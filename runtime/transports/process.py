@@ -32,7 +32,7 @@ from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.streams import SUMS, along
 from partita.runtime.streams import Streams, streams_of
-from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post, wait
+from partita.runtime.transports.failures import CLOSING, ConnectionLost, UntrustedPeer, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting, all_gather_single
 from partita.runtime.transports.posted import Posted, posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
@@ -217,13 +217,13 @@ class ProcessTransport:
     def close(self) -> None:
         """Destroy all groups.
 
-        If other ranks have died this may hang: it is given up after 5 s.
+        If other ranks have died this may hang: it is given up after 5 s, and the process is to be ended (`end_with`).
         """
         for end in self._channels.values():
             end.close()
         self._channels.clear()
         self._axes.clear()
-        closing = Thread(target=_destroy, name="partita-close", daemon=True)
+        closing = Thread(target=_destroy, args=(self.device,), name=CLOSING, daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
 
@@ -276,7 +276,9 @@ def _first_ranks(mesh: Mesh, axis: str | None) -> list[int]:
     return [rank for rank in range(mesh.ranks) if axis is None or mesh.coordinates(rank)[axis] == 0]
 
 
-def _destroy() -> None:
+def _destroy(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread: it would begin to use the first GPU
     # The only errors expected are due to dead peers, and nobody is left to report them to.
     with suppress(RuntimeError):
         dist.destroy_process_group()

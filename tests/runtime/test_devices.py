@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from partita.cli.training.devices import ENVIRONMENT, check_graphs, chosen, gpus_here
+from partita.cli.training import devices
+from partita.cli.training.devices import ENVIRONMENT, GROWING, UNROUNDED, check_graphs, chosen, gpus_here
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 
@@ -59,7 +60,15 @@ def test_cuda_is_told_before_it_starts_and_the_user_goes_first(monkeypatch: pyte
         monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
     gpus_here()
-    assert {name: os.environ[name] for name in ENVIRONMENT} == {**ENVIRONMENT, "CUDA_DEVICE_MAX_CONNECTIONS": "16"}
+    told = {name: os.environ[name] for name in ENVIRONMENT}
+    memory = told.pop("PYTORCH_ALLOC_CONF")
+    others = {name: value for name, value in ENVIRONMENT.items() if name in told}
+    assert told == {**others, "CUDA_DEVICE_MAX_CONNECTIONS": "16"}
+    assert memory == f"{GROWING},{UNROUNDED}"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setattr(devices, "version", lambda name: "2.11.0+cu130")  # which does not know the other
+    gpus_here()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == GROWING
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
     gpus_here()

@@ -121,6 +121,35 @@ def test_a_peer_that_leaves_is_reported_and_closing_ends(much: tuple[str, ...]) 
     assert record["lost"].startswith("the receive from rank 1 (1->0 forward) failed: "), record["lost"]
 
 
+CLOSES = """
+import atexit, time
+from contextlib import ExitStack
+import torch
+from partita.cli.training.rank import status_of_rank
+from partita.runtime.supervision.identity import Identity
+from partita.runtime.supervision.rendezvous import connect
+from partita.runtime.transports import process
+
+process.CLOSE_SECONDS = 0.5
+process.dist.destroy_process_group = lambda: time.sleep(600)  # as NCCL's may where a peer is gone
+atexit.register(time.sleep, 600)  # as what frees the device at the end
+identity = Identity(0, 1, 0, 1, "partita", "file:///{}/store", True)
+
+def act(stack):
+    stack.callback(process.ProcessTransport(secret=connect(identity, "gloo").secret).close)
+    print("was there")
+    return 7
+
+status_of_rank(identity, act)
+"""
+
+
+def test_a_rank_that_cannot_close_its_connections_ends(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", CLOSES.format(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, env=clean_environment(), timeout=120)
+    assert (done.returncode, done.stdout) == (7, "was there\n"), done.stderr
+
+
 def test_collectives_on_gloo_and_on_the_virtual_cluster_agree_bit_for_bit() -> None:
     run = supervised(str(PROGRAMS / "collectives.py"), ranks=4, OMP_NUM_THREADS="1")
     assert run.returncode == 0, run.stderr
