@@ -2,12 +2,12 @@
 
     python bench/gpu.py [--device cuda|cpu] [--size NAME] [--steps 10] [--rounds 1] [--append] [SYSTEM ...]
 
-Four parts: `partita doctor`; the tests marked `gpu`; what one GPU takes for some programs, beside what its record
-predicts and the bound of its memory; and the MFU of one GPU training GPT, ours beside plain torch. There all systems
-train `bench/models/gpt.par` in bf16 with weights kept in f32, from the same initial values on the same batches; the
-peer is written by hand with one product for queries, keys and values, SDPA, autocast and fused AdamW. `:compile` is
-Inductor for either, and `:graphs` ours compiled and captured as a CUDA graph. MFU is the FLOPs of the model's products,
-without recomputation, by the peak of the data sheet.
+Five parts: `partita doctor`; the tests marked `gpu`; several ranks, by `bench/several.py`; what one GPU takes for some
+programs, beside what its record predicts and the bound of its memory; and the MFU of one GPU training GPT, ours beside
+plain torch. There all systems train `bench/models/gpt.par` in bf16 with weights kept in f32, from the same initial
+values on the same batches; the peer is written by hand with one product for queries, keys and values, SDPA, autocast
+and fused AdamW. `:compile` is Inductor for either, and `:graphs` ours compiled and captured as a CUDA graph. MFU is the
+FLOPs of the model's products, without recomputation, by the peak of the data sheet.
 
 With `--append` the tables are written to the end of bench/RESULTS.md. Without a GPU, or with `--device cpu`, everything
 that can be runs on the CPU at a tiny size, and nothing is appended. Exit status: 0 all passed on a GPU; 1 something
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "RESULTS.md"
 MODELS = ROOT / "bench" / "models"
-PARTS = ("doctor", "tests", "predictions", "bench")
+PARTS = ("doctor", "tests", "several", "predictions", "bench")
 PASSED, FAILED, NO_GPU = 0, 1, 4
 # Seconds of each part, some ten minutes together.
-DOCTOR_SECONDS, TEST_SECONDS = 90, 180
+DOCTOR_SECONDS, TEST_SECONDS, SEVERAL_SECONDS = 90, 180, 300
 WARM_UP = 3
 SYSTEMS = ("partita", "partita:compile", "partita:graphs", "torch", "torch:compile")
 STEP = ("schedule=one_f_one_b", "schedule.microbatches=2", "train.precision=bf16")
@@ -102,6 +102,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--append", action="store_true", help=f"append the table to {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--nccl", metavar="FILE", help="of `several`: a libnccl.so to preload, plain or as .xz")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     parser.add_argument(
         "--cases", nargs="+", choices=CASES, default=tuple(CASES), help="of `predictions`; default: all"
@@ -127,6 +128,7 @@ def main() -> int:
     parts: Mapping[str, Callable[[], str | None]] = {
         "doctor": doctor,
         "tests": partial(tests, device),
+        "several": partial(several, device, append, arguments.nccl),
         "predictions": partial(predictions, arguments.cases, device, steps, append, here),
         "bench": partial(bench, arguments.systems, device, size, steps, rounds, append, here),
     }
@@ -166,14 +168,20 @@ def tests(device: str) -> str | None:
     return _ran(["-m", "pytest", "-q", "-rfE", "--timeout", str(TEST_SECONDS), *chosen], TEST_SECONDS)
 
 
-def _ran(command: Sequence[str], seconds: float) -> str | None:
-    """Run a command of Python's in the repository; what is wrong, if anything."""
+def several(device: str, append: bool, nccl: str | None) -> str | None:
+    """Several ranks, on one GPU if there is one."""
+    more = (*(["--append"] if append else []), *(["--nccl", nccl] if nccl is not None else []))
+    return _ran(["bench/several.py", "--device", device, *more], SEVERAL_SECONDS, left_out=NO_GPU)
+
+
+def _ran(command: Sequence[str], seconds: float, left_out: int = PASSED) -> str | None:
+    """Run a command of Python's in the repository; what is wrong, if anything. It may end with `left_out`."""
     print(f"$ python {' '.join(command)}", flush=True)
     try:
         status = subprocess.run([sys.executable, *command], cwd=ROOT, timeout=seconds, check=False).returncode
     except subprocess.TimeoutExpired:
         return f"failed: not done after {seconds:.0f} s"
-    return None if status == 0 else f"failed: exit status {status}"
+    return None if status in (PASSED, left_out) else f"failed: exit status {status}"
 
 
 def bench(

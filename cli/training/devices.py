@@ -85,7 +85,7 @@ def device_of_rank(transport: str | None, identity: Identity) -> tuple[Processes
         message = f"--transport {kind.name} runs all ranks in one process, and this is one of several"
         raise refuse("E0611", message, help="start it without a launcher")
     if kind.gpu:
-        return kind, torch.device("cuda", number)
+        return kind, torch.device("cuda", number % gpus)
     return kind, torch.device("cpu")
 
 

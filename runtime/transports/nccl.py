@@ -6,6 +6,7 @@ fit on the device together, which is why channels ask for few.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from partita.dsl.diagnostic import Diagnostic
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from partita.runtime.transports.transport import ProcessEnd
 
+# Set to 1, NCCL from 2.30 on lets ranks share a GPU (docs.nvidia.com/deeplearning/nccl, environment variables).
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, and few enough for dozens of channels next to the computation
 
 
@@ -35,8 +38,12 @@ def _channel_options() -> Any:
     return options
 
 
+def _are_enough(gpus: int, ranks: int) -> bool:
+    return gpus >= ranks or (gpus > 0 and os.environ.get(SHARING) == "1")
+
+
 def _problem(gpus: int, ranks: int) -> Diagnostic | None:
-    if gpus >= ranks:
+    if _are_enough(gpus, ranks):
         return None
     return Diagnostic(
         "E0611",
@@ -49,7 +56,7 @@ def _problem(gpus: int, ranks: int) -> Diagnostic | None:
 register(
     Processes(
         name="nccl",
-        default=lambda gpus, ranks: gpus >= ranks,
+        default=_are_enough,
         problem=_problem,
         gpu=True,
         backend="nccl",

@@ -10,6 +10,7 @@ from partita.cli.training import devices
 from partita.cli.training.devices import ENVIRONMENT, GROWING, UNROUNDED, check_graphs, chosen, gpus_here
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
+from partita.runtime.transports.nccl import SHARING
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,13 @@ def test_graphs_are_for_one_rank_on_a_gpu() -> None:
             continue
         with pytest.raises(Refused, match="`graphs` is for one rank on a GPU, and there are 2"):
             check_graphs(spec, gpu)
+
+
+def test_ranks_share_a_gpu_where_nccl_lets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SHARING, "1")
+    assert [chosen(None, gpus, 2).name for gpus in (0, 1, 2)] == ["gloo", "nccl", "nccl"]
+    with pytest.raises(Refused):
+        chosen("nccl", 0, 2)
 
 
 def test_cuda_is_told_before_it_starts_and_the_user_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
