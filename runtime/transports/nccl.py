@@ -38,12 +38,8 @@ def _channel_options() -> Any:
     return options
 
 
-def _are_enough(gpus: int, ranks: int) -> bool:
-    return gpus >= ranks or (gpus > 0 and os.environ.get(SHARING) == "1")
-
-
 def _problem(gpus: int, ranks: int) -> Diagnostic | None:
-    if _are_enough(gpus, ranks):
+    if gpus >= ranks or (gpus > 0 and os.environ.get(SHARING) == "1"):
         return None
     return Diagnostic(
         "E0611",
@@ -56,7 +52,7 @@ def _problem(gpus: int, ranks: int) -> Diagnostic | None:
 register(
     Processes(
         name="nccl",
-        default=_are_enough,
+        default=lambda gpus, ranks: gpus >= ranks,
         problem=_problem,
         gpu=True,
         backend="nccl",
