@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING
@@ -163,6 +164,8 @@ class _Rank:
         keep_pages()
         times = None if arguments.trace is None else stopwatch.path_of(arguments.trace, identity.rank)
         recorder.begin(flight.CONNECTING)
+        if device.type == "cuda" and not plan.program.captured:  # nothing else is recorded into a graph
+            recorder.follow(partial(_event_on, device))
         connect(identity, planned.transport.backend, meeting)
         transport = planned.transport.end(device, meeting.secret)
         stack.callback(transport.close)
@@ -214,6 +217,15 @@ class _Rank:
             transport.meet()  # until all have written their times
         # With checkpoints, the first rank ends last; a failure status of another one would end it earlier.
         return NOT_FINITE if rank.unsound and identity.rank == 0 else 0
+
+
+def _event_on(device: torch.device) -> Callable[[], bool]:
+    """Whether a GPU has done what was enqueued until now on its current stream."""
+    import torch
+
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event.query
 
 
 @frozen(eq=False)

@@ -5,6 +5,8 @@ time are written to a memory-mapped file, which costs a fraction of a microsecon
 the file, and sees how far a rank is even if it hangs, is stopped or is dead: the system keeps pages that were written
 to.
 
+On a GPU the host runs ahead, and a mark is one that the device has come to (`follow`).
+
 The file is 64-bit integers: a header (below), then the times of the last `RING` marks, mark n at n modulo `RING`.
 """
 
@@ -15,11 +17,13 @@ import hashlib
 import mmap
 import os
 import platform
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from time import monotonic_ns
+from threading import Thread
+from time import monotonic_ns, sleep
 
 from attrs import frozen
 
@@ -44,6 +48,7 @@ ACTIVITIES = (
     "connecting to other ranks",
 )
 SIZE = 8 * (HEAD + RING)
+LOOK_SECONDS = 0.05  # between two looks at what a device has done
 
 
 def path_of(directory: Path, rank: int) -> Path:
@@ -70,7 +75,9 @@ class Flight:
             finally:
                 os.close(descriptor)
         self._view = memoryview(self._memory).cast("q")
-        self._next = 0
+        self._next = self._written = 0
+        self._behind: Callable[[], Callable[[], bool]] | None = None
+        self._pending: deque[Callable[[], bool]] = deque()
         self._view[PROCESS], self._view[MACHINE] = os.getpid(), machine()
         self.mark()
 
@@ -81,9 +88,30 @@ class Flight:
 
     def mark(self) -> None:
         """Take a mark: the rank has done something."""
-        view, number = self._view, self._next
+        self._next += 1
+        if self._behind is None:
+            self._write()
+        else:
+            self._pending.append(self._behind())
+
+    def _write(self) -> None:
+        view, number = self._view, self._written
         view[HEAD + number % RING] = monotonic_ns()
-        view[MARKS] = self._next = number + 1
+        view[MARKS] = self._written = number + 1
+
+    def follow(self, behind: Callable[[], Callable[[], bool]]) -> None:
+        """From now on take each mark when a device has come to it. `behind` returns what tells whether all is done that
+        was enqueued before.
+        """
+        self._behind = behind
+        Thread(target=self._look, name="flight", daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            sleep(LOOK_SECONDS)
+            while self._pending and self._pending[0]():
+                self._pending.popleft()
+                self._write()
 
     def collective(self) -> None:
         """Count a collective that the rank begins."""

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,6 +33,7 @@ from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import AGREEING, BETWEEN, EVALUATING, RING, SAVING, TRAINING, Flight, path_of, read
 from partita.runtime.transports.virtual import Deadlock, VirtualCluster
 from partita.runtime.verification.experiment import experiment_of
+from tests.fault_injection.processes import wait_until
 from tests.files import ROOT, SPECS
 
 
@@ -56,6 +58,35 @@ def test_a_recorder_is_read_as_it_was_written(does: list[int | str]):
         assert (found.marks, found.total) == (marks, total)
         assert len(found.ages) == min(total, RING)
         assert list(found.ages) == sorted(found.ages)
+
+
+def test_marks_are_those_that_a_device_has_come_to(tmp_path: Path):
+    """The host runs ahead: what stands still on the device is the first mark whose event has not occurred."""
+    recorder, done = Flight(path_of(tmp_path, 0)), [0]
+    recorder.begin(TRAINING, 1)
+    enqueued = count(1)
+
+    def behind() -> Callable[[], bool]:
+        number = next(enqueued)
+        return lambda: number <= done[0]
+
+    recorder.follow(behind)
+    for _ in range(5):
+        recorder.mark()
+
+    def marks() -> int:
+        found = read(tmp_path, 0)
+        assert found is not None
+        return found.marks
+
+    assert marks() == 1
+    done[0] = 3
+    wait_until(lambda: marks() > 3, "the device is seen", 60)
+    time.sleep(4 * flight.LOOK_SECONDS)
+    assert marks() == 4
+    assert recorder.marks == 7
+    done[0] = 5
+    wait_until(lambda: marks() == 6, "it is seen to have done all", 60)
 
 
 def test_a_recorder_does_not_take_anothers_file(tmp_path: Path):
