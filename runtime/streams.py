@@ -134,6 +134,9 @@ class HostStreams:
     def drained(self) -> None:
         """Nothing to wait for."""
 
+    def join(self) -> None:
+        """Nothing is under way."""
+
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
         """Uninitialized tensors."""
         return partial(torch.empty, shape, dtype=dtype, device=device)
@@ -231,6 +234,11 @@ class DeviceStreams:
     def drained(self) -> None:
         """Nothing to wait for: the host runs ahead."""
 
+    def join(self) -> None:
+        """What computes next is behind all that other streams were given."""
+        for each in self._streams.values():
+            self._current.wait_stream(each)
+
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
         """Uninitialized tensors, of the memory of what computes."""
         return partial(torch.empty, shape, dtype=dtype, device=device)
@@ -307,6 +315,6 @@ def memory(size: int, device: torch.device) -> torch.UntypedStorage:
     return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned).untyped_storage()
 
 
-def streams_of(device: torch.device) -> Streams:
+def streams_of(device: torch.device) -> HostStreams | DeviceStreams:
     """The streams of a device."""
     return DeviceStreams(device) if device.type == "cuda" else HostStreams()

@@ -156,6 +156,7 @@ class _Rank:
         from partita.runtime.checkpoint.copies import Kept
         from partita.runtime.data.ahead import Ahead
         from partita.runtime.rank import Rank
+        from partita.runtime.rehearsal import leaves_nothing, rehearse
         from partita.runtime.tracing import stopwatch
         from partita.runtime.training import train
 
@@ -175,6 +176,9 @@ class _Rank:
         rank = Rank(
             plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True, folder=files
         )
+        if device.type == "cuda" and paced and leaves_nothing(rank):
+            for _ in rehearse(rank, transport):
+                raise AssertionError("a real transport waits inside its handles")
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = None
         if settings is not None:

@@ -132,6 +132,7 @@ class FakeTransport(ProcessTransport):
 
     def meet(self) -> None:
         """Nobody is there."""
+        self._streams.join()
 
 
 @contextmanager

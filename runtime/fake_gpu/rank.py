@@ -36,6 +36,7 @@ from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.pace import Slow
 from partita.runtime.python_functions import CustomFunction
 from partita.runtime.rank import Plan, Rank
+from partita.runtime.rehearsal import leaves_nothing, rehearse
 from partita.runtime.training import StepResult, train
 
 STEPS, STEPS_OF_GRAPHS = 2, 3
@@ -110,6 +111,8 @@ def try_rank(plan: Plan, number: int) -> Tried:
             rank = Rank(plan, number, transport, device, alone=True, paced=True)
             steps = _Steps(watch, rank)
             watch.limit = bound
+            if leaves_nothing(rank):
+                _run(rehearse(rank, transport))
             _run(train(rank, _Zeros(plan), steps))
             _save_and_load(rank)
         except Stopped:

@@ -114,6 +114,7 @@ class ProcessTransport:
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
         self._sums, self._shares, self._channel_options = sums, shares, channel_options
+        self.still = False
         self._channels: dict[Channel, _GroupEnd | Outgoing | Incoming] = {}
         self._axes: dict[str, AxisGroup] = {}
         self._streams, self._posting = streams_of(self.device), posting(self.device)
@@ -171,14 +172,14 @@ class ProcessTransport:
         end = self._channels[channel]
         assert end.sends, f"rank {self.rank} cannot send on {channel}"
         assert tensor.is_contiguous(), f"{end.description}: a tensor that is not contiguous"
-        return end.post(tensor)
+        return Posted(None, tensor, end.description) if self.still else end.post(tensor)
 
     def receive(self, channel: Channel, buffer: torch.Tensor) -> Handle:
         """Post a receive into a contiguous tensor."""
         end = self._channels[channel]
         assert not end.sends, f"rank {self.rank} cannot receive on {channel}"
         assert buffer.is_contiguous(), f"{end.description}: a tensor that is not contiguous"
-        return end.post(buffer)
+        return Posted(None, buffer.zero_(), end.description) if self.still else end.post(buffer)
 
     def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collecting:
         """Post a collective along a mesh axis."""
@@ -210,7 +211,8 @@ class ProcessTransport:
         return Links(starting(group.send, "send to"), starting(group.recv, "receive from"))
 
     def meet(self) -> None:
-        """Wait until all ranks have called this."""
+        """Wait until all ranks have called this, and all that this one has enqueued is done."""
+        self._streams.join()
         (greetings,) = self.gather_over_ranks(torch.zeros(1, device=self.device)).result()
         greetings.tolist()  # on a GPU, synchronizes the host
 

@@ -93,7 +93,9 @@ class Links:
 
 
 class ProcessEnd(Transport, Protocol):
-    """The transport of a rank that is a process."""
+    """The transport of a rank that is a process. If it is `still`, messages are not sent, and zeros are received."""
+
+    still: bool
 
     def links(self) -> Links:
         """Connect all ranks once more, for bytes; every rank must call this. Raises `ConnectionLost`."""

@@ -1,0 +1,43 @@
+"""A rehearsal: a step of zeros before the first, in which no message is sent, and of which nothing stays.
+
+What a GPU is given for the first time is compiled, loaded and measured, and NCCL connects; the host waits for it, on
+each rank as long as it takes. In the first step other ranks would wait with it, and where memory is short it would fail
+in the middle of what all do together. Collectives along the mesh's axes are real: ranks of one program post the same
+ones in the same order, and without messages none waits for another stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.rank import Rank
+from partita.runtime.transports.transport import ProcessEnd
+
+
+def leaves_nothing(rank: Rank) -> bool:
+    """Whether a step of the rank can be computed without changing what it keeps: it updates no other group, keeps no
+    gradients of steps before, and is not captured.
+    """
+    program = rank.plan.program
+    return not (rank.others or program.delay or program.paired or program.captured)
+
+
+def rehearse(rank: Rank, transport: ProcessEnd) -> Iterator[None]:
+    """Compute a step of a rank that `leaves_nothing`, wait for all ranks, and discard it."""
+    training, pace = rank.training, rank.training.pace
+    batch = {
+        each.name: torch.zeros(each.type.shape, dtype=DTYPES[each.type.dtype]) for each in rank.plan.program.inputs
+    }
+    if pace is not None:
+        pace.begin()
+        pace.mark()
+    transport.still = True
+    yield from training.compute(0, lambda _: batch, (), 1)
+    transport.still = False
+    transport.meet()  # when nothing uses any more what is let go of
+    training.discard()
+    if pace is not None:
+        pace.end()  # the first that it does not count
