@@ -195,9 +195,9 @@ MISTAKES = [
     ),
     Planted(
         "a-key-suggested-that-the-file-has-not",
-        "cli/parsing.py",
-        "keys, _ = likely_keys(declared_in(words), key)",
-        "keys = [key]",
+        "dsl/misplaced_settings.py",
+        "keys, _ = likely_keys(declared, key)\n    if not keys",
+        "keys = [key]\n    if not keys",
         "tests/cli/test_misspelled.py::test_a_setting_with_dashes_is_said_as_a_key_that_the_file_has",
     ),
     Planted(

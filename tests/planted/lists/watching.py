@@ -163,4 +163,32 @@ MISTAKES = [
         "def train(",
         "tests/api/test_advice.py::test_python_code_that_is_not_allowed",
     ),
+    Planted(
+        "deaths-are-told-to-nobody",
+        "runtime/supervision/watchdog.py",
+        "        self.views.tell(text)\n",
+        "",
+        "tests/runtime/supervision/test_watchdog.py::test_all_machines_are_told_of_a_death",
+    ),
+    Planted(
+        "marks-of-the-host",
+        "runtime/tracing/flight.py",
+        "            self._pending.append(self._behind())",
+        "            self._write()",
+        "tests/runtime/supervision/test_watchdog.py::test_marks_are_those_that_a_device_has_come_to",
+    ),
+    Planted(
+        "connections-that-hold-a-rank",
+        "runtime/transports/failures.py",
+        "        os._exit(status)\n",
+        "        pass\n",
+        "tests/runtime/transports/test_process.py::test_a_rank_that_cannot_close_its_connections_ends",
+    ),
+    Planted(
+        "a-rehearsal-that-counts",
+        "runtime/rehearsal.py",
+        "    training.discard()\n",
+        "    yield from training.update(training.one)\n",
+        "tests/runtime/test_rehearsal.py::test_runs_compute_the_same_after_a_rehearsal",
+    ),
 ]
