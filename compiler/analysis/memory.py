@@ -391,8 +391,9 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
 
 
 def _whole_batch(state: Scheduled) -> int:
-    """Bytes of a full batch, which on a CPU every rank holds."""
-    sizes = (each.type.bytes for each in state.plan.inputs)
+    """Bytes of a full batch as it was read, which on a CPU every rank holds: floats in f32 at least."""
+    types = [each.type for each in state.plan.inputs]
+    sizes = (each.elements * max(BYTES["f32"] if each.is_float else 0, BYTES[each.dtype]) for each in types)
     return 0 if state.device.gpu else ceil(sum(sizes) / state.plan.batches)
 
 
