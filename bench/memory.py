@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from measure import joined, measured, report
 from rich.console import Console
 from rich.table import Table
@@ -261,14 +261,19 @@ def ours(case: Case) -> None:
 
 
 def held(plan: Plan, folder: Path, transport: ProcessTransport) -> tuple[int, int]:
-    """The bound of this rank, and the peak of its live tensors; `folder` is where its data is."""
-    from partita.compiler.analysis.memory import peak_memory
+    """The bound of this rank, and the peak of its live tensors, in what is one memory on a CPU: with what lies in the
+    host's, and without copies there of what microbatches keep. `folder` is where its data is.
+    """
+    from partita.compiler.analysis.memory import memory_report
     from partita.runtime.data.binding import open_data
     from partita.runtime.rank import Rank
     from partita.runtime.training import train
 
     dataset = open_data(plan.program, plan.train, folder)
-    bound = peak_memory(plan.training, plan.training.plan.ranks[plan.program.mesh.pipe_rank(transport.rank)])
+    program = plan.training.plan
+    in_place = evolve(program, stages=[evolve(each, offloaded=0) for each in program.stages])
+    bounds = memory_report(evolve(plan.training, plan=in_place), program.ranks[program.mesh.pipe_rank(transport.rank)])
+    bound = bounds.total + bounds.host
     with Live(bound) as live:
         rank = Rank(plan, transport.rank, transport, transport.device)
         live.aside = list(shared(transport))

@@ -35,6 +35,18 @@ def roots(nodes: Iterable[Node]) -> dict[Value, Value]:
     return found
 
 
+def strided(nodes: Iterable[Node]) -> set[Value]:
+    """The views whose elements do not follow each other in memory: parts along any axis but the first."""
+    found: set[Value] = set()
+    for node in nodes:
+        if node.op.is_view:
+            whole, view = node.inputs[0], node.output
+            cut = view.type.elements < whole.type.elements and view.type.axes[1:] != whole.type.axes[1:]
+            if whole in found or (cut and len(whole.type.axes) > 1):
+                found.add(view)
+    return found
+
+
 def held(values: Iterable[Value], nodes: Iterable[Node], behind: Mapping[Value, Value] | None = None) -> int:
     """Bytes of the memory `behind` values (by default, of views), each counted once; constants, and what slices share,
     cost nothing.
@@ -87,9 +99,11 @@ def working_set(
     before: Collection[Value] = (),
     behind: Mapping[Value, Value] | None = None,
     size: Callable[[Value], int] = device_bytes,
+    apart: Collection[Value] = (),
 ) -> int:
     """The most bytes of results and workspace at any time while runs execute in order. `before` is held when they
-    begin; `keep` lives to the end. `size` is what a value takes: of the device's memory, or of the host's.
+    begin; `keep` lives to the end. `size` is what a value takes: of the device's memory, or of the host's. The elements
+    of values `apart` do not follow each other in memory.
 
     A tensor is freed after its last use. But if a unit or a run is the last reader of a tensor that it has not made,
     its caller holds the tensor until that unit or run ends.
@@ -124,15 +138,17 @@ def working_set(
                 alive[value] = size(value)
                 now += size(value)
         there = sum(map(size, (*node.inputs, *node.outputs))) > 0  # it may work in the other memory
-        peak = max(peak, now + (_workspace(node, adding.get(node)) if there else 0))
+        peak = max(peak, now + (_workspace(node, adding.get(node), apart) if there else 0))
         for value in ending.get(i, ()):
             now -= alive.pop(value, 0)
     return peak
 
 
-def _workspace(node: Node, target: Type | None) -> int:
+def _workspace(node: Node, target: Type | None, apart: Collection[Value]) -> int:
     """Bytes of temporary tensors while a node runs, which may add its result to a `target` itself."""
     operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
     if target is not None:
         return node.op.workspace_to_add(target, operands, results[0])
+    if any(value in apart for value in node.inputs):
+        return node.op.workspace_strided(operands, results)
     return node.op.workspace(operands, results)

@@ -62,6 +62,7 @@ from partita.compiler.analysis.liveness import (
     left_over,
     line_by_line,
     roots,
+    strided,
     tables,
     working_set,
 )
@@ -234,7 +235,8 @@ def _late(state: Scheduled, rank: RankPlan) -> tuple[list[int], list[int]]:
 def _running(state: Scheduled, nodes: Sequence[Node]) -> int:
     """The working set of nodes of the end of a step, with their collectives."""
     found = communicating(nodes, not state.device.gpu, left_over(nodes))
-    return working_set(line_by_line(found.nodes), (), (), found.behind)
+    reductions = chain.from_iterable(own for _, own in state.update.reduce)
+    return working_set(line_by_line(found.nodes), (), (), found.behind, apart=strided((*reductions, *nodes)))
 
 
 def at_end(state: Scheduled, rank: RankPlan) -> int:
@@ -391,8 +393,9 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
 
 
 def _whole_batch(state: Scheduled) -> int:
-    """Bytes of a full batch, which on a CPU every rank holds."""
-    sizes = (each.type.bytes for each in state.plan.inputs)
+    """Bytes of a full batch as it was read, which on a CPU every rank holds: floats in f32 at least."""
+    types = [each.type for each in state.plan.inputs]
+    sizes = (each.elements * max(BYTES["f32"] if each.is_float else 0, BYTES[each.dtype]) for each in types)
     return 0 if state.device.gpu else ceil(sum(sizes) / state.plan.batches)
 
 

@@ -464,6 +464,10 @@ class Op:
         """Bytes of temporary tensors while it runs, in addition to operands and results."""
         return 0
 
+    def workspace_strided(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The same where an operand's elements do not follow each other in memory."""
+        return self.workspace(operands, results)
+
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
         """What it holds while it communicates; `adds`: ranks add what they receive (over Gloo)."""
         return Buffers()

@@ -29,6 +29,10 @@ class AdamW(Update):
         """About 12 operations for each element."""
         return 12 * operands[0].elements
 
+    def workspace_strided(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The denominators, which kernels for flat arrays do not keep."""
+        return operands[0].bytes
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
         texts = ", ".join(argument.text for argument in arguments)

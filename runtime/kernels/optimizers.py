@@ -67,12 +67,19 @@ def adamw_of_each(
             flat.append(tensors)
         else:
             parameter, gradient, mean, square = tensors
-            scaled = gradient if factor is None else gradient * factor.to(gradient.dtype)
-            mean.lerp_(scaled, 1 - beta1)
-            square.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
+            _take_into_means(gradient, mean, square, beta1, beta2, factor)
             adam_step(parameter, mean, square, rate, update, beta1, beta2, eps, decay)
     if flat:
         _adamw_flat(flat, rate, update, beta1, beta2, eps, decay, factor)
+
+
+def _take_into_means(
+    gradient: Tensor, mean: Tensor, square: Tensor, beta1: float, beta2: float, factor: Tensor | None
+) -> None:
+    """In place; of a gradient times a factor, which is gone before the step is made."""
+    scaled = gradient if factor is None else gradient * factor.to(gradient.dtype)
+    mean.lerp_(scaled, 1 - beta1)
+    square.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
 
 
 def adam_step(

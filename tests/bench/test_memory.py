@@ -18,7 +18,8 @@ from tests.programs import Program, sharded_programs
 
 LEAST = 0.7  # of what is bounded, that small programs need: kernels of their own hold what is not seen
 GROUPS = "groups of one rank, evaluated together"
-USUAL = ("zero3", "zero1, flat", "groups", "delayed", "paired", "eight bits", "frozen, in bf16", GROUPS)
+BF16 = ("frozen, in bf16", "frozen, zero3, in bf16")
+USUAL = ("zero3", "zero1, flat", "groups", "delayed", "paired", "eight bits", "offloaded", *BF16, GROUPS)
 
 
 def held(*cases: str) -> list[dict[str, tuple[int, int]]]:

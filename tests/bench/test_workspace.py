@@ -18,7 +18,7 @@ from partita.compiler.analysis.traffic import outer_nodes, update_nodes
 from partita.compiler.codegen.sums import accumulated
 from partita.compiler.graph import Node
 from partita.compiler.ops.op import Argument, Op
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.optimizer import Accumulate, Update
 from partita.compiler.pipeline import compile_run
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
@@ -47,12 +47,13 @@ def compiled(seeds: range, folder: Path) -> Iterator[Compilation]:
             yield from (each for each in compile_run(accepted(program, folder)[1]) if each is not None)
 
 
-def operand(type: Type, device: torch.device) -> torch.Tensor:
-    """Numbers of which every operation can do with; ids are in range."""
+def operand(type: Type, device: torch.device, strided: bool = False) -> torch.Tensor:
+    """Numbers of which every operation can do with; ids are in range. A `strided` one is a part of a larger tensor."""
     dtype = DTYPES[type.dtype]
     made = torch.full if dtype.is_floating_point else torch.zeros
     fill = (0.5,) if dtype.is_floating_point else ()
-    return made(type.shape, *fill, dtype=dtype, device=device)
+    shape = (*type.shape[:-1], 2 * type.shape[-1]) if strided else type.shape
+    return made(shape, *fill, dtype=dtype, device=device)[tuple(map(slice, type.shape))]
 
 
 @frozen
@@ -70,14 +71,14 @@ class Measured:
     """
 
     watch: Watch | None = None
-    found: dict[tuple[str, tuple[Type, ...], Type | None], tuple[Bytes, Bytes]] = field(factory=dict)
+    found: dict[tuple[str, tuple[Type, ...], Type | None, bool], tuple[Bytes, Bytes]] = field(factory=dict)
 
     @property
     def over(self) -> dict[str, str]:
         """Operations that allocate more than they say."""
         return {
-            op.partition("(")[0]: f"{found} of {said}: {op} of {[*map(str, operands)]} into {into}"
-            for (op, operands, into), (found, said) in self.found.items()
+            op.partition("(")[0]: f"{found} of {said}: {op} of {[*map(str, operands)]} into {into}, strided: {strided}"
+            for (op, operands, into, strided), (found, said) in self.found.items()
             if found.most > said.most + NUMBERS or found.kept > said.kept + NUMBERS
         }
 
@@ -91,27 +92,31 @@ class Measured:
             for rank in state.plan.ranks:
                 for node in (*update_nodes(state, rank), *outer_nodes(state, rank)):
                     self.measure(node, state)
+                    if isinstance(node.op, Update) and len(node.inputs[1].type.axes) > 1:
+                        self.measure(node, state, strided=True)
 
-    def measure(self, node: Node, state: Compilation, into: Node | None = None) -> None:
-        """Run a node's source, if it is one that runs by itself; given `into`, as it adds its result to that sum."""
+    def measure(self, node: Node, state: Compilation, into: Node | None = None, strided: bool = False) -> None:
+        """Run a node's source, if it is one that runs by itself; given `into`, as it adds its result to that sum; or
+        with a gradient that is `strided`.
+        """
         op, operands, results = node.op, *([value.type for value in each] for each in (node.inputs, node.outputs))
         alone = not (op.communicates or op.sends or op.receives or op.is_view or op.accumulator is not None)
         on_host = op.copies or any(value.host for value in (*node.inputs, *node.outputs))
         if not alone or on_host or op.literal is not None or op.name.startswith("custom"):
             return
         target = into.op.type if into is not None and isinstance(into.op, Accumulate) else None
-        key = (repr(op), tuple(operands), target)
+        key = (repr(op), tuple(operands), target, strided)
         if key not in self.found:
             table = op.kernel_table(operands)
             kept = sum(type.bytes for type in results if op.allocates) + (0 if table is None else table[1])
             if target is None:
-                said = op.workspace(operands, results)
+                said = op.workspace_strided(operands, results) if strided else op.workspace(operands, results)
             else:
                 said = op.workspace_to_add(target, operands, results[0])
-            self.found[key] = self.allocated(op, operands, results, target, state), Bytes(said + kept, kept)
+            self.found[key] = self.allocated(op, operands, results, target, state, strided), Bytes(said + kept, kept)
 
     def allocated(
-        self, op: Op, operands: list[Type], results: list[Type], target: Type | None, state: Compilation
+        self, op: Op, operands: list[Type], results: list[Type], target: Type | None, state: Compilation, strided: bool
     ) -> Bytes:
         """Without operands."""
         device = CPU if self.watch is None else DEVICE
@@ -119,7 +124,7 @@ class Measured:
         context.step, context.update, context.coordinates = 1, 1, dict.fromkeys(state.mesh.sizes, 0)
         context.rates = (0.1,) * len(state.train.optimizer.rules)
         types = operands if target is None else [*operands, target]
-        given = {f"x{i}": operand(type, device) for i, type in enumerate(types)}
+        given = {f"x{i}": operand(type, device, strided and i == 1) for i, type in enumerate(types)}
         arguments = [Argument(name, type) for name, type in zip(given, types, strict=True)]
         if target is None:
             source = compile(op.emit(arguments, results), op.name, "eval")

@@ -242,7 +242,7 @@ def test_experts_are_captured_where_gpus_group_them():
         on_gpus(path, "train.precision=f32", "train.compile=false")
 
 
-MATRICES = """axis batch = 64, embed = 512, more = embed
+MATRICES = """axis batch = 64, embed = 512, more = 512
 model m(x: [batch, embed]) {
   param w: [embed, more] ~ normal(0.1)
   param u: [more, embed] ~ normal(0.1)
@@ -252,11 +252,27 @@ train { data = random() optimizer = muon(lr = 0.1) steps = 1 compile = false }
 """
 
 
-def test_a_graph_keeps_its_memory_during_the_update(tmp_path: Path):
+# With states of a part of each parameter: of columns, which do not follow each other in memory.
+PARTS = """
+mesh cluster(data = 2)
+layout parts on cluster { shard state -> data }
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "added"),
+    [
+        ((), ""),
+        (("train.optimizer=adamw(lr=0.1)", "layout=parts", "embed=511", "train.clip=none"), PARTS),
+        (("train.optimizer=adamw(lr=0.1)", "layout=parts", "embed=511", "train.clip=1.0"), PARTS),
+    ],
+    ids=["muon", "adamw", "adamw, clipped"],
+)
+def test_a_graph_keeps_its_memory_during_the_update(overrides: tuple[str, ...], added: str, tmp_path: Path):
     """And so does the bound, here of updates that take much."""
     path = tmp_path / "matrices.par"
     path.write_text(MATRICES)
-    on_gpus(path)
+    on_gpus(path, *overrides, added=added)
 
 
 def test_copies_to_the_host_are_not_captured():
