@@ -171,15 +171,29 @@ MISTAKES = [
     Planted(
         "kernels-need-no-memory",
         "compiler/analysis/liveness.py",
-        "(_workspace(node, adding.get(node)) if there else 0)",
+        "(_workspace(node, adding.get(node), apart) if there else 0)",
         "0",
         "tests/compiler/analysis/test_memory.py::test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs",
     ),
     Planted(
+        "gradients-of-updates-are-never-parts",
+        MEMORY,
+        "apart=strided((*reductions, *nodes))",
+        "apart=strided(nodes)",
+        "tests/runtime/test_graphs.py::test_a_graph_keeps_its_memory_during_the_update",
+    ),
+    Planted(
+        "batches-are-read-in-the-dtype-that-computes",
+        MEMORY,
+        'max(BYTES["f32"] if each.is_float else 0, BYTES[each.dtype])',
+        "BYTES[each.dtype]",
+        "tests/bench/test_memory.py",
+    ),
+    Planted(
         "kernels-need-memory-wherever-they-run",
         "compiler/analysis/liveness.py",
-        "(_workspace(node, adding.get(node)) if there else 0)",
-        "_workspace(node, adding.get(node))",
+        "(_workspace(node, adding.get(node), apart) if there else 0)",
+        "_workspace(node, adding.get(node), apart)",
         "tests/compiler/analysis/test_memory.py::test_what_a_kernel_needs_is_held_while_it_runs_where_it_runs",
     ),
     Planted(
