@@ -99,7 +99,7 @@ def test_what_a_trained_model_is_called_with(names: object, inputs: object) -> N
     [
         (lambda: partita.train("c.par", steps=2), '"train.steps=2"'),
         (lambda: partita.compile("c.par", batch=16), '"batch=16"'),
-        (lambda: partita.compile("c.par", schedule="gpipe"), "`gpipe(microbatches, over, slices)`; settings"),
+        (lambda: partita.compile("c.par", schedule="gpipe"), "write `gpipe(microbatches = 8)`; settings"),
         (lambda: partita.check("c.par", lr=0.5), '"train.optimizer.lr=0.5"'),
         (lambda: partita.train("c.par", callback=print), "did you mean `on_step`?"),
         (lambda: partita.train("c.par", rundir="x"), "did you mean `run_dir`?"),

@@ -271,7 +271,6 @@ def test_every_setting_that_is_meant_exists() -> None:
         ("for i in range(4) { }", "`repeat 4 as layer { … }`"),
         ("repeat 3 { let x = x * w }", "`repeat 4 as layer { … }`"),
         ("return x", "a model ends with `loss …`"),
-        ("return x += w", "a value is returned as it is: `return x + y`"),
         ("def f(x):", "a part of a model is a block"),
         ("let y = x if true else w", "`where(condition, a, b)`"),
         ("let y = x ** 2", "`x * x`"),

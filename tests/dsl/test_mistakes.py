@@ -393,7 +393,7 @@ COSINE = "cosine(peak = 3e-3, warmup = 20, total = 200)"
 EVERY = 'every(100, dir = "runs/a")'
 FAST = "one_f_one_b(microbatches = 4)"
 INTERLEAVED = "interleaved_1f1b(microbatches = 8)"
-WARMUP, COSINE = "warmup = 20, total = 200", "cosine(peak = 3e-3, warmup = 20)"
+WARMUP, WITHOUT_TOTAL = "warmup = 20, total = 200", "cosine(peak = 3e-3, warmup = 20)"
 DEVICE = "device = h100"
 F32 = "precision = f32"
 DATA = "stdlib(holdout = 5%)"
@@ -474,8 +474,9 @@ DATA = "stdlib(holdout = 5%)"
         ("weight_decay = 0.1", "betas = 0.9", "E0306", "0.9", "such as `[0.9, 0.95]`"),
         ("peak = 3e-3", "lr = 3e-3", "E0209", "lr", "did you mean `peak`?"),
         (WARMUP, "warmup = 20, total = 4", "E0308", "4", "`total` is at least 20, most often `train.steps`"),
-        (WARMUP, "warmup = 20", "E0210", COSINE, "write `cosine(peak = 3e-3, warmup = 20, total = 1_000)`"),
+        (WARMUP, "warmup = 20", "E0210", WITHOUT_TOTAL, "write `cosine(peak = 3e-3, warmup = 20, total = 1_000)`"),
         (FAST, "one_f_one_b(8, 2)", "E0306", "2", "there are `batch`, `embed`"),
+        ("return x + dot(a", "return x += dot(a", "E0103", "=", "a value is returned as it is: `return x + y`"),
         (FAST, INTERLEAVED, "E0210", INTERLEAVED, f"write `{INTERLEAVED[:-1]}, chunks = 2)`"),
         (FAST, "interleaved_1f1b", "E0103", "train", f"a schedule is called: `{INTERLEAVED[:-1]}, chunks = 2)`"),
         (F32, 'schedule = "1f1b"', "E0306", '"1f1b"', "declared: `fast`"),

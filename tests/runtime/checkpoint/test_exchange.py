@@ -171,7 +171,7 @@ def test_ls_and_show(folder: Path, capsys: pytest.CaptureFixture[str]):
     [
         (["ls", "missing"], "there is no checkpoint in missing"),
         (["show", ".", "--step", "3"], "checkpoints has no checkpoint of step 3\n  help: it has 2"),
-        (["verify", "m.par"], "there is no checkpoint in m.par"),
+        (["verify", "m.npz"], "there is no checkpoint in m.npz"),
     ],
 )
 def test_what_is_not_there(arguments: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str]):
