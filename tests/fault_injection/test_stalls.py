@@ -75,7 +75,7 @@ def test_a_stalled_rank_is_named_under_torchrun(seed: int, run: Run):
     for rank in range(RANKS):
         position = run.position(rank)
         assert position is not None
-        wait_until(lambda: run.errors.count("nothing has moved") == 1, "it is said once")
+        wait_until(lambda: run.errors.count("no progress for") == 1, "it is said once")
         os.kill(position.process, signal.SIGCONT)
     assert run.finish().status != 0
 

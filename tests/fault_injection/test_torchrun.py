@@ -207,10 +207,10 @@ def test_machines_compare_before_one_of_them_speaks(tmp_path: Path, agents: list
     wait_until(lambda: run.lines() >= 2 and len(run.ranks()) == RANKS, "some steps are done", 300)
     process = run.ranks()[victim]
     os.kill(process, signal.SIGSTOP)
-    wait_until(lambda: "nothing has moved" in run.said, "it is noticed", 300)
+    wait_until(lambda: "no progress for" in run.said, "it is noticed", 300)
     wait_until(lambda: f"rank {victim} does not answer" in run.said, "it is named", 10)
     said = run.said
-    assert said.count("nothing has moved") == 1
+    assert said.count("no progress for") == 1
     assert f"no progress for 5 s\n  rank {victim} does not answer, nor does any other rank of its machine" in said
     assert read(tmp_path / "run" / "flight", victim) is None  # it was another machine
     os.kill(process, signal.SIGCONT)
