@@ -39,16 +39,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gpu import FAILED, NO_GPU, PASSED, RESULTS, ROOT, shown
 from measure import joined, measured, report
 
 from partita.runtime.supervision.fork_server import NAME
 from partita.runtime.supervision.identity import RANK, rank_from_environment
 from partita.runtime.transports.nccl import SHARING
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "bench" / "RESULTS.md"
 TINY = str(ROOT / "specs" / "tiny.par")
-PASSED, FAILED, NO_GPU = 0, 1, 4
 SHARED_SINCE = (2, 30)
 SECONDS = 60  # of each part
 STREAMS, MESSAGES = 24, 16
@@ -122,8 +120,7 @@ def _all(parts: Sequence[str], device: str, append: bool) -> int:
     if append and device == "cuda" and lines:
         title = f"## Several ranks on {torch.cuda.get_device_name(0)}"
         how = f"`python bench/several.py`, {torch.cuda.device_count()} GPU, torch {torch.__version__}"
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write("\n".join(["", title, "", f"{how}.", "", "| part | found |", "|---|---|", *lines, ""]))
+        shown([title, "", f"{how}.", "", "| part | found |", "|---|---|", *lines], append)
     return FAILED if failed else PASSED if device == "cuda" and not left else NO_GPU
 
 

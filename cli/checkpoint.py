@@ -107,10 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _misused(arguments: argparse.Namespace) -> str | None:
     """What is wrong with the options together."""
-    given = vars(arguments)
-    if str(arguments.directory).endswith(".par") and not os.path.isdir(str(arguments.directory)):
-        name = Path(str(arguments.directory)).stem
-        return f"DIR is a directory; runs of that file save to `runs/{name}`, if it is not said where"
+    given, directory = vars(arguments), str(arguments.directory)
+    if directory.endswith(".par") and not os.path.isdir(directory):
+        return f"DIR is a directory; runs of that file save to `runs/{Path(directory).stem}`, if it is not said where"
     if given.get("program") is not None:
         for name in ("strict", "states"):
             if given.get(name):

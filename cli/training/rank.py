@@ -227,8 +227,7 @@ def _event_on(device: torch.device) -> Callable[[], bool]:
     """Whether a GPU has done what was enqueued until now on its current stream."""
     import torch
 
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
+    event: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
     return event.query
 
 
