@@ -76,19 +76,40 @@ class Inputs:
         """The parts that are not cut into microbatches, contiguous and on the device, or written `into` tensors there.
         A part with the batch axis has the rows of all batches; any other comes from the first batch.
         """
-        found = {}
         parts = [part for part in self._regions if part.batch is None]
-        first = batches(0) if parts else {}
-        for part in parts:
+        joined = {part: self._room(part) for part in parts if self._rounds > 1 and self._has_rows(part)}
+        for index in range(self._rounds) if joined else ():
+            self._join(batches(index), index, joined)
+        found = {part: self._sent(part, tensor, into) for part, tensor in joined.items()}
+        others = [part for part in parts if part not in joined]
+        first = batches(0) if others else {}
+        for part in others:
             tensor = first[part.name]
-            type = self._types[part.name]
-            if self._rounds > 1 and type.has(self._batch):
-                others = [batches(index)[part.name] for index in range(1, self._rounds)]
-                tensor = torch.cat([tensor, *others], type.position(self._batch))
-            if type.has(self._batch):
-                tensor = tensor.chunk(self._groups, type.position(self._batch))[self.group]
+            if self._has_rows(part):
+                tensor = tensor.chunk(self._groups, self._types[part.name].position(self._batch))[self.group]
             found[part] = self._sent(part, tensor[self._regions[part]], into)
         return found
+
+    def _has_rows(self, part: InputPart) -> bool:
+        return self._types[part.name].has(self._batch)
+
+    def _room(self, part: InputPart) -> torch.Tensor:
+        """Memory of the host for a part."""
+        shape = [own.stop - own.start for own in self._regions[part]]
+        return torch.empty(shape, dtype=DTYPES[self._types[part.name].dtype])
+
+    def _join(self, batch: Batch, index: int, joined: Mapping[InputPart, torch.Tensor]) -> None:
+        """Write the rows of a batch that belong to parts which have those of all batches."""
+        for part, tensor in joined.items():
+            type, region, rows = self._types[part.name], self._regions[part], batch[part.name]
+            position = type.position(self._batch)
+            count = rows.shape[position]
+            # Where in the part the batch begins.
+            begins = index * count - self.group * (type.axis(self._batch).size // self._groups) - region[position].start
+            start, stop = max(0, begins), min(tensor.shape[position], begins + count)
+            if start < stop:
+                own = (*region[:position], slice(start - begins, stop - begins), *region[position + 1 :])
+                tensor.narrow(position, start, stop - start).copy_(rows[own])
 
     def load(self, batch: Batch, into: Mapping[InputPart, torch.Tensor] = NOTHING) -> dict[InputPart, torch.Tensor]:
         """The parts of a batch that are cut into microbatches, contiguous and on the device, or written `into` tensors

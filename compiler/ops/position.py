@@ -214,13 +214,16 @@ class Rope(Positioned):
     finds_positions = True
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """Sines and cosines for all positions of the global axis; on a GPU others turn back."""
+        """Sines and cosines for all positions of the global axis; on a GPU others turn back, and parts of the axis that
+        have another size, as slices and an evaluation without them, have tables of their own.
+        """
         (x,) = operands
-        pairs = x.axis(self.pairs).size
+        size, pairs = x.axis(self.over).size, x.axis(self.pairs).size
         numbers = self._length(x) * pairs
         if ranks_of_order(self.over, self.shards) is not None:
-            numbers += x.axis(self.over).size * pairs  # those of the shard, in its order
-        return (numbers, pairs, self.base, self.scaling, x.dtype, self.inverse), numbers * wide_bytes(x) // x.elements
+            numbers += size * pairs  # those of the shard, in its order
+        key = (numbers, size, pairs, self.base, self.scaling, x.dtype, self.inverse)
+        return key, numbers * wide_bytes(x) // x.elements
 
     def _length(self, x: Type) -> int:
         """The size of the global axis."""

@@ -2,7 +2,8 @@
 
 The rank is the runtime's own: its executors, kernels and transport, over tensors without numbers. It trains for two
 steps, the second of which finds what the first has left, evaluates, and does the device's part of a checkpoint: all of
-it but the files. Of steps that are captured there is a third, since the second is where they are.
+it but the files. Of steps that are captured there is a third, since the second is where they are; and where reductions
+are awaited steps later, there is one more than it takes until each step leaves as many as it awaits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 from attrs import evolve, field, frozen
 
+from partita.compiler.analysis.liveness import tables
 from partita.compiler.analysis.memory import peak_memory, workspace
 from partita.compiler.program import InputRecord
 from partita.runtime import kernels, stages
@@ -90,7 +93,7 @@ def try_ranks(plan: Plan, chosen: Sequence[int] | None = None) -> list[Tried]:
 def try_rank(plan: Plan, number: int) -> Tried:
     """Run one rank."""
     spec, program = plan.spec, plan.program
-    count = STEPS_OF_GRAPHS if program.captured else STEPS
+    count = STEPS_OF_GRAPHS if program.captured else max(STEPS, 2 * program.delay + 1)
     plan = evolve(plan, spec=evolve(spec, train=evolve(plan.train, steps=count)))
     watch = Watch(*_dtypes(plan))
     size = program.mesh.ranks
@@ -132,7 +135,8 @@ def try_rank(plan: Plan, number: int) -> Tried:
 
 class _Steps:
     """Observes a rank's steps: what the last of them has launched and waited for, and the greatest peak. What is alive
-    between steps stays as it is.
+    between steps stays as it is, once as many reductions are in flight as may be; but for tables that only the first
+    evaluation makes.
     """
 
     def __init__(self, watch: Watch, rank: Rank) -> None:
@@ -141,6 +145,7 @@ class _Steps:
         self.waits: list[str] = []
         self.peak = 0
         self._left: int | None = None
+        self._tables = _tables_of_evaluation(rank)
         self._begin()
 
     def _begin(self) -> None:
@@ -159,7 +164,8 @@ class _Steps:
         captured = self._rank.plan.program.captured and result.step == STEPS  # and the inputs of that step stay
         if self._left is not None and left > self._left and not captured:
             watch.fault(Kind.MEMORY, f"a step leaves {left - self._left} bytes that were not there before it")
-        self._left = left
+        if result.step >= 2 * self._rank.plan.program.delay:  # before, some are awaited at once
+            self._left = left
         self._begin()
         if result.step == self._rank.plan.train.steps:
             watch.limit = sys.maxsize  # the bound is that of steps
@@ -168,13 +174,23 @@ class _Steps:
         """Not told."""
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Not told."""
+        """An evaluation is done."""
+        if self._left is not None:
+            self._left += self._tables
+        self._tables = 0
 
     def sample(self, step: int, text: str) -> None:
         """Not told."""
 
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
         """Not told."""
+
+
+def _tables_of_evaluation(rank: Rank) -> int:
+    """Bytes of the tables that an evaluation makes beside those of training."""
+    both = [each for each in (rank.plan.training, rank.plan.evaluation) if each is not None]
+    nodes = [[node for stage in each.partitioned.stages for node in stage.nodes] for each in both]
+    return tables(chain.from_iterable(nodes)) - tables(nodes[0])
 
 
 class _Zeros:

@@ -32,6 +32,10 @@ model net(x: [batch, embed]) {
   repeat 3 as layer { let x = mlp(x) }
   loss mean(x * x)
 }
+model centered(x: [batch, embed]) {
+  let x = mlp(x - mean(x, over = batch))
+  loss mean(x * x)
+}
 optimizer norms { update scale, shift -> adamw(lr = 1e-3)  freeze all }
 mesh two(split = 2)
 layout chosen on two { RULES }
@@ -67,6 +71,13 @@ CASES = {
         "sgd(lr = 0.1)",
         "sync = local(groups = 8, every = 2)  eval = every(2, batches = 3)",
         "batch = 256, embed = 32, ffn = 8",
+    ),
+    "evaluated at once": (  # of all batches, the mean
+        ROWS,
+        ADAMW,
+        "eval = every(2, batches = 32)",
+        "batch = 512, embed = 32, ffn = 64",
+        "train.model=centered",
     ),
     "validated after": (ROWS, ADAMW, "validate = after(calm = 0)"),
     "offloaded": (

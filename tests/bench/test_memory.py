@@ -18,8 +18,9 @@ from tests.programs import Program, sharded_programs
 
 LEAST = 0.7  # of what is bounded, that small programs need: kernels of their own hold what is not seen
 GROUPS = "groups of one rank, evaluated together"
+AT_ONCE = "evaluated at once"
 BF16 = ("frozen, in bf16", "frozen, zero3, in bf16")
-USUAL = ("zero3", "zero1, flat", "groups", "delayed", "paired", "eight bits", "offloaded", *BF16, GROUPS)
+USUAL = ("zero3", "zero1, flat", "groups", "delayed", "paired", "eight bits", "offloaded", *BF16, GROUPS, AT_ONCE)
 
 
 def held(*cases: str) -> list[dict[str, tuple[int, int]]]:

@@ -14,13 +14,14 @@ from tests.runtime.fake_gpu.programs import drawn
 
 FEW = {"expressions": 8, "layers": 4, "files": 2}
 MANY = {"expressions": 1000, "layers": 600, "files": 400}
+FOUND = ("layers", range(116, 146, 29))  # delayed reductions; slices, and evaluations without them
 CHUNK = 50
 CHUNKS = [(kind, range(first, first + CHUNK)) for kind, count in MANY.items() for first in range(0, count, CHUNK)]
 
 
 @pytest.mark.parametrize(
     ("kind", "numbers"),
-    [*((kind, range(count)) for kind, count in FEW.items()), *soak(*CHUNKS)],
+    [*((kind, range(count)) for kind, count in FEW.items()), FOUND, *soak(*CHUNKS)],
     ids=lambda given: given if isinstance(given, str) else f"{given.start}-{given.stop}",
 )
 def test_memory_of_random_programs_is_within_its_bound(kind: str, numbers: range, tmp_path: Path):
