@@ -288,6 +288,7 @@ FOLLOWS: Mapping[str, str] = _by_name(
             "world_size gpus num_gpus n_gpus ngpus devices nproc nproc_per_node ranks",
             "the number of ranks is the product of the mesh's axes",
         ),
+        ("mesh", "ranks are those of a declared mesh: `mesh m(data = 2)`, `layout l on m { }`, `layout = l`"),
         (
             "gradient_accumulation_steps gradient_accumulation accumulation_steps accumulate_grad_batches grad_accum "
             "grad_accumulation_steps accumulate microbatches num_microbatches",
@@ -422,7 +423,8 @@ SIGNS: Mapping[str, str] = {
 }
 
 _INDEXING = (
-    "there is no indexing: `gather(x, 0, along = axis)` takes one position, `slice(x, axis -> part, start = 0)` several"
+    "there is no indexing: `gather(x, 0, along = axis)` takes one position, `slice(x, axis -> part, start = 0)` "
+    "several, and `embedding(tokens, table, over = vocab)` rows of a table"
 )
 # (terminal, pattern, help): `‸` in the pattern marks the unexpected token; the terminal, unless empty, must be one of
 # the expected ones.

@@ -27,13 +27,14 @@ def declared_in(file: str) -> Declarations:
 
 def overrides_of(file: str, key: str, given: str | None) -> tuple[list[str], str | None]:
     """The overrides that a key and its value may stand for in a file; and what to do about the value, in whose place
-    they have `…` then. It is `key=value` where it stands for both: `--mesh data=2`.
+    they have `…` then. It is `key=value` where it stands for both: `--mesh data=2`, which is of a mesh's axes.
     """
     declared = declared_in(file)
     keys, _ = likely_keys(declared, key)
-    if not keys and key not in FOLLOWS and given is not None and "=" in given:
-        key, _, given = given.partition("=")
-        keys, _ = likely_keys(declared, key)
+    if given is not None and "=" in given and (key == "mesh" or (not keys and key not in FOLLOWS)):
+        part, _, given = given.partition("=")
+        keys, instead = likely_keys(declared, f"mesh.{part}" if key == "mesh" else part)
+        given = None if instead else given
     if given is None or len(given) > MOST_READ or "=" in given:
         return [f"{each}=…" for each in keys], None
     written = [f"{each}={given}" for each in keys]

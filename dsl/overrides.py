@@ -265,10 +265,14 @@ class _Override:
 def likely_keys(there: Declarations, written: str) -> tuple[list[str], bool]:
     """Keys of a file that one that it has not may stand for, the likeliest first: full names that it is a part of, that
     contain or resemble it (`lr` ends `train.optimizer.lr`), or that others call so. And whether they are inside of what
-    it names.
+    it names, or what there is instead.
     """
     whole = list(dict.fromkeys(full_names(there)))
-    last = written.rpartition(".")[2]
+    before, _, last = written.rpartition(".")
+    if "mesh" in (before, last):
+        axes = [f"{name}.{axis}" for name, mesh in there.meshes.items() for axis in _axes(mesh)]
+        named = [each for each in axes if each.endswith(f".{PARALLEL.get(last, last)}")]
+        return (named or axes)[:MOST_SHOWN], not named
     if within := [each for each in whole if each.startswith(f"{written}.")]:
         return within[:MOST_SHOWN], True
     if last in PARALLEL:

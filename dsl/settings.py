@@ -312,6 +312,7 @@ def _is_none(written: tree.Expression, setting: Setting) -> bool:
 def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str) -> float | int:
     """A quantity as a number in the base unit of its kind. Raises Refused (E0306 to E0308)."""
     value = quantity.value
+    help: str | None
     if quantity.dimension != kind.dimension:
         help = with_unit(quantity, kind, written) or f"such as `{EXAMPLES[kind.dimension]}`"
         if kind.dimension == PLAIN:
@@ -322,14 +323,15 @@ def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str
     if kind.integer and not (isinstance(value, Fraction) and value.denominator == 1):
         raise refuse("E0306", f"{what} is an integer, not {constants.shown(quantity)}", written.span)
     unit = "%" if kind.dimension == "ratio" else ""
-    for bound, ok, phrase in (
-        (kind.minimum, operator.ge, "at least"),
-        (kind.exclusive_minimum, operator.gt, "above"),
-        (kind.maximum, operator.le, "at most"),
-        (kind.exclusive_maximum, operator.lt, "below"),
+    for bound, ok, phrase, allowed in (
+        (kind.minimum, operator.ge, "at least", "`{}` or more"),
+        (kind.exclusive_minimum, operator.gt, "above", None),
+        (kind.maximum, operator.le, "at most", "`{}` or less"),
+        (kind.exclusive_maximum, operator.lt, "below", None),
     ):
         # As a float, a number just below 1 may be 1.
         if bound is not None and not (ok(value, bound) and (kind.integer or ok(float(value), bound))):
             limit = f"{bound * 100 if unit else bound:g}{unit}" if bound < 1e6 else f"{bound}"
-            raise refuse("E0308", f"{what} must be {phrase} {limit}", written.span)
+            help = allowed and allowed.format(limit)
+            raise refuse("E0308", f"{what} must be {phrase} {limit}", written.span, help=help)
     return int(value) if kind.integer else float(value)

@@ -99,13 +99,13 @@ class Inputs:
         return torch.empty(shape, dtype=DTYPES[self._types[part.name].dtype])
 
     def _join(self, batch: Batch, index: int, joined: Mapping[InputPart, torch.Tensor]) -> None:
-        """Write the rows of a batch that belong to parts which have those of all batches."""
+        """Write the rows of a batch that belong to parts which have those of all batches. Groups train apart on one."""
+        assert self._groups == 1
         for part, tensor in joined.items():
             type, region, rows = self._types[part.name], self._regions[part], batch[part.name]
             position = type.position(self._batch)
             count = rows.shape[position]
-            # Where in the part the batch begins.
-            begins = index * count - self.group * (type.axis(self._batch).size // self._groups) - region[position].start
+            begins = index * count - region[position].start  # where in the part the batch does
             start, stop = max(0, begins), min(tensor.shape[position], begins + count)
             if start < stop:
                 own = (*region[:position], slice(start - begins, stop - begins), *region[position + 1 :])

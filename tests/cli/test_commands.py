@@ -159,6 +159,9 @@ WITHOUT_SCHEDULE = (
         ("run m.par --resume", "a run goes on by itself from the newest checkpoint in its directory"),
         ("run m.par --schedule 1f1b", "its name is `one_f_one_b`; settings take no dashes: schedule=…"),
         ("run m.par --device cuda", "a run takes a GPU for each rank where there are any"),
+        ("run m.par --mesh data=2", "ranks are those of a declared mesh"),
+        ("run mesh.par --mesh data=2", "settings take no dashes: c.tensor=…\n"),
+        ("run mesh.par --mesh tp=4", "settings take no dashes: c.tensor=4\n"),
         ("checkpoint ls --run-dir runs/m", "it takes no option: `DIR`"),
         ("run m.par --trace", "expected one argument: `--trace DIR`"),
         ("check m.par --hidden-size=3", "unrecognized arguments: --hidden-size=3\n"),
@@ -173,6 +176,7 @@ WITHOUT_SCHEDULE = (
 def test_a_command_or_option_that_there_is_not(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.par").write_text(WITHOUT_SCHEDULE)
+    (tmp_path / "mesh.par").write_text("mesh c(tensor = 2)")
     with pytest.raises(SystemExit) as stopped:
         main(arguments.split())
     assert stopped.value.code == 2

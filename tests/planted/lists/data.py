@@ -102,8 +102,8 @@ MISTAKES = [
     Planted(
         "whole-inputs-of-the-first-batch",
         "runtime/inputs.py",
-        "others = [batches(index)[part.name] for index in range(1, self._rounds)]",
-        "others = [batches(0)[part.name] for index in range(1, self._rounds)]",
+        "self._join(batches(index), index, joined)",
+        "self._join(batches(0), index, joined)",
         f"{FILE}[figures]",
     ),
     Planted(

@@ -226,8 +226,8 @@ MISTAKES = [
     Planted(
         "whole-batches-of-the-first-group",
         "runtime/inputs.py",
-        "tensor.chunk(self._groups, type.position(self._batch))[self.group]",
-        "tensor.chunk(self._groups, type.position(self._batch))[0]",
+        "self._types[part.name].position(self._batch))[self.group]",
+        "self._types[part.name].position(self._batch))[0]",
         f"{LOCAL}::test_what_is_computed_of_a_whole_batch_is_of_the_rows_of_a_group",
     ),
     Planted(

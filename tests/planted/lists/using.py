@@ -196,8 +196,8 @@ MISTAKES = [
     Planted(
         "a-key-suggested-that-the-file-has-not",
         "dsl/misplaced_settings.py",
-        "keys, _ = likely_keys(declared, key)\n    if not keys",
-        "keys = [key]\n    if not keys",
+        "keys, _ = likely_keys(declared, key)",
+        "keys = [key]",
         "tests/cli/test_misspelled.py::test_a_setting_with_dashes_is_said_as_a_key_that_the_file_has",
     ),
     Planted(
