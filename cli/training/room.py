@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from partita.compiler.state import Compilation
     from partita.dsl.spec import Spec
 
-# What processes hold besides tensors, measured with torch 2.11 on Linux: one that has imported all that a rank imports,
+# What processes hold besides tensors, measured with torch 2.13 on Linux: one that has imported all that a rank imports,
 # and what a rank that is forked from it does not share with it.
-PROCESS, FORKED = 250 << 20, 25 << 20
+PROCESS, FORKED = 250 << 20, 36 << 20
 VIRTUAL = "`--transport virtual` runs all ranks in one process"
 
 
