@@ -29,8 +29,11 @@ ENVIRONMENT = {
     "PYTORCH_ALLOC_CONF": GROWING,
     # Ranks that wait are the watchdog's to judge (`runtime.supervision.watchdog`). torch would end the process.
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "86400",
+    # The last operations of its groups, of which a stall is told those that a GPU has not done.
+    "TORCH_FR_BUFFER_SIZE": "2000",
 }
-FORMER = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}  # names that torch reads as well
+# Names that torch reads as well.
+FORMER = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF", "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # if none exists there is no GPU, and torch need not be imported to ask it
 
 

@@ -159,6 +159,7 @@ class _Rank:
         from partita.runtime.rehearsal import leaves_nothing, rehearse
         from partita.runtime.tracing import stopwatch
         from partita.runtime.training import train
+        from partita.runtime.transports.nccl import undone
 
         arguments, identity, stack = self.arguments, self.identity, self.stack
         plan, device = planned.plan, planned.device
@@ -166,7 +167,7 @@ class _Rank:
         times = None if arguments.trace is None else stopwatch.path_of(arguments.trace, identity.rank)
         recorder.begin(flight.CONNECTING)
         if device.type == "cuda" and not plan.program.captured:  # nothing else is recorded into a graph
-            recorder.follow(partial(_event_on, device))
+            recorder.follow(partial(_event_on, device), undone)
         connect(identity, planned.transport.backend, meeting)
         transport = planned.transport.end(device, meeting.secret)
         stack.callback(transport.close)

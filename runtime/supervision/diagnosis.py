@@ -77,7 +77,9 @@ class Diagnosis:
         return lines
 
     def as_json(self, states: Sequence[State], said: Mapping[int, str] = MappingProxyType({})) -> list[dict[str, Any]]:
-        """All that is known, each rank's last actions with the seconds since they ended, and what it said last."""
+        """All that is known, each rank's last actions with the seconds since they ended, what of NCCL's operations its
+        device had not done, and what it said last.
+        """
         return [
             {
                 "rank": each.rank,
@@ -88,6 +90,7 @@ class Diagnosis:
                 "seconds": each.position.seconds,
                 "waits_for": list(each.waits_for),
                 "history": self._history(each.position),
+                **({"undone": each.position.undone.splitlines()} if each.position.undone else {}),
                 **({"said": said[each.rank]} if each.rank in said else {}),
             }
             for each in states

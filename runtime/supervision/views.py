@@ -114,7 +114,7 @@ def _key(number: int, machine: int) -> str:
 
 def _written(seen: Seen) -> str:
     """Without the details that only a machine's own ranks need."""
-    positions = [attrs.asdict(attrs.evolve(each, ages=())) for each in seen.positions]
+    positions = [attrs.asdict(attrs.evolve(each, ages=(), undone="")) for each in seen.positions]
     return json.dumps({"positions": positions, "conditions": {str(k): text for k, text in seen.conditions.items()}})
 
 

@@ -7,7 +7,8 @@ to.
 
 On a GPU the host runs ahead, and a mark is one that the device has come to (`follow`).
 
-The file is 64-bit integers: a header (below), then the times of the last `RING` marks, mark n at n modulo `RING`.
+The file is 64-bit integers: a header (below), then the times of the last `RING` marks, mark n at n modulo `RING`; and
+the text of what a device had not done when it last stood still.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ ACTIVITIES = (
     "waiting for its turn",
     "connecting to other ranks",
 )
-SIZE = 8 * (HEAD + RING)
+NUMBERS, TEXT = 8 * (HEAD + RING), 2048
+SIZE = NUMBERS + TEXT
 LOOK_SECONDS = 0.05  # between two looks at what a device has done
+QUIET_SECONDS = 3.0  # after which a device that has something to do stands still
 
 
 def path_of(directory: Path, rank: int) -> Path:
@@ -74,7 +77,7 @@ class Flight:
                 self._memory = mmap.mmap(descriptor, SIZE)
             finally:
                 os.close(descriptor)
-        self._view = memoryview(self._memory).cast("q")
+        self._view = memoryview(self._memory)[:NUMBERS].cast("q")
         self._next = self._written = 0
         self._behind: Callable[[], Callable[[], bool]] | None = None
         self._pending: deque[Callable[[], bool]] = deque()
@@ -99,19 +102,25 @@ class Flight:
         view[HEAD + number % RING] = monotonic_ns()
         view[MARKS] = self._written = number + 1
 
-    def follow(self, behind: Callable[[], Callable[[], bool]]) -> None:
+    def follow(self, behind: Callable[[], Callable[[], bool]], undone: Callable[[], str] = str) -> None:
         """From now on take each mark when a device has come to it. `behind` returns what tells whether all is done that
-        was enqueued before.
+        was enqueued before, `undone` what is not, for those who read it after the device has stood still.
         """
         self._behind = behind
-        Thread(target=self._look, name="flight", daemon=True).start()
+        Thread(target=self._look, args=(undone,), name="flight", daemon=True).start()
 
-    def _look(self) -> None:
+    def _look(self, undone: Callable[[], str]) -> None:
+        came = monotonic_ns()
         while True:
             sleep(LOOK_SECONDS)
             while self._pending and self._pending[0]():
                 self._pending.popleft()
                 self._write()
+                came = monotonic_ns()
+            if self._pending and monotonic_ns() - came > QUIET_SECONDS * 1e9:
+                text = undone().encode()[:TEXT]
+                self._memory[NUMBERS:] = text + bytes(TEXT - len(text))
+                came = monotonic_ns()
 
     def collective(self) -> None:
         """Count a collective that the rank begins."""
@@ -138,7 +147,8 @@ class Position:
     """How far a rank is: it has taken `marks` marks of the `activity`, the last one `seconds` ago.
 
     `ages` are those of the last marks, latest first; `total` counts all marks that the rank ever took, `collectives`
-    those it has begun, and `turn` the activities it has begun.
+    those it has begun, and `turn` the activities it has begun. `undone` is what its device had not done when it last
+    stood still.
     """
 
     rank: int
@@ -151,6 +161,7 @@ class Position:
     ages: tuple[float, ...]
     collectives: int = 0
     turn: int = 0
+    undone: str = ""
 
 
 @cache
@@ -175,7 +186,7 @@ def read(directory: Path, rank: int) -> Position | None:
         return None
     if len(data) < SIZE:
         return None
-    words = memoryview(data).cast("q")
+    words = memoryview(data)[:NUMBERS].cast("q")
     total = words[MARKS]
     if total == 0 or words[MACHINE] != machine():
         return None
@@ -193,4 +204,5 @@ def read(directory: Path, rank: int) -> Position | None:
         ages,
         words[COLLECTIVES],
         words[TURN],
+        data[NUMBERS:].rstrip(b"\0").decode(errors="ignore"),
     )

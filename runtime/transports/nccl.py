@@ -6,7 +6,9 @@ fit on the device together, which is why channels ask for few.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from partita.dsl.diagnostic import Diagnostic
@@ -36,6 +38,25 @@ def _channel_options() -> Any:
         options.config.min_ctas = 1
         options.config.max_ctas = CTAS_PER_CHANNEL
     return options
+
+
+def undone() -> str:
+    """The operations that a GPU has not done, of this process's groups: a line each, the oldest first."""
+    import torch
+
+    names = "_dump_nccl_trace_json", "_dump_fr_trace_json"  # the first where torch has NCCL
+    dump = next(
+        getattr(torch._C._distributed_c10d, each) for each in names if hasattr(torch._C._distributed_c10d, each)
+    )
+    found = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", ())
+    return "\n".join(_line(each) for each in found if each["state"] != "completed")
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    """One entry of torch's flight recorder."""
+    group, kind = entry["process_group"][-1], zip(entry["input_dtypes"], entry["input_sizes"], strict=True)
+    operands = ", ".join(f"{dtype} {'x'.join(map(str, sizes))}" for dtype, sizes in kind)
+    return f"{entry['profiling_name']} {entry['collective_seq_id']} of {group}, {operands}, {entry['state']}"
 
 
 def _problem(gpus: int, ranks: int) -> Diagnostic | None:

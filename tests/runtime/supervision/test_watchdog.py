@@ -30,7 +30,18 @@ from partita.runtime.supervision.statuses import PEER_LOST
 from partita.runtime.supervision.views import Seen
 from partita.runtime.supervision.watchdog import ENDING_SECONDS, Watchdog
 from partita.runtime.tracing import flight
-from partita.runtime.tracing.flight import AGREEING, BETWEEN, EVALUATING, RING, SAVING, TRAINING, Flight, path_of, read
+from partita.runtime.tracing.flight import (
+    AGREEING,
+    BETWEEN,
+    EVALUATING,
+    RING,
+    SAVING,
+    TRAINING,
+    Flight,
+    Position,
+    path_of,
+    read,
+)
 from partita.runtime.transports.virtual import Deadlock, VirtualCluster
 from partita.runtime.verification.experiment import experiment_of
 from tests.fault_injection.processes import wait_until
@@ -87,6 +98,42 @@ def test_marks_are_those_that_a_device_has_come_to(tmp_path: Path):
     assert recorder.marks == 7
     done[0] = 5
     wait_until(lambda: marks() == 6, "it is seen to have done all", 60)
+
+
+def test_what_a_device_has_not_done_is_said_once_it_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flight, "QUIET_SECONDS", 2 * flight.LOOK_SECONDS)
+    text = "nccl:broadcast 7 of the tensor axis, Float 4x5, scheduled\n" * 100
+    recorder, done = Flight(path_of(tmp_path, 0)), [False]
+    recorder.begin(TRAINING, 7)
+    recorder.follow(lambda: lambda: done[0], lambda: text)
+
+    def found() -> Position:
+        position = read(tmp_path, 0)
+        assert position is not None
+        return position
+
+    time.sleep(4 * flight.LOOK_SECONDS)
+    assert found().undone == ""  # nothing is enqueued
+    recorder.mark()
+    wait_until(lambda: found().undone != "", "the device is seen to stand still", 60)
+    assert found().undone == text[: flight.TEXT]
+    watchdog = Watchdog(Diagnosis(plan_of("tiny.par").program), 1, 1.0, RunDirectory.open(tmp_path))
+    assert watchdog.stall_of(Seen([evolve(found(), seconds=1000.0)], {}), 1000.0)
+    (rank,) = json.loads((tmp_path / "fault.json").read_text())["ranks"]
+    assert rank["undone"][0] == text.partition("\n")[0]
+
+
+def test_operations_that_are_not_done_are_named_by_torch():
+    """Gloo's, of which torch does not say when they are: the line is that of NCCL's."""
+    code = (
+        "import torch; from torch import distributed as d; from partita.runtime.transports.nccl import undone;"
+        "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1);"
+        "d.new_group([0], group_desc='the axis `tensor`').allreduce([torch.ones(4, 5)]).wait();"
+        "print(undone())"
+    )
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "10"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "gloo:all_reduce 1 of the axis `tensor`, Float 4x5, scheduled\n"
 
 
 def test_a_recorder_does_not_take_anothers_file(tmp_path: Path):
