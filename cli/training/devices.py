@@ -8,15 +8,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.diagnostic import Refused, refuse
+from partita.compiler.schedules.hardware_queues import queues
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.runtime.transports.registry import TRANSPORTS, InProcess, Processes
 
 if TYPE_CHECKING:
     import torch
 
+    from partita.compiler.state import Compilation
     from partita.dsl.spec import Spec
     from partita.runtime.supervision.identity import Identity
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 GROWING = "expandable_segments:True"
 # Pinned memory of the host is not rounded up to powers of two, but for pieces below a MiB.
 UNROUNDED, UNROUNDED_SINCE = "pinned_max_round_threshold_mb:1", (2, 13)
@@ -24,7 +27,7 @@ UNROUNDED, UNROUNDED_SINCE = "pinned_max_round_threshold_mb:1", (2, 13)
 ENVIRONMENT = {
     # Streams beyond these queues of the hardware share one with others, and wait for these without reason. 32 are the
     # most that there are, 8 the default.
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    CONNECTIONS: "32",
     # Segments that grow: where memory is cut into pieces that do not fit, the allocator frees it, and the host waits.
     "PYTORCH_ALLOC_CONF": GROWING,
     # Ranks that wait are the watchdog's to judge (`runtime.supervision.watchdog`). torch would end the process.
@@ -100,3 +103,13 @@ def check_graphs(spec: Spec, gpu: bool) -> None:
     if gpu and ranks > 1 and spec.train is not None and spec.train.graphs:
         message = f"`graphs` is for one rank on a GPU, and there are {ranks}"
         raise refuse("E0422", message, help="leave it out, or set `train.graphs=false`")
+
+
+def shared_queues(state: Compilation) -> Diagnostic | None:
+    """A warning (W0607) where streams of a GPU share hardware queues, and the schedule needs one for each."""
+    needed, given = queues([each.instructions for each in state.plan.ranks]), os.environ.get(CONNECTIONS, "")
+    if needed == 1 or not given.isdecimal() or int(given) >= needed:
+        return None
+    message = f"`{CONNECTIONS}` is {given}, and the schedule needs a hardware queue for each of {needed} streams"
+    schedule = state.spec.schedule
+    return Diagnostic("W0607", message, None if schedule is None else schedule.span, help=f"unset {CONNECTIONS}")

@@ -17,7 +17,7 @@ from attrs import define, frozen
 
 from partita.cli import measured
 from partita.cli.source import report, say
-from partita.cli.training.devices import check_graphs, device_of_rank
+from partita.cli.training.devices import check_graphs, device_of_rank, shared_queues
 from partita.cli.training.elastic import check_elastic, fitted
 from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
 from partita.cli.training.standalone import check_compiler
@@ -56,6 +56,7 @@ from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
 from partita.runtime.tracking.launch import tracked
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, end_with
+from partita.runtime.transports.nccl import undone
 from partita.runtime.transports.registry import Processes
 
 if TYPE_CHECKING:
@@ -146,7 +147,9 @@ class _Rank:
         data = bind(plan.program, plan.train, folder_of(arguments))
         plan = plan.evaluating(data.rows, device.type == "cuda").writing(folder_of(arguments), device.type == "cuda")
         if speaks:
-            report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts, *plan.doubts))
+            sharing = shared_queues(plan.training) if kind.gpu else None
+            own = (*plan.training.warnings, *doubts(plan.training), *([sharing] if sharing is not None else ()))
+            report((*diagnostics, *own, *data.doubts, *plan.doubts))
         return _Planned(plan, kind, device, data)
 
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Rendezvous) -> int:
@@ -159,7 +162,6 @@ class _Rank:
         from partita.runtime.rehearsal import leaves_nothing, rehearse
         from partita.runtime.tracing import stopwatch
         from partita.runtime.training import train
-        from partita.runtime.transports.nccl import undone
 
         arguments, identity, stack = self.arguments, self.identity, self.stack
         plan, device = planned.plan, planned.device

@@ -145,6 +145,17 @@ def test_restarts_recover(seed: int, tmp_path: Path, agents: list[Agents], expec
     recovers(agents, tmp_path, seed, expected)
 
 
+@pytest.mark.soak
+def test_ranks_go_on_where_their_agent_is_killed(tmp_path: Path, agents: list[Agents], expected: list[dict]) -> None:
+    """The other machine's agent waits for it as long as torchrun has it wait, behind the end of the run."""
+    run = Agents(tmp_path, "two static")
+    agents.append(run)
+    wait_until(lambda: run.lines() >= 3 and len(run.ranks()) == RANKS, "some steps are done", 300)
+    run.processes[1].kill()
+    wait_until(lambda: not run.ranks(), "all ranks are at their end", 300)
+    assert computed(tmp_path / "run") == expected
+
+
 @pytest.mark.parametrize("lost", soak("rank", "machine"))
 def test_what_is_lost_is_read_from_copies_in_memory(
     lost: str, tmp_path: Path, agents: list[Agents], expected: list[dict]

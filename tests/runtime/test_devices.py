@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from partita.cli.training import devices
-from partita.cli.training.devices import ENVIRONMENT, GROWING, UNROUNDED, check_graphs, chosen, gpus_here
+from partita.cli.training.devices import (
+    CONNECTIONS,
+    ENVIRONMENT,
+    GROWING,
+    UNROUNDED,
+    check_graphs,
+    chosen,
+    gpus_here,
+    shared_queues,
+)
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
+from partita.runtime.rank import prepare
 from partita.runtime.transports.nccl import SHARING
+from tests.files import SPECS
 
 
 @pytest.mark.parametrize(
@@ -82,3 +94,19 @@ def test_cuda_is_told_before_it_starts_and_the_user_goes_first(monkeypatch: pyte
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
     gpus_here()
     assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+def test_a_schedule_whose_streams_must_not_share_a_queue_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Some of one's own: each rank would have to start a transfer that is behind what waits for the other's."""
+    (tmp_path / "own.sched").write_text(
+        "F0.0 F0.1 F1.0 F2.0 BW2.0 F1.1 F2.1 BW1.0 BW2.1 BW0.0 BW1.1 BW0.1\n"
+        "F0.0 F0.1 F1.0 F2.0 BW2.0 BW1.0 F1.1 F2.1 BW0.0 BW2.1 BW1.1 BW0.1\n"
+    )
+    (tmp_path / "m.par").write_text((SPECS / "tiny.par").read_text().replace("repeat 4", "repeat 6"))
+    overrides = [f'schedule=from_file("{tmp_path}/own.sched")']
+    spec, diagnostics = load(str(tmp_path / "m.par"), overrides)
+    assert spec is not None, diagnostics
+    state = prepare(spec).training
+    for given, said in (("4", True), ("5", False), ("32", False)):
+        monkeypatch.setenv(CONNECTIONS, given)
+        assert (shared_queues(state) is not None) == said, given
