@@ -24,6 +24,7 @@ from partita.arguments import callback, count, file_at, flag, folder_at, instanc
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load as load_file
 from partita.dsl.python_calls import called_from_python, in_python
+from partita.dsl.version import __version__ as __version__
 from partita.overrides import Override, written
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from partita.runtime.trained import Trained, TrainedModel
     from partita.runtime.verification.verify import Verification
 
-__version__ = "0.1.0"
 __all__ = [
     "Diagnostic",
     "Refused",

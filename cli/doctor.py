@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from partita import __version__
 from partita.cli.argument_types import up_to
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.extras import EXTRAS, missing
@@ -25,6 +24,7 @@ from partita.cli.source import printable, report
 from partita.cli.training.devices import DRIVERS, chosen, device_of_rank
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.limits import LOCAL_RANKS
+from partita.dsl.version import __version__
 from partita.runtime.doctor import findings, gpus, machine
 from partita.runtime.doctor.machine import Facts
 from partita.runtime.doctor.parts import run_part

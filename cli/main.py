@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Sequence
 
-from partita import __version__
 from partita.cli import streams
 from partita.cli.command import COMMANDS, SUMMARIES
 from partita.cli.extras import explained, missing
 from partita.cli.parsing import Parser
 from partita.cli.source import printable
 from partita.dsl.report import nearest
+from partita.dsl.version import __version__
 
 # Words that stand for options.
 OPTIONS = {"help": "--help", "version": "--version"}

@@ -108,3 +108,8 @@ def communicators(mesh: Mesh, channels: Iterable[Channel]) -> dict[str, str]:
 def along(axis: str) -> str:
     """The name of the communicators along a mesh axis."""
     return f"along {axis}"
+
+
+def of_channel(stream: str) -> bool:
+    """Whether a stream is that of an end of a channel."""
+    return "->" in stream

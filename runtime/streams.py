@@ -16,7 +16,7 @@ import torch
 from attrs import define, field, frozen
 
 from partita.compiler.instructions import COMPUTE
-from partita.compiler.streams import START, Launch
+from partita.compiler.streams import START, Launch, of_channel
 from partita.runtime.declared import waits
 
 Waits = Generator[None, None, Any]
@@ -253,7 +253,8 @@ class DeviceStreams:
 
     def _stream(self, name: str) -> torch.cuda.Stream:
         if name not in self._streams:
-            new = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            # Another rank waits for a message, which therefore goes ahead of what else finds no multiprocessor free.
+            new = torch.cuda.Stream(self.device, priority=-of_channel(name))  # type: ignore[no-untyped-call]
             # torch hands the streams of a pool out in turn: two names of one would wait for each other.
             taken = {each.cuda_stream for each in self._streams.values()}
             assert new.cuda_stream not in taken, (

@@ -11,11 +11,11 @@ from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
-from partita import __version__
 from partita.cli.editor.document import Document
 from partita.cli.editor.positions import range_of
 from partita.cli.editor.workspace import Workspace
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.version import __version__
 
 # A document is checked when nothing has been typed for so many seconds; at the latest so long after what is unchecked.
 # For one that takes long to check, these are parts of that time: otherwise typing would be faster than reading it.

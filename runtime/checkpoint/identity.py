@@ -16,13 +16,13 @@ from difflib import unified_diff
 from itertools import islice
 from typing import Any
 
-from partita import __version__
 from partita.compiler.ops.op import accumulation
 from partita.compiler.program import Program
 from partita.dsl import spec
 from partita.dsl.diagnostic import shown
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Type
+from partita.dsl.version import __version__
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.parts import saved_tensors
 from partita.runtime.data_files import DataFile, changed

@@ -1,8 +1,4 @@
-"""NCCL: ranks are processes with a GPU each; if only some ranks of a group use it, they hang.
-
-One assumption is not checked: kernels of different communicators run concurrently as long as their thread blocks (CTAs)
-fit on the device together, which is why channels ask for few.
-"""
+"""NCCL: ranks are processes with a GPU each; if only some ranks of a group use it, they hang."""
 
 from __future__ import annotations
 
@@ -21,22 +17,25 @@ if TYPE_CHECKING:
 
 # Set to 1, NCCL from 2.30 on lets ranks share a GPU (docs.nvidia.com/deeplearning/nccl, environment variables).
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
-CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, and few enough for dozens of channels next to the computation
 
 
 def _end(device: torch.device, secret: bytes) -> ProcessEnd:
+    import torch
+
     from partita.runtime.transports.process import ProcessTransport
 
-    return ProcessTransport(device, secret, sums=True, shares=False, channel_options=_channel_options)
+    there = torch.cuda.get_device_properties(device).multi_processor_count
+    return ProcessTransport(device, secret, sums=True, shares=False, options=_options, multiprocessors=there)
 
 
-def _channel_options() -> Any:
+def _options(blocks: int) -> Any:
+    """Options of a group that takes at most so many thread blocks."""
     import torch.distributed as dist
 
     options = dist.ProcessGroupNCCL.Options()
     if hasattr(options, "config"):
         options.config.min_ctas = 1
-        options.config.max_ctas = CTAS_PER_CHANNEL
+        options.config.max_ctas = blocks
     return options
 
 

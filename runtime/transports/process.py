@@ -32,11 +32,13 @@ from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.streams import SUMS, along
 from partita.runtime.streams import Streams, streams_of
+from partita.runtime.tracing.flight import machine
 from partita.runtime.transports.failures import CLOSING, ConnectionLost, UntrustedPeer, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting, all_gather_single
 from partita.runtime.transports.posted import Posted, posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
+from partita.runtime.transports.thread_blocks import allot
 from partita.runtime.transports.transport import NO_STREAMS, Handle, Links, Tensors
 
 __all__ = ["ConnectionLost", "ProcessTransport"]
@@ -97,8 +99,8 @@ class ProcessTransport:
     Gloo takes whoever connects to its port first for the rank it waits for. So before anything else is sent, all
     connected processes prove that they know the run's `secret`. Raises `UntrustedPeer` if one does not.
 
-    `sums`: whether to use the groups' own reductions; `shares`: whether ranks of one machine share memory;
-    `channel_options` makes the options of a channel's group.
+    `sums`: whether to use the groups' own reductions; `shares`: whether ranks of one machine share memory; `options`
+    makes those of a group that takes at most so many of a GPU's `multiprocessors`.
     """
 
     def __init__(
@@ -107,13 +109,14 @@ class ProcessTransport:
         secret: bytes = b"",
         sums: bool = False,
         shares: bool = True,
-        channel_options: Callable[[], Any] | None = None,
+        options: Callable[[int], Any] | None = None,
+        multiprocessors: int = 0,
     ) -> None:
         self.rank = dist.get_rank()
         self._secret = secret
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
-        self._sums, self._shares, self._channel_options = sums, shares, channel_options
+        self._sums, self._shares, self._options, self._multiprocessors = sums, shares, options, multiprocessors
         self.still = False
         self._channels: dict[Channel, _GroupEnd | Outgoing | Incoming] = {}
         self._axes: dict[str, AxisGroup] = {}
@@ -136,10 +139,11 @@ class ProcessTransport:
         self._sums_stream = streams.get(SUMS, SUMS)
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
         self._greet("all ranks", self._world, range(self.ranks))
+        blocks = None if self._options is None else allot(mesh, channels, self._machines(), self._multiprocessors)
         for axis in mesh.joined:
             for first in _first_ranks(mesh, axis):
                 ranks = mesh.group(first, axis)
-                group = self._group(ranks, axis)
+                group = self._group(ranks, axis, None if blocks is None else blocks.collective)
                 if self.rank in ranks:
                     stream = streams.get(along(axis), along(axis))
                     how = self._sums, self._streams, stream, self._posting
@@ -152,7 +156,8 @@ class ProcessTransport:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
                 between = evolve(channel, source=ends[0], destination=ends[1])
                 shared = traffic.bytes <= LIMIT and peers.near(*ends)
-                group = None if shared else self._group(ends, str(between), self._channel_options)
+                most = None if blocks is None else blocks.of_messages(ends)
+                group = None if shared else self._group(ends, str(between), most)
                 if self.rank not in ends:
                     continue
                 if group is None:
@@ -245,11 +250,16 @@ class ProcessTransport:
         if not torch.equal(torch.stack(found).cpu(), torch.stack(others)):
             raise UntrustedPeer(what)
 
-    def _group(
-        self, ranks: Sequence[int] | None, what: str, made: Callable[[], Any] | None = None
-    ) -> dist.ProcessGroup | None:
-        """A group of these ranks, or of all, on the backend that connects them; every rank must request every group."""
-        options = made() if made is not None else None
+    def _machines(self) -> list[int]:
+        """The machine of each rank."""
+        (found,) = self.gather_over_ranks(torch.tensor([machine()], device=self.device)).result()
+        return found.flatten().tolist()
+
+    def _group(self, ranks: Sequence[int] | None, what: str, blocks: int | None = None) -> dist.ProcessGroup | None:
+        """A group of these ranks, or of all, on the backend that connects them, which takes at most so many thread
+        blocks of a GPU; every rank must request every group.
+        """
+        options = self._options(blocks) if self._options is not None and blocks is not None else None
         if options is not None:
             options._timeout = PATIENCE
         there = None if ranks is None else list(ranks)
