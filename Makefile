@@ -36,7 +36,7 @@ soak: $(VENV)/soaked
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak" --hypothesis-profile=new
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout 7200 -s
 
-# Everything to run when a GPU is at hand, in ten minutes; its figures go to the end of bench/RESULTS.md. Without one it runs
+# Everything to run when a GPU is at hand, in ten minutes; its figures go to the end of bench/notes/gpu.md. Without one it runs
 # what it can on the CPU, says what it could not do, and ends with status 4. The environment has torch for CPUs: on a machine with
 # GPUs, `make gpu GPU_PYTHON=python3` takes an interpreter that has torch for CUDA, attrs, rich, lark, numpy, safetensors,
 # hypothesis, pytest and pytest-timeout.

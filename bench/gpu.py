@@ -9,8 +9,8 @@ values on the same batches; the peer is written by hand with one product for que
 and fused AdamW. `:compile` is Inductor for either, and `:graphs` ours compiled and captured as a CUDA graph. MFU is the
 FLOPs of the model's products, without recomputation, by the peak of the data sheet.
 
-With `--append` the tables are written to the end of bench/RESULTS.md. Without a GPU, or with `--device cpu`, everything
-that can be runs on the CPU at a tiny size, and nothing is appended. Exit status: 0 all passed on a GPU; 1 something
+With `--append` the tables are written to the end of bench/notes/gpu.md. Without a GPU, or with `--device cpu`, all that
+can be runs on the CPU at a tiny size, and nothing is appended. Exit status: 0 all passed on a GPU; 1 something
 failed; 4 what could be run passed, but there was no GPU.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from peers.workload import Workload
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "bench" / "RESULTS.md"
+NOTES = ROOT / "bench" / "notes" / "gpu.md"
 MODELS = ROOT / "bench" / "models"
 PARTS = ("doctor", "tests", "several", "predictions", "bench")
 PASSED, FAILED, NO_GPU = 0, 1, 4
@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, help="default: 1.3b on a GPU, else tiny")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--append", action="store_true", help=f"append the table to {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--append", action="store_true", help=f"append the table to {NOTES.relative_to(ROOT)}")
     parser.add_argument("--nccl", metavar="FILE", help="of `several`: a libnccl.so to preload, plain or as .xz")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     parser.add_argument(
@@ -218,12 +218,12 @@ def bench(
 
 
 def shown(lines: Sequence[str], append: bool) -> None:
-    """Print a section of RESULTS.md, and append it if asked to."""
+    """Print a section of notes/gpu.md, and append it if asked to."""
     print("\n".join(lines))
     if append:
-        with RESULTS.open("a", encoding="utf-8") as file:
+        with NOTES.open("a", encoding="utf-8") as file:
             file.write("\n" + "\n".join(lines) + "\n")
-        print(f"appended to {RESULTS.relative_to(ROOT)}")
+        print(f"appended to {NOTES.relative_to(ROOT)}")
 
 
 def predictions(cases: Sequence[str], device: str, steps: int, append: bool, name: str | None) -> str | None:
@@ -287,7 +287,7 @@ class Row:
 
 
 def table(rows: Sequence[Row], size: str, name: str, steps: int, rounds: int, torch: str) -> list[str]:
-    """The lines of a section of RESULTS.md."""
+    """The lines of a section of notes/gpu.md."""
     lines = [
         f"## A training step of GPT on {name}",
         "",

@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpu import FAILED, NO_GPU, PASSED, RESULTS, ROOT, shown
+from gpu import FAILED, NO_GPU, NOTES, PASSED, ROOT, shown
 from measure import joined, measured, report
 
 from partita.runtime.supervision.fork_server import NAME
@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda, if torch can use one")
     parser.add_argument("--nccl", type=Path, metavar="FILE", help="a libnccl.so to preload, plain or as .xz")
-    parser.add_argument("--append", action="store_true", help=f"append to {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--append", action="store_true", help=f"append to {NOTES.relative_to(ROOT)}")
     parser.add_argument("--as", dest="part", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):

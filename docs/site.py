@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 # What comes along: patterns in the repository.
-BESIDE = ("specs/README.md", "specs/**/*.par", "grammars/*.lark", "bench/RESULTS.md")
+BESIDE = ("specs/README.md", "specs/**/*.par", "grammars/*.lark", "bench/RESULTS.md", "bench/notes/*.md")
 FENCE = re.compile(r"^(`{3,})(\w+)[ ]+(\S.*)$", re.M)
 LINK = re.compile(r"\[([^\]]*)\]\(((?!\w+:)[^)#\s]+)(#[^)\s]*)?\)")
 

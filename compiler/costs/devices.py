@@ -158,7 +158,7 @@ _FLASH_H = _FLASH | {3: Fused(0.35 * 7 / (2 * 335 / 616 + 5 / 1.62), 530)}
 # Since 2.11 torch has cuDNN's for Hopper and Blackwell: causal, 128 a head, forward and backward, on an H200
 # 350 TFLOP/s over 1,024 keys, 444 over 2,048, 513 over 4,096, 605 over 16,384; 64 a head, 259 over 1,024 and 385 over
 # 4,096. On B200 the share is assumed.
-_CUDNN = "attention: cuDNN 9.19 with torch 2.11, measured on an H200 (bench/RESULTS.md)"
+_CUDNN = "attention: cuDNN 9.19 with torch 2.11, measured on an H200 (bench/notes/gpu.md)"
 _ATTENTION_H = Fused(0.64, 840, 67)
 # The share is 0.90 for 100 MB, 0.75 for 10 MB.
 _STREAMING = "streaming: Isaev et al., Calculon, SC23, systems/a100_80g.json"
@@ -170,10 +170,10 @@ _HOST = "host: NVIDIA DGX A100, H100, B200, user guides"
 _HOST_LINK = 0.8
 _GEN4, _GEN5, _GEN5_B = (32e9, 51e9), (64e9, 77e9), (64e9, 90e9)
 # An estimate: the prologue and epilogue of a tile, as a depth that takes as long. Measured: the overhead of a kernel,
-# of a thousand of 16 elements in a CUDA graph on an H200 (bench/RESULTS.md).
+# of a thousand of 16 elements in a CUDA graph on an H200 (bench/notes/gpu.md).
 _DEPTH, _LAUNCH = 192.0, 0.9e-6
 # The driver's 4 to 6 µs (measured by pegainfer (3), susun-blog.com), and what Python and torch take of an operation of
-# ours: 2.4 µs on a CPU (bench/RESULTS.md).
+# ours: 2.4 µs on a CPU (bench/notes/pipelines.md).
 _LAUNCHING = 7.5e-6
 # What torch lets cuBLAS have (`:4096:2:16:8`; 32 MiB on Hopper and Blackwell, pytorch#89027, #175344), and cuBLASLt:
 # 33 MiB in all on an H200. The second-level caches: data sheets; of H200 as torch says.
