@@ -131,6 +131,13 @@ MISTAKES = [
         "tests/compiler/schedules/test_waiting_hosts.py",
     ),
     Planted(
+        "what-hosts-that-wait-enqueue-later-waits-for-nothing",
+        "compiler/schedules/stream_invariants.py",
+        "            found[i] = evolve(found[i], after=(*found[i].after, last))\n",
+        "",
+        "tests/compiler/schedules/test_waiting_hosts.py",
+    ),
+    Planted(
         "queues-from-which-all-that-is-ready-starts",
         "compiler/schedules/hardware_queues.py",
         "                break\n            self.waiting.pop()\n",
