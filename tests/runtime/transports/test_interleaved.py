@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
@@ -14,7 +15,8 @@ from hypothesis import HealthCheck, assume, event, given, note, settings
 from hypothesis import strategies as st
 
 from partita.compiler.codegen import assemble
-from partita.compiler.instructions import COMPUTE, PostCopy, PostReceive, PostSend, WaitSend
+from partita.compiler.instructions import COMPUTE, Channel, PostCopy, PostReceive, PostSend, WaitSend
+from partita.compiler.mesh import Mesh
 from partita.compiler.program import StepPlan
 from partita.compiler.schedules import communication
 from partita.compiler.schedules.hardware_queues import queues
@@ -448,6 +450,26 @@ def with_receives_at_once(plan: Plan, chosen: Callable[[], bool]) -> Plan:
         launches = [evolve(each, behind=None) if each.stream in channels else each for each in rank.launches]
         ranks.append(evolve(rank, launches=tuple(launches)))
     return evolve(plan, training=evolve(plan.training, program=evolve(plan.program, ranks=tuple(ranks))))
+
+
+@pytest.mark.parametrize("connections", [None, 1])
+def test_a_transfer_behind_another_of_its_channel_holds_up_its_connection(connections: int | None):
+    """Two ranks post two receives, and then two sends."""
+    cluster = StreamCluster(2, connections=(connections,))
+    channels = Channel(0, 1, "forward"), Channel(1, 0, "forward")
+
+    def steps(rank: int) -> Iterator[None]:
+        transport = cluster.transport(rank)
+        transport.open(Mesh((("pipe", 2),), "pipe"), channels)
+        posts = [(channels[1 - rank], transport.receive)] * 2 + [(channels[rank], transport.send)] * 2
+        streams = transport.streams(torch.device("cpu"))
+        handles = [streams.launch(str(of), partial(post, of), torch.zeros(1)) for of, post in posts]
+        for each in handles:
+            while not each.done():
+                yield
+
+    with pytest.raises(Deadlock) if connections else nullcontext():
+        cluster.run([steps(0), steps(1)])
 
 
 @given(program=programs(), data=st.data())
