@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from partita.compiler.instructions import Channel
+from partita.compiler.instructions import Channel, Transfer
 from partita.compiler.program import InputPart, Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
@@ -467,7 +467,7 @@ class Executor:
         another on its channel keeps from starting what comes later, which that other may be waiting for.
         """
         positions = {key: i for i, key in enumerate(self.record.totals)}
-        posts = [
+        posts: list[tuple[Transfer, Callable[[Channel, torch.Tensor], Handle], torch.Tensor]] = [
             (each.transfer, self.transport.receive, buffer)
             for each, buffer in zip(self.record.receives, self._tied, strict=True)
         ]
