@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from partita.compiler.instructions import Channel
+from partita.compiler.instructions import Channel, Transfer
 from partita.compiler.program import InputPart, Program, late_name
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
@@ -461,15 +461,21 @@ class Executor:
         return (*own, *self._tied, *coming)
 
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
-        """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all."""
-        handles = [
-            self._launched(each.transfer.channel, self.transport.receive, buffer)
+        """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all.
+
+        The first of every channel, then the second: where streams share a queue of the hardware, one that is behind
+        another on its channel keeps from starting what comes later, which that other may be waiting for.
+        """
+        positions = {key: i for i, key in enumerate(self.record.totals)}
+        posts: list[tuple[Transfer, Callable[[Channel, torch.Tensor], Handle], torch.Tensor]] = [
+            (each.transfer, self.transport.receive, buffer)
             for each, buffer in zip(self.record.receives, self._tied, strict=True)
         ]
-        positions = {key: i for i, key in enumerate(self.record.totals)}
         for each in self.record.sends:
             total = totals[positions[each.stage, each.accumulator]]
-            handles.append(self._launched(each.transfer.channel, self.transport.send, total.contiguous()))
+            posts.append((each.transfer, self.transport.send, total.contiguous()))
+        posts.sort(key=lambda post: post[0].index)
+        handles = [self._launched(transfer.channel, post, tensor) for transfer, post, tensor in posts]
         for handle in handles:
             while not handle.done():
                 yield

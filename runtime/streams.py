@@ -2,8 +2,8 @@
 
 On a GPU these are CUDA's streams and events, and nothing waits but what an event makes wait. On a CPU what computes has
 ended when its call returns, and a stream of communication is a connection that works on its own: an operation is
-started at once, and its event is its handle. The virtual cluster has streams whose operations run in any order that
-streams and events permit (`partita.runtime.transports.interleaved`).
+started at once, and its event is its handle. Tests have a virtual cluster of devices whose operations run in any order
+that streams and events permit (`tests.runtime.transports.interleaved`).
 """
 
 from __future__ import annotations

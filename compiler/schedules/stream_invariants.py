@@ -173,14 +173,15 @@ class _Device:
 
 def with_waiting_host(program: Sequence[Instruction], launches: Sequence[Launch]) -> list[Launch]:
     """The launches of a rank whose host waits in each action for what it has enqueued before: the action then is behind
-    that, and so is what is enqueued later.
+    that, and what is enqueued later is behind the action.
     """
-    found, given = list(launches), list[int]()
+    found, given, last = list(launches), list[int](), START
     for i in enqueued(launches):
         if isinstance(program[i], Compute):
             found[i] = evolve(found[i], after=(*found[i].after, *given))
-            given = []
+            given, last = [], i
         elif launches[i].stream != COMPUTE:
+            found[i] = evolve(found[i], after=(*found[i].after, last))
             given.append(i)
     return found
 

@@ -35,7 +35,6 @@ from partita.runtime import host_copies
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.streams import HostStreams, Posting, copied
 from partita.runtime.training import VirtualRun
-from partita.runtime.transports.interleaved import StreamCluster
 from partita.runtime.verification.verify import verify
 from tests.commands import computed, partita
 from tests.compiler.analysis.test_memory import peak_of
@@ -43,6 +42,7 @@ from tests.compiler.test_text import check_every_pass
 from tests.files import checked
 from tests.marks import soak
 from tests.programs import Program, programs, sharded_programs
+from tests.runtime.transports.interleaved import StreamCluster
 from tests.training.test_partition import plan_of, trained
 
 FILE = """\

@@ -5,6 +5,7 @@ one that has a name they do even if all streams of a device share one queue of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
 from attrs import define, evolve, field
@@ -12,7 +13,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import Compute, Instruction, PostReceive, PostSend
-from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules import communication
+from partita.compiler.schedules.communication import _receive_in_time, communicate, default_messages
 from partita.compiler.schedules.hardware_queues import queues
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
@@ -20,6 +22,11 @@ from partita.compiler.schedules.stream_invariants import check_launches
 from partita.compiler.streams import START, Launch, enqueued, launches_of
 from partita.dsl.diagnostic import Refused
 from partita.testing import messages, schedules
+
+NAMED = {
+    **dict.fromkeys(("gpipe", "one_f_one_b", "zb_h1", "zb_h2"), 1),
+    **dict.fromkeys(("interleaved_1f1b", "looped_bfs", "zb_v", "v_half", "v_min", "dualpipe_v"), 2),
+}
 
 
 @define(eq=False)
@@ -100,8 +107,9 @@ def test_every_schedule_gets_to_the_end(schedule: Schedule, data: st.DataObject)
 
 @given(schedules(), st.data())
 def test_what_is_lawful_gets_to_the_end_and_nothing_else(schedule: Schedule, data: st.DataObject):
-    """With some receives in the way of the next action, as all would be without `Launch.behind`."""
-    programs = communicate(schedule, default_messages(schedule.stages))
+    """With some receives in the way of the next action, as all would be without `Launch.behind`; or some too late."""
+    with patch.object(communication, "_receive_in_time", data.draw(st.sampled_from([_receive_in_time, too_late]))):
+        programs = communicate(schedule, default_messages(schedule.stages))
     chance = data.draw(st.sampled_from([0, 1, 2]))
     at_once = st.booleans() if chance == 1 else st.just(chance == 2)
     launches = [
@@ -116,17 +124,26 @@ def test_what_is_lawful_gets_to_the_end_and_nothing_else(schedule: Schedule, dat
     assert lawful == ends(programs, launches)
 
 
+@pytest.mark.parametrize("name", ["zb_h2", "interleaved_1f1b", "looped_bfs", "zb_v", "v_half", "v_min", "dualpipe_v"])
+def test_receives_that_are_posted_too_late_are_refused(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Both ends of two transfers are behind actions whose hosts wait for the other's send."""
+    monkeypatch.setattr(communication, "_receive_in_time", too_late)
+    schedule = make(name, 2, NAMED[name], 4)
+    programs = communicate(schedule, default_messages(schedule.stages))
+    launches = [launches_of(own) for own in programs]
+    assert not accepted(programs, launches)
+    assert not ends(programs, launches)
+
+
+def too_late(*_: object) -> None:
+    """Receives are where they are first put."""
+
+
 def test_receives_in_the_way_of_the_next_action_are_refused():
     schedule = make("interleaved_1f1b", 2, 2, 4)
     programs = communicate(schedule, default_messages(4))
     launches = [[evolve(each, behind=None) for each in launches_of(own)] for own in programs]
     assert not ends(programs, launches)
-
-
-NAMED = {
-    **dict.fromkeys(("gpipe", "one_f_one_b", "zb_h1", "zb_h2"), 1),
-    **dict.fromkeys(("interleaved_1f1b", "looped_bfs", "zb_v", "v_half", "v_min", "dualpipe_v"), 2),
-}
 
 
 @pytest.mark.parametrize("name", NAMED)

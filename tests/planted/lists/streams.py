@@ -5,6 +5,8 @@ from tests.planted.planted import Planted
 TINY, TIED = "verify specs/tiny.par", "verify tests/planted/files/tied.par"
 ORDERS = "tests/runtime/transports/test_interleaved.py"
 MANY = f"{ORDERS}::test_many_orders_of_one_program"
+HOSTS = f"{ORDERS}::test_schedules_run_in_any_order_whenever_hosts_wait"
+VERDICTS = f"{ORDERS}::test_ranks_deadlock_where_a_schedule_is_said_to_be_unsafe_and_nowhere_else"
 LAWS = f"{ORDERS}::test_launches_of_a_program_are_lawful_and_others_are_not"
 GPU = "tests/runtime/test_streams.py"
 
@@ -131,6 +133,13 @@ MISTAKES = [
         "tests/compiler/schedules/test_waiting_hosts.py",
     ),
     Planted(
+        "what-hosts-that-wait-enqueue-later-waits-for-nothing",
+        "compiler/schedules/stream_invariants.py",
+        "            found[i] = evolve(found[i], after=(*found[i].after, last))\n",
+        "",
+        "tests/compiler/schedules/test_waiting_hosts.py",
+    ),
+    Planted(
         "queues-from-which-all-that-is-ready-starts",
         "compiler/schedules/hardware_queues.py",
         "                break\n            self.waiting.pop()\n",
@@ -157,6 +166,86 @@ MISTAKES = [
         "        check_launches(instructions, [rank.launches for rank in self.program.ranks], self.program.streams)\n",
         "",
         "tests/compiler/verify/test_messages.py::test_launches_are_held_to_the_laws",
+    ),
+    # ------------------------------------------------------------ what the model finds, where no law has looked before
+    Planted(
+        "what-computes-waits-for-no-other-stream",
+        "compiler/streams.py",
+        "        found.append(Launch(stream, after))\n",
+        "        found.append(Launch(stream, ()))\n",
+        HOSTS,
+    ),
+    Planted(
+        "what-is-posted-waits-for-nothing-computed",
+        "compiler/streams.py",
+        "found.append(Launch(stream, (last,), later.get(i)))",
+        "found.append(Launch(stream, (START,), later.get(i)))",
+        HOSTS,
+    ),
+    Planted(
+        "gradients-on-the-stream-of-what-computes",
+        "compiler/instructions.py",
+        "        return str(self.transfer.channel)\n",
+        '        return COMPUTE if self.transfer.channel.direction == "backward" else str(self.transfer.channel)\n',
+        HOSTS,
+    ),
+    Planted(
+        "receives-that-a-waiting-host-waits-for",
+        "compiler/streams.py",
+        "                found[i] = action\n",
+        "                pass\n",
+        HOSTS,
+    ),
+    Planted(
+        "receives-that-a-waiting-host-posts-too-late",
+        "compiler/schedules/communication.py",
+        "        _receive_in_time(schedule, outputs, inputs, lines)\n",
+        "",
+        HOSTS,
+    ),
+    Planted(
+        "received-behind-what-reads-it",
+        "compiler/schedules/communication.py",
+        "            program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))\n"
+        "            program.append(Compute(action, stages[action.chunk], i - 1 in joined[rank]))\n",
+        "            program.append(Compute(action, stages[action.chunk], i - 1 in joined[rank]))\n"
+        "            program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))\n",
+        HOSTS,
+    ),
+    Planted(
+        "totals-are-taken-while-the-device-computes",
+        "runtime/executor.py",
+        "        rest = self._streams.drained()\n        if rest is not None:\n            yield from rest\n",
+        "",
+        HOSTS,
+    ),
+    Planted(
+        "tied-totals-in-each-others-way",
+        "runtime/executor.py",
+        "        posts.sort(key=lambda post: post[0].index)\n",
+        "",
+        HOSTS,
+    ),
+    Planted(
+        "hosts-of-the-model-never-wait",
+        "tests/runtime/transports/interleaved.py",
+        "        return self._random.random() < self._waits\n",
+        "        return False\n",
+        VERDICTS,
+    ),
+    Planted(
+        "streams-of-the-model-never-share",
+        "tests/runtime/transports/interleaved.py",
+        "            connection = i % (self.cluster.connections or len(self.queues))\n",
+        "            connection = i\n",
+        f"{ORDERS}::test_a_transfer_behind_another_of_its_channel_holds_up_its_connection",
+    ),
+    Planted(
+        "connections-of-the-model-are-in-no-order",
+        "tests/runtime/transports/interleaved.py",
+        "            if first is not None and (connection not in found or first.place < found[connection].place):\n",
+        "            if first is not None and (connection not in found or first.may_start()):\n",
+        VERDICTS,
     ),
     # ------------------------------------------------------------ races of the runtime, found by interleavings
     Planted(

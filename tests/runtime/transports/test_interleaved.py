@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,21 +14,26 @@ from attrs import evolve, frozen
 from hypothesis import HealthCheck, assume, event, given, note, settings
 from hypothesis import strategies as st
 
-from partita.compiler.instructions import COMPUTE, PostCopy, PostReceive, PostSend, WaitSend
+from partita.compiler.codegen import assemble
+from partita.compiler.instructions import COMPUTE, Channel, PostCopy, PostReceive, PostSend, WaitSend
+from partita.compiler.mesh import Mesh
 from partita.compiler.program import StepPlan
+from partita.compiler.schedules import communication
+from partita.compiler.schedules.hardware_queues import queues
 from partita.compiler.schedules.stream_invariants import check_launches
 from partita.compiler.streams import SUMS, Launch, along, launches_of
 from partita.compiler.text.streams import parse_streams, streams_text
 from partita.dsl.diagnostic import Refused
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, prepare
-from partita.runtime.training import VirtualRun
-from partita.runtime.transports.interleaved import StreamCluster
+from partita.runtime.training import ClusterOf, VirtualRun
 from partita.runtime.transports.lines import Deadlock
 from partita.runtime.transports.virtual import VirtualCluster
 from partita.runtime.verification.experiment import batches
+from tests.compiler.schedules.test_waiting_hosts import NAMED, too_late
 from tests.files import checked
 from tests.programs import Program, programs, sharded_programs
+from tests.runtime.transports.interleaved import StreamCluster
 
 ALL = list(HealthCheck)
 OFFLOADING = """\
@@ -63,7 +70,7 @@ class Trial:
     steps: int
 
     @classmethod
-    def of(cls, plan: Plan, cluster: type[VirtualCluster], steps: int) -> Trial:
+    def of(cls, plan: Plan, cluster: ClusterOf, steps: int = 1) -> Trial:
         return cls(VirtualRun(plan, False, 0, cluster), batches(plan.program, plan.train.seed), steps)
 
     def outcome(self, seed: int = 0) -> list[torch.Tensor]:
@@ -87,9 +94,19 @@ class Trial:
 
 def same_in_any_order(plan: Plan, seeds: Sequence[int], steps: int = 1) -> None:
     expected = Trial.of(plan, VirtualCluster, steps).outcome()
-    trial = Trial.of(plan, StreamCluster, steps)
+    trial = Trial.of(plan, streams_of(plan), steps)
     for seed in seeds:
         assert same(trial.outcome(seed), expected), seed
+
+
+def may_share(plan: Plan) -> bool:
+    """Whether streams may share connections, and hosts wait in any action."""
+    ranks = plan.program.ranks
+    return queues([rank.instructions for rank in ranks], [rank.launches for rank in ranks]) == 1
+
+
+def streams_of(plan: Plan) -> ClusterOf:
+    return StreamCluster if may_share(plan) else partial(StreamCluster, connections=(None,))
 
 
 def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
@@ -246,7 +263,7 @@ def lawful(plan: Plan) -> bool:
 def races(plan: Plan, seeds: Sequence[int], expected: Sequence[torch.Tensor]) -> bool:
     """Whether any of these orders computes something else, or breaks."""
     try:
-        trial = Trial.of(plan, StreamCluster, 1)
+        trial = Trial.of(plan, streams_of(plan))
         return not all(same(trial.outcome(seed), expected) for seed in seeds)
     except Exception:  # a wrong program may raise anything
         return True
@@ -285,7 +302,7 @@ def test_a_list_ends_behind_all_that_is_posted():
 @cache
 def offloading() -> tuple[Plan, list[torch.Tensor]]:
     plan = prepare(checked(OFFLOADING, "offloading.par"))
-    return plan, Trial.of(plan, VirtualCluster, 1).outcome()
+    return plan, Trial.of(plan, VirtualCluster).outcome()
 
 
 @given(data=st.data(), seed=SEEDS)
@@ -299,7 +316,7 @@ def test_what_the_laws_accept_does_not_race(data: st.DataObject, seed: int):
 @settings(max_examples=500, deadline=None, suppress_health_check=ALL)
 def test_what_the_laws_accept_does_not_race_at_length(program: Program, data: st.DataObject, seed: int):
     plan = prepare(checked(program.text, "random.par"))
-    expected = Trial.of(plan, VirtualCluster, 1).outcome()
+    expected = Trial.of(plan, VirtualCluster).outcome()
     held_against_races(plan, expected, data, range(seed, seed + 20))
 
 
@@ -336,16 +353,145 @@ ENDS = [f"{post} {direction}" for post in ("PostSend", "PostReceive") for direct
 def test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_circle(
     program: Program, streams: tuple[str, ...]
 ):
-    """A deadlock, if there is one, is one in every order."""
     note(program.text)
     plan = sharing(prepare(checked(program.text, "random.par")), dict(zip(ENDS, streams, strict=True)))
-    trial = Trial.of(plan, StreamCluster, 1)
+    assert stuck(plan, None) != lawful(plan)
+
+
+def stuck(plan: Plan, connections: int | None) -> bool:
+    """Whether ranks deadlock whose hosts wait in all actions: one order tells of all."""
     try:
-        trial.outcome()
+        Trial.of(plan, partial(StreamCluster, waits=(1.0,), connections=(connections,))).outcome()
     except Deadlock:
-        assert not lawful(plan)
-    else:
-        assert lawful(plan)
+        return True
+    return False
+
+
+# ---------------------------------------------------------------- hosts that wait, and streams that share connections
+
+SMALL = """\
+axis batch = 8, embed = 4, ffn = 4
+model net(x: [batch, embed]) {
+  param scale: [embed] ~ ones()
+  repeat 4 as layer {
+    param up: [embed, ffn] ~ normal(0.5)
+    param down: [ffn, embed] ~ normal(0.5)
+    let x = x + dot(gelu(dot(x * scale, up, over = embed)), down, over = ffn)
+  }
+  loss mean(x * x)
+}
+"""
+TRAIN = "train { layout = split schedule = s data = random() optimizer = sgd(lr = 0.05) steps = 1 precision = f64 }"
+LAYOUTS = {
+    "stages": "",
+    "data": "shard batch -> data",
+    "zero": "shard batch -> data  shard param -> data",
+    "tensor": "shard ffn -> data",
+    "offload": "offload layer",
+}
+WHERE = {name: list(LAYOUTS)[i % len(LAYOUTS)] for i, name in enumerate(NAMED)}
+
+
+def small_plan(name: str, layout: str) -> Plan:
+    """A program that no law has checked."""
+    data = ", data = 2" if "data" in LAYOUTS[layout] else ""
+    chunks = ", chunks = 2" if name in ("interleaved_1f1b", "looped_bfs") else ""
+    placed = f"mesh line(pipe = 2{data})\nlayout split on line {{ stage layer -> pipe  {LAYOUTS[layout]} }}\n"
+    text = f"{SMALL}{placed}schedule s = {name}(microbatches = 4{chunks})\n{TRAIN}\n"
+    with patch.object(assemble, "check_launches", lambda *_: None):
+        return prepare(checked(text, "small.par"))
+
+
+@pytest.mark.parametrize(("name", "layout"), WHERE.items())
+def test_schedules_run_in_any_order_whenever_hosts_wait(name: str, layout: str):
+    plan = small_plan(name, layout)
+    assert may_share(plan)
+    same_in_any_order(plan, range(16))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMED)
+def test_schedules_run_in_any_order_whenever_hosts_wait_at_length(name: str, layout: str):
+    """Ten thousand orders in all."""
+    same_in_any_order(small_plan(name, layout), range(200))
+
+
+AS_IT_IS, AT_ONCE, LATE_POSTS = "as it is", "at once", "late"
+# What becomes unsafe where all receives are in the way of the next action, and where they are not posted in time.
+UNSAFE = {
+    AS_IT_IS: set[str](),
+    AT_ONCE: set(NAMED) - {"zb_h2", "zb_v"},
+    LATE_POSTS: set(NAMED) - {"gpipe", "one_f_one_b", "zb_h1"},
+}
+
+
+@pytest.mark.parametrize("how", UNSAFE)
+@pytest.mark.parametrize("name", NAMED)
+def test_ranks_deadlock_where_a_schedule_is_said_to_be_unsafe_and_nowhere_else(
+    name: str, how: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Of hosts that wait, and of streams that share a connection."""
+    if how == LATE_POSTS:
+        monkeypatch.setattr(communication, "_receive_in_time", too_late)
+    plan = small_plan(name, "stages")
+    if how == AT_ONCE:
+        plan = with_receives_at_once(plan, lambda: True)
+    safe = name not in UNSAFE[how]
+    assert lawful(plan) == may_share(plan) == safe
+    assert [stuck(plan, None), stuck(plan, 1)] == [not safe] * 2
+
+
+def with_receives_at_once(plan: Plan, chosen: Callable[[], bool]) -> Plan:
+    """With all receives of some channels in the way of the next action."""
+    ranks = []
+    for rank in plan.program.ranks:
+        channels = {stream for stream in dict.fromkeys(each.stream for each in rank.launches) if chosen()}
+        launches = [evolve(each, behind=None) if each.stream in channels else each for each in rank.launches]
+        ranks.append(evolve(rank, launches=tuple(launches)))
+    return evolve(plan, training=evolve(plan.training, program=evolve(plan.program, ranks=tuple(ranks))))
+
+
+@pytest.mark.parametrize("connections", [None, 1])
+def test_a_transfer_behind_another_of_its_channel_holds_up_its_connection(connections: int | None):
+    """Two ranks post two receives, and then two sends."""
+    cluster = StreamCluster(2, connections=(connections,))
+    channels = Channel(0, 1, "forward"), Channel(1, 0, "forward")
+
+    def steps(rank: int) -> Iterator[None]:
+        transport = cluster.transport(rank)
+        transport.open(Mesh((("pipe", 2),), "pipe"), channels)
+        posts = [(channels[1 - rank], transport.receive)] * 2 + [(channels[rank], transport.send)] * 2
+        streams = transport.streams(torch.device("cpu"))
+        handles = [streams.launch(str(of), partial(post, of), torch.zeros(1)) for of, post in posts]
+        for each in handles:
+            while not each.done():
+                yield
+
+    with pytest.raises(Deadlock) if connections else nullcontext():
+        cluster.run([steps(0), steps(1)])
+
+
+@given(program=programs(), data=st.data())
+@settings(max_examples=4, deadline=None, suppress_health_check=ALL)
+def test_the_verdicts_are_those_of_the_model(program: Program, data: st.DataObject):
+    verdicts_are_those_of_the_model(program, data)
+
+
+@pytest.mark.soak
+@given(program=programs() | sharded_programs(8), data=st.data())
+@settings(max_examples=500, deadline=None, suppress_health_check=ALL)
+def test_the_verdicts_are_those_of_the_model_at_length(program: Program, data: st.DataObject):
+    verdicts_are_those_of_the_model(program, data)
+
+
+def verdicts_are_those_of_the_model(program: Program, data: st.DataObject) -> None:
+    note(program.text)
+    plan = with_receives_at_once(prepare(checked(program.text, "random.par")), lambda: data.draw(st.booleans()))
+    verdicts = lawful(plan), may_share(plan)
+    event(f"hosts may wait: {verdicts[0]}, streams may share: {verdicts[1]}")
+    found = stuck(plan, None), stuck(plan, 1)
+    assert found == tuple(not each for each in verdicts)
 
 
 @pytest.mark.parametrize(("name", "stream"), [(along("data"), COMPUTE), (SUMS, along("data")), (SUMS, "0->1 forward")])

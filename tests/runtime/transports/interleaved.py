@@ -1,8 +1,9 @@
 """A virtual cluster whose ranks have devices with streams and events, as CUDA and NCCL order them; operations that
 nothing orders run in an order that a seed chooses.
 
-The host of a rank enqueues its instructions and runs ahead of its device. Then, at any moment, the first operation of
-any stream may start whose events have occurred:
+The host of a rank enqueues its instructions and runs ahead of its device; but in any action it may wait for all that
+its device has been given, before it enqueues the action or before it goes on behind it: as where memory is freed, or a
+kernel is loaded. Then, at any moment, the first operation of any stream may start whose events have occurred:
 
 - What computes runs to its end, or until it waits for a collective. Copies are made at once.
 - A send, a receive or a collective occupies its stream until all its ends have started and it has completed, which it
@@ -12,11 +13,15 @@ any stream may start whose events have occurred:
   overwritten at once, and handed out to the next that asks for as much memory for another stream to write to, as a
   caching allocator does. An operation that has not ended does not keep its memory.
 - What does not start behind the event that makes its operand finds nothing there (`Race`).
+- Streams may share *connections* to the hardware, which takes the operations of a connection in the order in which the
+  host has enqueued them: one that cannot start yet keeps those behind it from starting. What an action launches comes
+  right behind what the action has enqueued before.
 
-A program without races computes the same bits in every order. What the host does itself, between the instructions of
-one step and the next, it does when all that computes has ended; the operations that it starts then are on streams as
-well, and end when they do. Orders are drawn as in probabilistic concurrency testing (Burckhardt et al., ASPLOS 2010):
-whatever has the highest of random priorities moves, which change now and then. So one stream may be far behind.
+A program without races computes the same bits in every order, whenever hosts wait. What the host does itself, between
+the instructions of one step and the next, it does when all that computes has ended; the operations that it starts then
+are on streams as well, and end when they do. Orders are drawn as in probabilistic concurrency testing (Burckhardt et
+al., ASPLOS 2010): whatever has the highest of random priorities moves, which change now and then. So one stream may be
+far behind.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import prod
+from math import inf, prod
 from sys import getrefcount
 from typing import Any, cast
 
@@ -56,6 +61,7 @@ class Operation:
     after: tuple[Operation, ...]
     begin: Callable[[Operation], object]  # ends it, or returns what it then waits for
     steps: Iterator[None] | None = None
+    place: tuple[float, float] = (0, 0)  # in the order in which the host enqueues
     post: Any = None
     started: bool = False
     complete: bool = False
@@ -180,9 +186,13 @@ class VirtualStreams:
     """The streams of a virtual rank's device; a `Streams`."""
 
     waiting: list[Any]  # what the rank waits for
+    cluster: StreamCluster
     apart: bool = True
     memory_: Memory = field(factory=Memory)
     queues: dict[str, deque[Operation]] = field(factory=dict)
+    pending: deque[tuple[str, Operation] | None] = field(factory=deque)  # None: the host waits
+    running: Operation | None = None  # what computes now
+    count: int = 0  # of operations that the host has enqueued
 
     @property
     def capture(self) -> None:
@@ -194,16 +204,23 @@ class VirtualStreams:
         takes memory for the other.
         """
         ends: dict[int, Operation] = {}
+        later: dict[int, list[tuple[str, Operation]]] = {}
 
         def enqueue(i: int, launch: Launch, part: Any) -> None:
             after = tuple(ends[each] for each in launch.after if each != START)
-            if not isinstance(part, Posting):
-                ends[i] = self._put(launch.stream, Operation(f"instruction {i}", after, partial(_run, part)))
-                return
-            operation = ends[i] = Operation(f"instruction {i}", after, partial(self._start, part.launch))
-            self._put(COMPUTE, Operation(HOST, (), self._preparing(part, operation)))
-            self.prepare()
+            operation = ends[i] = Operation(f"instruction {i}", after, partial(_run, part))
+            if isinstance(part, Posting):
+                operation.begin = partial(self._start, part.launch)
+                self._put(COMPUTE, Operation(HOST, (), self._preparing(part, operation)))
+                if launch.behind is not None:
+                    later.setdefault(launch.behind, []).append((launch.stream, operation))
+                    return
+            acts = launch.stream == COMPUTE and not launch.after  # what waits is behind an event
+            self._wait(acts)
             self._put(launch.stream, operation)
+            self._wait(acts)
+            for each in later.pop(i, ()):
+                self._put(*each)
 
         return tuple(partial(enqueue, *each) for each in zip(range(len(parts)), launches, parts, strict=True))
 
@@ -211,12 +228,15 @@ class VirtualStreams:
         """Start an operation behind what computes now."""
         own = Operation(f"an operation on {stream}", (), partial(self._start, operation))
         own.operands = self.memory_.operands(tensors)
-        self._put(stream, own)
+        if self.running is None:
+            self._put(stream, own)
+        else:  # the host was there when it enqueued what runs now
+            self._give(stream, own, (self.running.place[0], self._next()))
         return _Launched(own, tensors, self.waiting)
 
     def drained(self) -> Waits:
         """Wait for what computes."""
-        while self.queues.get(COMPUTE):
+        while self.computing():
             yield
 
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
@@ -232,13 +252,47 @@ class VirtualStreams:
         """Memory with garbage, as that of tensors."""
         return self.memory_.take(size)
 
-    def _put(self, stream: str, operation: Operation) -> Operation:
+    def computing(self) -> bool:
+        """Whether there is something left to compute, or to enqueue."""
+        return bool(self.pending or self.queues.get(COMPUTE))
+
+    def _put(self, stream: str, operation: Operation) -> None:
+        self.pending.append((stream, operation))
+        self.go_on()
+
+    def _wait(self, may: bool) -> None:
+        if may and self.cluster.host_waits():
+            self.pending.append(None)
+
+    def go_on(self) -> None:
+        """Let the host enqueue all until it waits for its device. Later would be as good: its device may be slow."""
+        while self.pending and (self.pending[0] is not None or not any(self.queues.values())):
+            own = self.pending.popleft()
+            if own is not None:
+                self._give(*own, (self._next(), 0))
+                self.prepare()
+
+    def _next(self) -> int:
+        self.count += 1
+        return self.count
+
+    def _give(self, stream: str, operation: Operation, place: tuple[float, float]) -> None:
+        operation.place = place
         self.queues.setdefault(stream, deque()).append(operation)
-        return operation
+
+    def taken(self) -> list[Operation]:
+        """What the hardware takes next of each connection, or resumes; streams have connections in turn."""
+        found: dict[int, Operation] = {}
+        for i, queue in enumerate(self.queues.values()):
+            first = next((each for each in queue if not each.started or each.steps is not None), None)
+            connection = i % (self.cluster.connections or len(self.queues))
+            if first is not None and (connection not in found or first.place < found[connection].place):
+                found[connection] = first
+        return list(found.values())
 
     def prepare(self) -> None:
         """Do what the host does before what is next on the stream that computes: it has done so long before."""
-        queue = self.queues[COMPUTE]
+        queue = self.queues.get(COMPUTE)
         while queue and queue[0].name == HOST:
             host = queue.popleft()
             host.begin(host)
@@ -278,7 +332,7 @@ class StreamTransport(VirtualTransport):
     device: VirtualStreams = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.device = VirtualStreams(self.waiting)
+        self.device = VirtualStreams(self.waiting, cast("StreamCluster", self.cluster))
 
     def streams(self, device: torch.device) -> VirtualStreams:
         """Those of the rank."""
@@ -309,9 +363,32 @@ _Move = tuple[object, Callable[[], Iterable[int]]]
 
 
 class StreamCluster(VirtualCluster):
-    """`ranks` virtual ranks with streams; `seed` chooses the order of what nothing orders."""
+    """`ranks` virtual ranks with streams. `seed` chooses the order of what nothing orders, how often hosts wait where
+    they may (one of `waits`), and how many connections the streams of a rank share (one of `connections`; None: each
+    has its own).
+    """
 
     transports = StreamTransport
+
+    def __init__(
+        self,
+        ranks: int,
+        strict: bool = True,
+        seed: int = 0,
+        waits: Sequence[float] = (0.0, 0.2, 1.0),
+        connections: Sequence[int | None] = (None, 1, 2, 3),
+    ) -> None:
+        self._choices = waits, connections
+        super().__init__(ranks, strict, seed)
+
+    def begin(self, seed: int) -> None:
+        """Choose anew, by this seed."""
+        super().begin(seed)
+        self._waits, self.connections = map(self._random.choice, self._choices)
+
+    def host_waits(self) -> bool:
+        """Whether a host waits where it may."""
+        return self._random.random() < self._waits
 
     @property
     def _ends(self) -> tuple[StreamTransport, ...]:
@@ -356,14 +433,16 @@ class StreamCluster(VirtualCluster):
         for queue in device.queues.values():
             while queue and queue[0].post is not None and queue[0].post.complete:
                 device.ended(queue.popleft())
+        device.go_on()
         heard = not waiting or any(each.complete for each in waiting)
+        taken = device.taken()
         for stream, queue in device.queues.items():
             first = queue[0] if queue else None
-            if first is None:
+            if first is None or not any(first is each for each in taken):
                 continue
             if first.may_start() or (first.steps is not None and heard):
                 found.append(((rank, stream), partial(self._advance, rank, queue)))
-        if rank in hosts and not device.queues.get(COMPUTE) and heard:
+        if rank in hosts and not device.computing() and heard:
             found.append(((rank, "host"), partial(self._host, hosts, rank)))
         return found
 
@@ -388,6 +467,7 @@ class StreamCluster(VirtualCluster):
         computes = queue is device.queues.get(COMPUTE)
         if computes:
             waiting.clear()
+            device.running = first
         if first.steps is None:
             first.started = True
             begun = first.begin(first)
@@ -395,7 +475,10 @@ class StreamCluster(VirtualCluster):
                 first.post = begun
                 return begun.line.ends  # which may have completed it at once
             first.steps = begun  # type: ignore[assignment]
-        if first.steps is None or next(first.steps, _EXHAUSTED) is _EXHAUSTED:
+            first.place = first.place[0], inf  # what it launches comes before the rest of it
+        ended = first.steps is None or next(first.steps, _EXHAUSTED) is _EXHAUSTED
+        device.running = None
+        if ended:
             if computes:
                 waiting.clear()
             queue.popleft()
