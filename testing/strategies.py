@@ -236,9 +236,12 @@ def mutants(draw: st.DrawFn, of: st.SearchStrategy[Schedule] | None = None) -> t
 
 @st.composite
 def messages(draw: st.DrawFn, stages: int) -> tuple[Message, ...]:
-    """The chain, and skip connections over any number of stages with their gradients, in any order."""
+    """The chain, and skip connections over any number of stages, or to all later ones, with their gradients, in any
+    order.
+    """
     pairs = st.tuples(st.integers(0, stages - 1), st.integers(0, stages - 1))
     skips = [(min(pair), max(pair)) for pair in draw(st.lists(pairs, max_size=4)) if pair[0] != pair[1]]
+    skips += [(a, b) for a in draw(st.lists(st.integers(0, stages - 1), max_size=2)) for b in range(a + 1, stages)]
     extra = [Message(f"skip{i}", a, b, "forward", 8 * i) for i, (a, b) in enumerate(skips)]
     extra += [Message(f"skip{i}'", b, a, "backward", 8 * i) for i, (a, b) in enumerate(skips)]
     return tuple(draw(st.permutations((*default_messages(stages), *extra))))

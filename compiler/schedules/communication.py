@@ -19,6 +19,7 @@ All of this is linear in the number of instructions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import define, field
@@ -294,7 +295,9 @@ def _receive_in_time(schedule: Schedule, outputs: _Outputs, inputs: _Inputs, lin
 
 
 def _give_buffers(schedule: Schedule, inputs: _Inputs, lines: Sequence[_Line]) -> None:
-    """Chooses each channel's number of buffers from the ends of actions at equal durations and with unbounded buffers.
+    """Chooses each channel's number of buffers from the ends of actions at equal durations and with unbounded buffers;
+    what one action sends on a channel has room there, as what is sent behind it would wait for the receiver of the
+    first, who may wait for what is sent behind it.
 
     A schedule that deadlocks anyway keeps unbounded buffers, so that the reported cycle is caused by the schedule.
     """
@@ -306,7 +309,8 @@ def _give_buffers(schedule: Schedule, inputs: _Inputs, lines: Sequence[_Line]) -
             continue
         free = [receiver[position - 1] if position else 0 for position in line.posted]
         wanted = [sender[position] for position in line.produced]
-        while any(a >= b for a, b in zip(free, wanted[line.buffers :], strict=False)):
+        most = max(Counter(line.produced).values())  # of one action
+        while line.buffers < most or any(a >= b for a, b in zip(free, wanted[line.buffers :], strict=False)):
             line.buffers *= 2
 
 
