@@ -21,7 +21,7 @@ from tests.commands import computed, here, partita
 from tests.compiler.analysis.test_memory import peak_of
 from tests.compiler.test_text import check_every_pass
 from tests.files import ROOT, SPECS
-from tests.marks import soak
+from tests.marks import examples, soak
 
 FILE = ROOT / "tests" / "planted" / "files" / "pieces.par"
 TEXT = FILE.read_text()
@@ -63,7 +63,7 @@ def cases(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
 
 
 @given(case=cases())
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(2, suppress_health_check=list(HealthCheck))
 def test_the_numbers_are_those_of_one_device(case: tuple[str, tuple[str, ...]]):
     """To 1e-10, in float64: losses, gradients, parameters after updates; and the program is proven equivalent."""
     holds(spec_of(*case[1], text=case[0]))

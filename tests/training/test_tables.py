@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, note
 from hypothesis import strategies as st
 
 from partita.compiler.graph import Phase, substitute
@@ -25,6 +25,7 @@ from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.compiler.test_text import check_every_pass
 from tests.files import checked
+from tests.marks import examples
 
 FILE = """\
 axis batch = BATCH, words = 4, tables = 4, rows = ROWS, others = 8, embed = 4, hidden = 6, one = 1
@@ -184,7 +185,7 @@ def test_with_bf16_rows_are_cast_after_they_are_looked_up(rule: str | None):
     st.sampled_from((1, 2, 3)),
     st.sampled_from((4, 8, 100)),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(3, suppress_health_check=list(HealthCheck))
 def test_a_split_changes_nothing(rule: str, first: str, second: str, microbatches: int, rows: int):
     """Not with optimizers that are told to leave other rows either: a split computes what one device does."""
     spec = spec_of(rule, first=first, second=second, microbatches=microbatches, rows=rows)

@@ -35,6 +35,7 @@ from partita.testing import (
     shapes,
     shared_schedules,
 )
+from tests.marks import examples
 
 
 @given(schedules(shapes(4, 3, 5)))
@@ -234,7 +235,7 @@ def test_what_names_a_file_may_not_say_otherwise():
 
 
 @given(named_schedules(shapes(4, 3, 6)))
-@settings(max_examples=30)
+@examples(8)
 def test_a_schedule_by_itself_goes_to_a_file_and_back(schedule):
     """`schedule NAME … -o mine.sched`, then `schedule 'from_file("mine.sched")'`: the same timeline, by its JSON, which
     is read as well, and so is torch's form.

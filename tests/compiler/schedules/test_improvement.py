@@ -6,7 +6,7 @@ import json
 
 import pytest
 from attrs import evolve
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from partita.compiler.schedules.auto import auto
@@ -22,7 +22,7 @@ from partita.compiler.schedules.schedule import WEIGHT, Schedule, loop_placement
 from partita.compiler.schedules.simulator import equal_costs
 from partita.testing import assert_lawful, costs, named_schedules, schedules, shapes
 from tests.files import GOLDEN
-from tests.marks import soak
+from tests.marks import examples, soak
 
 ZERO_BUBBLE_V = json.loads((GOLDEN / "zero_bubble_v.json").read_text())["rows"]
 
@@ -129,7 +129,7 @@ def test_the_critical_path_accounts_for_the_time_that_counts(schedule, whole, da
             assert seconds == pytest.approx(value)
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(named_schedules(shapes(5, 2, 8), names=SPLIT), parts, st.booleans(), st.data())
 def test_improved_orders_are_lawful_fit_and_cost_no_more(schedule, weight, whole, data):
     assume(plain([codes(line) for line in schedule.actions]))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from attrs import evolve
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, event, given
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import Compute, PostCopy, WaitCopy
@@ -30,6 +30,7 @@ from partita.testing import (
     shapes,
     shared_schedules,
 )
+from tests.marks import examples
 
 small = shapes(4, 2, 6, max_slices=2)
 orders = schedules(small) | shared_schedules(shapes(3, 2, 5))
@@ -107,7 +108,7 @@ def test_every_form_that_can_say_copies_reads_them_back(given_, data):
         assert torch_csv.write(found) == torch_csv.write(schedule)
 
 
-@settings(max_examples=300, suppress_health_check=SLOW)
+@examples(60, suppress_health_check=SLOW)
 @given(st.data())
 def test_a_mistake_is_found_or_makes_no_difference(data):
     """A schedule with copies in which one action is changed is refused, or copies each microbatch once and in time."""

@@ -27,7 +27,7 @@ from partita.compiler.schedules.timeline import Timeline
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused
 from partita.testing import Shape, assert_lawful, costs, named_schedules, shapes
-from tests.marks import every
+from tests.marks import every, examples
 
 RANKS, CHUNKS, MICROBATCHES = range(1, 7), range(1, 5), range(1, 13)
 BY_SHAPE = {name: each for name, each in SCHEDULES.items() if each.written is None} | {"forward_only": FORWARD_ONLY}
@@ -70,7 +70,7 @@ def test_every_schedule_that_is_searched_for_is_too(name, ranks):
     in_all_shapes(name, ranks)
 
 
-@settings(max_examples=40)
+@examples(10)
 @given(named_schedules(shapes(16, 4, 64), names=sorted(set(SCHEDULES) - {"auto", "from_file"})))
 def test_every_schedule_is_lawful_in_large_shapes(schedule):
     assert hold_to_the_laws(schedule).peak_live == schedule.bound
@@ -147,7 +147,7 @@ def hold_as_published(ranks: int, microbatches: int) -> None:
             assert min(timeline.peak_live) >= memory * whole - 1e-9
 
 
-@settings(max_examples=5)
+@examples(3)
 @given(st.integers(2, 9), st.integers(1, 12))
 def test_v_half_and_v_min_hold_and_lose_their_part_of_1f1b(ranks: int, more: int):
     """arXiv 2405.15362 §3.2 and table 1, from P+1 microbatches on."""
@@ -197,7 +197,7 @@ def test_bubbles_are_the_closed_forms_at_equal_costs(name: str, shape: Shape):
 
 
 @pytest.mark.parametrize("name", [name for name, each in SCHEDULES.items() if each.live is not None])
-@settings(max_examples=40)
+@examples(15)
 @given(shapes(6, 3, 12))
 def test_what_a_schedule_states_of_itself_is_so(name: str, shape: Shape):
     """Placement, whether B and W are apart, live activations, the W put off, and the bubble at equal costs."""
@@ -445,7 +445,7 @@ def joined(schedule: Schedule, group: int) -> Schedule:
     return evolve(schedule, actions=lines, bound=tuple(map(peak_live, lines)))
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(shapes(6, 3, 30), st.integers(1, 6), st.integers(1, 6))
 def test_spreading_what_is_left_over_takes_less_memory_and_no_longer(shape: Shape, forward: int, backward: int):
     """Than to put it into the first group: whatever F and BW take, if transfers are free and stages alike."""

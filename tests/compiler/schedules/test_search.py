@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 from attrs import evolve
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from partita.compiler.schedules.auto import auto
@@ -33,6 +33,7 @@ from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
 from partita.dsl.diagnostic import Refused
 from partita.testing import assert_lawful, costs, memories, named_schedules, random_orders, schedules, shapes
 from tests.compiler.schedules.test_communication import without_bounds
+from tests.marks import examples
 
 
 def chain(schedule: Schedule, given_costs: Costs) -> Conditions:
@@ -58,7 +59,7 @@ def tight(schedule: Schedule, memory: Memory) -> Memory:
     return evolve(memory, limit=tuple(peaks))
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(schedules(shapes(4, 3, 8)), st.data())
 def test_no_lawful_schedule_costs_less_than_the_bound(schedule, data):
     """Whatever its order, its costs, and the memory that it needs."""
@@ -71,7 +72,7 @@ def test_no_lawful_schedule_costs_less_than_the_bound(schedule, data):
     assert timeline.cost >= least * (1 - 1e-9)
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(named_schedules(shapes(8, 1, 24), names=("one_f_one_b", "zb_h1", "zb_h2", "auto")), st.data())
 def test_no_good_schedule_costs_less_than_the_bound_either(schedule, data):
     """Where costs differ little, these come near the bound."""
@@ -225,7 +226,7 @@ def test_policies():
 # ---------------------------------------------------------------- auto
 
 
-@settings(max_examples=15)
+@examples(5)
 @given(shapes(5, 3, 10), st.data())
 def test_auto_keeps_within_memory_and_is_no_worse_than_what_fits(shape, data):
     """It finds an order wherever memory holds one microbatch, and none of those that users can name costs less."""

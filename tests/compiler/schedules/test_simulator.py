@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import Compute, PostReceive, Transfer
@@ -16,6 +16,7 @@ from partita.compiler.schedules.schedule import Action
 from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
 from partita.testing import assert_lawful, costs, messages, schedules, shapes
 from tests.files import GOLDEN
+from tests.marks import examples
 
 ZERO_BUBBLE = json.loads((GOLDEN / "zero_bubble.json").read_text())
 
@@ -95,7 +96,7 @@ def test_nothing_runs_before_what_it_needs(schedule, data):
                 assert action is None or ends[action.stage, action.action] <= arrival.start
 
 
-@settings(max_examples=50)
+@examples(20)
 @given(schedules(), st.data())
 def test_the_critical_path_has_no_gap_and_is_as_long_as_the_step(schedule, data):
     timeline = assert_lawful(schedule, data.draw(costs(schedule.stages)))

@@ -33,7 +33,7 @@ from partita.runtime.verification.experiment import Experiment, Figures, experim
 from tests.compiler.verify.layout_mutants import layout_mutants
 from tests.compiler.verify.mutants import Mutant, communication_mutants, executed, first_step, refused, some
 from tests.files import SPECS, checked
-from tests.marks import soak
+from tests.marks import examples, soak
 from tests.programs import Program, sharded_programs
 
 CASES = {
@@ -244,7 +244,7 @@ def refused_or_the_same(program: Program, data: st.DataObject, count: int) -> No
 
 
 @given(program=sharded_programs(), data=st.data())
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@examples(3, suppress_health_check=[HealthCheck.too_slow])
 def test_mutants_of_any_program_are_refused_or_compute_the_same(program: Program, data: st.DataObject):
     refused_or_the_same(program, data, 3)
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.cli import measured
@@ -27,6 +27,7 @@ from partita.runtime.tracing.measurement import measure
 from partita.runtime.tracing.stopwatch import MOST_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
 from tests.commands import partita
 from tests.files import SPECS, checked
+from tests.marks import examples
 
 TINY = SPECS / "tiny.par"
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8"]
@@ -95,7 +96,7 @@ def runs(draw):
     ]
 
 
-@settings(max_examples=8, deadline=None)
+@examples(3)
 @given(runs())
 def test_the_simulation_from_the_costs_of_a_simulated_run_is_that_run(run):
     made, marks = run

@@ -26,6 +26,7 @@ from partita.runtime.transports.lines import Deadlock
 from partita.runtime.transports.virtual import VirtualCluster
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
+from tests.marks import examples
 from tests.programs import Program, programs, sharded_programs
 
 ALL = list(HealthCheck)
@@ -289,7 +290,7 @@ def offloading() -> tuple[Plan, list[torch.Tensor]]:
 
 
 @given(data=st.data(), seed=SEEDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=ALL)
+@examples(8, suppress_health_check=ALL)
 def test_what_the_laws_accept_does_not_race(data: st.DataObject, seed: int):
     held_against_races(*offloading(), data, range(seed, seed + 4))
 
