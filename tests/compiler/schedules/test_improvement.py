@@ -54,6 +54,7 @@ SPLIT = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "auto")
 parts = st.floats(0.0, 1.0)
 
 
+@examples(20)
 @given(named_schedules(shapes(5, 2, 10), names=SPLIT), parts, st.data())
 def test_filled_gaps_are_lawful_and_within_memory(schedule, weight, data):
     """Whatever the costs, the allowances, and the memory, from that of the plan with each W right after its B."""
@@ -102,6 +103,7 @@ def test_filling_says_what_does_not_fit_or_deadlocks():
     assert enough.orders([first, (second[1], second[0], *second[2:])], none) is None
 
 
+@examples(20)
 @given(schedules(shapes(5, 3, 10)), st.booleans(), st.data())
 def test_the_critical_path_accounts_for_the_time_that_counts(schedule, whole, data):
     """From the end of the rank whose time counts back to a start, actions and transfers add up to it."""

@@ -220,6 +220,7 @@ def test_what_a_schedule_states_of_itself_is_so(name: str, shape: Shape):
     assert timeline.cost - 3 * M * V == (P - 1) * generator.bubble(stage)
 
 
+@examples(20)
 @given(shapes(8, 1, 12), st.integers(4, 20), st.integers(4, 20), st.integers(1, 20))
 def test_zb_h1_and_h2_idle_as_published(shape: Shape, forward: int, backward: int, weight: int):
     """(P−1)(F + B − W) and (P−1)(F + B − 2W), of arXiv 2401.10241 table 1, for W no longer than F and B, and enough
@@ -236,6 +237,7 @@ def test_zb_h1_and_h2_idle_as_published(shape: Shape, forward: int, backward: in
         assert timeline.cost - M * (forward + backward + W) == idle
 
 
+@examples(20)
 @given(shapes(8, 1, 24))
 def test_zb_v_has_no_bubble_at_equal_costs(shape: Shape):
     """No rank waits between its first and its last action, from 2P−1 microbatches on; in the memory of 1F1B: P of the
@@ -253,6 +255,7 @@ def test_zb_v_has_a_bubble_with_fewer_microbatches(ranks: int):
     assert assert_lawful(make("zb_v", ranks, 2, 2 * ranks - 2)).bubble > 0
 
 
+@examples(20)
 @given(shapes(8, 1, 24), st.sampled_from((2.0, 2.25, 2.5, 3.0)))
 def test_dualpipe_v_idles_as_published(shape: Shape, pair: float):
     """(P−1)(F&B + B − 3W) with B the whole backward, of DeepSeek's table, beside the work of the rank with the most
@@ -280,6 +283,7 @@ def test_dualpipe_v_one_after_the_other_idles_less(shape: Shape):
     assert timeline.cost - 6 * M == (P - 1) * (1 + 2 - 2)
 
 
+@examples(20)
 @given(shapes(8, 1, 24))
 def test_an_overlapped_pair_waits_before_and_sends_after_both(shape: Shape):
     P, M = shape.ranks, 2 * shape.ranks - 1 + shape.microbatches
@@ -301,6 +305,7 @@ def test_an_overlapped_pair_waits_before_and_sends_after_both(shape: Shape):
                             assert direction != channel.direction or each.start >= backward.end
 
 
+@examples(20)
 @given(shapes())
 def test_one_chunk_is_the_schedule_without_chunks(shape: Shape):
     P, M = shape.ranks, shape.microbatches
@@ -309,6 +314,7 @@ def test_one_chunk_is_the_schedule_without_chunks(shape: Shape):
     assert make("looped_bfs", P, 1, M).actions == make("gpipe", P, 1, M).actions
 
 
+@examples(20)
 @given(shapes(8, 4, 6))
 def test_forwards_alone_lose_no_more_than_the_way_to_the_last_rank(shape: Shape):
     P, V = shape.ranks, shape.chunks
@@ -319,6 +325,7 @@ def test_forwards_alone_lose_no_more_than_the_way_to_the_last_rank(shape: Shape)
     assert timeline.bubble == 0
 
 
+@examples(20)
 @given(shapes(8, 4, 12))
 def test_forwards_alone_are_lawful_in_a_v(shape: Shape):
     """Evaluation runs where training has its stages."""

@@ -113,6 +113,7 @@ def test_what_fills_a_pipeline(limit, counts):
 # ---------------------------------------------------------------- the estimate
 
 
+@examples(20)
 @given(schedules(shapes(5, 3, 10)), st.data())
 def test_an_estimate_is_at_most_what_the_simulator_says(schedule, data):
     given_costs = data.draw(costs(schedule.stages))
@@ -123,6 +124,7 @@ def test_an_estimate_is_at_most_what_the_simulator_says(schedule, data):
     assert makespan <= timeline.makespan * (1 + 1e-9)
 
 
+@examples(20)
 @given(named_schedules(shapes(5, 3, 10)))
 def test_at_equal_costs_and_with_free_transfers_it_is_the_same(schedule):
     estimate = Estimate(schedule.placement, prices(chain(schedule, equal_costs()), schedule.placement))
@@ -145,6 +147,7 @@ def test_orders_in_which_ranks_wait_for_each_other_cost_infinitely_much():
 # ---------------------------------------------------------------- list scheduling
 
 
+@examples(20)
 @given(shapes(5, 3, 12), st.data())
 def test_lists_are_lawful_in_any_memory_that_holds_a_microbatch(shape, data):
     placement = data.draw(st.sampled_from((loop_placement, v_placement)))(shape.ranks, shape.chunks)
@@ -160,6 +163,7 @@ def test_lists_are_lawful_in_any_memory_that_holds_a_microbatch(shape, data):
     assert memory.fits(schedule)
 
 
+@examples(20)
 @given(shapes(5, 3, 12), st.data())
 def test_a_policy_keeps_its_bound_and_idles_only_while_it_must(shape, data):
     in_flight = data.draw(st.integers(shape.chunks, 3 * shape.ranks * shape.chunks))
@@ -312,6 +316,7 @@ def test_auto_says_what_memory_lacks():
     assert diagnostic.help == "`recompute`, smaller microbatches or more ranks need less memory"
 
 
+@examples(20)
 @given(random_orders(shapes(4, 3, 6)))
 def test_one_after_the_other_takes_the_least_memory(schedule):
     least = one_by_one(schedule.placement, schedule.microbatches)

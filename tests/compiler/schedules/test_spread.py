@@ -33,6 +33,7 @@ def instructions(schedule: Schedule) -> tuple:
     return communicate(schedule, (*messages, *part_messages(schedule.spread, schedule.training)))
 
 
+@examples(20)
 @given(named_schedules(shapes(5, 3, 9)), st.booleans(), st.booleans())
 def test_invariants_hold_for_every_schedule(schedule, inputs, outputs):
     found = shared(schedule, inputs, outputs)

@@ -20,6 +20,7 @@ from partita.compiler.schedules.stream_invariants import check_launches
 from partita.compiler.streams import START, Launch, enqueued, launches_of
 from partita.dsl.diagnostic import Refused
 from partita.testing import messages, schedules
+from tests.marks import examples
 
 
 @define(eq=False)
@@ -90,6 +91,7 @@ def accepted(programs: Sequence[Sequence[Instruction]], launches: Sequence[Seque
     return True
 
 
+@examples(20)
 @given(schedules(), st.data())
 def test_every_schedule_gets_to_the_end(schedule: Schedule, data: st.DataObject):
     programs = communicate(schedule, data.draw(messages(schedule.stages)))
@@ -98,6 +100,7 @@ def test_every_schedule_gets_to_the_end(schedule: Schedule, data: st.DataObject)
     assert ends(programs, launches)
 
 
+@examples(20)
 @given(schedules(), st.data())
 def test_what_is_lawful_gets_to_the_end_and_nothing_else(schedule: Schedule, data: st.DataObject):
     """With some receives in the way of the next action, as all would be without `Launch.behind`."""
