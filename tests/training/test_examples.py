@@ -73,11 +73,7 @@ def test_a_stages_source_has_all_that_it_calls():
     """Also what those call, which torch compiles."""
     command = ("compile", str(SPECS / "tiny.par"), "train.compile=true", "--emit", "python")
     whole, part = (
-        {
-            node.name: node
-            for node in ast.parse(here(*each, cwd=ROOT).stdout).body
-            if isinstance(node, ast.FunctionDef)
-        }
+        {node.name: node for node in ast.parse(here(*each, cwd=ROOT).stdout).body if isinstance(node, ast.FunctionDef)}
         for each in (command, (*command, "--stage", "0"))
     )
     assert 0 < len(part) < len(whole)
