@@ -20,7 +20,8 @@ sample: $(VENV)/installed
 test: lint
 	$(MAKE) --no-print-directory --jobs 2 types tests
 
-# On two cores: one of three waits for a disk or for processes of its own, more often than not.
+# All is collected while mypy runs beside it; then three processes are forked (`tests/workers.py`). On two cores: one of three
+# waits for a disk or for processes of its own, more often than not.
 tests: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest --workers 3 -rs -m "not soak"
 

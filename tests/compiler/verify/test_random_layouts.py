@@ -72,6 +72,7 @@ def features(text: str) -> Iterator[str]:
     yield from ["several axes in a rule"] * bool(re.search(r"-> \w+, \w+\n", text))
 
 
+@pytest.mark.soak
 def test_the_family_is_wide():
     """What is to be covered occurs often enough among some hundred programs."""
     found: Counter[str] = Counter()

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,7 +27,7 @@ from partita.runtime.tracing.measurement import measure
 from partita.runtime.tracing.stopwatch import MOST_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
 from tests.commands import partita
 from tests.files import SPECS, checked
-from tests.marks import examples
+from tests.marks import every, examples
 
 TINY = SPECS / "tiny.par"
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8"]
@@ -146,9 +146,10 @@ def test_costs_are_those_of_the_middle_half_of_the_steps():
 # ---------------------------------------------------------------- pictures
 
 
-@pytest.mark.parametrize("sync", ["none", "local(groups = 2, every = 2)"])
-@pytest.mark.parametrize("rules", ["", "shard vocab -> pipe"])
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    ("mesh", "rules", "sync"),
+    every(3, [*product(MESHES, ["", "shard vocab -> pipe"], ["none", "local(groups = 2, every = 2)"])]),
+)
 def test_a_measured_run_is_drawn_with_a_row_for_each_rank_of_any_mesh(tmp_path: Path, capsys, mesh, rules, sync):
     made = program(f"train.sync={sync}", "schedule=one_f_one_b", mesh=mesh, rules=rules)
     ranks = range(made.mesh.ranks)
