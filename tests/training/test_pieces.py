@@ -87,6 +87,7 @@ def test_what_the_passes_make_reads_back_as_the_same(overrides: tuple[str, ...])
     check_every_pass(spec_of(*overrides))
 
 
+@pytest.mark.soak
 def test_processes_train_as_the_virtual_cluster_does_to_the_last_bit(tmp_path: Path):
     """Over Gloo, where pieces really are under way together; and as without pieces, up to rounding."""
     (tmp_path / "lm.par").write_text(TEXT)

@@ -127,6 +127,7 @@ train {
 """
 
 
+@pytest.mark.soak
 def test_processes_compute_the_same_bits(tmp_path: Path) -> None:
     """With evaluations and checkpoints between steps, whose parameters are under way."""
     (tmp_path / "net.par").write_text(FILE)

@@ -333,6 +333,7 @@ def test_there_must_be_a_pipeline() -> None:
     assert found.span is not None
 
 
+@pytest.mark.soak
 def test_processes_compute_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "net.par").write_text(zero_bubble("after(calm = 1)").replace("pipe = 4", "pipe = 2"))
     found = []
