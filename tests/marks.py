@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+LONGER = 10  # times as many random examples in long runs
 
 
 def soak(*values: Any) -> list[Any]:
@@ -16,6 +19,13 @@ def soak(*values: Any) -> list[Any]:
 def every(n: int, values: Sequence[Any]) -> list[Any]:
     """Parameters of a test, of which `make test` tries each n-th."""
     return [each for i, value in enumerate(values) for each in ([value] if i % n == 0 else soak(value))]
+
+
+def examples(few: int, **more: Any) -> settings:
+    """Settings of a property whose examples are slow: `make test` tries few, the same ones each time, and `make soak`
+    ten times as many, which are new.
+    """
+    return settings(max_examples=few * (LONGER if settings.get_current_profile_name() == "new" else 1), **more)
 
 
 # The devices of a test of `make gpu`, which compares one with the CPU. On the CPU itself `make test` tries its code.

@@ -11,6 +11,7 @@ import pytest
 from partita.cli.families.registry import FAMILIES
 from partita.cli.main import main
 from partita.dsl.load import load
+from tests.marks import every
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ PUBLISHED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("config", PUBLISHED, ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("config", every(3, PUBLISHED), ids=lambda config: config["model_type"])
 def test_published_configs_are_said(config: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]):
     status, out, err = init(capsys, config, "-o", "m.par")
     assert (status, err) == (0, "")

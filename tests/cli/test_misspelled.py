@@ -22,6 +22,7 @@ from partita.dsl.reader import Reader
 from partita.dsl.report import Report
 from partita.dsl.source import Source
 from tests.files import SPECS
+from tests.marks import every, soak
 
 LONG = 4  # letters from which on a misspelled word is always recognised
 MEANT = re.compile(r"did you mean (`[^`]+`(?:(?:, | or )`[^`]+`)*)\?")
@@ -138,7 +139,7 @@ def wrong_key(override: str) -> list[tuple[str, int]]:
     return [(each, one.span.start) for one in found for each in suggested(one.help or "")] or [("", 0)] * bool(found)
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", every(5, KEYS))
 def test_every_key_of_an_override(key: str):
     assert not wrong_key(f"{key}=1")
     for wrong in {*misspelled(key)} - {*KEYS}:
@@ -158,7 +159,7 @@ def is_refused(override: str) -> bool:
     return any(each.severity == "error" and each.span and each.span.source.name == "command line" for each in found)
 
 
-@pytest.mark.parametrize("name", ["check", "run", "compile", "plan"])
+@pytest.mark.parametrize("name", ["check", *soak("run", "compile", "plan")])
 def test_a_setting_with_dashes_is_said_as_a_key_that_the_file_has(name: str, capsys, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("m.par").write_text(TEXT)
@@ -202,7 +203,7 @@ WORDS: Mapping[str, Collection[str]] = {
 }
 
 
-@pytest.mark.parametrize("key", [key for key, words in WORDS.items() if len(words) > 1])
+@pytest.mark.parametrize("key", every(2, [key for key, words in WORDS.items() if len(words) > 1]))
 def test_every_word_that_a_value_may_be(key: str):
     more = "optimizer mixed { update all -> sgd(lr = 0.1) }\nlayout other_layout on cluster { shard batch -> data }\n"
     model = re.search(r"^model \w+(\(.*?^}\n)", TEXT, re.MULTILINE | re.DOTALL)

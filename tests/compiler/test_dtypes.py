@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from partita.compiler.graph import Graph, Node
@@ -17,6 +19,7 @@ from tests.planted.trial import ROOT
 FILES = ROOT / "tests" / "planted" / "files"
 
 
+@cache
 def compiled(name: str) -> Compilation:
     spec, diagnostics = load(FILES / f"{name}.par", ["train.precision=bf16"])
     assert spec is not None, diagnostics

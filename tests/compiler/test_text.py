@@ -20,7 +20,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Spec
 from tests.compiler.same import difference
 from tests.files import ROOT, checked
-from tests.marks import soak
+from tests.marks import every, examples, soak
 from tests.programs import programs, sharded_programs
 from tests.reference.programs import Maker
 
@@ -86,7 +86,7 @@ SLOW = list(HealthCheck)
 
 
 @given(text=PROGRAMS)
-@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
+@examples(5, suppress_health_check=SLOW)
 def test_text_of_random_programs(text: str) -> None:
     check_if_it_compiles(text)
 
@@ -99,7 +99,7 @@ def test_text_of_many_random_programs(text: str) -> None:
 
 
 @pytest.mark.parametrize("training", [True, *soak(False)], ids=["training", "evaluation"])
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", every(4, FILES), ids=lambda file: file.stem)
 def test_text_of_files(file: Path, training: bool) -> None:
     check_every_pass(checked(file.read_text(encoding="utf-8"), file.name), training)
 

@@ -19,6 +19,7 @@ from partita.dsl.parser import parse_file
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source
 from tests.dsl.strategies import texts
+from tests.marks import examples
 
 HERE = Path(__file__).parent
 EXAMPLES = [path.read_text() for path in sorted((HERE.parents[1] / "specs").glob("*.par"))]
@@ -91,13 +92,13 @@ def only_diagnostics(text):
         assert formatted(once) == (once, ())
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@examples(100, suppress_health_check=[HealthCheck.too_slow])
 @given(anything)
 def test_any_text_gives_only_diagnostics(text):
     only_diagnostics(text)
 
 
-@settings(max_examples=150)
+@examples(40)
 @given(st.sampled_from(EXAMPLES), st.text(max_size=40))
 def test_any_override_gives_only_diagnostics(text, override):
     found, diagnostics = load_text(text, overrides=[override, f"batch={override}", f"train.optimizer.{override}=1"])

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partita.compiler.pipeline import compile_spec
 from partita.dsl import load as loading
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load_text
+from tests.marks import examples
 from tests.programs import Program, sharded_programs
 
 FILE = """\
@@ -247,7 +248,7 @@ OF_SIZES = {"E0402", "E0406", "E0411", "E0412"}
 
 
 @given(st.data())
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@examples(8, suppress_health_check=list(HealthCheck))
 def test_check_and_compile_agree(data: st.DataObject) -> None:
     """What check reports, compile refuses; what compile refuses of an input or a parameter, check reports."""
     program = data.draw(sharded_programs())

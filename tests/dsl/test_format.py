@@ -12,6 +12,7 @@ from partita.dsl.report import Report
 from partita.dsl.source import Source
 from tests.dsl.strategies import files, texts, words
 from tests.files import SPECS
+from tests.marks import examples
 
 
 def parsed(text):
@@ -33,7 +34,7 @@ def test_a_printed_tree_parses_to_itself(pair):
     assert parsed(text.replace("\r\n", "\n")) == item, text
 
 
-@settings(max_examples=200)
+@examples(60)
 @given(texts())
 def test_formatting_keeps_the_tree_and_the_comments_and_is_idempotent(pair):
     item, text = pair

@@ -24,6 +24,7 @@ ACTIONS = {
 SAVES = ("begun", "marked", "manifest", "committed")
 # Before the first step, and after the last: as the recorder has it.
 EDGES = tuple(ACTIVITIES[each] for each in (STARTING, CONNECTING, ENDED))
+LOOK_SECONDS = 0.0002  # less than any moment lasts; without a pause the test would take a core from the run
 _plan = cache(planned)
 
 
@@ -93,3 +94,4 @@ def await_moment(run: Run, victim: int, moment: str, step: int) -> Iterator[set[
         assert run.process.poll() is None, f"the run has ended before {moment} of step {step}"
         assert time.monotonic() < end, f"waited in vain for {moment} of step {step}"
         yield set(steps_in(run.checkpoints))
+        time.sleep(LOOK_SECONDS)

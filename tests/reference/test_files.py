@@ -6,13 +6,16 @@ times, several metrics of every kind, all optimizers, an evaluation batch by bat
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from partita.compiler.verify.proxy import single
+from partita.dsl.spec import Spec
 from tests.planted.trial import ROOT
-from tests.reference.compare import checked, computed, meant, wrong
+from tests.reference.compare import Figure, checked, computed, meant, wrong
 from tests.reference.programs import Program
 
 FILES = ROOT / "tests" / "planted" / "files"
@@ -61,6 +64,22 @@ ARRAYS = (
 )
 
 
+def read(name: str, overrides: tuple[str, ...], folder: Path) -> Spec:
+    """A file with its arrays, checked."""
+    text = (FILES / f"{name}.par").read_text()
+    program = Program(text, (), ARRAYS if name == "figures" else (), 5)
+    spec, diagnostics = checked(program, folder, ("train.precision=f64", *overrides))
+    assert spec is not None, diagnostics
+    return spec
+
+
+@cache
+def meaning(name: str, overrides: tuple[str, ...]) -> dict[str, Figure]:
+    """What a file means: the same in all its layouts."""
+    with TemporaryDirectory() as folder:
+        return meant(read(name, overrides, Path(folder)), Path(folder), apart=name == "batch")
+
+
 def test_every_file_has_a_case():
     assert set(CASES) == {path.stem for path in FILES.glob("*.par")}
 
@@ -75,11 +94,8 @@ def test_every_file_has_a_case():
 )
 def test_a_file_computes_what_it_means(name: str, overrides: tuple[str, ...], tmp_path: Path):
     """On one device too, where that is not the first case's program once more."""
-    text = (FILES / f"{name}.par").read_text()
-    program = Program(text, (), ARRAYS if name == "figures" else (), 5)
-    spec, diagnostics = checked(program, tmp_path, ("train.precision=f64", *overrides))
-    assert spec is not None, diagnostics
-    expected = meant(spec, tmp_path, apart=name == "batch")
+    spec = read(name, overrides, tmp_path)
+    expected = meaning(name, tuple(each for each in overrides if not each.startswith(LAID_OUT)))
     assert any("at the end" in what for what in expected), "what is compared ends in chaos"
     known = overrides != CASES[name][0] and all(each.startswith(LAID_OUT) for each in overrides)
     for what, file in (*([] if known else [("on one device", single(spec))]), ("laid out", spec)):

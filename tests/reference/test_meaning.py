@@ -12,7 +12,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from partita.compiler.passes.assign import assign
@@ -20,6 +20,7 @@ from partita.compiler.passes.build import build
 from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Spec
 from partita.runtime.bad_steps import BadStep
+from tests.marks import examples
 from tests.reference.compare import accepted, checked, computed, meant, wrong
 from tests.reference.programs import Maker, Program
 from tests.reference.training import Boundless, Ended
@@ -82,7 +83,7 @@ def holds(program: Program, folder: Path) -> str:
 
 
 @given(random=st.randoms(use_true_random=False), cutting=st.sampled_from([True, True, True, False]))
-@settings(max_examples=48, suppress_health_check=SLOW)
+@examples(10, suppress_health_check=SLOW)
 @pytest.mark.timeout(1200)
 def test_a_program_computes_what_it_means(random: Random, cutting: bool):
     with TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from partita.compiler.analysis.memory import peak_memory
@@ -27,6 +27,7 @@ from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from partita.testing import copied_schedules, mutants, schedules, shapes
 from tests.files import checked
+from tests.marks import examples
 from tests.training.test_offloaded_blocks import memory_of_its_own
 
 NETWORK = """
@@ -95,7 +96,7 @@ def copying(schedule: Schedule) -> tuple[float, dict[str, torch.Tensor]]:
 sizes = shapes(3, 2, 4).filter(lambda shape: 12 % shape.microbatches == 0)
 
 
-@settings(max_examples=50)
+@examples(10)
 @given(schedules(sizes))
 def test_every_order_sums_the_same(schedule):
     """Losses and gradients of all schedules with as many microbatches, wherever stages are, are equal bit by bit."""
@@ -107,10 +108,10 @@ def test_every_order_sums_the_same(schedule):
         assert torch.equal(found[name], gradient), name
 
 
-@settings(max_examples=250)
+@examples(50)
 @given(mutants(schedules(sizes)))
 def test_a_mutant_is_refused_or_computes_the_same(mutant):
-    """At least 200 mistakes, each in one rank's order; the virtual cluster would raise where ranks wait for ever."""
+    """Mistakes, each in one rank's order; the virtual cluster would raise where ranks wait for ever."""
     original, changed, mistake = mutant
     try:
         loss, gradients = ran(changed)
@@ -126,7 +127,7 @@ def test_a_mutant_is_refused_or_computes_the_same(mutant):
         assert torch.equal(gradients[name], gradient), (mistake, name)
 
 
-@settings(max_examples=100)
+@examples(20)
 @given(st.data())
 def test_a_mutant_of_an_order_with_copies_is_refused_or_computes_the_same(data):
     plain, schedule, _ = data.draw(copied_schedules(schedules(sizes)).filter(lambda each: each[1].copies))

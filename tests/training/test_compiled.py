@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import HealthCheck, assume, given, note
 from torch._subclasses.fake_tensor import FakeTensor
 
 from partita.runtime import kernels
@@ -19,6 +19,7 @@ from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches, settled
 from partita.runtime.verification.verify import verify
 from tests.files import checked
+from tests.marks import examples
 from tests.programs import Program, sharded_programs
 
 MODEL = """
@@ -88,7 +89,7 @@ def changed(function: ast.FunctionDef) -> set[str]:
 
 
 @given(program=sharded_programs())
-@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@examples(1, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @pytest.mark.timeout(1200)
 def test_segments_are_pure_and_change_nothing(uncompiled: None, program: Program):
     """Where torch compiles nothing, a program in segments computes the same bits; a segment sees no moment."""

@@ -22,6 +22,7 @@ from partita.runtime.transports.virtual import VirtualCluster
 from partita.runtime.verification.verify import verify
 from tests.commands import computed, partita
 from tests.compiler.test_text import check_every_pass
+from tests.marks import examples
 
 FILE = """\
 axis batch = 4, seq = 24, embed = 6, groups = 6, heads = 2, key = 4, vocab = 12, docs = 3
@@ -128,7 +129,7 @@ def holds(case: Case) -> None:
 
 
 @given(case=cases())
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(2, suppress_health_check=list(HealthCheck))
 def test_the_numbers_are_those_of_one_device(case: Case):
     """To 1e-10, in float64: losses, gradients, parameters after updates; and the program is proven equivalent."""
     holds(case)

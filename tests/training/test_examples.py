@@ -12,8 +12,8 @@ from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.summary import summarize
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
-from tests.commands import partita
-from tests.files import SPECS, checked
+from tests.commands import here
+from tests.files import ROOT, SPECS, checked
 from tests.marks import every
 
 FILES = sorted(path.name for path in SPECS.glob("*.par"))
@@ -57,11 +57,11 @@ def test_a_mesh_axis_that_no_rule_uses_is_an_error():
     "form", every(4, ["sharded", "graph", "joint", "microbatch", "python", "partitioned", "schedule", "streams"])
 )
 def test_every_form_is_emitted(form: str):
-    whole = partita("compile", str(SPECS / "tiny.par"), "--emit", form, timeout=100)
+    whole = here("compile", str(SPECS / "tiny.par"), "--emit", form, cwd=ROOT)
     assert whole.returncode == 0, whole.stderr
     assert whole.stdout
     if form not in ("schedule", "streams"):
-        part = partita("compile", str(SPECS / "tiny.par"), "--emit", form, "--stage", "1", timeout=100)
+        part = here("compile", str(SPECS / "tiny.par"), "--emit", form, "--stage", "1", cwd=ROOT)
         assert part.returncode == 0, part.stderr
         assert 0 < len(part.stdout) < len(whole.stdout)
     if form == "python":
@@ -73,11 +73,7 @@ def test_a_stages_source_has_all_that_it_calls():
     """Also what those call, which torch compiles."""
     command = ("compile", str(SPECS / "tiny.par"), "train.compile=true", "--emit", "python")
     whole, part = (
-        {
-            node.name: node
-            for node in ast.parse(partita(*each, timeout=100).stdout).body
-            if isinstance(node, ast.FunctionDef)
-        }
+        {node.name: node for node in ast.parse(here(*each, cwd=ROOT).stdout).body if isinstance(node, ast.FunctionDef)}
         for each in (command, (*command, "--stage", "0"))
     )
     assert 0 < len(part) < len(whole)
@@ -91,13 +87,13 @@ def test_a_stages_source_has_all_that_it_calls():
     "wrong", [("--stage", "0"), ("--emit", "schedule", "--stage", "0"), ("--emit", "graph", "--json")]
 )
 def test_what_says_nothing_together_is_status_2(wrong: tuple[str, ...]):
-    done = partita("compile", str(SPECS / "tiny.par"), *wrong, timeout=100)
+    done = here("compile", str(SPECS / "tiny.par"), *wrong, cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.startswith("partita: --")
 
 
 def test_compile_json_has_the_stable_keys():
-    done = partita("compile", str(SPECS / "tiny.par"), "--json", timeout=100)
+    done = here("compile", str(SPECS / "tiny.par"), "--json", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     keys = {"ranks", "stages", "parameters", "peak_memory", "collectives", "transfers", "seconds"}
@@ -108,7 +104,7 @@ def test_compile_json_has_the_stable_keys():
 
 
 def test_schedule_json_has_the_stable_keys():
-    done = partita("schedule", str(SPECS / "tiny.par"), "--json", timeout=100)
+    done = here("schedule", str(SPECS / "tiny.par"), "--json", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {"bubble", "makespan", "peak_live", "actions"} <= found.keys()

@@ -15,7 +15,7 @@ from partita.compiler.verify.equivalence import validate
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan
 from partita.runtime.training import VirtualRun
-from tests.marks import soak
+from tests.marks import examples, soak
 from tests.runtime.checkpoint.runs import same, saved_every, tensors
 from tests.runtime.checkpoint.runs import trained as saved_and_trained
 from tests.runtime.checkpoint.test_reshard import held_once
@@ -116,7 +116,7 @@ SIZES = st.tuples(st.integers(2, 9), st.integers(1, 5).map(lambda half: 2 * half
     optimizer=st.sampled_from(ELEMENTWISE),
     over=st.sampled_from(["data", "data, context", "context, data"]),
 )
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@examples(3, suppress_health_check=list(HealthCheck))
 def test_every_rank_keeps_as_much_as_any(mesh, sizes, kind, optimizer, over, tmp_path_factory) -> None:
     """And trains what one rank trains."""
     rules = (*USUAL, f"shard {kind} -> {over}")

@@ -18,6 +18,7 @@ from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.verify import verify
 from tests.files import SPECS, checked
+from tests.marks import examples
 from tests.programs import Program, programs, sharded_programs
 from tests.training.test_partition import close, trained
 
@@ -108,7 +109,7 @@ def check(program: Program, seed: int, tmp_path) -> None:
 
 
 @given(program=programs() | sharded_programs(), seed=st.integers(0, 1000))
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(2, suppress_health_check=list(HealthCheck))
 def test_partitioned_equals_whole(program: Program, seed: int, tmp_path_factory) -> None:
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())

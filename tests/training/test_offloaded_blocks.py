@@ -40,7 +40,7 @@ from tests.commands import computed, partita
 from tests.compiler.analysis.test_memory import peak_of
 from tests.compiler.test_text import check_every_pass
 from tests.files import checked
-from tests.marks import soak
+from tests.marks import examples, soak
 from tests.programs import Program, programs, sharded_programs
 from tests.runtime.transports.interleaved import StreamCluster
 from tests.training.test_partition import plan_of, trained
@@ -146,7 +146,7 @@ RULES = st.sampled_from(["offload all", "offload layer", "offload all, state"])
 
 
 @given(program=programs() | sharded_programs(), rule=RULES)
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(2, suppress_health_check=list(HealthCheck))
 def test_the_numbers_are_the_same_to_the_last_bit(program: Program, rule: str, tmp_path_factory):
     same_with_and_without(program, rule, tmp_path_factory.getbasetemp())
 

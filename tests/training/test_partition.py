@@ -14,6 +14,7 @@ from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.files import checked
+from tests.marks import examples
 from tests.programs import Program, programs
 
 
@@ -47,7 +48,7 @@ def close(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
 
 
 @given(program=programs(), seed=st.integers(0, 1000))
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(4, suppress_health_check=list(HealthCheck))
 def test_partitioned_equals_whole(program: Program, seed: int, tmp_path_factory):
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())
@@ -82,7 +83,7 @@ def check(program: Program, seed: int, tmp_path) -> None:
 
 
 @given(program=programs())
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(4, suppress_health_check=list(HealthCheck))
 def test_without_its_messages_the_cut_graph_is_the_one_before(program: Program):
     state = plan_of(program.text).training
     before = [node for node in state.step.nodes if node.phase is not Phase.FINISH]

@@ -21,7 +21,7 @@ from tests.commands import computed, here, partita
 from tests.compiler.analysis.test_memory import peak_of
 from tests.compiler.test_text import check_every_pass
 from tests.files import ROOT, SPECS
-from tests.marks import soak
+from tests.marks import examples, soak
 
 FILE = ROOT / "tests" / "planted" / "files" / "pieces.par"
 TEXT = FILE.read_text()
@@ -63,7 +63,7 @@ def cases(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
 
 
 @given(case=cases())
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(2, suppress_health_check=list(HealthCheck))
 def test_the_numbers_are_those_of_one_device(case: tuple[str, tuple[str, ...]]):
     """To 1e-10, in float64: losses, gradients, parameters after updates; and the program is proven equivalent."""
     holds(spec_of(*case[1], text=case[0]))
@@ -87,6 +87,7 @@ def test_what_the_passes_make_reads_back_as_the_same(overrides: tuple[str, ...])
     check_every_pass(spec_of(*overrides))
 
 
+@pytest.mark.soak
 def test_processes_train_as_the_virtual_cluster_does_to_the_last_bit(tmp_path: Path):
     """Over Gloo, where pieces really are under way together; and as without pieces, up to rounding."""
     (tmp_path / "lm.par").write_text(TEXT)

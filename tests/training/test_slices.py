@@ -33,7 +33,7 @@ from partita.testing import mutants, random_orders, shapes
 from tests.commands import computed, partita
 from tests.compiler.test_text import check_every_pass
 from tests.files import checked
-from tests.marks import soak
+from tests.marks import examples, soak
 from tests.programs import LINES, Program, axes, endings, recomputations
 from tests.training.test_partition import check
 
@@ -126,7 +126,7 @@ def sliced_programs(draw: st.DrawFn) -> Program:
 
 
 @given(program=sliced_programs(), seed=st.integers(0, 1000))
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(4, suppress_health_check=list(HealthCheck))
 def test_the_numbers_are_those_of_one_device(program: Program, seed: int, tmp_path_factory):
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())
@@ -363,7 +363,7 @@ def ran(schedule: Schedule) -> tuple[float, dict[str, Tensor]]:
 FEW = shapes(3, 2, 3, max_slices=3)
 
 
-@settings(max_examples=10)
+@examples(4)
 @given(random_orders(FEW))
 def test_every_order_sums_the_same(schedule: Schedule) -> None:
     """To the last bit, wherever stages are, and B and W apart too."""

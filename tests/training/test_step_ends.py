@@ -18,6 +18,7 @@ from partita.runtime.training import StepResult, VirtualRun
 from partita.runtime.transports.lines import same_bits
 from tests.commands import computed, here, partita
 from tests.files import checked
+from tests.marks import examples
 from tests.programs import SIZES, axes, models, pipelines, recomputations
 
 SHARED = ("", "shard state -> data", "shard param -> data")
@@ -92,9 +93,7 @@ def same(one: Trained, other: Trained) -> None:
 
 
 @given(texts=shared(), seed=st.integers(0, 1000))
-@settings(
-    max_examples=4, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
-)
+@examples(2, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
 def test_what_is_shared_changes_no_bit(texts: tuple[str, ...], seed: int, tmp_path_factory) -> None:
     check(texts, seed, tmp_path_factory.getbasetemp())
 
@@ -128,6 +127,7 @@ train {
 """
 
 
+@pytest.mark.soak
 def test_processes_compute_the_same_bits(tmp_path: Path) -> None:
     """With evaluations and checkpoints between steps, whose parameters are under way."""
     (tmp_path / "net.par").write_text(FILE)

@@ -27,7 +27,7 @@ from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from tests.commands import computed, here, partita
 from tests.files import checked
-from tests.marks import soak
+from tests.marks import examples, soak
 from tests.programs import SIZES, axes, models, pipelines
 from tests.runtime.checkpoint.runs import TEXT, Outcome, plan_of, same, tensors, trained, without_checkpoints
 from tests.training.test_bad_steps import LAYOUTS, steps_with, written
@@ -114,7 +114,7 @@ QUICK = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @given(**CASES)
-@settings(max_examples=5, phases=(Phase.explicit, Phase.generate), **QUICK)
+@examples(2, phases=(Phase.explicit, Phase.generate), **QUICK)
 def test_it_is_the_run_whose_updates_wait(text: str, quantile: float | None, calm: int, tmp_path_factory) -> None:
     check(text, quantile, calm, tmp_path_factory.getbasetemp())
 
@@ -333,6 +333,7 @@ def test_there_must_be_a_pipeline() -> None:
     assert found.span is not None
 
 
+@pytest.mark.soak
 def test_processes_compute_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "net.par").write_text(zero_bubble("after(calm = 1)").replace("pipe = 4", "pipe = 2"))
     found = []

@@ -10,6 +10,7 @@ results, then by resharding late: what is exchanged for one operation may serve 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from attrs import define, field, frozen
 
@@ -33,6 +34,8 @@ FITS = {
 }
 # A parameter is resharded only if nothing else is possible, or if it must be for the sake of an earlier rule.
 WEIGHT_PENALTY, RULE_PENALTY = 1e3, 1e6
+# A model has hundreds of decisions.
+MOST_CHOOSERS, MOST_KNOWN = 8, 10_000
 
 
 @frozen(cache_hash=True)
@@ -126,6 +129,8 @@ class Chooser:
         key = (op, operands, results)
         found = self._known.get(key)
         if found is None:
+            if len(self._known) == MOST_KNOWN:
+                self._known.clear()
             found = self._known[key] = self._decide(op, operands, results)
         return found
 
@@ -243,6 +248,14 @@ class Chooser:
             if name != over and is_split(other):
                 bytes /= self.mesh.sizes[name]
         return self.resharding.change_seconds(bytes, over, layout.state(over), wanted, default.state(over))
+
+
+@lru_cache(maxsize=MOST_CHOOSERS)
+def chooser(mesh: Mesh, exchanges: tuple[tuple[tuple[str, str], Exchange], ...]) -> Chooser:
+    """The chooser for a mesh and what a layout says of exchanges. What is decided for training is known to evaluation,
+    and to later compilations in the same process.
+    """
+    return Chooser(Resharding(mesh), dict(exchanges))
 
 
 def _rounded(seconds: float) -> float:

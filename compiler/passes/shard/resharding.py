@@ -41,10 +41,11 @@ class Step:
 
 @define(eq=False)
 class Resharding:
-    """Paths on one mesh, each searched once."""
+    """Paths on one mesh, each searched once, and what changes cost, each estimated once."""
 
     mesh: Mesh
     _paths: dict[tuple[Type, Layout, Layout], tuple[Step, ...]] = field(factory=dict)
+    _changes: dict[tuple[float, str, State, State, State], float] = field(factory=dict)
 
     def seconds(self, op: Reshard, held: float) -> float:
         """The time of one step, for tensors of which a rank holds `held` bytes."""
@@ -58,6 +59,13 @@ class Resharding:
 
         An estimate: a path may find other steps, over other mesh axes too.
         """
+        key = (bytes, over, source, target, default)
+        found = self._changes.get(key)
+        if found is None:
+            found = self._changes[key] = self._change_seconds(*key)
+        return found
+
+    def _change_seconds(self, bytes: float, over: str, source: State, target: State, default: State) -> float:
         if source == target:
             return 0.0
         if target in (SUM, MAX):

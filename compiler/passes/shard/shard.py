@@ -28,7 +28,7 @@ from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate, Store, Update
 from partita.compiler.ops.sparse import BLOCK, SOURCE, ExchangeRows
 from partita.compiler.passes.microbatch import OUTPUT
-from partita.compiler.passes.shard.choice import Choice, Chooser, Operand, Result, local_op
+from partita.compiler.passes.shard.choice import Choice, Operand, Result, chooser, local_op
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
 from partita.compiler.passes.shard.defaults import DefaultLayouts
 from partita.compiler.passes.shard.resharding import Resharding
@@ -134,7 +134,7 @@ class _Sharder:
         self.resharding = resharding
         self.mesh: Mesh = resharding.mesh
         self.sizes = self.mesh.sizes
-        self.chooser = Chooser(resharding, defaults.exchanges)
+        self.chooser = chooser(self.mesh, tuple(defaults.exchanges.items()))
         self.build = Builder(graph.names)
         self.copies = Copies(self.build, resharding, portable, {each.value: each for each in graph.inputs})
         self.known: dict[Value, Materialized | Lazy] = {}

@@ -17,6 +17,7 @@ from partita.cli.editor.hover import described
 from partita.cli.editor.renaming import rename
 from tests.cli.editor.client import Editor, edited, place, talk
 from tests.commands import here
+from tests.marks import soak
 
 FILE = """axis batch = 4, embed = 8  # 𝒳
 
@@ -221,11 +222,13 @@ INITIALIZE = {"id": 1, "method": "initialize", "params": {"processId": None, "ro
     ("messages", "status"),
     [
         ([], 0),
-        ([INITIALIZE], 0),
-        ([{"method": "exit"}], 1),
         ([INITIALIZE, {"method": "exit"}], 1),
-        ([INITIALIZE, {"id": 2, "method": "shutdown"}], 0),
         ([INITIALIZE, {"id": 2, "method": "shutdown"}, {"method": "exit"}], 0),
+        *soak(
+            ([INITIALIZE], 0),
+            ([{"method": "exit"}], 1),
+            ([INITIALIZE, {"id": 2, "method": "shutdown"}], 0),
+        ),
     ],
 )
 def test_it_ends_without_a_word(messages: list[dict], status: int) -> None:

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 from attrs import evolve
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partita.compiler.analysis.execution import BLOCKING, OURS, Execution
@@ -29,6 +29,7 @@ from partita.compiler.state import Scheduled
 from partita.testing import costs, random_orders, shapes
 from partita.testing.strategies import named_schedules
 from tests.files import checked
+from tests.marks import examples
 
 FILE = """
 axis batch = 32, width = 64, hidden = 256
@@ -59,7 +60,7 @@ def compiled(bandwidth: float, latency: float = 1e-5, ranks: int = 1, schedule: 
     st.sampled_from(("one_f_one_b", "zb_h1", "zb_v", "gpipe")),
     st.floats(4, 11),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(3, suppress_health_check=list(HealthCheck))
 def test_what_hides_is_what_a_step_is_shorter_by(ranks: int, schedule: str, magnitude: float) -> None:
     state = compiled(10**magnitude, ranks=ranks, schedule=schedule)
     prediction, waiting = predict(state), predict(state, BLOCKING)
@@ -303,7 +304,7 @@ def chained(schedule: Schedule, steps: int, prices: Costs) -> list[float]:
 
 
 @given(st.one_of(random_orders(), named_schedules(shapes(5, 2, 10))), st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15, suppress_health_check=list(HealthCheck))
 def test_steps_follow_each_other_at_the_longest_occupancy(schedule: Schedule, data: st.DataObject) -> None:
     prices = data.draw(costs(schedule.stages))
     once = simulate(communicate(schedule, default_messages(schedule.stages)), prices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.graph import Phase as Phases
@@ -12,6 +12,7 @@ from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, full_at
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
 from tests.files import checked
+from tests.marks import examples
 from tests.programs import Program, sharded_programs
 
 WEIGHTS = ("first", "second", "last")
@@ -62,9 +63,7 @@ def test_a_message_takes_a_hundred_times_its_latency(latency: str, bandwidth: st
 
 
 @given(sharded_programs())
-@settings(
-    max_examples=12, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
-)
+@examples(3, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
 def test_every_node_runs_where_what_it_reads_is_there(program: Program) -> None:
     """What starts, what follows and the rest are all that is needed, each after what it reads."""
     state = compile_spec(checked(program.text, "random.par"))

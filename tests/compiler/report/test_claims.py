@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, note
 from hypothesis import strategies as st
 
 from partita.cli.main import main
@@ -23,7 +23,7 @@ from partita.dsl.source import Source, Span
 from partita.dsl.units import BYTES, PLAIN, RATIO, SECONDS, read, written
 from tests.compiler.report.layout_files import GPT, NETWORK
 from tests.files import SPECS, checked
-from tests.marks import every
+from tests.marks import every, examples
 from tests.programs import Program, sharded_programs
 
 # For each measure a claim of specs/gpt.par that holds, and one that fails.
@@ -189,7 +189,7 @@ def test_what_a_measure_does_not_take_is_refused(claim: str, code: str) -> None:
 
 
 @given(program=sharded_programs())
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@examples(4, suppress_health_check=list(HealthCheck))
 def test_laws_of_memory_and_of_counts(program: Program) -> None:
     """Parts of memory add up, none is negative, and nothing in it is larger than it. Kinds of collectives add up in
     each layer, and all layers are no more than the program.

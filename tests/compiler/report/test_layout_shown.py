@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, note
 from rich.console import Console
 
 from partita.cli import compile as compile_command
@@ -23,6 +23,7 @@ from partita.compiler.report.summary import summarize
 from partita.compiler.state import Compilation
 from tests.compiler.report.layout_files import network, transformer
 from tests.files import ROOT, checked
+from tests.marks import examples
 from tests.programs import Program, sharded_programs
 
 RULES = (
@@ -64,7 +65,7 @@ def test_what_is_printed_fits(state: Compilation, width: int) -> None:
 
 
 @given(program=sharded_programs())
-@settings(max_examples=10, suppress_health_check=list(HealthCheck))
+@examples(2, suppress_health_check=list(HealthCheck))
 def test_any_program_can_be_explained(program: Program) -> None:
     """Every tensor by its full name: each is described, within the console, and as JSON."""
     note(program.text)

@@ -19,8 +19,10 @@ from partita.compiler.schedules.communication import communicate, default_messag
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.testing import messages, named_schedules, schedules, shapes
+from tests.marks import examples
 
 
+@examples(20)
 @given(schedules(), st.data())
 def test_the_compute_actions_are_the_schedule_and_the_rest_its_messages(schedule, data):
     chain = data.draw(messages(schedule.stages))
@@ -42,6 +44,7 @@ def test_the_compute_actions_are_the_schedule_and_the_rest_its_messages(schedule
         assert set(found[kind]) == wanted
 
 
+@examples(20)
 @given(schedules(), st.data())
 def test_receives_are_posted_ahead_and_waited_for_when_needed(schedule, data):
     chain = data.draw(messages(schedule.stages))
@@ -70,6 +73,7 @@ def without_bounds(program):
     return [*(i for i in program if not isinstance(i, WaitSend)), *waits]
 
 
+@examples(20)
 @given(schedules(shapes(6, 3, 12)), st.data())
 def test_at_equal_costs_no_rank_waits_for_a_buffer(schedule, data):
     programs = communicate(schedule, data.draw(messages(schedule.stages)))
@@ -77,6 +81,7 @@ def test_at_equal_costs_no_rank_waits_for_a_buffer(schedule, data):
     assert bounded == simulate([without_bounds(program) for program in programs], equal_costs())
 
 
+@examples(20)
 @given(schedules(shapes(6, 3, 12)), st.data())
 def test_channels_have_two_buffers_or_a_power_of_it(schedule, data):
     for program in communicate(schedule, data.draw(messages(schedule.stages))):
@@ -96,6 +101,7 @@ def test_channels_have_two_buffers_or_a_power_of_it(schedule, data):
             assert buffers == count or buffers in (2, 4, 8, 16, 32, 64)
 
 
+@examples(20)
 @given(named_schedules(shapes(8, 1, 24), names=("gpipe", "one_f_one_b")))
 def test_without_chunks_two_buffers_do(schedule):
     """Neighbours in gpipe and 1F1B are at most one action apart."""

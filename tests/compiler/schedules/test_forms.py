@@ -35,8 +35,10 @@ from partita.testing import (
     shapes,
     shared_schedules,
 )
+from tests.marks import examples
 
 
+@examples(20)
 @given(schedules(shapes(4, 3, 5)))
 def test_a_printed_schedule_reads_back(schedule):
     again = read(Source("mine.sched", str(schedule)), schedule.placement)
@@ -44,6 +46,7 @@ def test_a_printed_schedule_reads_back(schedule):
     assert_lawful(again)
 
 
+@examples(20)
 @given(schedules(shapes(4, 3, 5)), st.data())
 def test_a_written_schedule_reads_back_whole(schedule, data):
     """Its placement, whatever it is, and what overlaps: so it takes as long."""
@@ -185,6 +188,7 @@ def test_torch_has_no_passes_over_a_shared_vocabulary():
         torch_csv.write(with_spread(make("one_f_one_b", 2, 1, 2), Spread(2, 2, outputs=True), equal_costs().action))
 
 
+@examples(20)
 @given(shapes(4, 3, 4), st.randoms())
 def test_any_placement_is_written(shape, random):
     stages = list(range(shape.ranks * shape.chunks))
@@ -234,7 +238,7 @@ def test_what_names_a_file_may_not_say_otherwise():
 
 
 @given(named_schedules(shapes(4, 3, 6)))
-@settings(max_examples=30)
+@examples(8)
 def test_a_schedule_by_itself_goes_to_a_file_and_back(schedule):
     """`schedule NAME … -o mine.sched`, then `schedule 'from_file("mine.sched")'`: the same timeline, by its JSON, which
     is read as well, and so is torch's form.
@@ -295,6 +299,7 @@ def test_texts_that_are_no_schedule_are_refused(text):
     assert {each.code for each in refused.value.diagnostics} == {"E0506"}
 
 
+@examples(20)
 @given(st.text(alphabet="FBW0.12 \n#x"))
 def test_any_text_is_a_schedule_or_refused(text):
     try:

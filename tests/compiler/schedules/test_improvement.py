@@ -6,7 +6,7 @@ import json
 
 import pytest
 from attrs import evolve
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from partita.compiler.schedules.auto import auto
@@ -22,7 +22,7 @@ from partita.compiler.schedules.schedule import WEIGHT, Schedule, loop_placement
 from partita.compiler.schedules.simulator import equal_costs
 from partita.testing import assert_lawful, costs, named_schedules, schedules, shapes
 from tests.files import GOLDEN
-from tests.marks import soak
+from tests.marks import examples, soak
 
 ZERO_BUBBLE_V = json.loads((GOLDEN / "zero_bubble_v.json").read_text())["rows"]
 
@@ -54,6 +54,7 @@ SPLIT = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "auto")
 parts = st.floats(0.0, 1.0)
 
 
+@examples(20)
 @given(named_schedules(shapes(5, 2, 10), names=SPLIT), parts, st.data())
 def test_filled_gaps_are_lawful_and_within_memory(schedule, weight, data):
     """Whatever the costs, the allowances, and the memory, from that of the plan with each W right after its B."""
@@ -102,6 +103,7 @@ def test_filling_says_what_does_not_fit_or_deadlocks():
     assert enough.orders([first, (second[1], second[0], *second[2:])], none) is None
 
 
+@examples(20)
 @given(schedules(shapes(5, 3, 10)), st.booleans(), st.data())
 def test_the_critical_path_accounts_for_the_time_that_counts(schedule, whole, data):
     """From the end of the rank whose time counts back to a start, actions and transfers add up to it."""
@@ -129,7 +131,7 @@ def test_the_critical_path_accounts_for_the_time_that_counts(schedule, whole, da
             assert seconds == pytest.approx(value)
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(named_schedules(shapes(5, 2, 8), names=SPLIT), parts, st.booleans(), st.data())
 def test_improved_orders_are_lawful_fit_and_cost_no_more(schedule, weight, whole, data):
     assume(plain([codes(line) for line in schedule.actions]))

@@ -32,6 +32,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.source import Source
 from partita.testing import assert_lawful, descending_orders, messages, mutants, random_orders, schedules, shapes
 from tests.compiler.schedules.machine import Machine, Programs, Stuck, accumulations
+from tests.marks import examples
 
 seeds = st.integers(0, 2**32)
 small_schedules = schedules(shapes(4, 3, 5))
@@ -47,6 +48,7 @@ def refusal(schedule: Schedule) -> Diagnostic:
 # ---------------------------------------------------------------- against the machine
 
 
+@examples(20)
 @given(small_schedules, st.data(), seeds)
 def test_lawful_schedules_run_to_the_end_in_any_order_of_events(schedule, data, seed):
     chain = data.draw(messages(schedule.stages))
@@ -56,6 +58,7 @@ def test_lawful_schedules_run_to_the_end_in_any_order_of_events(schedule, data, 
     assert accumulations(programs, chain, seed) == ascending
 
 
+@examples(20)
 @given(descending_orders(), seeds)
 def test_backwards_run_in_any_order_that_a_schedule_states(schedule, seed):
     """Which is then the order in which gradients are summed, on every rank."""
@@ -68,6 +71,7 @@ def test_backwards_run_in_any_order_that_a_schedule_states(schedule, seed):
         assert refusal(evolve(schedule, ascending=True)).notes[0].startswith("invariant 6")
 
 
+@examples(20)
 @given(mutants(), st.data(), seeds)
 def test_mutants_are_refused_or_compute_the_same(mutant, data, seed):
     original, changed, mistake = mutant
@@ -84,6 +88,7 @@ def test_mutants_are_refused_or_compute_the_same(mutant, data, seed):
     assert accumulations(programs, chain, seed) == same, mistake
 
 
+@examples(20)
 @given(small_schedules, st.data(), seeds)
 def test_mutants_of_instructions_are_refused_or_compute_the_same(schedule, data, seed):
     chain = data.draw(messages(schedule.stages))
@@ -163,6 +168,7 @@ def happens_before(programs: Programs) -> dict[tuple, set[tuple]]:
     return before
 
 
+@examples(20)
 @given(posts_and_waits(), seeds)
 def test_deadlock_is_a_cycle_of_the_happens_before_relation(programs, seed):
     try:
@@ -187,6 +193,7 @@ def test_deadlock_is_a_cycle_of_the_happens_before_relation(programs, seed):
         simulate(programs, equal_costs(transfer=1.0))
 
 
+@examples(20)
 @given(st.data(), seeds)
 def test_ranks_of_different_schedules_are_lawful_exactly_if_they_get_to_the_end(data, seed):
     shape = st.just(data.draw(shapes(3, 2, 4)))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from attrs import evolve
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, event, given
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import Compute, PostCopy, WaitCopy
@@ -30,6 +30,7 @@ from partita.testing import (
     shapes,
     shared_schedules,
 )
+from tests.marks import examples
 
 small = shapes(4, 2, 6, max_slices=2)
 orders = schedules(small) | shared_schedules(shapes(3, 2, 5))
@@ -52,6 +53,7 @@ def test_copies_are_lawful_and_delay_nothing(given_):
         )
 
 
+@examples(20)
 @given(copied_schedules(orders))
 def test_without_its_copies_a_schedule_is_what_it_was(given_):
     schedule, found, _ = given_
@@ -65,6 +67,7 @@ def test_without_its_copies_a_schedule_is_what_it_was(given_):
     assert not found.copies or with_copies(found, {0: 1.0}, timeline) is found
 
 
+@examples(20)
 @given(copied_schedules(orders))
 def test_no_rank_keeps_more_than_before(given_):
     schedule, found, _ = given_
@@ -72,6 +75,7 @@ def test_no_rank_keeps_more_than_before(given_):
         assert peak_live(after) <= min(bound, peak_live(before))
 
 
+@examples(20)
 @given(copied_schedules(orders))
 def test_instructions_copy_what_the_schedule_says(given_):
     """In each program a copy out runs from F to O, and one back from L to the backward pass."""
@@ -94,6 +98,7 @@ def test_instructions_copy_what_the_schedule_says(given_):
                 assert isinstance(each, (Compute, WaitCopy)) or type(each).__name__ == "WaitReceive"
 
 
+@examples(20)
 @given(copied_schedules(orders), st.data())
 def test_every_form_that_can_say_copies_reads_them_back(given_, data):
     schedule, found, _ = given_
@@ -107,7 +112,7 @@ def test_every_form_that_can_say_copies_reads_them_back(given_, data):
         assert torch_csv.write(found) == torch_csv.write(schedule)
 
 
-@settings(max_examples=300, suppress_health_check=SLOW)
+@examples(60, suppress_health_check=SLOW)
 @given(st.data())
 def test_a_mistake_is_found_or_makes_no_difference(data):
     """A schedule with copies in which one action is changed is refused, or copies each microbatch once and in time."""
@@ -186,6 +191,7 @@ def test_a_rank_keeps_two_microbatches_if_a_copy_takes_no_longer_than_a_forward(
         assert all(map(int.__le__, after.peak_live, map(peak_live, found.actions)))
 
 
+@examples(20)
 @given(named_schedules(shapes(4, 2, 6)))
 def test_what_takes_longer_than_the_step_is_not_copied(schedule):
     timeline = simulate(communicate(schedule, default_messages(schedule.stages)), equal_costs())

@@ -27,7 +27,7 @@ from partita.compiler.schedules.timeline import Timeline
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused
 from partita.testing import Shape, assert_lawful, costs, named_schedules, shapes
-from tests.marks import every
+from tests.marks import every, examples
 
 RANKS, CHUNKS, MICROBATCHES = range(1, 7), range(1, 5), range(1, 13)
 BY_SHAPE = {name: each for name, each in SCHEDULES.items() if each.written is None} | {"forward_only": FORWARD_ONLY}
@@ -70,7 +70,7 @@ def test_every_schedule_that_is_searched_for_is_too(name, ranks):
     in_all_shapes(name, ranks)
 
 
-@settings(max_examples=40)
+@examples(10)
 @given(named_schedules(shapes(16, 4, 64), names=sorted(set(SCHEDULES) - {"auto", "from_file"})))
 def test_every_schedule_is_lawful_in_large_shapes(schedule):
     assert hold_to_the_laws(schedule).peak_live == schedule.bound
@@ -147,7 +147,7 @@ def hold_as_published(ranks: int, microbatches: int) -> None:
             assert min(timeline.peak_live) >= memory * whole - 1e-9
 
 
-@settings(max_examples=5)
+@examples(3)
 @given(st.integers(2, 9), st.integers(1, 12))
 def test_v_half_and_v_min_hold_and_lose_their_part_of_1f1b(ranks: int, more: int):
     """arXiv 2405.15362 §3.2 and table 1, from P+1 microbatches on."""
@@ -197,7 +197,7 @@ def test_bubbles_are_the_closed_forms_at_equal_costs(name: str, shape: Shape):
 
 
 @pytest.mark.parametrize("name", [name for name, each in SCHEDULES.items() if each.live is not None])
-@settings(max_examples=40)
+@examples(15)
 @given(shapes(6, 3, 12))
 def test_what_a_schedule_states_of_itself_is_so(name: str, shape: Shape):
     """Placement, whether B and W are apart, live activations, the W put off, and the bubble at equal costs."""
@@ -220,6 +220,7 @@ def test_what_a_schedule_states_of_itself_is_so(name: str, shape: Shape):
     assert timeline.cost - 3 * M * V == (P - 1) * generator.bubble(stage)
 
 
+@examples(20)
 @given(shapes(8, 1, 12), st.integers(4, 20), st.integers(4, 20), st.integers(1, 20))
 def test_zb_h1_and_h2_idle_as_published(shape: Shape, forward: int, backward: int, weight: int):
     """(P−1)(F + B − W) and (P−1)(F + B − 2W), of arXiv 2401.10241 table 1, for W no longer than F and B, and enough
@@ -236,6 +237,7 @@ def test_zb_h1_and_h2_idle_as_published(shape: Shape, forward: int, backward: in
         assert timeline.cost - M * (forward + backward + W) == idle
 
 
+@examples(20)
 @given(shapes(8, 1, 24))
 def test_zb_v_has_no_bubble_at_equal_costs(shape: Shape):
     """No rank waits between its first and its last action, from 2P−1 microbatches on; in the memory of 1F1B: P of the
@@ -253,6 +255,7 @@ def test_zb_v_has_a_bubble_with_fewer_microbatches(ranks: int):
     assert assert_lawful(make("zb_v", ranks, 2, 2 * ranks - 2)).bubble > 0
 
 
+@examples(20)
 @given(shapes(8, 1, 24), st.sampled_from((2.0, 2.25, 2.5, 3.0)))
 def test_dualpipe_v_idles_as_published(shape: Shape, pair: float):
     """(P−1)(F&B + B − 3W) with B the whole backward, of DeepSeek's table, beside the work of the rank with the most
@@ -280,6 +283,7 @@ def test_dualpipe_v_one_after_the_other_idles_less(shape: Shape):
     assert timeline.cost - 6 * M == (P - 1) * (1 + 2 - 2)
 
 
+@examples(20)
 @given(shapes(8, 1, 24))
 def test_an_overlapped_pair_waits_before_and_sends_after_both(shape: Shape):
     P, M = shape.ranks, 2 * shape.ranks - 1 + shape.microbatches
@@ -301,6 +305,7 @@ def test_an_overlapped_pair_waits_before_and_sends_after_both(shape: Shape):
                             assert direction != channel.direction or each.start >= backward.end
 
 
+@examples(20)
 @given(shapes())
 def test_one_chunk_is_the_schedule_without_chunks(shape: Shape):
     P, M = shape.ranks, shape.microbatches
@@ -309,6 +314,7 @@ def test_one_chunk_is_the_schedule_without_chunks(shape: Shape):
     assert make("looped_bfs", P, 1, M).actions == make("gpipe", P, 1, M).actions
 
 
+@examples(20)
 @given(shapes(8, 4, 6))
 def test_forwards_alone_lose_no_more_than_the_way_to_the_last_rank(shape: Shape):
     P, V = shape.ranks, shape.chunks
@@ -319,6 +325,7 @@ def test_forwards_alone_lose_no_more_than_the_way_to_the_last_rank(shape: Shape)
     assert timeline.bubble == 0
 
 
+@examples(20)
 @given(shapes(8, 4, 12))
 def test_forwards_alone_are_lawful_in_a_v(shape: Shape):
     """Evaluation runs where training has its stages."""
@@ -445,7 +452,7 @@ def joined(schedule: Schedule, group: int) -> Schedule:
     return evolve(schedule, actions=lines, bound=tuple(map(peak_live, lines)))
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(shapes(6, 3, 30), st.integers(1, 6), st.integers(1, 6))
 def test_spreading_what_is_left_over_takes_less_memory_and_no_longer(shape: Shape, forward: int, backward: int):
     """Than to put it into the first group: whatever F and BW take, if transfers are free and stages alike."""

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 from attrs import evolve
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from partita.compiler.schedules.auto import auto
@@ -33,6 +33,7 @@ from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
 from partita.dsl.diagnostic import Refused
 from partita.testing import assert_lawful, costs, memories, named_schedules, random_orders, schedules, shapes
 from tests.compiler.schedules.test_communication import without_bounds
+from tests.marks import examples
 
 
 def chain(schedule: Schedule, given_costs: Costs) -> Conditions:
@@ -58,7 +59,7 @@ def tight(schedule: Schedule, memory: Memory) -> Memory:
     return evolve(memory, limit=tuple(peaks))
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(schedules(shapes(4, 3, 8)), st.data())
 def test_no_lawful_schedule_costs_less_than_the_bound(schedule, data):
     """Whatever its order, its costs, and the memory that it needs."""
@@ -71,7 +72,7 @@ def test_no_lawful_schedule_costs_less_than_the_bound(schedule, data):
     assert timeline.cost >= least * (1 - 1e-9)
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(named_schedules(shapes(8, 1, 24), names=("one_f_one_b", "zb_h1", "zb_h2", "auto")), st.data())
 def test_no_good_schedule_costs_less_than_the_bound_either(schedule, data):
     """Where costs differ little, these come near the bound."""
@@ -112,6 +113,7 @@ def test_what_fills_a_pipeline(limit, counts):
 # ---------------------------------------------------------------- the estimate
 
 
+@examples(20)
 @given(schedules(shapes(5, 3, 10)), st.data())
 def test_an_estimate_is_at_most_what_the_simulator_says(schedule, data):
     given_costs = data.draw(costs(schedule.stages))
@@ -122,6 +124,7 @@ def test_an_estimate_is_at_most_what_the_simulator_says(schedule, data):
     assert makespan <= timeline.makespan * (1 + 1e-9)
 
 
+@examples(20)
 @given(named_schedules(shapes(5, 3, 10)))
 def test_at_equal_costs_and_with_free_transfers_it_is_the_same(schedule):
     estimate = Estimate(schedule.placement, prices(chain(schedule, equal_costs()), schedule.placement))
@@ -144,6 +147,7 @@ def test_orders_in_which_ranks_wait_for_each_other_cost_infinitely_much():
 # ---------------------------------------------------------------- list scheduling
 
 
+@examples(20)
 @given(shapes(5, 3, 12), st.data())
 def test_lists_are_lawful_in_any_memory_that_holds_a_microbatch(shape, data):
     placement = data.draw(st.sampled_from((loop_placement, v_placement)))(shape.ranks, shape.chunks)
@@ -159,6 +163,7 @@ def test_lists_are_lawful_in_any_memory_that_holds_a_microbatch(shape, data):
     assert memory.fits(schedule)
 
 
+@examples(20)
 @given(shapes(5, 3, 12), st.data())
 def test_a_policy_keeps_its_bound_and_idles_only_while_it_must(shape, data):
     in_flight = data.draw(st.integers(shape.chunks, 3 * shape.ranks * shape.chunks))
@@ -225,7 +230,7 @@ def test_policies():
 # ---------------------------------------------------------------- auto
 
 
-@settings(max_examples=15)
+@examples(5)
 @given(shapes(5, 3, 10), st.data())
 def test_auto_keeps_within_memory_and_is_no_worse_than_what_fits(shape, data):
     """It finds an order wherever memory holds one microbatch, and none of those that users can name costs less."""
@@ -311,6 +316,7 @@ def test_auto_says_what_memory_lacks():
     assert diagnostic.help == "`recompute`, smaller microbatches or more ranks need less memory"
 
 
+@examples(20)
 @given(random_orders(shapes(4, 3, 6)))
 def test_one_after_the_other_takes_the_least_memory(schedule):
     least = one_by_one(schedule.placement, schedule.microbatches)

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import Compute, PostReceive, Transfer
@@ -16,6 +16,7 @@ from partita.compiler.schedules.schedule import Action
 from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
 from partita.testing import assert_lawful, costs, messages, schedules, shapes
 from tests.files import GOLDEN
+from tests.marks import examples
 
 ZERO_BUBBLE = json.loads((GOLDEN / "zero_bubble.json").read_text())
 
@@ -27,6 +28,7 @@ def test_the_bubble_of_1f1b_is_the_published_one(row):
     assert round(timeline.bubble, 4) == row["bubble"]["one_f_one_b"]
 
 
+@examples(20)
 @given(schedules(), st.data())
 def test_timelines_are_those_of_the_lists_and_their_costs(schedule, data):
     prices = data.draw(costs(schedule.stages))
@@ -49,6 +51,7 @@ def test_timelines_are_those_of_the_lists_and_their_costs(schedule, data):
             free = interval.end
 
 
+@examples(20)
 @given(schedules(), st.data())
 def test_nothing_runs_before_what_it_needs(schedule, data):
     """Each action starts after the last action or transfer that feeds it; checked from the intervals alone."""
@@ -95,7 +98,7 @@ def test_nothing_runs_before_what_it_needs(schedule, data):
                 assert action is None or ends[action.stage, action.action] <= arrival.start
 
 
-@settings(max_examples=50)
+@examples(20)
 @given(schedules(), st.data())
 def test_the_critical_path_has_no_gap_and_is_as_long_as_the_step(schedule, data):
     timeline = assert_lawful(schedule, data.draw(costs(schedule.stages)))
@@ -108,6 +111,7 @@ def test_the_critical_path_has_no_gap_and_is_as_long_as_the_step(schedule, data)
     assert all(isinstance(interval.work, (Action, Transfer)) for interval in path)
 
 
+@examples(20)
 @given(schedules(), st.data(), st.integers(1, 5))
 def test_slower_actions_and_transfers_make_no_step_shorter(schedule, data, factor):
     prices = data.draw(costs(schedule.stages))
@@ -122,6 +126,7 @@ def test_slower_actions_and_transfers_make_no_step_shorter(schedule, data, facto
     assert simulate(programs, doubled).makespan == 2 * simulate(programs, prices).makespan
 
 
+@examples(20)
 @given(shapes(), st.sampled_from((0.0, 0.5)))
 def test_a_slow_channel_delays_only_what_needs_it(shape, transfer):
     """With one microbatch and one chunk a rank, the step is the chain there and back."""

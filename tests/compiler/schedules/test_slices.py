@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 
 from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.forms import json_form, text, torch_csv
@@ -21,7 +21,7 @@ from partita.compiler.schedules.timeline import Timeline
 from partita.dsl.diagnostic import Refused
 from partita.dsl.source import Source
 from partita.testing import assert_lawful, random_orders, shapes
-from tests.marks import every, soak
+from tests.marks import every, examples, soak
 
 SLICED = {"gpipe": (1,), "one_f_one_b": (1,), "interleaved_1f1b": (1, 2, 3)}
 SHAPES = [(name, chunks, P) for name, several in SLICED.items() for chunks in several for P in range(1, 6)]
@@ -73,7 +73,7 @@ def test_the_order_of_the_paper() -> None:
 
 
 @given(random_orders(shapes(3, 2, 3, max_slices=3)))
-@settings(max_examples=30)
+@examples(12)
 def test_any_order_that_takes_slices_in_turn_is_lawful(schedule: Schedule) -> None:
     assert_lawful(schedule)
 

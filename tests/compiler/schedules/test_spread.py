@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.compiler.schedules.communication import communicate, default_messages
@@ -19,6 +19,7 @@ from partita.compiler.schedules.spread import _Insertion, part_messages, with_sp
 from partita.dsl.diagnostic import Refused
 from partita.testing import assert_lawful, costs, shared_schedules
 from partita.testing.strategies import FIXED, named_schedules, shapes
+from tests.marks import examples
 
 
 def shared(schedule: Schedule, inputs: bool = True, outputs: bool = True) -> Schedule:
@@ -32,6 +33,7 @@ def instructions(schedule: Schedule) -> tuple:
     return communicate(schedule, (*messages, *part_messages(schedule.spread, schedule.training)))
 
 
+@examples(20)
 @given(named_schedules(shapes(5, 3, 9)), st.booleans(), st.booleans())
 def test_invariants_hold_for_every_schedule(schedule, inputs, outputs):
     found = shared(schedule, inputs, outputs)
@@ -46,7 +48,7 @@ def test_invariants_hold_for_every_schedule(schedule, inputs, outputs):
             ]
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(shared_schedules(shapes(5, 3, 9)), st.data())
 def test_they_keep_all_laws_at_any_costs(schedule, data):
     assert_lawful(schedule, data.draw(costs(schedule.stages)))

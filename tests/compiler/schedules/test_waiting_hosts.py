@@ -22,6 +22,7 @@ from partita.compiler.schedules.stream_invariants import check_launches
 from partita.compiler.streams import START, Launch, enqueued, launches_of
 from partita.dsl.diagnostic import Refused
 from partita.testing import messages, schedules
+from tests.marks import examples
 
 NAMED = {
     **dict.fromkeys(("gpipe", "one_f_one_b", "zb_h1", "zb_h2"), 1),
@@ -97,6 +98,7 @@ def accepted(programs: Sequence[Sequence[Instruction]], launches: Sequence[Seque
     return True
 
 
+@examples(20)
 @given(schedules(), st.data())
 def test_every_schedule_gets_to_the_end(schedule: Schedule, data: st.DataObject):
     programs = communicate(schedule, data.draw(messages(schedule.stages)))
@@ -116,6 +118,7 @@ def test_what_one_action_sends_does_not_wait_for_its_receivers():
     assert ends(programs, launches)
 
 
+@examples(20)
 @given(schedules(), st.data())
 def test_what_is_lawful_gets_to_the_end_and_nothing_else(schedule: Schedule, data: st.DataObject):
     """With some receives in the way of the next action, as all would be without `Launch.behind`; or some too late."""

@@ -33,7 +33,7 @@ from partita.runtime.verification.experiment import Experiment, Figures, experim
 from tests.compiler.verify.layout_mutants import layout_mutants
 from tests.compiler.verify.mutants import Mutant, communication_mutants, executed, first_step, refused, some
 from tests.files import SPECS, checked
-from tests.marks import soak
+from tests.marks import examples, soak
 from tests.programs import Program, sharded_programs
 
 CASES = {
@@ -60,15 +60,14 @@ def experiment(name: str) -> tuple[Experiment, Figures]:
 # ---------------------------------------------------------------- layouts
 
 
-# How many of the mutants of layouts are tried.
-LAYOUTS = {"mlp": 40, "llama": 20, "llama zero1": 10, "gpt": 5}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_wrong_layout_is_refused(name: str):
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("mlp", 15), ("llama", 5), *soak(("mlp", 40), ("llama", 20), ("llama zero1", 10), ("gpt", 5))],
+)
+def test_a_wrong_layout_is_refused(name: str, count: int):
     found, _ = experiment(name)
-    mutants = some(layout_mutants(found.plan.training), LAYOUTS[name])
-    assert len(mutants) == 2 * LAYOUTS[name]  # of values, and of records
+    mutants = some(layout_mutants(found.plan.training), count)
+    assert len(mutants) == 2 * count  # of values, and of records
     escaped = [str(mutant) for mutant in mutants if not refused(mutant)]
     assert not escaped
 
@@ -184,6 +183,7 @@ def test_wrong_communication_fails(name: str, count: int):
     survey(name, some(communication_mutants(found.plan.training), count))
 
 
+@pytest.mark.soak
 def test_there_are_enough_of_them():
     counts: Counter[str] = Counter()
     for name in CASES:
@@ -244,7 +244,7 @@ def refused_or_the_same(program: Program, data: st.DataObject, count: int) -> No
 
 
 @given(program=sharded_programs(), data=st.data())
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@examples(3, suppress_health_check=[HealthCheck.too_slow])
 def test_mutants_of_any_program_are_refused_or_compute_the_same(program: Program, data: st.DataObject):
     refused_or_the_same(program, data, 3)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, note
 
 from partita.compiler.passes.place import pipeline_of
 from partita.compiler.pipeline import compile_spec
@@ -16,6 +16,7 @@ from partita.compiler.verify.proxy_sizes import LEAST, PRODUCT, Search, axes_of
 from partita.dsl import spec
 from partita.dsl.load import load, load_text
 from tests.files import SPECS
+from tests.marks import examples
 from tests.programs import Program, sharded_programs
 
 LARGE = (SPECS / "gpt.par", "batch=1536", "embed=12_288", "heads=96", "key=128", "seq=2048")
@@ -112,7 +113,7 @@ def test_parameters_that_a_quarter_of_memory_cannot_hold_are_gathered_as_before(
 
 
 @given(program=sharded_programs())
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@examples(5, suppress_health_check=list(HealthCheck))
 def test_any_program_shrinks(program: Program):
     note(program.text)
     whole, diagnostics = load_text(program.text, "random.par")

@@ -14,6 +14,7 @@ from partita.compiler.verify.equivalence import validate
 from partita.runtime.verification.execution import executed
 from partita.runtime.verification.experiment import Undecided, settled
 from tests.files import checked
+from tests.marks import examples
 from tests.programs import SCHEDULES, Program, sharded_programs
 
 # Compiling and running a program takes its time, and nothing else of what Hypothesis looks at is amiss.
@@ -36,7 +37,7 @@ def check(text: str) -> None:
 
 
 @given(program=sharded_programs())
-@settings(max_examples=12, suppress_health_check=SLOW)
+@examples(3, suppress_health_check=SLOW)
 @pytest.mark.timeout(1200)
 def test_laid_out_equals_whole(program: Program):
     note(program.text)
@@ -71,6 +72,7 @@ def features(text: str) -> Iterator[str]:
     yield from ["several axes in a rule"] * bool(re.search(r"-> \w+, \w+\n", text))
 
 
+@pytest.mark.soak
 def test_the_family_is_wide():
     """What is to be covered occurs often enough among some hundred programs."""
     found: Counter[str] = Counter()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partita.cli.main import main
@@ -23,7 +23,7 @@ from partita.runtime.checkpoint.folders import LocalFolder
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import VERSION
 from partita.runtime.checkpoint.saving import _marker
-from tests.marks import every
+from tests.marks import every, examples
 from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, same, tensors, trained, without_checkpoints
 
 NEWEST = "step-00000004"
@@ -167,7 +167,7 @@ def test_where_none_is_whole_the_run_does_not_begin_anew(copy: Path):
 
 
 @given(data=st.data())
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@examples(100, suppress_health_check=list(HealthCheck))
 def test_any_flipped_bit_is_found(data: st.DataObject, saved: Path):
     path = saved / "checkpoints"
     name = data.draw(st.sampled_from(sorted(os.listdir(path / NEWEST))))
@@ -190,7 +190,7 @@ def problems(path: Path) -> list[str]:
 
 
 @given(bit=st.integers(0))
-@settings(max_examples=200)
+@examples(60)
 def test_a_damaged_marker_is_found(bit: int, tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.getbasetemp() / "rank-0.json"
     path.write_bytes(with_checksum({"size": 12345, "sha256": "0" * 64}))
@@ -325,7 +325,7 @@ JSON = st.recursive(
 
 
 @given(data=st.data())
-@settings(max_examples=500, suppress_health_check=list(HealthCheck))
+@examples(120, suppress_health_check=list(HealthCheck))
 def test_whatever_stands_in_a_manifest_it_is_read_or_damaged(data: st.DataObject, saved: Path):
     """Any value in any place, sealed: nothing but Damaged comes of it."""
     from partita.runtime.checkpoint.manifest import parse

@@ -35,6 +35,7 @@ from partita.runtime.checkpoint.matching import axes_of, own_axes
 from partita.runtime.checkpoint.proposals import GUESS, OPEN, proposed
 from partita.runtime.checkpoint.repeated import families, set_text
 from partita.runtime.training import VirtualRun
+from tests.marks import examples
 from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, same, tensors, trained
 
 # Matrices that are square, in one axis of three, and in no way.
@@ -723,7 +724,7 @@ def saved(once: Path, tmp_path: Path) -> Path:
 @example("\ud800")
 @example("\ud83d\ude00")
 @example("\0")
-@settings(max_examples=50, deadline=None)
+@examples(12)
 def test_what_is_exported_can_be_loaded_under_any_name_or_is_refused(once: Path, name: str):
     """The name of one tensor, and then a part of those of several."""
     out = once.parent / "out"

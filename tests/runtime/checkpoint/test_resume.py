@@ -23,7 +23,7 @@ from partita.runtime.checkpoint.store import Store
 from partita.runtime.progress import Display
 from partita.runtime.training import VirtualRun
 from tests.commands import computed
-from tests.marks import soak
+from tests.marks import every, soak
 from tests.runtime.checkpoint.runs import (
     ONE_RANK,
     TEXT,
@@ -213,7 +213,7 @@ def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert len(computed(tmp_path / "parts")) == len(whole) + 1
 
 
-@pytest.mark.parametrize("where", ["", "parts", "some parts", "."])
+@pytest.mark.parametrize("where", every(2, ["", "parts", "some parts", "."]))
 def test_a_finished_run_says_how_to_go_on_and_how_to_begin_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
 ):

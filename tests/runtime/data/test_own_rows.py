@@ -8,13 +8,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, note
 
 from partita.runtime.data import own_rows
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from tests.files import checked
+from tests.marks import examples
 from tests.programs import Program, programs, sharded_programs
 
 FILE = """\
@@ -68,7 +69,7 @@ def trained(plan: Plan, folder: Path) -> list[float]:
 
 
 @given(program=programs() | sharded_programs(8))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(3, suppress_health_check=list(HealthCheck))
 def test_what_others_read_does_not_matter(program: Program):
     note(program.text)
     plan = prepare(checked(program.text, "random.par"))

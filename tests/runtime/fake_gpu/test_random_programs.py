@@ -12,7 +12,7 @@ from partita.runtime.fake_gpu.watch import Kind
 from tests.marks import soak
 from tests.runtime.fake_gpu.programs import drawn
 
-FEW = {"expressions": 8, "layers": 4, "files": 2}
+FEW = {"expressions": 2, "layers": 1, "files": 1}
 MANY = {"expressions": 1000, "layers": 600, "files": 400}
 FOUND = ("layers", range(116, 146, 29))  # delayed reductions; slices, and evaluations without them
 CHUNK = 50

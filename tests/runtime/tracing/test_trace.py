@@ -6,14 +6,14 @@ import json
 import re
 import sys
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.cli import measured
@@ -27,6 +27,7 @@ from partita.runtime.tracing.measurement import measure
 from partita.runtime.tracing.stopwatch import MOST_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
 from tests.commands import partita
 from tests.files import SPECS, checked
+from tests.marks import every, examples
 
 TINY = SPECS / "tiny.par"
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8"]
@@ -95,7 +96,7 @@ def runs(draw):
     ]
 
 
-@settings(max_examples=8, deadline=None)
+@examples(3)
 @given(runs())
 def test_the_simulation_from_the_costs_of_a_simulated_run_is_that_run(run):
     made, marks = run
@@ -145,9 +146,10 @@ def test_costs_are_those_of_the_middle_half_of_the_steps():
 # ---------------------------------------------------------------- pictures
 
 
-@pytest.mark.parametrize("sync", ["none", "local(groups = 2, every = 2)"])
-@pytest.mark.parametrize("rules", ["", "shard vocab -> pipe"])
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    ("mesh", "rules", "sync"),
+    every(3, [*product(MESHES, ["", "shard vocab -> pipe"], ["none", "local(groups = 2, every = 2)"])]),
+)
 def test_a_measured_run_is_drawn_with_a_row_for_each_rank_of_any_mesh(tmp_path: Path, capsys, mesh, rules, sync):
     made = program(f"train.sync={sync}", "schedule=one_f_one_b", mesh=mesh, rules=rules)
     ranks = range(made.mesh.ranks)

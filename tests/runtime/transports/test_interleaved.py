@@ -32,6 +32,7 @@ from partita.runtime.transports.virtual import VirtualCluster
 from partita.runtime.verification.experiment import batches
 from tests.compiler.schedules.test_waiting_hosts import NAMED, too_late
 from tests.files import checked
+from tests.marks import examples
 from tests.programs import Program, programs, sharded_programs
 from tests.runtime.transports.interleaved import StreamCluster
 
@@ -306,7 +307,7 @@ def offloading() -> tuple[Plan, list[torch.Tensor]]:
 
 
 @given(data=st.data(), seed=SEEDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=ALL)
+@examples(8, suppress_health_check=ALL)
 def test_what_the_laws_accept_does_not_race(data: st.DataObject, seed: int):
     held_against_races(*offloading(), data, range(seed, seed + 4))
 
