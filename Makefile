@@ -23,7 +23,7 @@ test: lint
 # All is collected while mypy runs beside it; then three processes are forked (`tests/workers.py`). On two cores: one of three
 # waits for a disk or for processes of its own, more often than not.
 tests: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest --workers 3 -rs -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -rs -m "not soak"
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -34,7 +34,7 @@ types: $(VENV)/installed
 
 # Long runs: exhaustive and randomised, minutes to hours; and all other tests with examples that nobody has seen.
 soak: $(VENV)/soaked
-	OMP_NUM_THREADS=1 $(BIN)/pytest --workers 2 -m "not soak" --hypothesis-profile=new
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak" --hypothesis-profile=new
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout 7200 -s
 
 # Everything to run when a GPU is at hand, in ten minutes; its figures go to the end of bench/notes/gpu.md. Without one it runs

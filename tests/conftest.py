@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-pytest_plugins = ["tests.workers"]
-
 # How long an example takes is the machine's business: no test depends on it. `make test` runs the same examples each
 # time, so that what fails is what was changed; `make soak` runs others, and more (`--hypothesis-profile=new`). What
 # failed can be run again from the printed blob.
