@@ -20,8 +20,7 @@ sample: $(VENV)/installed
 test: lint
 	$(MAKE) --no-print-directory --jobs 2 types tests
 
-# All is collected while mypy runs beside it; then three processes are forked (`tests/workers.py`). On two cores: one of three
-# waits for a disk or for processes of its own, more often than not.
+# On two cores: one of three waits for a disk or for processes of its own, more often than not.
 tests: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -rs -m "not soak"
 
