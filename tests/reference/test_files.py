@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partita.compiler.verify.proxy import single
-from tests.planted.trial import ROOT
+from tests.files import ROOT
 from tests.reference.compare import checked, computed, meant, wrong
 from tests.reference.programs import Program
 
