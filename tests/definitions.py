@@ -1,4 +1,4 @@
-"""What the shipped sources define, by name, wherever that is."""
+"""What sources define in which mistakes are planted, by name, wherever that is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from attrs import Factory, frozen
 
 from tests.fragments import Holder
 
-# The folders of them, and the files that are not Python.
+# What ships, and the model of devices that tests have; and the files that are not Python.
 FOLDERS = ("api", "cli", "compiler", "dsl", "runtime", "testing")
+MODEL = "tests/runtime/transports/interleaved.py"
 NATIVE = ".cc"
 NAME = re.compile(r"^(?:    (?=def))?(?:def |class )?(\w+)", re.MULTILINE)
 
@@ -42,8 +43,9 @@ class Sources:
 
     @classmethod
     def read(cls, root: Path) -> Sources:
-        """The shipped files under a folder."""
+        """The files under a folder."""
         files = [file for folder in FOLDERS for end in (".py", NATIVE) for file in (root / folder).rglob(f"*{end}")]
+        files += [root / MODEL] if (root / MODEL).exists() else []
         return cls.of({str(file.relative_to(root)): file.read_text(encoding="utf-8") for file in sorted(files)})
 
     @classmethod
