@@ -14,7 +14,7 @@ from partita.compiler.ops.reduce import Reduce
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
 from partita.dsl.load import load
-from tests.planted.trial import ROOT
+from tests.files import ROOT
 
 FILES = ROOT / "tests" / "planted" / "files"
 

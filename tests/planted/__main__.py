@@ -23,47 +23,42 @@ def main() -> int:
         "--verbose", action="store_true", help="show what commands printed that did not do as they must"
     )
     arguments = parser.parse_args()
-    known = {planted.name for mistakes in SUBJECTS.values() for planted in mistakes} | SUBJECTS.keys()
+    everything = [(subject, planted) for subject, mistakes in SUBJECTS.items() for planted in mistakes]
     for name in arguments.names:
-        if name not in known:
+        if not any(name in (subject, planted.name) for subject, planted in everything):
             parser.error(f"there is no mistake or subject `{name}`")
-    wanted = [
-        planted
-        for subject, mistakes in SUBJECTS.items()
-        for planted in mistakes
-        if not arguments.names or not {planted.name, subject}.isdisjoint(arguments.names)
-    ]
+    names = set(arguments.names)
+    wanted = [planted for subject, planted in everything if not names or names & {subject, planted.name}]
 
-    def told(finding: Finding) -> None:
-        words = f"{finding.verdict:<10} {finding.result.seconds:5.1f} s  {finding.planted.name}"
-        note = f"  ({finding.note})" if finding.note else ""
-        print(f"{words}{note}  {finding.planted.caught}", flush=True)
-        if arguments.verbose and finding.verdict is not Verdict.FOUND:
-            print(finding.result.output)
-
-    def checked(caught: str, result: Result) -> None:
-        print(f"{result.outcome:<10} {result.seconds:5.1f} s  {caught}", flush=True)
-        if arguments.verbose and result.outcome is not Outcome.PASSED:
+    def told(first: str, result: Result, last: str, good: bool) -> None:
+        print(f"{first:<10} {result.seconds:5.1f} s  {last}", flush=True)
+        if arguments.verbose and not good:
             print(result.output)
 
+    def found(finding: Finding) -> None:
+        words = (finding.planted.name, f"({finding.note})" if finding.note else "", finding.planted.caught)
+        told(finding.verdict, finding.result, "  ".join(filter(None, words)), finding.verdict is Verdict.FOUND)
+
+    def checked(caught: str, result: Result) -> None:
+        told(result.outcome, result, caught, result.outcome is Outcome.PASSED)
+
     start = perf_counter()
-    findings = measure(wanted, told, arguments.jobs, checked)
+    findings = measure(wanted, found, arguments.jobs, checked)
     print(summary(findings, perf_counter() - start))
     return int(any(finding.verdict is not Verdict.FOUND for finding in findings))
 
 
 def summary(findings: list[Finding], seconds: float) -> str:
     """How many of each subject were found, and which were not."""
+    verdicts = {finding.planted.name: finding.verdict for finding in findings}
     lines = [""]
-    found = {finding.planted.name for finding in findings if finding.verdict is Verdict.FOUND}
-    tried = {finding.planted.name for finding in findings}
-    for subject, mistakes in SUBJECTS.items():
-        own = [planted.name for planted in mistakes if planted.name in tried]
-        if own:
-            lines.append(f"{subject:<16} {sum(name in found for name in own):3} of {len(own):3}")
-    lines.append(f"{'all':<16} {len(found):3} of {len(tried):3} found in {seconds:.0f} s")
-    lines += [f"{finding.verdict}: {finding.planted.name}" for finding in findings if finding.planted.name not in found]
-    return "\n".join(lines)
+    for subject, mistakes in [*SUBJECTS.items(), ("all", [finding.planted for finding in findings])]:
+        if own := [verdicts[planted.name] for planted in mistakes if planted.name in verdicts]:
+            lines.append(f"{subject:<16} {own.count(Verdict.FOUND):3} of {len(own):3}")
+    lines[-1] += f" found in {seconds:.0f} s"
+    return "\n".join(
+        [*lines, *(f"{verdict}: {name}" for name, verdict in verdicts.items() if verdict != Verdict.FOUND)]
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,8 +12,11 @@ from tempfile import TemporaryDirectory
 
 from attrs import frozen
 
+from tests.copies import Copy
+from tests.definitions import Sources
+from tests.files import ROOT
 from tests.planted.planted import Planted
-from tests.planted.trial import Copy, Outcome, Result
+from tests.planted.trial import Outcome, Result, tried, with_mistake
 
 
 class Verdict(StrEnum):
@@ -50,37 +54,37 @@ def measure(
 
     First every command is run once without any mistake, of which `checked` hears: it must pass.
     """
-    with TemporaryDirectory(prefix="planted-") as folder:
+    sources = Sources.read(ROOT)
+    with TemporaryDirectory(prefix="planted-") as folder, ThreadPoolExecutor(jobs) as pool:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for i in range(jobs):
             copies.put(Copy.made(Path(folder) / str(i)))
 
-        def without(caught: str) -> Result:
+        @contextmanager
+        def free() -> Iterator[Copy]:
             copy = copies.get()
             try:
-                result = copy.run(caught)
+                yield copy
             finally:
                 copies.put(copy)
+
+        def without(caught: str) -> Result:
+            with free() as copy:
+                result = tried(copy, caught)
             checked(caught, result)
             return result
 
-        def tried(planted: Planted) -> Finding:
-            before = passing[planted.caught]
-            if before.outcome is not Outcome.PASSED:
-                finding = Finding(planted, Verdict.UNTRIED, before)
+        def found(planted: Planted) -> Finding:
+            if passing[planted.caught].outcome is not Outcome.PASSED:
+                finding = Finding(planted, Verdict.UNTRIED, passing[planted.caught])
             else:
-                copy = copies.get()
-                try:
-                    with copy.with_mistake(planted):
-                        result = copy.run(planted.caught)
-                finally:
-                    copies.put(copy)
-                found = result.outcome is Outcome.FAILED
-                finding = Finding(planted, Verdict.FOUND if found else Verdict.NOT_FOUND, result)
+                with free() as copy, with_mistake(copy, sources, planted):
+                    result = tried(copy, planted.caught)
+                failed = result.outcome is Outcome.FAILED
+                finding = Finding(planted, Verdict.FOUND if failed else Verdict.NOT_FOUND, result)
             told(finding)
             return finding
 
-        with ThreadPoolExecutor(jobs) as pool:
-            commands = list(dict.fromkeys(planted.caught for planted in mistakes))
-            passing = dict(zip(commands, pool.map(without, commands), strict=True))
-            return list(pool.map(tried, mistakes))
+        commands = list(dict.fromkeys(planted.caught for planted in mistakes))
+        passing = dict(zip(commands, pool.map(without, commands), strict=True))
+        return list(pool.map(found, mistakes))

@@ -4,38 +4,45 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Collection, Iterator
+from inspect import CO_OPTIMIZED
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
+from tests import fragments
+from tests.copies import Copy
+from tests.definitions import NATIVE, Definition, Sources
+from tests.files import ROOT
 from tests.planted.lists import SUBJECTS
 from tests.planted.measure import Verdict, measure
-from tests.planted.planted import VERIFY, Planted
-from tests.planted.trial import ROOT, Copy, Outcome
+from tests.planted.planted import VERIFY
+from tests.planted.trial import Outcome, tried, with_mistake
 
 MISTAKES = [planted for mistakes in SUBJECTS.values() for planted in mistakes]
 
 
-def without_comments(source: str) -> list[str]:
-    """The lines of a piece of Python."""
-    lines = (line.partition("#")[0].rstrip() for line in source.splitlines())
-    return [line for line in lines if line]
+@pytest.fixture(scope="module")
+def sources() -> Sources:
+    return Sources.read(ROOT)
 
 
 def test_the_measure_is_wide():
     names = [planted.name for planted in MISTAKES]
     assert len(set(names)) == len(names)
-    assert len(MISTAKES) >= 115
+    assert len(MISTAKES) >= 1000
     assert len(SUBJECTS["partitioning"]) >= 40
     assert all(planted.by_verify for planted in SUBJECTS["partitioning"])
 
 
-@pytest.mark.parametrize("planted", MISTAKES, ids=str)
-def test_a_mistake_can_be_planted(planted: Planted):
-    text = planted.planted((ROOT / planted.file).read_text(encoding="utf-8"))
-    if planted.file.endswith(".py"):
-        ast.parse(text)
-        assert without_comments(planted.old) != without_comments(planted.new), "it changes nothing that runs"
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_mistakes_can_be_planted(sources: Sources, subject: str):
+    for planted in SUBJECTS[subject]:
+        file, text = planted.planted(sources)
+        assert text != sources.texts[file]
+        if file.endswith(".py"):
+            ast.parse(text)
 
 
 @pytest.mark.parametrize("caught", sorted({planted.caught for planted in MISTAKES}))
@@ -54,13 +61,65 @@ def test_who_must_notice_is_there(caught: str):
         assert not any(ast.unparse(each) == "pytest.mark.soak" for each in function.decorator_list)
 
 
+def test_places_go_with_what_is_renamed_and_moved(sources: Sources):
+    """All that mistakes are planted in moves to one file, backwards, and all locals in it get other names: each mistake
+    is then the same but for these.
+    """
+    mistakes = [planted for planted in MISTAKES if not planted.place.endswith(NATIVE)]
+    changes = [planted.change(sources) for planted in mistakes]
+    moved, left = list[str](), dict(sources.texts)
+    for file in {definition.file for definition, _ in changes}:
+        own = [definition.lines.start for definition, _ in changes if definition.file == file]
+        lines = left[file].split("\n")
+        for statement in reversed(ast.parse(left[file]).body):
+            span = Definition(file, ast.Module([statement], [])).lines
+            if any(span.start <= start < span.stop for start in own):
+                moved.append(renamed("\n".join(lines[span])))
+                lines[span] = []
+        left[file] = "\n".join(lines)
+    assert len(moved) > 500
+    tree = ast.parse("\n".join(moved))
+    own = (each for each in ast.walk(tree) if isinstance(each, (ast.ClassDef, ast.alias)))
+    kept = {(getattr(each, "asname", None) or each.name).partition(".")[0] for each in own}
+    assert set(bound(compile(tree, "moved.py", "exec"))) <= {"self", "cls", *kept}
+    elsewhere = Sources.of({**left, "moved.py": "\n".join(moved)})
+    for planted, (definition, text) in zip(mistakes, changes, strict=True):
+        node = definition.holder.body[0]
+        names = fragments.local_names(node) if isinstance(node, ast.FunctionDef) else None
+        assert planted.change(elsewhere)[1] == renamed(text, names), planted
+
+
+def renamed(text: str, names: Collection[str] | None = None) -> str:
+    """Functions and methods with an underscore after names: the locals of each, if none are given."""
+    tree = ast.parse(text)
+    for top in tree.body:
+        for each in top.body if isinstance(top, ast.ClassDef) else [top]:
+            own = fragments.local_names(each) if names is None else names
+            for node in ast.walk(each):
+                field = fragments.NAMES.get(type(node), "")
+                if isinstance(node, ast.Nonlocal):
+                    node.names = [f"{name}_" for name in node.names]
+                elif node is not each and getattr(node, field, None) in own:
+                    setattr(node, field, f"{getattr(node, field)}_")
+    return ast.unparse(tree)
+
+
+def bound(code: CodeType, inside: bool = False) -> Iterator[str]:
+    """The variables of all functions that are called as they were."""
+    if inside:
+        yield from (name for name in (*code.co_varnames, *code.co_cellvars) if name[0] not in "._" and name[-1] != "_")
+    for each in code.co_consts:
+        if isinstance(each, CodeType) and (inside or each.co_name[0] != "<"):
+            yield from bound(each, inside or bool(each.co_flags & CO_OPTIMIZED))
+
+
 def test_a_mistake_is_in_the_copy_and_then_it_is_gone(tmp_path: Path):
     """What runs is the copy, whatever is installed."""
     copy = Copy.made(tmp_path)
     planted = next(planted for planted in MISTAKES if planted.name == "warm-up-begins-at-zero")
-    with copy.with_mistake(planted):
-        assert copy.run(planted.caught).outcome is Outcome.FAILED
-    assert copy.run(planted.caught).outcome is Outcome.PASSED
+    with with_mistake(copy, Sources.read(copy.tree), planted):
+        assert tried(copy, planted.caught).outcome is Outcome.FAILED
+    assert tried(copy, planted.caught).outcome is Outcome.PASSED
 
 
 @pytest.mark.soak

@@ -14,7 +14,7 @@ import pytest
 
 from partita.compiler.verify.proxy import single
 from partita.dsl.spec import Spec
-from tests.planted.trial import ROOT
+from tests.files import ROOT
 from tests.reference.compare import Figure, checked, computed, meant, wrong
 from tests.reference.programs import Program
 

@@ -6,7 +6,6 @@ copy of the house, a folder each, to all processes of a run.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from partita.dsl.functions import FUNCTIONS, function
 from partita.runtime import kernels
 from partita.runtime.kernels.registry import KERNELS, kernel
 from tests.commands import computed, here
-from tests.planted.trial import Copy
+from tests.copies import Copy
 
 RULE = """
 from partita.dsl.functions import AXIS, Slot, Typed, Use, function
@@ -147,16 +146,15 @@ def test_every_command_takes_what_three_modules_add(tmp_path: Path):
 @pytest.mark.soak
 def test_every_process_of_a_run_has_what_three_files_add(tmp_path: Path):
     copy = Copy.made(tmp_path / "copy")
-    tree = copy.folder / "tree"
+    tree = copy.tree
     with (tree / "dsl" / "rules.py").open("a") as rules:
         rules.write(RULE)
     (tree / "compiler" / "ops" / "running_sum.py").write_text(OP)
     (tree / "runtime" / "kernels" / "running_sum.py").write_text(KERNEL)
     path = file_with(tmp_path / "own", "running_sum(h, over = steps)")
-    environment = {**os.environ, "PYTHONPATH": str(copy.folder / "package"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "partita", "run", str(path), "pairs.data=1", "--run-dir=run"]
     done = subprocess.run(
-        command, cwd=path.parent, env=environment, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=path.parent, env=copy.environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     assert trained(path.parent) == pytest.approx(by_matrix(tmp_path), rel=1e-5)

@@ -7,7 +7,7 @@ import pytest
 from partita.compiler.verify.proxy_sizes import Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.load import load
-from tests.planted.trial import ROOT
+from tests.files import ROOT
 
 
 @pytest.mark.parametrize("times", [1, 2, 4])

@@ -1,102 +1,74 @@
-"""All mistakes that are planted, by subject."""
+"""All mistakes that are planted, by subject: a file each, whose first line says what its mistakes are about.
+
+    test_a_delay_is_the_same_under_every_layout
+      every-stage-has-the-mean-of-a-pair [paired-zero1]: Late.completed: totals[i] {{* 0.5 =>}}
+
+A mistake stands under what must fail with it: a test, by as much of the end of its id as makes it the only one, or
+`verify FILE`. Brackets after its name complete that: with a case of the test, or overrides of the file. Then come the
+function, method, class or constant that has the mistake, wherever that is defined, a method also without its class; and
+what is changed in it: `OLD => NEW`, or with what stays around that, `a + {{OLD => NEW}}`, which must stand there once.
+
+Both sides are Python: an expression or statements, or nothing. Formatting does not matter, nor how locals are called:
+names of the fragment are any of them, one to one; `where FRAGMENT`, that also stands there, says which. `...` is any
+expression, any arguments or any statements, `**...` any arguments by name, `if a: ...` the head of an `if`. Lines that
+are indented by four go on. A file of C++ is a place, too.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from tests.planted.lists import (
-    bad_steps,
-    bounds,
-    buffers,
-    certificate,
-    checking,
-    checkpoints,
-    context,
-    convolution,
-    copies,
-    costs,
-    data,
-    derivatives,
-    doctor,
-    experts,
-    flat,
-    float8,
-    gpus,
-    gradients,
-    graphs,
-    groups,
-    initial,
-    kernels,
-    memory,
-    native,
-    operations,
-    optimizers,
-    orders,
-    ownership,
-    parameters,
-    partitioning,
-    passes,
-    picking,
-    pieces,
-    planning,
-    recurrences,
-    rules,
-    schedules,
-    slices,
-    step_ends,
-    streams,
-    tables,
-    transports,
-    using,
-    validation,
-    watching,
-)
-from tests.planted.planted import Planted
+from attrs import evolve
+
+from tests.files import ROOT
+from tests.planted.planted import VERIFY, Planted
+
+ENTRY = re.compile(r"  (?! )(\S+?)(?: \[(.*?)\])?: ([\w.]+):(?: (.*))?")
+
+
+def mistakes(title: str, *lines: str) -> list[Planted]:
+    """The mistakes of a list. ValueError, with the line, where it is not one."""
+    caught, found = "", list[Planted]()
+    for line in lines:
+        if entry := ENTRY.fullmatch(line):
+            name, case, place, fragment = entry.groups("")
+            more = case and (f" {case}" if caught.startswith(VERIFY) else f"[{case}]")
+            found.append(Planted(name, place, fragment, caught + more))
+        elif found and line.startswith("    "):
+            found[-1] = evolve(found[-1], fragment=f"{found[-1].fragment}\n{line[4:]}".strip())
+        elif line[:1].strip():
+            caught = line if line.startswith(VERIFY) else _test(line)
+        else:
+            raise ValueError(f"no mistake: `{line}`")
+    return found
+
+
+def _tests() -> Mapping[str, Sequence[str]]:
+    """The ids of all tests and their files, by the last name in them."""
+    found = defaultdict[str, list[str]](list)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        file = str(path.relative_to(ROOT))
+        found[path.name].append(file)
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            found[name].append(f"{file}::{name}")
+    return found
+
+
+TESTS = _tests()
+
+
+def _test(name: str) -> str:
+    """The id of the test that has the name. ValueError where that is not one."""
+    found = [each for each in TESTS[re.split("/|::", name)[-1]] if re.search(f"(^|/|::){re.escape(name)}$", each)]
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} tests are called {name}")
+    return found[0]
+
 
 SUBJECTS: Mapping[str, Sequence[Planted]] = {
-    "partitioning": partitioning.MISTAKES,
-    "orders": orders.MISTAKES,
-    "ownership": ownership.MISTAKES,
-    "parameters": parameters.MISTAKES,
-    "gradients": gradients.MISTAKES,
-    "derivatives": derivatives.MISTAKES,
-    "graphs": graphs.MISTAKES,
-    "groups": groups.MISTAKES,
-    "optimizers": optimizers.MISTAKES,
-    "rules": rules.MISTAKES,
-    "tables": tables.MISTAKES,
-    "convolution": convolution.MISTAKES,
-    "data": data.MISTAKES,
-    "slices": slices.MISTAKES,
-    "kernels": kernels.MISTAKES,
-    "native": native.MISTAKES,
-    "experts": experts.MISTAKES,
-    "picking": picking.MISTAKES,
-    "operations": operations.MISTAKES,
-    "recurrences": recurrences.MISTAKES,
-    "schedules": schedules.MISTAKES,
-    "step_ends": step_ends.MISTAKES,
-    "streams": streams.MISTAKES,
-    "initial": initial.MISTAKES,
-    "transports": transports.MISTAKES,
-    "certificate": certificate.MISTAKES,
-    "checkpoints": checkpoints.MISTAKES,
-    "memory": memory.MISTAKES,
-    "bounds": bounds.MISTAKES,
-    "bad_steps": bad_steps.MISTAKES,
-    "checking": checking.MISTAKES,
-    "costs": costs.MISTAKES,
-    "buffers": buffers.MISTAKES,
-    "watching": watching.MISTAKES,
-    "using": using.MISTAKES,
-    "context": context.MISTAKES,
-    "validation": validation.MISTAKES,
-    "copies": copies.MISTAKES,
-    "flat": flat.MISTAKES,
-    "gpus": gpus.MISTAKES,
-    "passes": passes.MISTAKES,
-    "pieces": pieces.MISTAKES,
-    "planning": planning.MISTAKES,
-    "doctor": doctor.MISTAKES,
-    "float8": float8.MISTAKES,
+    path.stem: mistakes(*path.read_text(encoding="utf-8").splitlines())
+    for path in sorted(Path(__file__).parent.glob("*.txt"))
 }

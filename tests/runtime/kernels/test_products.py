@@ -13,7 +13,7 @@ from partita.runtime.data.binding import open_data
 from partita.runtime.kernels import products
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
-from tests.planted.trial import ROOT
+from tests.files import ROOT
 
 FILES = ROOT / "tests" / "planted" / "files"
 
