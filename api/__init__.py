@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.arguments import callback, count, file_at, flag, folder_at, instance, seconds, word
+from partita.dsl.config.python_calls import called_from_python, in_python
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load as load_file
-from partita.dsl.python_calls import called_from_python, in_python
 from partita.dsl.version import __version__ as __version__
 from partita.overrides import Override, written
 

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partita.dsl.report import suggestion
+from partita.dsl.advice.report import suggestion
 from partita.dsl.reprs import kind_of
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from math import isfinite
 
 from partita.dsl.limits import DIGITS
-from partita.dsl.units import shortened
+from partita.dsl.syntax.units import shortened
 
 
 def count(text: str) -> int:

@@ -15,11 +15,11 @@ from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 from argcomplete.lexers import split_line
 
 from partita.cli.parsing import file_in
-from partita.dsl import tree
-from partita.dsl.builtins import OPTIMIZERS, SCHEDULES
-from partita.dsl.declarations import Declarations
-from partita.dsl.misplaced_settings import declared_in
-from partita.dsl.overrides import full_names
+from partita.dsl.config.builtins import OPTIMIZERS, SCHEDULES
+from partita.dsl.config.misplaced_settings import declared_in
+from partita.dsl.config.overrides import full_names
+from partita.dsl.names.declarations import Declarations
+from partita.dsl.syntax import tree
 
 Parsers = Callable[[list[str]], tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]]
 

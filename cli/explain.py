@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from partita.cli.table import Table
     from partita.compiler.report.causes import Communication, Iteration
     from partita.compiler.report.explain import Alternative, Explanation
-    from partita.dsl.source import Span
+    from partita.dsl.syntax.source import Span
 
 # The most tensors of one name that are described.
 MOST = 8

@@ -10,8 +10,8 @@ import tempfile
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.source import report
 from partita.dsl.diagnostic import Refused
-from partita.dsl.format import format_text
-from partita.dsl.reader import read_source
+from partita.dsl.syntax.format import format_text
+from partita.dsl.syntax.reader import read_source
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from partita.cli.number_format import bytes_text
 from partita.cli.source import load_or_report, report
-from partita.dsl import tree
-from partita.dsl.correspondence import Weights
+from partita.dsl.advice.report import Report, suggestion
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.parser import parse_file
-from partita.dsl.report import Report, suggestion
-from partita.dsl.source import Source, Span
+from partita.dsl.names.correspondence import Weights
+from partita.dsl.names.weights import Checker, parameters_in, parameters_of
 from partita.dsl.spec import Spec
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.parser import parse_file
+from partita.dsl.syntax.source import Source, Span
+from partita.dsl.syntax.units import BYTES, Quantity
+from partita.dsl.syntax.units import read as read_quantity
 from partita.dsl.types import BYTES as WIDTHS
-from partita.dsl.units import BYTES, Quantity
-from partita.dsl.units import read as read_quantity
-from partita.dsl.weights import Checker, parameters_in, parameters_of
 from partita.runtime.addresses import Address, Place, exists, place_of, put
 from partita.runtime.checkpoint.files import directory, read
 from partita.runtime.checkpoint.folders import RemoteFolder

@@ -14,7 +14,7 @@ from partita.cli.command import COMMANDS, SUMMARIES
 from partita.cli.extras import explained, missing
 from partita.cli.parsing import Parser
 from partita.cli.source import printable
-from partita.dsl.report import nearest
+from partita.dsl.advice.report import nearest
 from partita.dsl.version import __version__
 
 # Words that stand for options.

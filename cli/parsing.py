@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from partita.dsl.foreign import FOLLOWS, OPTIONS
-from partita.dsl.misplaced_settings import overrides_of
-from partita.dsl.report import nearest
+from partita.dsl.advice.foreign import FOLLOWS, OPTIONS
+from partita.dsl.advice.report import nearest
+from partita.dsl.config.misplaced_settings import overrides_of
 
 _OPTION = re.compile(r"--([a-z][\w.-]*)(?:=(.*))?", re.DOTALL | re.IGNORECASE)
 

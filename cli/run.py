@@ -13,7 +13,7 @@ from partita.cli.tolerant import tolerate_output_errors
 from partita.cli.training.elastic import Minimum
 from partita.cli.training.rank import run_rank
 from partita.cli.training.standalone import run_alone
-from partita.dsl.report import nearest
+from partita.dsl.advice.report import nearest
 from partita.runtime.supervision.identity import rank_from_environment
 from partita.runtime.supervision.termination import end_when_asked
 from partita.runtime.tracking.tracker import TRACKERS

@@ -12,7 +12,7 @@ from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.inference import add_transport_argument, use
 from partita.cli.source import printable
 from partita.cli.trained import add_trained_arguments, folder_of
-from partita.dsl.language_model import USUAL, language_model
+from partita.dsl.check.language_model import USUAL, language_model
 from partita.dsl.limits import DIGITS
 from partita.dsl.spec import Spec
 from partita.runtime.addresses import place_of

@@ -25,14 +25,14 @@ from partita.compiler.schedules.offload import with_copies
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.simulator import simulate
 from partita.compiler.schedules.spread import part_messages
-from partita.dsl import tree
-from partita.dsl.builtins import BOUND
+from partita.dsl.advice.report import Report, nearest
+from partita.dsl.config.builtins import BOUND
+from partita.dsl.config.overrides import PLACE
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load_text
-from partita.dsl.overrides import PLACE
-from partita.dsl.parser import parse_expression
-from partita.dsl.report import Report, nearest
-from partita.dsl.source import Source
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.parser import parse_expression
+from partita.dsl.syntax.source import Source
 
 if TYPE_CHECKING:
     from partita.compiler.schedules.conditions import Memory

@@ -18,8 +18,8 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.layout import REPLICATED, Layout
 from partita.dsl.reprs import count, outline, shortened
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:

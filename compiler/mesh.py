@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.links import Link, link_of
 from partita.dsl import spec
-from partita.dsl.groups import Groups
+from partita.dsl.check.groups import Groups
 from partita.dsl.reprs import shortened
 
 

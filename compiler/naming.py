@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from partita.compiler.graph import without_iterations
-from partita.dsl.paths import is_end
-from partita.dsl.report import nearest
+from partita.dsl.advice.report import nearest
+from partita.dsl.names.paths import is_end
 
 MOST_NAMED = 4  # of many names
 

@@ -76,15 +76,15 @@ from partita.compiler.state import (
 )
 from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
-from partita.dsl.builtins import ALL
+from partita.dsl.advice.report import listed
+from partita.dsl.check.divisibility import schedule_span, shared_axes, zigzag_axes
+from partita.dsl.check.exclusions import exclusions, on_host_apart, orders
+from partita.dsl.check.groups import groups_of, joined
+from partita.dsl.check.language_model import no_output
+from partita.dsl.check.layouts import PARAM
+from partita.dsl.check.stages import conflicts
+from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.divisibility import schedule_span, shared_axes, zigzag_axes
-from partita.dsl.exclusions import exclusions, on_host_apart, orders
-from partita.dsl.groups import groups_of, joined
-from partita.dsl.language_model import no_output
-from partita.dsl.layouts import PARAM
-from partita.dsl.report import listed
-from partita.dsl.stages import conflicts
 
 # Errors of models whose batch cannot be split, or have more rows.
 OF_THE_BATCH = {"E0406", "E0407"}

@@ -48,8 +48,8 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import OFFLOAD, Schedule
 from partita.compiler.streams import Launch
 from partita.dsl.reprs import count, outline, shortened
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import INTEGERS, Axis, Type
 
 

@@ -27,10 +27,10 @@ from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
+from partita.dsl.check.exclusions import offload_rules
+from partita.dsl.check.groups import Groups
+from partita.dsl.check.layouts import PARAM, STATE
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.exclusions import offload_rules
-from partita.dsl.groups import Groups
-from partita.dsl.layouts import PARAM, STATE
 from partita.dsl.reprs import Pictured, count, outline
 
 

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from partita.dsl.codes import CODES
 from partita.dsl.reprs import Pictured
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 # A piece of a line, and what it is: `error`, `warning`, `message`, `margin`, `help` or `text`.
 Part: TypeAlias = tuple[str, str]

@@ -11,28 +11,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from partita.dsl import spec
-from partita.dsl.attached import Attached
-from partita.dsl.axes import Axes
-from partita.dsl.declarations import gather
+from partita.dsl.advice.doubts import report_doubts
+from partita.dsl.advice.ignored import report_miscounted
+from partita.dsl.advice.packing import report_leaks
+from partita.dsl.advice.report import Full, Report
+from partita.dsl.advice.second_calls import report_second_calls
+from partita.dsl.advice.unused import report_unused
+from partita.dsl.check.axes import Axes
+from partita.dsl.check.divisibility import report_misfits
+from partita.dsl.check.exclusions import evaluations, exclusions
+from partita.dsl.check.known import CheckContext
+from partita.dsl.check.models import Models
+from partita.dsl.check.operations import Operations
+from partita.dsl.check.plans import Plans
+from partita.dsl.check.reach import report_unreached
+from partita.dsl.config.overrides import apply_overrides
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.divisibility import report_misfits
-from partita.dsl.doubts import report_doubts
-from partita.dsl.exclusions import evaluations, exclusions
-from partita.dsl.ignored import report_miscounted
-from partita.dsl.known import CheckContext
-from partita.dsl.models import Models
-from partita.dsl.operations import Operations
-from partita.dsl.overrides import apply_overrides
-from partita.dsl.packing import report_leaks
-from partita.dsl.plans import Plans
-from partita.dsl.reach import report_unreached
-from partita.dsl.reader import Reader, source_of
-from partita.dsl.report import Full, Report
-from partita.dsl.scope import Instance
-from partita.dsl.second_calls import report_second_calls
-from partita.dsl.source import Source
+from partita.dsl.names.declarations import gather
+from partita.dsl.names.scope import Instance
+from partita.dsl.syntax.attached import Attached
+from partita.dsl.syntax.reader import Reader, source_of
+from partita.dsl.syntax.source import Source
 from partita.dsl.types import Type
-from partita.dsl.unused import report_unused
 
 Loaded = tuple[spec.Spec | None, tuple[Diagnostic, ...]]
 

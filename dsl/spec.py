@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 
 from attrs import Factory, field, frozen
 
-from partita.dsl.correspondence import Weights
+from partita.dsl.check.formulas import Formula, Size, resized, value_of
 from partita.dsl.diagnostic import refuse
-from partita.dsl.formulas import Formula, Size, resized, value_of
+from partita.dsl.names.correspondence import Weights
 from partita.dsl.reprs import Pictured, count, outline, shortened
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from partita.dsl.diagnostic import Refused, refuse, shown
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.packages import package
 
 # The schemes of addresses, and the packages that read them beside fsspec; and those that can be written to.

@@ -16,7 +16,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 WHOLE = 1 << 26  # bytes up to which a file is hashed in full
 BLOCK, BLOCKS = 1 << 16, 256

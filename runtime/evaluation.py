@@ -12,7 +12,7 @@ from attrs import frozen
 from partita.compiler.graph import Guard
 from partita.compiler.passes.update import SQUARE
 from partita.compiler.program import Program
-from partita.dsl.builtins import ALL
+from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Train
 from partita.runtime.executor import Executor

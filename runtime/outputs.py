@@ -12,7 +12,7 @@ from partita.compiler.passes.microbatch import OUTPUT
 from partita.compiler.pipeline import compile_outputs
 from partita.compiler.program import AccumulatorRecord, InputRecord, Program
 from partita.compiler.verify.proxy import single
-from partita.dsl.report import nearest
+from partita.dsl.advice.report import nearest
 from partita.dsl.reprs import kind_of
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
-from partita.dsl.source import Source
 from partita.dsl.spec import Model, Operation, PythonFunction
+from partita.dsl.syntax.source import Source
 
 FLAG = "--allow-python"
 MOST_FRAMES, MOST_LINES = 4, 4

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from partita.compiler.program import Program
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.reader import Reader
 from partita.dsl.spec import Spec
+from partita.dsl.syntax.reader import Reader
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.settings import Settings, check_newest, recorded_at, refuse_unused, refuse_within
 from partita.runtime.data_files import DataFile

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from attrs import evolve
 
+from partita.dsl.config.python_calls import called_from_python, in_python
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.python_calls import called_from_python, in_python
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
 from partita.runtime.addresses import Place, place_of

@@ -20,7 +20,7 @@ import pytest
 from partita.cli.command import COMMANDS
 from partita.cli.main import main
 from partita.compiler.ops import OPS
-from partita.dsl import builtins
+from partita.dsl.config import builtins
 from partita.dsl.registry import Registry
 from partita.runtime.transports.registry import TRANSPORTS
 from tests.commands import records
@@ -42,7 +42,7 @@ SCHEDULE = '''
 from partita.compiler.schedules.generator import Generator, register, whole_stage
 from partita.compiler.schedules.one_f_one_b import alternate
 from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, Action, Schedule, loop_placement
-from partita.dsl.builtins import COUNT, MICROBATCHES, OVER, Setting
+from partita.dsl.config.builtins import COUNT, MICROBATCHES, OVER, Setting
 
 
 def eager(ranks, microbatches, more=1):
@@ -76,7 +76,7 @@ OPTIMIZER = next(each.text for each in fences(ROOT / "docs" / "python.md") if ea
 
 DATA = '''
 """The same numbers in every batch, counted from a file's length."""
-from partita.dsl.builtins import HOLDOUT, Setting, Text
+from partita.dsl.config.builtins import HOLDOUT, Setting, Text
 from partita.runtime.data.files import matched, single
 from partita.runtime.data.registry import Source, register
 
@@ -312,9 +312,17 @@ def test_a_name_is_taken_once(kind: str, tmp_path: Path):
 # The registry of each kind, the folder of its variants, and the folders in which a name could be meant as theirs:
 # commands are called by words that stand for much else below them.
 PLACES = {
-    "schedule": ("dsl/builtins.py", "compiler/schedules", ("api", "cli", "compiler", "dsl", "runtime", "testing")),
-    "optimizer": ("dsl/builtins.py", "compiler/optimizers", ("api", "cli", "compiler", "dsl", "runtime", "testing")),
-    "data": ("dsl/builtins.py", "runtime/data", ("api", "cli", "compiler", "dsl", "runtime", "testing")),
+    "schedule": (
+        "dsl/config/builtins.py",
+        "compiler/schedules",
+        ("api", "cli", "compiler", "dsl", "runtime", "testing"),
+    ),
+    "optimizer": (
+        "dsl/config/builtins.py",
+        "compiler/optimizers",
+        ("api", "cli", "compiler", "dsl", "runtime", "testing"),
+    ),
+    "data": ("dsl/config/builtins.py", "runtime/data", ("api", "cli", "compiler", "dsl", "runtime", "testing")),
     "transport": (
         "runtime/transports/registry.py",
         "runtime/transports",
@@ -329,10 +337,10 @@ ELSE = {
         "compiler/passes/remat_scopes.py": "of `recompute` rules",
         "compiler/pipeline.py": "of `recompute` rules",
         "compiler/planner/space.py": "of `recompute` rules",
-        "dsl/layouts.py": "of `recompute` rules",
-        "dsl/occurrences.py": "of `recompute` rules",
-        "dsl/parser.py": "of `recompute` rules",
-        "dsl/plans.py": "of `recompute` rules",
+        "dsl/check/layouts.py": "of `recompute` rules",
+        "dsl/names/occurrences.py": "of `recompute` rules",
+        "dsl/syntax/parser.py": "of `recompute` rules",
+        "dsl/check/plans.py": "of `recompute` rules",
     },
     "text": {
         "dsl/diagnostic.py": "a style of the terminal",
@@ -346,9 +354,9 @@ ELSE = {
     },
     "tokens": {
         "compiler/program.py": "what throughput counts",
-        "dsl/packing.py": "an input of the model",
+        "dsl/advice/packing.py": "an input of the model",
         "runtime/progress.py": "what throughput counts",
-        "dsl/tables.py": "a key of the parser's table",
+        "dsl/syntax/tables.py": "a key of the parser's table",
         "runtime/data/packing.py": "an input of the model",
         "runtime/data/windows.py": "an input of the model",
     },

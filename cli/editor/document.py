@@ -14,15 +14,15 @@ from attrs import define, field, frozen
 from partita.cli.editor.workspace import Workspace, World
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
-from partita.dsl import tree
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.functions import FUNCTIONS
-from partita.dsl.lexer import language
+from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.load import load_text
-from partita.dsl.occurrences import BOUND, Occurrence
-from partita.dsl.reader import Reader
-from partita.dsl.source import Span
+from partita.dsl.names.occurrences import BOUND, Occurrence
 from partita.dsl.spec import Spec
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.lexer import language
+from partita.dsl.syntax.reader import Reader
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 

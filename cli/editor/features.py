@@ -15,8 +15,8 @@ from partita.cli.editor.server import Server
 from partita.cli.editor.signatures import signature
 from partita.cli.editor.workspace import Workspace
 from partita.dsl.diagnostic import Refused
-from partita.dsl.format import format_text
-from partita.dsl.source import Source
+from partita.dsl.syntax.format import format_text
+from partita.dsl.syntax.source import Source
 
 KINDS = {
     "keyword": lsp.CompletionItemKind.Keyword,

@@ -9,8 +9,8 @@ from partita.cli.number_format import bytes_text, seconds_text
 from partita.compiler.analysis.traffic import cost, grouped, traffic
 from partita.compiler.report.explain import Explanation, explain
 from partita.compiler.state import Compilation
-from partita.dsl import tree
-from partita.dsl.occurrences import BOUND, Occurrence
+from partita.dsl.names.occurrences import BOUND, Occurrence
+from partita.dsl.syntax import tree
 from partita.dsl.types import Type
 
 MOST = 4  # tensors of one name that are described

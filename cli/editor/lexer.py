@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from pygments.lexer import Lexer
 from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Punctuation, String, Whitespace
 
-from partita.dsl.functions import FUNCTIONS
-from partita.dsl.lexer import language
+from partita.dsl.functions.signatures import FUNCTIONS
+from partita.dsl.syntax.lexer import language
 from partita.dsl.types import DTYPES
 
 OPERATORS = frozenset(("->", "..", "=", "-", "/", "+", "~", "*"))

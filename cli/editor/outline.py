@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from partita.dsl import tree
-from partita.dsl.source import Span
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.source import Span
 
 
 @frozen

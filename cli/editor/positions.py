@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsprotocol import types as lsp
 
 from partita.cli.editor.document import Document
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax.source import Source, Span
 
 
 def range_of(span: Span) -> lsp.Range:

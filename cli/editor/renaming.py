@@ -13,14 +13,15 @@ from collections.abc import Iterable
 from attrs import define, frozen
 
 from partita.cli.editor.workspace import Place, Workspace, World, replaced
-from partita.dsl import limits, tree
-from partita.dsl.builtins import DATA
+from partita.dsl import limits
+from partita.dsl.advice.report import listed
+from partita.dsl.config.builtins import DATA
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.lexer import RESERVED_WORDS
-from partita.dsl.occurrences import BOUND, IN_EXPRESSIONS, Occurrence
-from partita.dsl.parser import RESERVED
-from partita.dsl.report import listed
+from partita.dsl.names.occurrences import BOUND, IN_EXPRESSIONS, Occurrence
 from partita.dsl.spec import BATCH
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.lexer import RESERVED_WORDS
+from partita.dsl.syntax.parser import RESERVED
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Kinds of names that full names have in them.

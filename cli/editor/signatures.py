@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from partita.dsl import tree
-from partita.dsl.arguments import REQUIRED
-from partita.dsl.functions import FUNCTIONS
-from partita.dsl.lexer import Token, tokenize
-from partita.dsl.report import Full, Report
-from partita.dsl.source import Source
+from partita.dsl.advice.report import Full, Report
+from partita.dsl.check.arguments import REQUIRED
+from partita.dsl.functions.signatures import FUNCTIONS
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.lexer import Token, tokenize
+from partita.dsl.syntax.source import Source
 
 
 @frozen

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.cli.editor.lexer import CONSTANTS, LOGICAL
-from partita.dsl.lexer import language
+from partita.dsl.syntax.lexer import language
 from partita.dsl.types import DTYPES
 
 FILE = Path(__file__).resolve().parents[2] / "editors" / "vscode" / "syntaxes" / "par.tmLanguage.json"

@@ -9,15 +9,15 @@ from itertools import islice
 
 from attrs import define, field, frozen
 
-from partita.dsl import tree
-from partita.dsl.declarations import imported_path
+from partita.dsl.advice.report import Full, Report
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load_text
-from partita.dsl.occurrences import Names, Occurrence, names
-from partita.dsl.parser import parse_file
-from partita.dsl.reader import Reader, source_of
-from partita.dsl.report import Full, Report
-from partita.dsl.source import Source, Span
+from partita.dsl.names.declarations import imported_path
+from partita.dsl.names.occurrences import Names, Occurrence, names
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.parser import parse_file
+from partita.dsl.syntax.reader import Reader, source_of
+from partita.dsl.syntax.source import Source, Span
 
 MOST = 2000  # files that are looked through, in all folders
 # Folders of which the files are nobody's own.
@@ -162,7 +162,7 @@ def _parse(path: str, source: Source) -> Parsed:
 
 
 def replaced(text: str, starts: Sequence[int], name: str, to: str) -> str:
-    """A text with another word in the places of a name; line ends are those of `partita.dsl.reader`."""
+    """A text with another word in the places of a name; line ends are those of `partita.dsl.syntax.reader`."""
     text = source_of(text, "").text
     for start in sorted(starts, reverse=True):
         text = text[:start] + to + text[start + len(name) :]

@@ -13,12 +13,12 @@ from typing import Any
 
 from attrs import define, field
 
-from partita.dsl import tree
+from partita.dsl.advice.report import Report
 from partita.dsl.diagnostic import Refused, refuse, shown
-from partita.dsl.format import format_text
-from partita.dsl.parser import parse_file
-from partita.dsl.report import Report
-from partita.dsl.source import Source
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.format import format_text
+from partita.dsl.syntax.parser import parse_file
+from partita.dsl.syntax.source import Source
 
 # Settings of generation, of other tasks, of how a model is made and kept: they have no part in its outputs.
 NEUTRAL = frozenset(

@@ -18,8 +18,8 @@ from partita.cli.families.deepseek import deepseek_v3
 from partita.cli.families.images import clip, resnet, vit
 from partita.cli.families.mamba2 import mamba2
 from partita.cli.families.text import bert, t5
+from partita.dsl.advice.report import listed
 from partita.dsl.diagnostic import refuse, shown
-from partita.dsl.report import listed
 
 MOST_BYTES = 1 << 24
 TOKENIZER = "tokenizer.json"  # as `save_pretrained` of transformers calls it

@@ -15,7 +15,7 @@ from partita.compiler.report.summary import Summary, summarize
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
-from partita.dsl.reader import Reader
+from partita.dsl.syntax.reader import Reader
 from partita.runtime.metrics import MetricsReader
 from partita.runtime.run_directory import FAULT, RECORD, Record, RunDirectory
 from partita.runtime.telemetry import FILE_NAME

@@ -20,8 +20,8 @@ from partita.compiler.pipeline import compile_run
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
-from partita.dsl.reader import Reader
 from partita.dsl.spec import BATCH, Mesh, ShardRule, Spec
+from partita.dsl.syntax.reader import Reader
 
 MOST_MICROBATCHES = 64  # counts that are tried for one mesh
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.dsl.source import Source
 from partita.dsl.spec import Spec
+from partita.dsl.syntax.source import Source
 from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.run_directory import Origin, RunDirectory
 

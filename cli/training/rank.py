@@ -24,7 +24,7 @@ from partita.cli.training.standalone import check_compiler
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
-from partita.dsl.reader import Reader
+from partita.dsl.syntax.reader import Reader
 from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.data_files import ReadFailed

@@ -20,7 +20,7 @@ from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
-from partita.dsl.reader import Reader
+from partita.dsl.syntax.reader import Reader
 from partita.runtime.addresses import Address, is_address
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.python_files import require_allowed

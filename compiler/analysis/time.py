@@ -39,7 +39,7 @@ from partita.compiler.schedules.simulator import Costs, simulate
 from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Cut, Scheduled, State
 from partita.dsl import spec as language
-from partita.dsl.divisibility import shared_axes
+from partita.dsl.check.divisibility import shared_axes
 from partita.dsl.reprs import shortened
 from partita.dsl.types import BYTES
 

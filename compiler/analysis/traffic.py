@@ -27,7 +27,7 @@ from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
 from partita.compiler.state import Partitioned, Scheduled
 from partita.dsl.reprs import shortened
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 Key = TypeVar("Key", bound=Hashable)

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.op import Argument, as_tensor
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 
 @frozen

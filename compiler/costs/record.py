@@ -20,8 +20,8 @@ from partita.compiler.ops.op import Kernel
 from partita.dsl.diagnostic import refuse
 from partita.dsl.limits import NAME_CHARACTERS
 from partita.dsl.reprs import shortened
-from partita.dsl.source import Source
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Source
 
 # The number of nearest timings to interpolate between.
 NEAREST = 4

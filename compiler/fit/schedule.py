@@ -28,9 +28,9 @@ from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.schedules.simulator import simulate
 from partita.compiler.state import Partitioned, Scheduled, extended
-from partita.dsl.builtins import BOUND
+from partita.dsl.config.builtins import BOUND
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 # How often a search is repeated because its program needs more memory than estimated.
 _ATTEMPTS = 4

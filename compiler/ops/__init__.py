@@ -1,7 +1,7 @@
 """The primitive operations, one class each: all modules of this folder, registered by name in `OPS`.
 
-A new operation of the language takes three files: the rule that types it, in `partita.dsl.rules`; the operation here,
-under the function's name, whose fields are the options that the rule returns; and its kernel in
+A new operation of the language takes three files: the rule that types it, in `partita.dsl.functions.rules`; the
+operation here, under the function's name, whose fields are the options that the rule returns; and its kernel in
 `partita.runtime.kernels`, unless one torch expression is enough. A function that takes several operations also has a
 lowering, in `partita.compiler.passes.functions`.
 """

@@ -13,7 +13,7 @@ from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, fields_of_several, op
 from partita.compiler.ops.position import ZIGZAG, offset_text, ranks_of_order
 from partita.compiler.ops.runs import Runs, seen, zigzag_runs
-from partita.dsl.layouts import RING
+from partita.dsl.check.layouts import RING
 from partita.dsl.types import Axis, Type
 
 

@@ -20,7 +20,7 @@ from partita.compiler.ops.position import (
     whole_size,
 )
 from partita.compiler.ops.runs import Runs, seen, zigzag_runs
-from partita.dsl.layouts import GATHER, HEADS
+from partita.dsl.check.layouts import GATHER, HEADS
 from partita.dsl.types import Axis, Type
 
 # Operands after q, k and v, in their order; and those of them that have a gradient.

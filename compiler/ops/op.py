@@ -312,7 +312,7 @@ class Op:
         return None
 
     def exchange(self, rule: ShardingRule) -> str | None:
-        """The way in which a sharding rule does so (`partita.dsl.layouts`)."""
+        """The way in which a sharding rule does so (`partita.dsl.check.layouts`)."""
         return None
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:

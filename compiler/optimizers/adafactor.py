@@ -11,7 +11,7 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
-from partita.dsl.builtins import DECAY, LR, POSITIVE, WEIGHT_DECAY, Number, Setting
+from partita.dsl.config.builtins import DECAY, LR, POSITIVE, WEIGHT_DECAY, Number, Setting
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import SPARSE, Optimizer, register, with_larger_eps
-from partita.dsl.builtins import DECAY, LR, POSITIVE, WEIGHT_DECAY, Setting
+from partita.dsl.config.builtins import DECAY, LR, POSITIVE, WEIGHT_DECAY, Setting
 from partita.dsl.types import Type
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import SPARSE, Optimizer, Trained, register, with_larger_eps
-from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, ListOf, Setting
+from partita.dsl.config.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, ListOf, Setting
 from partita.dsl.types import Type
 
 

@@ -9,7 +9,7 @@ from partita.compiler.ops.op import Argument, ShardingRule, agree, op
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.adamw import SETTINGS, adamw
 from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
-from partita.dsl.builtins import COUNT, DECAY, INDEX, Setting
+from partita.dsl.config.builtins import COUNT, DECAY, INDEX, Setting
 from partita.dsl.types import BYTES, Axis, Type
 
 # Blocks in `verify`'s small tensors.

@@ -10,7 +10,7 @@ from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, aligned_
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.stack import OfMatrices
 from partita.compiler.optimizers.registry import Matrix, Optimizer, Trained, register, with_larger_eps
-from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, Flag, Keyword, Number, Setting
+from partita.dsl.config.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, Flag, Keyword, Number, Setting
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:

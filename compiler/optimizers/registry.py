@@ -12,8 +12,8 @@ from typing import Any, cast
 from attrs import frozen
 
 from partita.compiler.ops.optimizer import Update
-from partita.dsl import builtins
-from partita.dsl.builtins import Flag, Setting, Signature
+from partita.dsl.config import builtins
+from partita.dsl.config.builtins import Flag, Setting, Signature
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
 from partita.dsl.types import Type

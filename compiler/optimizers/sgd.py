@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import SPARSE, Optimizer, register
-from partita.dsl.builtins import BETA, DECAY, LR, WEIGHT_DECAY, Flag, Setting
+from partita.dsl.config.builtins import BETA, DECAY, LR, WEIGHT_DECAY, Flag, Setting
 from partita.dsl.types import Type
 
 

@@ -24,8 +24,8 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
 from partita.compiler.passes.place import named_scopes
 from partita.compiler.passes.readers import Readers
+from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.report import suggestion
 from partita.dsl.spec import Call, Optimizer, OptimizerRule
 
 MOST_SHOWN = 4

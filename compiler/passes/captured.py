@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from partita.compiler.graph import Node
 from partita.compiler.state import Cut
+from partita.dsl.check.exclusions import uncaptured
 from partita.dsl.diagnostic import Refused
-from partita.dsl.exclusions import uncaptured
 
 
 def check_captured(state: Cut) -> None:

@@ -20,8 +20,8 @@ from partita.compiler.ops.decoding import Keep
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.ops.position import POSITION, Microbatch
 from partita.compiler.passes.differentiate import without_dead
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 STATE = "state "  # prefix of the names of states

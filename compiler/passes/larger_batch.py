@@ -15,8 +15,8 @@ from partita.compiler.passes.resized import Resized
 from partita.compiler.verify.proxy_sizes import PRODUCT, SUM, Relation, bodies, evaluated, relations_of
 from partita.dsl import spec
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.source import Span
 from partita.dsl.spec import Model
+from partita.dsl.syntax.source import Span
 
 
 def with_larger_batch(model: Model, batch: str, times: int | Fraction, because: str | None = None) -> Model:

@@ -37,9 +37,9 @@ from partita.compiler.passes.batch_rules import BatchRules, from_inputs_alone
 from partita.compiler.passes.buffers import Endings, ends_of
 from partita.compiler.passes.differentiate import without_dead
 from partita.compiler.passes.slices import Sliced, sliced
+from partita.dsl.check.divisibility import unequal
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.divisibility import unequal
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis, Type
 
 LOSS = "loss"

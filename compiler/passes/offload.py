@@ -20,11 +20,11 @@ from partita.compiler.graph import Graph, Node, Parameter, Phase, Value, within,
 from partita.compiler.naming import matches
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import named_scopes
-from partita.dsl.builtins import ALL
+from partita.dsl.check.layouts import CLASSES, PARAM
+from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.layouts import CLASSES, PARAM
-from partita.dsl.source import Span
 from partita.dsl.spec import OffloadRule
+from partita.dsl.syntax.source import Span
 
 # The scopes of a path, without iteration numbers; None: all.
 Scopes = Sequence[str] | None

@@ -21,7 +21,7 @@ from partita.compiler.ops.optimizer import Store
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.sharded_builder import ShardedBuilder
 from partita.compiler.passes.update import OuterUpdate, UpdateGraph
-from partita.dsl.groups import Groups
+from partita.dsl.check.groups import Groups
 from partita.dsl.spec import Call
 
 

@@ -17,12 +17,12 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Graph, Node, Value, within, without_iterations
 from partita.compiler.naming import matches
+from partita.dsl.check.stages import no_such_stage, other_counts, stage_rules, too_few_layers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.paths import is_end
+from partita.dsl.names.paths import is_end
 from partita.dsl.reprs import shortened
-from partita.dsl.source import Span
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
-from partita.dsl.stages import no_such_stage, other_counts, stage_rules, too_few_layers
+from partita.dsl.syntax.source import Span
 
 # A relative tolerance: sums of floats that differ by rounding are equal.
 NEAR = 1e-9

@@ -14,7 +14,7 @@ from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.pointwise import Cast, Pointwise
 from partita.compiler.passes.guard import bounds_of
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import INTEGERS
 
 EXACT = 256  # bf16 holds all integers up to here

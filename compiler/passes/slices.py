@@ -30,7 +30,7 @@ from partita.compiler.passes.ancestors import ancestors
 from partita.compiler.passes.batch_rules import PART, PORTION, WHOLE_SUM, WHOLE_TENSOR, from_inputs_alone
 from partita.compiler.passes.differentiate import without_dead
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 # Costs of conversions, besides those of microbatches: gathering and scattering are better than what keeps a sum over

@@ -16,8 +16,8 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.pointwise import Cast
 from partita.compiler.ops.sparse import UpdateRows
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.source import Span
 from partita.dsl.spec import Train
+from partita.dsl.syntax.source import Span
 
 
 @frozen

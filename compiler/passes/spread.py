@@ -25,7 +25,7 @@ from partita.compiler.ops.op import ShardingRule
 from partita.compiler.ops.pointwise import Detach, pointwise
 from partita.compiler.schedules.schedule import Spread
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 INPUTS, OUTPUTS = "inputs", "outputs"
 COMBINED = {SUM: "add", MAX: "maximum"}

@@ -33,7 +33,7 @@ from partita.compiler.passes.buckets import BUCKET_BYTES
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.sharded_builder import ShardedBuilder
 from partita.dsl.reprs import shortened
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 
 @frozen(eq=False)

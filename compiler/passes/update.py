@@ -50,7 +50,7 @@ from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.stacked import Stacked, StackingBuilder
 from partita.dsl.reprs import count, shortened
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis
 
 # What is averaged over groups at a time. That follows many steps, so that latency hardly matters, and memory does.

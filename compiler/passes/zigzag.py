@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from partita.compiler.graph import Builder, Graph, Node, Value
 from partita.compiler.ops.zigzag import Zigzag
 from partita.dsl.diagnostic import refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 
 @frozen

@@ -16,7 +16,7 @@ from partita.compiler.costs.devices import Device
 from partita.compiler.planner.space import EXCHANGES, Candidate, Space
 from partita.compiler.schedules.generator import SCHEDULES
 from partita.compiler.schedules.timeline import Timeline
-from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.config.builtins import DEFAULT_SCHEDULE
 
 # Axes that give a factor of two to another axis, and take one from it.
 GIVING = ("data", "tensor", "pipe")

@@ -58,12 +58,12 @@ from partita.compiler.schedules.generator import SCHEDULES
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.state import Scheduled
 from partita.dsl import spec
-from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.advice.report import Report
+from partita.dsl.check.divisibility import report_misfits
+from partita.dsl.config.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.divisibility import report_misfits
-from partita.dsl.report import Report
 from partita.dsl.reprs import count, outline
-from partita.dsl.units import BYTES, written
+from partita.dsl.syntax.units import BYTES, written
 
 # The largest budget of the command line, in seconds.
 A_DAY = 24 * 60 * 60

@@ -21,7 +21,7 @@ from partita.compiler.planner.space import Candidate, Space
 from partita.compiler.planner.stage_costs import Links, Programs, stages_of
 from partita.compiler.schedules.generator import SCHEDULES
 from partita.compiler.state import Scheduled
-from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.config.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused
 
 # How much slower or faster than recorded something may be; and how exactly the factor is found where plans are alike.

@@ -29,10 +29,10 @@ from partita.compiler.pipeline import room_to_gather, schedule_spec
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.compiler.verify.proxy_sizes import axes_of, bodies
 from partita.dsl import spec
-from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.check.layouts import STATE
+from partita.dsl.config.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.layouts import STATE
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import BYTES, Axis
 
 # Tensor parallelism stays within a machine, of this many devices unless its device says more.

@@ -12,18 +12,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from partita.compiler.planner.search import Plan
-from partita.dsl import spec, tree
-from partita.dsl.builtins import CHOICES
-from partita.dsl.declarations import Declarations, gather
+from partita.dsl import spec
+from partita.dsl.advice.report import Report
+from partita.dsl.config.builtins import CHOICES
+from partita.dsl.config.overrides import apply_overrides
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.format import format_text
-from partita.dsl.overrides import apply_overrides
-from partita.dsl.parser import parse_file
-from partita.dsl.reader import Reader
-from partita.dsl.report import Report
-from partita.dsl.source import Source
-from partita.dsl.units import BYTES, SECONDS, written
-from partita.dsl.unparse import expression_text
+from partita.dsl.names.declarations import Declarations, gather
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.format import format_text
+from partita.dsl.syntax.parser import parse_file
+from partita.dsl.syntax.reader import Reader
+from partita.dsl.syntax.source import Source
+from partita.dsl.syntax.units import BYTES, SECONDS, written
+from partita.dsl.syntax.unparse import expression_text
 
 # The declarations that are replaced.
 PLANNED = (tree.Mesh, tree.Layout, tree.Schedule, tree.Train, tree.Expect)

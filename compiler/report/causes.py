@@ -20,7 +20,7 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.report.summary import tied_transfers, transfers
 from partita.compiler.state import Compilation
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 ORDER = {phase: i for i, phase in enumerate(Phase)}

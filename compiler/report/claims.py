@@ -21,10 +21,10 @@ from partita.compiler.report.causes import tensor_text
 from partita.compiler.report.summary import Summary, summarize
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.state import Compilation
-from partita.dsl import builtins
+from partita.dsl.config import builtins
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Claim
-from partita.dsl.units import BYTES, PLAIN, RATIO, SECONDS, written
+from partita.dsl.syntax.units import BYTES, PLAIN, RATIO, SECONDS, written
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

@@ -25,7 +25,7 @@ from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.report.causes import TensorTraffic, traffic_of
 from partita.compiler.report.shares import MatrixShare, matrix_shares
 from partita.compiler.state import Compilation
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 

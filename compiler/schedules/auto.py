@@ -48,7 +48,7 @@ from partita.compiler.schedules.schedule import (
     v_placement,
 )
 from partita.compiler.schedules.simulator import simulate
-from partita.dsl.builtins import BOUND, CHUNKS, MICROBATCHES, OVER, Keyword, Setting
+from partita.dsl.config.builtins import BOUND, CHUNKS, MICROBATCHES, OVER, Keyword, Setting
 from partita.dsl.spec import Call
 
 # What is minimized by default.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from partita.compiler.schedules.generator import Generator, register
 from partita.compiler.schedules.schedule import Schedule, v_placement
 from partita.compiler.schedules.v import PAIRED, Step, in_a_v
-from partita.dsl.builtins import MICROBATCHES, OVER
+from partita.dsl.config.builtins import MICROBATCHES, OVER
 
 
 def dualpipe_v(ranks: int, microbatches: int) -> Schedule:

@@ -10,9 +10,9 @@ from partita.compiler.schedules.generator import Generator, Sizes, register
 from partita.compiler.schedules.interleaved_1f1b import INTERLEAVED
 from partita.compiler.schedules.policy import POLICY
 from partita.compiler.schedules.schedule import WEIGHT, Schedule
-from partita.dsl.builtins import OVER_BOTH, PLACEMENT, SLICES, Keyword, Setting, TextFile
-from partita.dsl.source import Source
+from partita.dsl.config.builtins import OVER_BOTH, PLACEMENT, SLICES, Keyword, Setting, TextFile
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Source
 
 
 def from_file(

@@ -14,8 +14,9 @@ from attrs import frozen
 
 from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement, ranks_of
 from partita.compiler.schedules.spread import with_spread
-from partita.dsl import builtins, spec
-from partita.dsl.builtins import DEFAULT_SCHEDULE, ScheduleSignature
+from partita.dsl import spec
+from partita.dsl.config import builtins
+from partita.dsl.config.builtins import DEFAULT_SCHEDULE, ScheduleSignature
 from partita.dsl.diagnostic import refuse
 from partita.dsl.registry import Registry
 

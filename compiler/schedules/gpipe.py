@@ -11,7 +11,7 @@ from partita.compiler.schedules.schedule import (
     loop_placement,
     turn,
 )
-from partita.dsl.builtins import MICROBATCHES, OVER_BOTH, SLICES
+from partita.dsl.config.builtins import MICROBATCHES, OVER_BOTH, SLICES
 
 
 def gpipe(ranks: int, microbatches: int, slices: int = 1) -> Schedule:

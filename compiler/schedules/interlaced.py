@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from partita.compiler.schedules.generator import Generator, register, whole_stage
 from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, Action, Schedule, loop_placement
-from partita.dsl.builtins import MICROBATCHES, OVER
+from partita.dsl.config.builtins import MICROBATCHES, OVER
 
 PASSES = "S and T"
 

@@ -24,7 +24,7 @@ from partita.compiler.schedules.schedule import (
     loop_placement,
     turn,
 )
-from partita.dsl.builtins import CHUNKS, COUNT, MICROBATCHES, OVER_BOTH, SLICES, Setting
+from partita.dsl.config.builtins import CHUNKS, COUNT, MICROBATCHES, OVER_BOTH, SLICES, Setting
 from partita.dsl.spec import Call
 
 # The least ratio of two numbers of chunks that `plan` compares if neither gives all chunks as many layers.

@@ -60,7 +60,7 @@ from partita.compiler.schedules.schedule import (
 )
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 INVARIANTS = {
     1: "invariant 1: every F, B and W runs exactly once per chunk and microbatch, after its dependencies",

@@ -14,7 +14,7 @@ from partita.compiler.schedules.schedule import (
     Schedule,
     loop_placement,
 )
-from partita.dsl.builtins import CHUNKS, MICROBATCHES, OVER
+from partita.dsl.config.builtins import CHUNKS, MICROBATCHES, OVER
 
 
 def looped_bfs(ranks: int, chunks: int, microbatches: int) -> Schedule:

@@ -17,7 +17,7 @@ from partita.compiler.schedules.schedule import (
     loop_placement,
     turn,
 )
-from partita.dsl.builtins import MICROBATCHES, OVER_BOTH, SLICES
+from partita.dsl.config.builtins import MICROBATCHES, OVER_BOTH, SLICES
 
 
 def one_f_one_b(ranks: int, microbatches: int, slices: int = 1) -> Schedule:

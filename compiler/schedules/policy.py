@@ -19,7 +19,7 @@ from partita.compiler.schedules.schedule import (
     peak_live,
     v_placement,
 )
-from partita.dsl.builtins import CHUNKS, COUNT, MICROBATCHES, OVER, PLACEMENT, Flag, Keyword, Setting
+from partita.dsl.config.builtins import CHUNKS, COUNT, MICROBATCHES, OVER, PLACEMENT, Flag, Keyword, Setting
 from partita.dsl.spec import Call
 
 

@@ -11,7 +11,7 @@ from partita.compiler.schedules.generator import SCHEDULES, Generator
 from partita.compiler.schedules.schedule import LIMIT, Schedule
 from partita.compiler.schedules.simulator import equal_costs
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 
 def make(

@@ -13,7 +13,7 @@ from functools import cached_property
 from attrs import field, frozen
 
 from partita.dsl.reprs import shortened
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 FORWARD, BACKWARD, WEIGHT, FULL_BACKWARD = "F", "B", "W", "BW"
 KINDS = (FORWARD, BACKWARD, WEIGHT, FULL_BACKWARD)

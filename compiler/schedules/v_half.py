@@ -8,7 +8,7 @@ from __future__ import annotations
 from partita.compiler.schedules.generator import Generator, register
 from partita.compiler.schedules.patterns import repeated
 from partita.compiler.schedules.schedule import Schedule, v_placement
-from partita.dsl.builtins import MICROBATCHES, OVER
+from partita.dsl.config.builtins import MICROBATCHES, OVER
 
 
 def v_half(ranks: int, microbatches: int) -> Schedule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from partita.compiler.schedules.generator import Generator, register
 from partita.compiler.schedules.lagged import one_chunk
 from partita.compiler.schedules.schedule import Schedule
-from partita.dsl.builtins import MICROBATCHES, OVER
+from partita.dsl.config.builtins import MICROBATCHES, OVER
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:

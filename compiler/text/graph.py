@@ -66,8 +66,8 @@ from partita.compiler.ops import OPS
 from partita.compiler.ops.body import Body
 from partita.compiler.ops.op import Op, accumulation, attributes
 from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis, Type
 
 ZEROS = Call("zeros", {})

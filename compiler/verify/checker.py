@@ -13,7 +13,7 @@ from partita.compiler.ops.op import Op
 from partita.compiler.verify.rules import Rules, Violation, require
 from partita.compiler.verify.value_numbering import UNKNOWN, ValueNumbering
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 # Problems reported at most. A defect shows up in everything that depends on it; the first ones locate it.
 MOST = 5

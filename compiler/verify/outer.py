@@ -20,7 +20,7 @@ from partita.compiler.verify.copies import memories
 from partita.compiler.verify.ending import Ending, Values
 from partita.compiler.verify.rules import Rules, require
 from partita.compiler.verify.value_numbering import UNKNOWN, ValueNumbering
-from partita.dsl.groups import Groups
+from partita.dsl.check.groups import Groups
 from partita.dsl.spec import Call
 
 

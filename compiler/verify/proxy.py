@@ -23,9 +23,9 @@ from partita.compiler.passes.resized import Initial, Resized, of_order_one
 from partita.compiler.schedules.generator import SCHEDULES, Sizes, one_microbatch, size_of
 from partita.compiler.verify.proxy_sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
+from partita.dsl.check.groups import groups_of
+from partita.dsl.check.layouts import HEADS
 from partita.dsl.diagnostic import refuse
-from partita.dsl.groups import groups_of
-from partita.dsl.layouts import HEADS
 from partita.dsl.types import Axis
 
 # Ranks of a mesh axis that shards tensors. The largest axis gets three, so that confusing two axes changes a size, and

@@ -15,7 +15,7 @@ from typing import Any
 from attrs import field, frozen
 
 from partita.dsl import spec
-from partita.dsl.formulas import Formula, Size, sizes_in, value_of
+from partita.dsl.check.formulas import Formula, Size, sizes_in, value_of
 
 # The extent of the ranges of sizes tried for an axis, and the steps before the search gives up.
 TRIED, PATIENCE = 24, 20_000

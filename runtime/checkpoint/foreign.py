@@ -13,9 +13,9 @@ import torch
 from attrs import evolve
 
 from partita.compiler.graph import without_iterations
-from partita.dsl.correspondence import Join, Part, Theirs, Weights
+from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
-from partita.dsl.report import suggestion
+from partita.dsl.names.correspondence import Join, Part, Theirs, Weights
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import few, is_state, weights_of

@@ -20,7 +20,7 @@ from partita.compiler.ops.op import accumulation
 from partita.compiler.program import Program
 from partita.dsl import spec
 from partita.dsl.diagnostic import shown
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Type
 from partita.dsl.version import __version__
 from partita.runtime.checkpoint.manifest import Manifest

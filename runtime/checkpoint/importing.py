@@ -16,9 +16,9 @@ from attrs import frozen
 
 from partita.compiler.graph import without_iterations
 from partita.compiler.program import Program
-from partita.dsl.correspondence import Groups, Part, Theirs, Weights
+from partita.dsl.advice.report import nearest
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
-from partita.dsl.report import nearest
+from partita.dsl.names.correspondence import Groups, Part, Theirs, Weights
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained

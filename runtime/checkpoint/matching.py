@@ -16,7 +16,7 @@ from math import prod
 
 from attrs import frozen
 
-from partita.dsl.correspondence import Groups
+from partita.dsl.names.correspondence import Groups
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.repeated import Family, families
 

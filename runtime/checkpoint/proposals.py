@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from partita.compiler.graph import without_iterations
-from partita.dsl.correspondence import Groups, Parameter, product_text
 from partita.dsl.diagnostic import shown
+from partita.dsl.names.correspondence import Groups, Parameter, product_text
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.matching import Match, Shape, matches, own_axes
 from partita.runtime.checkpoint.repeated import Family, families

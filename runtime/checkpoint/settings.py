@@ -9,8 +9,8 @@ from shlex import quote
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
-from partita.dsl.source import Span
 from partita.dsl.spec import Spec
+from partita.dsl.syntax.source import Span
 from partita.runtime.addresses import Address, Place, check_writable, is_address, place_of, resolved
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.builtins import HOLDOUT, Setting, Text
+from partita.dsl.config.builtins import HOLDOUT, Setting, Text
 from partita.dsl.spec import Call
 from partita.runtime.data.files import matched
 from partita.runtime.data.registry import Source, Use, register

@@ -8,10 +8,10 @@ from pathlib import Path
 from attrs import frozen
 
 from partita.compiler.program import InputRecord, Program
-from partita.dsl.builtins import ALL
+from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.source import Span
 from partita.dsl.spec import Call, Train
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.data.registry import SOURCES, Use, open_dataset
 from partita.runtime.data.whole import Evaluated

@@ -22,7 +22,7 @@ import numpy as np
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 FOOTER = struct.Struct("<QQq8s8s")  # ids, documents, the largest id, dtype, magic
 MAGIC = b"partita1"

@@ -16,8 +16,8 @@ import numpy as np
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data import cache
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.encoders import Encoder, encoder_of

@@ -16,8 +16,8 @@ import numpy as np
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse, shown
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import read, single
 from partita.runtime.data.packages import package
 

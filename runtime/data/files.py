@@ -9,10 +9,10 @@ from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from partita.dsl.builtins import Flag, Setting, Text
+from partita.dsl.config.builtins import Flag, Setting, Text
 from partita.dsl.diagnostic import refuse, shown
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 
 # Of sources of documents and text.
 TOKENIZER, END = Setting("tokenizer", Text(), None), Setting("end", Text(), None)

@@ -16,7 +16,7 @@ import numpy as np
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 HEAD = 1 << 16  # bytes that are inspected
 LOOKED_AT = 1 << 20  # ids that are inspected

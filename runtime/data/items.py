@@ -17,8 +17,8 @@ from attrs import Factory, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.reprs import count
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.dataset import Arrays, Batch, Input
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.files import single

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from partita.dsl.builtins import HOLDOUT, Setting, Text
+from partita.dsl.config.builtins import HOLDOUT, Setting, Text
 from partita.dsl.diagnostic import Refused, refuse, shown
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
 from partita.runtime.data.registry import Source, Use, register
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.builtins import DATA, Setting, SharesOf
+from partita.dsl.config.builtins import DATA, Setting, SharesOf
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
 from partita.runtime.data.registry import SOURCES, Source, Use, register

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from partita.dsl.diagnostic import refuse
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 
 def package(module: str, extra: str, what: str, span: Span | None) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.runtime.data import cache
 
 VERSION = 1  # of how documents are packed, and of the file

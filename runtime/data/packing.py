@@ -18,7 +18,7 @@ from attrs import Factory, field, frozen
 
 from partita.dsl.diagnostic import refuse
 from partita.dsl.reprs import count
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.dataset import Batch, Input
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.ids import Ids

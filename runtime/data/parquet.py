@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.dsl.builtins import HOLDOUT, Setting, Text
+from partita.dsl.config.builtins import HOLDOUT, Setting, Text
 from partita.dsl.diagnostic import refuse, shown
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
 from partita.runtime.data.packages import package
 from partita.runtime.data.registry import Source, Use, register

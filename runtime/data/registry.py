@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from attrs import evolve, frozen
 
-from partita.dsl import builtins
-from partita.dsl.builtins import DataSignature
+from partita.dsl.check.language_model import SOURCES_OF, sources_of
+from partita.dsl.config import builtins
+from partita.dsl.config.builtins import DataSignature
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.language_model import SOURCES_OF, sources_of
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
 from partita.runtime.data.files import Files

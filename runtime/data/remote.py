@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.dsl.diagnostic import Refused, refuse, shown
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.runtime.addresses import reached, reason, system_of
 from partita.runtime.data import cache
 

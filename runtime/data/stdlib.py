@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.builtins import HOLDOUT
+from partita.dsl.config.builtins import HOLDOUT
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.runtime.data.files import read

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.builtins import HOLDOUT, Keyword, Setting, Text
+from partita.dsl.config.builtins import HOLDOUT, Keyword, Setting, Text
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import END, TOKENIZER, matched, read, with_tokenizer
 from partita.runtime.data.registry import COMMON, Source, Use, register
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.builtins import HOLDOUT, Keyword, Setting, Text
+from partita.dsl.config.builtins import HOLDOUT, Keyword, Setting, Text
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import matched
 from partita.runtime.data.registry import Source, Use, register
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from attrs import frozen
 
+from partita.dsl.check.exclusions import OWN_DATA, held_in_vain, nothing_held_out
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.exclusions import OWN_DATA, held_in_vain, nothing_held_out
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.dataset import Batch, Input
 from partita.runtime.data.ids import Ids, parts_of
 from partita.runtime.data.registry import Use

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from partita.dsl.check.language_model import spelling_of
 from partita.dsl.diagnostic import refuse
-from partita.dsl.language_model import spelling_of
-from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.addresses import Place
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.registry import alike

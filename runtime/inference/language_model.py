@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from partita.compiler.program import Program
+from partita.dsl.check.language_model import LanguageModel
 from partita.dsl.diagnostic import refuse
-from partita.dsl.language_model import LanguageModel
 from partita.dsl.spec import Model
 from partita.dsl.types import Type
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from partita.dsl.builtins import ALL
+from partita.dsl.check.language_model import sources_of
+from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import refuse
-from partita.dsl.language_model import sources_of
 from partita.dsl.spec import Call, Spec, Train
 from partita.runtime.addresses import Place
 from partita.runtime.data.dataset import Dataset, Input

@@ -12,10 +12,10 @@ from partita.compiler.passes.decode import STATE
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
 from partita.compiler.verify.proxy import single
+from partita.dsl.check.language_model import USUAL, LanguageModel, language_model
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.language_model import USUAL, LanguageModel, language_model
-from partita.dsl.source import Span
 from partita.dsl.spec import Spec
+from partita.dsl.syntax.source import Span
 from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.encoding import Encoding, encoding_of
 from partita.runtime.inference.ranks import Here, Ranks, all_here, ranks_of

@@ -20,10 +20,10 @@ from partita.compiler.passes.larger_batch import with_rows
 from partita.compiler.pipeline import compile_outputs
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
+from partita.dsl.check.language_model import USUAL, LanguageModel, language_model
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.language_model import USUAL, LanguageModel, language_model
-from partita.dsl.source import Span
 from partita.dsl.spec import ShardRule, Spec
+from partita.dsl.syntax.source import Span
 from partita.runtime.executor import Executor
 from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.language_model import check_ids_of, inputs_at

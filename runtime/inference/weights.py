@@ -10,8 +10,8 @@ from attrs import frozen
 
 from partita.compiler.ops.op import accumulation
 from partita.compiler.passes.decode import STATE
+from partita.dsl.check.language_model import sources_of as sources_of_data
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.language_model import sources_of as sources_of_data
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
 from partita.runtime.addresses import Place

@@ -29,8 +29,8 @@ from attrs import evolve, frozen
 from partita.compiler.program import Program, RankProgram
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.source import Source
 from partita.dsl.spec import Model, Spec
+from partita.dsl.syntax.source import Source
 from partita.runtime.data_files import DataFile, unlike
 from partita.runtime.naming import named
 from partita.runtime.supervision.identity import Identity

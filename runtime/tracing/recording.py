@@ -20,7 +20,7 @@ from partita.compiler.ops.grouped import ROWS
 from partita.compiler.ops.runs import zigzag_runs
 from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
-from partita.dsl.divisibility import zigzag_axes
+from partita.dsl.check.divisibility import zigzag_axes
 from partita.dsl.types import Type
 from partita.runtime.context import Context
 from partita.runtime.kernels.positions import take_runs

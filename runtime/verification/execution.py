@@ -14,8 +14,8 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.source import Span
 from partita.dsl.spec import Spec
+from partita.dsl.syntax.source import Span
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.tracing.recording import Culprit, Recorder, first_difference, traced
 from partita.runtime.verification.derivatives import Derivatives, compare_derivatives

@@ -17,8 +17,8 @@ from torch import Tensor
 from partita.compiler.ops.op import accumulation
 from partita.compiler.verify.proxy_sizes import Axes, Search, ties
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.source import Span
 from partita.dsl.spec import Model, Operation, PythonFunction
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_files import OperationFailed

@@ -27,7 +27,7 @@ from partita.compiler.verify.equivalence import Validation, validate
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
-from partita.dsl.units import BYTES, written
+from partita.dsl.syntax.units import BYTES, written
 from partita.runtime.fake_gpu.rank import Tried, try_ranks
 from partita.runtime.fake_gpu.watch import Fault
 from partita.runtime.python_files import OperationFailed, require_allowed

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import partita
+from partita.dsl.config.python_calls import in_python
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.python_calls import in_python
 from tests.files import ROOT
 from tests.runtime.own import BACKWARD, FORWARD, written
 
@@ -111,7 +111,7 @@ def advice() -> Iterator[tuple[str, str]]:
     for part in ("dsl", "compiler", "runtime"):
         for path in sorted((ROOT / part).rglob("*.py")):
             name = str(path.relative_to(ROOT))
-            if name in {*ELSEWHERE, "dsl/codes.py", "dsl/python_calls.py"} or "/doctor/" in name:
+            if name in {*ELSEWHERE, "dsl/codes.py", "dsl/config/python_calls.py"} or "/doctor/" in name:
                 continue
             tree = ast.parse(path.read_text())
             said = [each for each in ast.walk(tree) if isinstance(each, (ast.Constant, ast.JoinedStr))]

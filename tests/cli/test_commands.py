@@ -11,7 +11,7 @@ import pytest
 import partita
 from partita.cli.command import COMMANDS
 from partita.cli.main import OPTIONS, _parser, main
-from partita.dsl import foreign
+from partita.dsl.advice import foreign
 from partita.dsl.load import load_text
 from partita.runtime.supervision import capacity
 from tests.files import SPECS

@@ -14,13 +14,13 @@ import pytest
 from partita.cli.command import COMMANDS
 from partita.cli.main import _parser, main
 from partita.cli.parsing import Parser
-from partita.dsl.builtins import DEVICES, LINKS, OPTIMIZERS, SCHEDULES, TRAIN, Keyword, OneOf, OrWord
-from partita.dsl.declarations import gather
+from partita.dsl.advice.report import Report
+from partita.dsl.config.builtins import DEVICES, LINKS, OPTIMIZERS, SCHEDULES, TRAIN, Keyword, OneOf, OrWord
+from partita.dsl.config.overrides import full_names
 from partita.dsl.load import load_text
-from partita.dsl.overrides import full_names
-from partita.dsl.reader import Reader
-from partita.dsl.report import Report
-from partita.dsl.source import Source
+from partita.dsl.names.declarations import gather
+from partita.dsl.syntax.reader import Reader
+from partita.dsl.syntax.source import Source
 from tests.files import SPECS
 from tests.marks import every, soak
 

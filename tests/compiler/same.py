@@ -8,7 +8,7 @@ from typing import Any
 from attrs import fields, has
 
 from partita.compiler.graph import Value
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 
 def difference(a: Any, b: Any) -> str | None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.compiler.naming import matches, means
-from partita.dsl.paths import is_end
+from partita.dsl.names.paths import is_end
 
 # Names that end each other, as text.
 NAMES = st.lists(st.sampled_from(["up", "backup", "p", "mlp"]), min_size=1, max_size=4)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from partita.dsl.format import format_text
 from partita.dsl.load import load
+from partita.dsl.syntax.format import format_text
 from tests.docs.pages import PAGES, ROOT, Command, Fence, Session, commands, fences, files, pictures, same_picture
 from tests.marks import soak
 

@@ -2,10 +2,10 @@
 
 from hypothesis import strategies as st
 
-from partita.dsl import tree
-from partita.dsl.lexer import RESERVED_WORDS, language
-from partita.dsl.parser import RESERVED
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.lexer import RESERVED_WORDS, language
+from partita.dsl.syntax.parser import RESERVED
+from partita.dsl.syntax.source import Source, Span
 
 NOWHERE = Span(Source("nowhere", ""), 0, 0)
 KEYWORDS = RESERVED_WORDS | set(RESERVED)

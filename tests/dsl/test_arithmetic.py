@@ -8,14 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partita.dsl import tree
-from partita.dsl.constants import apply, evaluate
+from partita.dsl.advice.report import Report
+from partita.dsl.check.constants import apply, evaluate
+from partita.dsl.check.formulas import FUNCTIONS, Size, sizes_in, value_of
 from partita.dsl.diagnostic import Refused
-from partita.dsl.formulas import FUNCTIONS, Size, sizes_in, value_of
-from partita.dsl.parser import parse_expression
-from partita.dsl.report import Report
-from partita.dsl.source import Source
-from partita.dsl.units import BYTES, BYTES_PER_SECOND, PLAIN, RATIO, SECONDS, Quantity
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.parser import parse_expression
+from partita.dsl.syntax.source import Source
+from partita.dsl.syntax.units import BYTES, BYTES_PER_SECOND, PLAIN, RATIO, SECONDS, Quantity
 
 SIZES = {"batch": 8, "seq": 3, "heads": 1}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.dsl import spec
-from partita.dsl.functions import FUNCTIONS
+from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.load import load, load_text
 from partita.dsl.types import Axis, Type
 from tests.files import SPECS

@@ -9,9 +9,9 @@ import pytest
 
 from partita.compiler.passes.build import build
 from partita.compiler.text.graph import graph_text
-from partita.dsl.format import format_text
 from partita.dsl.load import load, load_text
 from partita.dsl.spec import Spec
+from partita.dsl.syntax.format import format_text
 
 CONSTANTS = """\
 const drop = 10%, std = 0.02, layers = 2

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import partita.dsl.rules  # noqa: F401  (it fills the table of functions)
-from partita.dsl import foreign
-from partita.dsl.builtins import (
+import partita.dsl.functions.rules  # noqa: F401  (it fills the table of functions)
+from partita.dsl.advice import foreign
+from partita.dsl.advice.report import nearest
+from partita.dsl.config.builtins import (
     CHECKPOINT,
     CHOICES,
     DATA,
@@ -23,12 +24,11 @@ from partita.dsl.builtins import (
     TRAIN,
     Keyword,
 )
+from partita.dsl.config.overrides import OVERRIDDEN
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.functions import FUNCTIONS
-from partita.dsl.lexer import language
+from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.load import load_text
-from partita.dsl.overrides import OVERRIDDEN
-from partita.dsl.report import nearest
+from partita.dsl.syntax.lexer import language
 from partita.dsl.types import DTYPES
 from tests.dsl.advice import followed
 

@@ -3,13 +3,13 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from partita.dsl import tree
+from partita.dsl.advice.report import Report
 from partita.dsl.diagnostic import Refused
-from partita.dsl.format import DEEPEST, WIDTH, format_text
-from partita.dsl.lexer import tokenize
-from partita.dsl.parser import parse_file
-from partita.dsl.report import Report
-from partita.dsl.source import Source
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.format import DEEPEST, WIDTH, format_text
+from partita.dsl.syntax.lexer import tokenize
+from partita.dsl.syntax.parser import parse_file
+from partita.dsl.syntax.source import Source
 from tests.dsl.strategies import files, texts, words
 from tests.files import SPECS
 from tests.marks import examples
@@ -110,7 +110,7 @@ def test_what_does_not_parse_is_refused_with_its_place():
 
 
 def test_a_tree_that_changed_would_be_refused(monkeypatch):
-    monkeypatch.setattr("partita.dsl.format._Formatter.space", lambda *_: "")
+    monkeypatch.setattr("partita.dsl.syntax.format._Formatter.space", lambda *_: "")
     with pytest.raises(Refused, match="E01"):
         format_text("axis a = 1\nmodel m(x: [a]) {\n  let y = x\n  loss y\n}\n")
 

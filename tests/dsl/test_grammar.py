@@ -5,11 +5,11 @@ import json
 import pytest
 from lark import Lark
 
-from partita.dsl import tables
-from partita.dsl.lexer import RESERVED_WORDS, language, tokenize
-from partita.dsl.parser import BUILDERS
-from partita.dsl.report import Report
-from partita.dsl.source import Source
+from partita.dsl.advice.report import Report
+from partita.dsl.syntax import tables
+from partita.dsl.syntax.lexer import RESERVED_WORDS, language, tokenize
+from partita.dsl.syntax.parser import BUILDERS
+from partita.dsl.syntax.source import Source
 from tests.files import SPECS
 
 FILES = sorted(SPECS.glob("*.par"))
@@ -21,7 +21,7 @@ def test_the_grammar_is_lalr_without_conflicts():
 
 
 def test_the_table_is_the_grammars():
-    assert tables.TABLE.read_text() == tables.text(tables.build(GRAMMAR)), "run python -m partita.dsl.tables"
+    assert tables.TABLE.read_text() == tables.text(tables.build(GRAMMAR)), "run python -m partita.dsl.syntax.tables"
 
 
 def test_every_rule_has_a_builder():

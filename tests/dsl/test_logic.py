@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from partita.dsl import tree
-from partita.dsl.format import format_text
+from partita.dsl.advice.report import Report
 from partita.dsl.load import load_text
-from partita.dsl.parser import parse_expression
-from partita.dsl.report import Report
-from partita.dsl.source import Source
 from partita.dsl.spec import Apply, Literal, Spec
-from partita.dsl.unparse import expression_text
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.format import format_text
+from partita.dsl.syntax.parser import parse_expression
+from partita.dsl.syntax.source import Source
+from partita.dsl.syntax.unparse import expression_text
 
 FILE = """\
 axis rows = 4, width = 3

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partita.dsl import foreign
-from partita.dsl.arguments import REQUIRED
-from partita.dsl.builtins import (
+from partita.dsl.advice import foreign
+from partita.dsl.check.arguments import REQUIRED
+from partita.dsl.check.language_model import language_model, no_output
+from partita.dsl.config.builtins import (
     CHOICES,
     DEVICES,
     INITIAL,
@@ -23,14 +24,13 @@ from partita.dsl.builtins import (
     SCHEDULES,
     TRAIN,
 )
-from partita.dsl.builtins import DATA as SOURCES
-from partita.dsl.functions import FUNCTIONS
-from partita.dsl.language_model import language_model, no_output
-from partita.dsl.lexer import DECLARATIONS
+from partita.dsl.config.builtins import DATA as SOURCES
+from partita.dsl.functions.rules import OPERATORS
+from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.load import load_text
-from partita.dsl.rules import OPERATORS
+from partita.dsl.syntax.lexer import DECLARATIONS
+from partita.dsl.syntax.unexpected import STATEMENTS
 from partita.dsl.types import DTYPES
-from partita.dsl.unexpected import STATEMENTS
 from tests.dsl.advice import corrected, followed
 
 FILE = """\

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from partita.dsl.occurrences import names
-from partita.dsl.parser import parse_file
-from partita.dsl.report import Report
-from partita.dsl.source import Source
+from partita.dsl.advice.report import Report
+from partita.dsl.names.occurrences import names
+from partita.dsl.syntax.parser import parse_file
+from partita.dsl.syntax.source import Source
 
 FILE = """axis batch = 4, embed = 8, ffn = 2 * embed
 const scale = 0.5

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.dsl import spec
-from partita.dsl.builtins import DATA, DEVICES, INITIAL, LEARNING_RATES, LINKS, OPTIMIZERS, SCHEDULES
+from partita.dsl.config.builtins import DATA, DEVICES, INITIAL, LEARNING_RATES, LINKS, OPTIMIZERS, SCHEDULES
 from partita.dsl.load import load_text
-from partita.dsl.source import Source, Span
-from partita.dsl.units import UNITS, Quantity, read
+from partita.dsl.syntax.source import Source, Span
+from partita.dsl.syntax.units import UNITS, Quantity, read
 
 TEXT = """\
 axis batch = 8, seq = 8, embed = 6

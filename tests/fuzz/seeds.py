@@ -9,10 +9,10 @@ from pathlib import Path
 
 from partita.compiler.schedules.generator import SCHEDULES as GENERATORS
 from partita.compiler.schedules.registry import make
-from partita.dsl.builtins import DATA, DEVICES, INITIAL, LINKS, MEASURES, OPTIMIZERS, SCHEDULES, TRAIN
-from partita.dsl.functions import FUNCTIONS
-from partita.dsl.lexer import language
-from partita.dsl.units import UNITS
+from partita.dsl.config.builtins import DATA, DEVICES, INITIAL, LINKS, MEASURES, OPTIMIZERS, SCHEDULES, TRAIN
+from partita.dsl.functions.signatures import FUNCTIONS
+from partita.dsl.syntax.lexer import language
+from partita.dsl.syntax.units import UNITS
 from partita.runtime.checkpoint.checksummed import _tail, with_checksum
 
 HERE = Path(__file__).parent

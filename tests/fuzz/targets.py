@@ -18,15 +18,16 @@ from attrs import frozen
 from partita.compiler.schedules.forms import read
 from partita.compiler.schedules.forms.text import write
 from partita.compiler.schedules.registry import make
-from partita.dsl import limits, tree
+from partita.dsl import limits
+from partita.dsl.advice.report import Full, Report
 from partita.dsl.codes import CODES
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.format import format_text
 from partita.dsl.load import Loaded, load_text
-from partita.dsl.parser import parse_file
-from partita.dsl.reader import decode
-from partita.dsl.report import Full, Report
-from partita.dsl.source import Source
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.format import format_text
+from partita.dsl.syntax.parser import parse_file
+from partita.dsl.syntax.reader import decode
+from partita.dsl.syntax.source import Source
 from partita.runtime.checkpoint.checksummed import _tail, with_checksum
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.manifest import parse

@@ -7,9 +7,18 @@ from collections.abc import Mapping
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.dsl.builtins import CHECKPOINT, DATA, DEVICES, EVALUATION, LEARNING_RATES, LINKS, MEASURES, OPTIMIZERS
-from partita.dsl.builtins import SCHEDULES as SIGNATURES
-from partita.dsl.functions import FUNCTIONS
+from partita.dsl.config.builtins import (
+    CHECKPOINT,
+    DATA,
+    DEVICES,
+    EVALUATION,
+    LEARNING_RATES,
+    LINKS,
+    MEASURES,
+    OPTIMIZERS,
+)
+from partita.dsl.config.builtins import SCHEDULES as SIGNATURES
+from partita.dsl.functions.signatures import FUNCTIONS
 from tests.fuzz import targets
 
 many = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.lark import from_lark
 from lark import Lark
 
-from partita.dsl import tables
-from partita.dsl.lexer import RESERVED_WORDS, language
+from partita.dsl.syntax import tables
+from partita.dsl.syntax.lexer import RESERVED_WORDS, language
 from tests.fuzz import targets
 
 GRAMMAR = Lark(tables.GRAMMAR.read_text(), parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from partita.dsl import foreign
+from partita.dsl.advice import foreign
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.load import load_text
 from partita.runtime.rank import prepare

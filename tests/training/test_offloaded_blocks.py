@@ -30,7 +30,7 @@ from partita.compiler.streams import START, Launch, launches_of
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
-from partita.dsl.source import Source
+from partita.dsl.syntax.source import Source
 from partita.runtime import host_copies
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.streams import HostStreams, Posting, copied

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partita.compiler.verify.proxy import single
-from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
+from partita.dsl.names.correspondence import Weights
 from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.foreign import seen_as_ours, seen_as_theirs
 from partita.runtime.data.binding import open_data

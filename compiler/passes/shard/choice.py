@@ -20,10 +20,10 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import LOCAL_SECONDS
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
+from partita.dsl.check.layouts import GATHER, HEADS, RING
 from partita.dsl.diagnostic import refuse
-from partita.dsl.layouts import GATHER, HEADS, RING
 from partita.dsl.reprs import shortened
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 # What each exchange needs.

@@ -19,9 +19,9 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.naming import matches
 from partita.compiler.passes.shard.choice import Exchange
 from partita.dsl import spec
+from partita.dsl.check.divisibility import Cut, cuts_of, mesh_axis_conflicts, undivided
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.divisibility import Cut, cuts_of, mesh_axis_conflicts, undivided
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 # The classes that each class includes: `param` implies `grad`, `grad` implies `state`.

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from partita.compiler.layout import Layout
 from partita.compiler.passes.shard.defaults import DefaultLayouts, LayoutRule
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 

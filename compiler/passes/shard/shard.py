@@ -32,7 +32,7 @@ from partita.compiler.passes.shard.choice import Choice, Operand, Result, choose
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
 from partita.compiler.passes.shard.defaults import DefaultLayouts
 from partita.compiler.passes.shard.resharding import Resharding
-from partita.dsl.layouts import RING
+from partita.dsl.check.layouts import RING
 from partita.dsl.reprs import count, outline, shortened
 from partita.dsl.types import Type
 

@@ -8,7 +8,7 @@ from partita.compiler.graph import Graph, Phase
 from partita.compiler.layout import global_type
 from partita.compiler.passes.shard.defaults import DefaultLayouts
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 
 def undeclared_splits(graph: Graph, defaults: DefaultLayouts, batch: str) -> Iterator[Diagnostic]:

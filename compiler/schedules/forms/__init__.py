@@ -14,7 +14,7 @@ from partita.compiler.schedules.forms import json_form, text, torch_csv
 from partita.compiler.schedules.forms.written import PLACEMENTS, Placement, Written, placement_text
 from partita.compiler.schedules.schedule import LIMIT, Schedule, Spread, loop_placement, peak_live
 from partita.dsl.diagnostic import refuse
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax.source import Source, Span
 
 __all__ = ["PLACEMENTS", "PLAIN", "WRITERS", "placement_text", "read"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from partita.compiler.schedules.forms.written import ANY, SHARED, Line, Written, all_once, no_action, raise_any
 from partita.compiler.schedules.schedule import Action, Schedule
 from partita.dsl.diagnostic import refuse
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax.source import Source, Span
 
 _WORD = re.compile(r"(F|BW|B|W|O|L)([0-9]{1,6})\.([0-9]{1,6})")
 _HELP = "`partita schedule … --json` writes one"

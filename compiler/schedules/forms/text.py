@@ -29,7 +29,7 @@ from partita.compiler.schedules.forms.written import (
 )
 from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, Action, Schedule, loop_placement
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax.source import Source, Span
 
 _WORD = re.compile(r"(F|BW|B|W|O|L)([0-9]{1,6})\.([0-9]{1,6})(\+?)")
 _SAID = re.compile(r"(placement|summation|slices|shared)\s*=\s*(.*)")

@@ -18,7 +18,7 @@ from partita.compiler.schedules.forms.written import Placement, Written, no_acti
 from partita.compiler.schedules.offload import without_copies
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action, Schedule
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax.source import Source, Span
 
 THEIRS = {FORWARD: "F", BACKWARD: "I", WEIGHT: "W", FULL_BACKWARD: "B"}
 _OURS = {theirs: ours for ours, theirs in THEIRS.items()}

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from partita.compiler.schedules.schedule import COPIES, KINDS, Action, loop_placement, v_placement
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 
 Placement = tuple[tuple[int, ...], ...]
 # A rank's actions and their places.

@@ -12,7 +12,7 @@ from pygments.token import Comment, Error, Keyword, Name, Number, Operator
 
 from partita.cli.editor import textmate
 from partita.cli.editor.lexer import ParLexer
-from partita.dsl.lexer import language
+from partita.dsl.syntax.lexer import language
 from tests.files import ROOT, SPECS
 
 LINES = """const drop = 10%  # a constant

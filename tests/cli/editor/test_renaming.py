@@ -17,9 +17,9 @@ from partita.compiler.pipeline import compile_spec
 from partita.compiler.text.graph import graph_text
 from partita.compiler.text.partitioned import stages_text
 from partita.compiler.text.sharded import sharded_text
-from partita.dsl import tree
 from partita.dsl.load import load, load_text
-from partita.dsl.occurrences import Occurrence
+from partita.dsl.names.occurrences import Occurrence
+from partita.dsl.syntax import tree
 from tests.files import SPECS
 from tests.marks import soak
 from tests.programs import Program, programs, sharded_programs

@@ -24,7 +24,7 @@ from partita.compiler.pipeline import assembled, compile_run
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
-from partita.dsl.source import Source, Span
+from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
 from partita.runtime.tracing.recording import Recorded
 from tests.files import SPECS

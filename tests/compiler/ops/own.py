@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from partita.dsl.source import Source, Span
 from partita.dsl.spec import Literal, Operation, PythonFunction
+from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
 from partita.runtime.python_functions import CustomFunction
 

@@ -17,14 +17,14 @@ import pytest
 from partita.compiler.ops import OPS
 from partita.compiler.ops.op import Op, op
 from partita.compiler.passes.functions import LANGUAGE_POINTWISE, LOWERINGS, lowering
-from partita.dsl.functions import FUNCTIONS, function
+from partita.dsl.functions.signatures import FUNCTIONS, function
 from partita.runtime import kernels
 from partita.runtime.kernels.registry import KERNELS, kernel
 from tests.commands import computed, here
 from tests.copies import Copy
 
 RULE = """
-from partita.dsl.functions import AXIS, Slot, Typed, Use, function
+from partita.dsl.functions.signatures import AXIS, Slot, Typed, Use, function
 
 
 @function("running_sum", slots=["x", Slot("over", AXIS)])

@@ -17,10 +17,10 @@ from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.claims import COMPARISONS, MEASURES, Outcome, failures, layers, outcomes
 from partita.compiler.report.summary import summarize
 from partita.compiler.state import Compilation
-from partita.dsl import builtins
+from partita.dsl.config import builtins
 from partita.dsl.diagnostic import Refused
-from partita.dsl.source import Source, Span
-from partita.dsl.units import BYTES, PLAIN, RATIO, SECONDS, read, written
+from partita.dsl.syntax.source import Source, Span
+from partita.dsl.syntax.units import BYTES, PLAIN, RATIO, SECONDS, read, written
 from tests.compiler.report.layout_files import GPT, NETWORK
 from tests.files import SPECS, checked
 from tests.marks import every, examples

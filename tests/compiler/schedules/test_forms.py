@@ -25,7 +25,7 @@ from partita.compiler.schedules.schedule import Spread, ranks_of, v_placement
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.compiler.schedules.spread import with_spread
 from partita.dsl.diagnostic import Refused
-from partita.dsl.source import Source
+from partita.dsl.syntax.source import Source
 from partita.testing import (
     assert_lawful,
     costs,

@@ -29,7 +29,7 @@ from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Action, Schedule, loop_placement
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.source import Source
+from partita.dsl.syntax.source import Source
 from partita.testing import assert_lawful, descending_orders, messages, mutants, random_orders, schedules, shapes
 from tests.compiler.schedules.machine import Machine, Programs, Stuck, accumulations
 from tests.marks import examples

@@ -20,7 +20,7 @@ from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import COPIES, LOAD, OFFLOAD, Action, peak_live
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.dsl.diagnostic import Refused
-from partita.dsl.source import Source
+from partita.dsl.syntax.source import Source
 from partita.testing import (
     assert_lawful,
     copied_schedules,

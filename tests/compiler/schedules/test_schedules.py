@@ -24,7 +24,7 @@ from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import LIMIT, Action, Schedule, loop_placement, peak_live, v_placement
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.compiler.schedules.timeline import Timeline
-from partita.dsl.builtins import BOUND
+from partita.dsl.config.builtins import BOUND
 from partita.dsl.diagnostic import Refused
 from partita.testing import Shape, assert_lawful, costs, named_schedules, shapes
 from tests.marks import every, examples

@@ -19,7 +19,7 @@ from partita.compiler.schedules.schedule import Action, Schedule, peak_live
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.compiler.schedules.timeline import Timeline
 from partita.dsl.diagnostic import Refused
-from partita.dsl.source import Source
+from partita.dsl.syntax.source import Source
 from partita.testing import assert_lawful, random_orders, shapes
 from tests.marks import every, examples, soak
 

@@ -21,12 +21,12 @@ from safetensors.torch import load_file, save_file
 from partita.cli.importing import MOST_LINES
 from partita.cli.main import main
 from partita.compiler.graph import without_iterations
-from partita.dsl.correspondence import Line, Pattern, Weights
+from partita.dsl.check.formulas import Size
 from partita.dsl.diagnostic import Refused, shown
-from partita.dsl.formulas import Size
-from partita.dsl.source import Source, Span
+from partita.dsl.names.correspondence import Line, Pattern, Weights
+from partita.dsl.names.weights import parameters_of
+from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
-from partita.dsl.weights import parameters_of
 from partita.runtime.checkpoint.checkpoints import load
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.foreign import export_foreign

@@ -24,10 +24,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from partita.dsl.check.exclusions import OWN_DATA
 from partita.dsl.diagnostic import Refused
-from partita.dsl.exclusions import OWN_DATA
-from partita.dsl.source import Source, Span
 from partita.dsl.spec import Call, Share
+from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.data.registry import SOURCES, open_dataset

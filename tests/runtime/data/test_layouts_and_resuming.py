@@ -15,7 +15,7 @@ import pytest
 from attrs import evolve
 
 from partita.cli.main import main
-from partita.dsl.builtins import DATA
+from partita.dsl.config.builtins import DATA
 from partita.runtime.data.binding import bind
 from partita.runtime.rank import prepare
 from tests.commands import partita, records

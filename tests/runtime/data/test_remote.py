@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from partita.dsl.diagnostic import Refused
-from partita.dsl.source import Span
+from partita.dsl.syntax.source import Span
 from partita.runtime.data import cache, packages
 from partita.runtime.data.binding import identify
 from partita.runtime.data.registry import open_dataset

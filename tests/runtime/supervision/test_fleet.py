@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from partita.cli.training.elastic import Minimum, fitted
 from partita.dsl.load import load
-from partita.dsl.reader import Reader
+from partita.dsl.syntax.reader import Reader
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.attempts import Rank
 from partita.runtime.supervision.fleet import Crew, Fleet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import Parameter, signature
 
-from partita.dsl import builtins
+from partita.dsl.config import builtins
 from partita.runtime.initial import FIXED, RANDOM
 from partita.runtime.learning_rates import LEARNING_RATES
 

@@ -1,0 +1,126 @@
+"""What is allowed and most likely not meant: warnings of the front end about a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.dsl import spec
+from partita.dsl.advice.report import Report
+from partita.dsl.check.divisibility import parameters_of_rows
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.syntax.source import Span
+
+# Functions that compare the elements of scores along an axis.
+COMPARING = frozenset(("softmax", "log_softmax", "logsumexp", "cross_entropy"))
+# Functions through which scores remain scores.
+PASSING = frozenset(
+    ("add", "subtract", "multiply", "divide", "negate", "where", "maximum", "minimum", "cast", "tanh", "exp", "power")
+)
+# Functions through which a parameter remains one.
+SHAPING = frozenset(("rename", "split", "merge", "slice", "cast", "expand", "negate"))
+
+
+def report_doubts(given: spec.Spec, report: Report) -> None:
+    """Report warnings about the chosen model: W0315, W0316, W0317."""
+    if given.model is None:
+        return
+    rows = parameters_of_rows(given, "W0315", "each row of a batch has a parameter of its own")
+    for diagnostic in (*rows, *_own_scores(given.model), *_normalized_twice(given.model)):
+        report.add(diagnostic)
+
+
+def _own_scores(model: spec.Model) -> Iterator[Diagnostic]:
+    """W0316: a softmax over an axis of scores that two values have in common, so that each position was multiplied with
+    itself only.
+    """
+    seen: set[Span] = set()
+    for body, captured in _bodies(model.answering):
+        made = dict(zip(range(len(body.inputs), len(body.types)), _each_result(body), strict=True))
+        for step in body.steps:
+            if not isinstance(step, spec.Apply) or step.function not in COMPARING:
+                continue
+            over = step.options["over"]
+            axes = (over,) if isinstance(over, str) else over
+            for product in _products(step.operands[0], made):
+                both = [
+                    axis
+                    for axis in axes
+                    if axis not in product.options["over"]
+                    and all(
+                        isinstance(each, int) and body.types[each].has(axis) and not _is_parameter(each, made, captured)
+                        for each in product.operands
+                    )
+                ]
+                if both and product.span not in seen:
+                    seen.add(product.span)
+                    message = f"both operands have the axis `{both[0]}`: each position is multiplied with itself only"
+                    note = f"`{step.span.text}` compares them along `{both[0]}`   ({step.span.place})"
+                    help = f"rename it in one of them, `rename(k, {both[0]} -> keys)`, and compare over `keys`"
+                    yield Diagnostic("W0316", message, product.span, (note,), help)
+
+
+def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
+    """W0317: a cross_entropy of what a softmax gives, which takes the softmax of it again."""
+    seen: set[Span] = set()
+    for body, _ in _bodies(model.answering):
+        made = dict(zip(range(len(body.inputs), len(body.types)), _each_result(body), strict=True))
+        for step in body.steps:
+            if not isinstance(step, spec.Apply) or step.function != "cross_entropy":
+                continue
+            value = step.operands[0]
+            given = made.get(value) if isinstance(value, int) else None
+            while isinstance(given, spec.Apply) and given.function in SHAPING and isinstance(given.operands[0], int):
+                given = made.get(given.operands[0])
+            if isinstance(given, spec.Apply) and given.function == "softmax" and step.span not in seen:
+                seen.add(step.span)
+                note = f"`{given.span.text}` gives probabilities   ({given.span.place})"
+                help = "give it what the softmax takes; the softmax may be an `output`"
+                message = "`cross_entropy` takes logits, and computes their softmax itself"
+                yield Diagnostic("W0317", message, step.span, (note,), help)
+
+
+def _bodies(body: spec.Body) -> Iterator[tuple[spec.Body, range]]:
+    """A body and all nested ones, each once, with its inputs that are captured values."""
+    stack, seen = [(body, range(0))], set[int]()
+    while stack:
+        each, captured = stack.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each, captured
+            for step in each.steps:
+                if isinstance(step, spec.CallBlock):
+                    stack.append((step.body, range(0)))
+                elif isinstance(step, spec.Repeat | spec.Scan):
+                    stack.append((step.body, range(len(step.carried), len(step.body.inputs))))
+
+
+def _each_result(body: spec.Body) -> Iterator[spec.Step]:
+    """The step of each value that the steps of a body make."""
+    for step in body.steps:
+        inner = step.body if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan) else None
+        for _ in range(1 if inner is None else len(inner.results)):
+            yield step
+
+
+def _products(value: spec.Operand, made: dict[int, spec.Step]) -> Iterator[spec.Apply]:
+    """The products of which scores consist, in the same body."""
+    stack, seen = [value], set[int]()
+    while stack:
+        each = stack.pop()
+        step = made.get(each) if isinstance(each, int) else None
+        if not isinstance(each, int) or not isinstance(step, spec.Apply) or each in seen:
+            continue
+        seen.add(each)
+        if step.function == "dot":
+            yield step
+        elif step.function in PASSING:
+            stack += step.operands[1:] if step.function == "where" else step.operands
+
+
+def _is_parameter(value: int, made: dict[int, spec.Step], captured: range) -> bool:
+    """Whether a value is a parameter or buffer, perhaps in another shape, or captured, and so may be one."""
+    step = made.get(value)
+    while isinstance(step, spec.Apply) and step.function in SHAPING and isinstance(step.operands[0], int):
+        value = step.operands[0]
+        step = made.get(value)
+    return isinstance(step, spec.Parameter) or value in captured

@@ -1,0 +1,77 @@
+"""Blocks that are called twice where one network may be meant: warnings (W0204).
+
+Each call of a block has parameters of its own: two views of a sample, what is real and what is generated, or the two
+sides of a preference go through two networks. Most second calls are meant so: layers that follow each other, products
+of one value, branches that join again. So there is a warning only if the calls of a block in a body take different
+values of the same types, each computed from an input or a sample that the other is not computed from; and none of its
+calls there reads what another gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from partita.dsl import spec
+from partita.dsl.advice.report import Report
+from partita.dsl.syntax.source import Source
+
+
+def report_second_calls(model: spec.Model, source: Source, report: Report) -> None:
+    """Warn of the second call of each block in a body of the file `source`."""
+    for body in _bodies(model.answering):
+        for first, second in _alike(body):
+            if second.span.source is source:
+                notes = [f"`{first.span.text}`   ({first.span.place}) has parameters of its own"]
+                message = f"`{second.block}` is called twice: these are two networks, with two sets of parameters"
+                help = (
+                    "for one network, declare its parameters where it is called, and pass them to both calls; "
+                    "nothing, if two are meant"
+                )
+                report.warning("W0204", message, second.span, notes, help)
+
+
+def _alike(body: spec.Body) -> Iterator[tuple[spec.CallBlock, spec.CallBlock]]:
+    """The first two calls of each block that may be meant as one network."""
+    roots: list[frozenset[int]] = [frozenset([number]) for number in range(len(body.inputs))]
+    calls: dict[int, list[tuple[spec.CallBlock, frozenset[int]]]] = {}
+    for step in body.steps:
+        found = frozenset().union(*(roots[each] for each in _operands(step) if isinstance(each, int)))
+        if isinstance(step, spec.CallBlock):
+            calls.setdefault(id(step.body), []).append((step, found))
+        own = frozenset([len(roots)]) if isinstance(step, spec.Sample) else frozenset()
+        roots += [found | own] * spec.result_count(step)
+    for alike in calls.values():
+        if len(alike) == 1 or not _has_parameters(alike[0][0].body):
+            continue
+        if all(one - other and other - one for (_, one), (_, other) in combinations(alike, 2)):
+            (first, _), (second, _) = alike[:2]
+            yield first, second
+
+
+def _operands(step: spec.Step) -> Sequence[spec.Operand]:
+    """The values that a step reads."""
+    match step:
+        case spec.Apply(operands=operands) | spec.CallBlock(arguments=operands):
+            return operands
+        case spec.Repeat() | spec.Scan():
+            return (*step.carried, *step.captured)
+    return ()
+
+
+def _has_parameters(body: spec.Body) -> bool:
+    """Whether anything in a body is trained."""
+    steps = (step for each in _bodies(body) for step in each.steps)
+    return any(isinstance(step, spec.Parameter) and not step.buffer for step in steps)
+
+
+def _bodies(body: spec.Body) -> Iterator[spec.Body]:
+    """A body and those in it and in what it calls, each once."""
+    seen: set[int] = set()
+    waiting = [body]
+    while waiting:
+        top = waiting.pop()
+        if id(top) not in seen:
+            seen.add(id(top))
+            yield top
+            waiting += [each.body for each in top.steps if isinstance(each, spec.CallBlock | spec.Repeat | spec.Scan)]

@@ -1,0 +1,185 @@
+"""Declarations of axes and constants → sizes and numbers.
+
+Both may be computed from one another, by exact arithmetic: `axis ffn = 8 * embed / 3` must be a positive integer,
+`const scale = 1 / sqrt(size(key))` may be any number, and follows the axis in proxies of other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+from partita.dsl import limits
+from partita.dsl.advice.foreign import VALUES
+from partita.dsl.advice.report import Report, nearest, suggestion
+from partita.dsl.check import constants
+from partita.dsl.check.formulas import FUNCTIONS, Formula, Size
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.units import PLAIN, Quantity
+from partita.dsl.types import Axis
+
+
+class Axes:
+    """The axes and constants of a file by name. Looking one up marks it as used; a wrong one is None."""
+
+    def __init__(
+        self, entries: Mapping[str, tree.Entry], report: Report, constants: Mapping[str, tree.Entry] | None = None
+    ) -> None:
+        self.entries, self.constants = entries, constants or {}
+        self.used: set[str] = set()
+        self.sizes: dict[str, Axis | None] = {}
+        self.formulas: dict[str, Size | Formula] = {}  # of the axes that are computed from others
+        self.numbers: dict[str, Quantity | None] = {}
+        for name in (*self.entries, *self.constants):
+            self._settle(name, report)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an axis or a constant is called so."""
+        return name in self.entries or name in self.constants
+
+    def find(self, name: tree.Name) -> Axis | None:
+        """The axis of a name, or None if its size is wrong. Raises Refused (E0202) if there is none."""
+        self.used.add(name.text)
+        if name.text in self.sizes:
+            return self.sizes[name.text]
+        if name.text in self.constants:
+            help = f"declare it as one: `axis {name.text} = {self.constants[name.text].value.span.text}`"
+            raise refuse("E0202", f"`{name.text}` is a constant, not an axis", name.span, help=help)
+        raise refuse(
+            "E0202",
+            f"unknown axis `{name.text}`",
+            name.span,
+            help=suggestion(name.text, self.entries, "axes:") or f"declare it: `axis {name.text} = …`",
+        )
+
+    def number(self, expression: tree.Path | tree.Call) -> Quantity:
+        """The value of a constant; a `Lookup` of `dsl.check.constants`. Raises Refused (E0306; empty if wrong)."""
+        name = tree.single(expression)
+        if name is None or name.text not in self.constants:
+            given = expression.parts[0] if isinstance(expression, tree.Path) else expression.name
+            near = nearest(given.text, self.constants)
+            help = f"did you mean `{near}`?" if near else VALUES.get(given.text)
+            raise refuse("E0306", f"expected a number, not `{given.text}`", expression.span, help=help)
+        self.used.add(name.text)
+        found = self.numbers[name.text]
+        if found is None:
+            raise Refused(())
+        return found
+
+    def _settle(self, name: str, report: Report) -> None:
+        """Compute an axis or a constant after those that it depends on. The stack is explicit: chains may be long."""
+        stack: list[tuple[str, Iterator[tree.Name]]] = []
+        pending: set[str] = set()
+
+        def enter(name: str) -> None:
+            pending.add(name)
+            stack.append((name, _mentioned(self._entry(name).value)))
+
+        if not self._settled(name):
+            enter(name)
+        while stack:
+            current, mentioned = stack[-1]
+            for other in mentioned:
+                if other.text in pending:
+                    what = f"constant `{current}`" if current in self.constants else f"the size of axis `{current}`"
+                    report.error("E0311", f"{what} depends on itself", other.span)
+                    self._set(current, None)
+                elif other.text in self and not self._settled(other.text):
+                    enter(other.text)
+                    break
+            else:
+                stack.pop()
+                pending.discard(current)
+                if not self._settled(current):
+                    self._set(current, self._computed(self._entry(current), report))
+
+    def _entry(self, name: str) -> tree.Entry:
+        return self.constants[name] if name in self.constants else self.entries[name]
+
+    def _settled(self, name: str) -> bool:
+        return name in self.sizes or name in self.numbers
+
+    def _set(self, name: str, value: Quantity | None) -> None:
+        if name in self.constants:
+            self.numbers[name] = value
+        else:
+            self.sizes[name] = Axis(name, int(value.value)) if value is not None else None
+            if value is not None and value.formula is not None:
+                self.formulas[name] = value.formula
+
+    def _computed(self, entry: tree.Entry, report: Report) -> Quantity | None:
+        """The value of a declaration whose names are settled; None after reporting an error, here or earlier."""
+        name, unknown = entry.key.text, False
+
+        def lookup(expression: tree.Path | tree.Call) -> Quantity:
+            nonlocal unknown
+            mentioned = tree.single(expression)
+            if isinstance(expression, tree.Call):
+                called, arguments = expression.name.text, expression.arguments
+                argument = arguments[0].value if len(arguments) == 1 and arguments[0].name is None else None
+                if called == "size" and argument is not None:
+                    mentioned = tree.single(argument)
+                elif called in FUNCTIONS and argument is not None and name in self.constants:
+                    return constants.apply(called, constants.evaluate(argument, lookup), expression.span)
+            if mentioned is None:
+                raise refuse("E0306", "expected a number or the name of an axis", expression.span)
+            if isinstance(expression, tree.Path) and mentioned.text in self.constants:
+                self.used.add(mentioned.text)
+                known = self.numbers[mentioned.text]
+                unknown = unknown or known is None
+                return known or Quantity(Fraction(1))
+            if isinstance(expression, tree.Path) and mentioned.text not in self.entries:
+                help = suggestion(mentioned.text, [each for each in (*self.entries, *self.constants) if each != name])
+                raise refuse("E0202", f"unknown axis or constant `{mentioned.text}`", expression.span, help=help)
+            axis = self.find(mentioned)
+            unknown = unknown or axis is None
+            return Quantity(Fraction(axis.size), formula=Size(axis.name, axis.size)) if axis else Quantity(Fraction(1))
+
+        try:
+            quantity = constants.evaluate(entry.value, lookup)
+            if name in self.entries and not unknown:
+                positive_integer(quantity, entry.value, f"axis `{name}`")
+            return None if unknown else quantity
+        except Refused as refused:
+            report.refused(refused)
+            return None
+
+
+def positive_integer(quantity: Quantity, written: tree.Expression, what: str, largest: int = limits.AXIS_SIZE) -> int:
+    """The quantity as a count from 1 to `largest`. Raises Refused (E0307 with a unit, E0310, E0007)."""
+    value = quantity.value
+    if quantity.dimension != PLAIN:
+        whole = isinstance(value, Fraction) and value.denominator == 1
+        help = f"write `{int(value):_}`" if whole else "write a plain number"
+        raise refuse("E0307", f"{what} is a count and takes no unit", written.span, help=help)
+    if not isinstance(value, Fraction) or value.denominator != 1 or value < 1:
+        message = f"{what} must be a positive integer, not {constants.shown(quantity)}"
+        raise refuse(
+            "E0310", message, written.span, help=None if "/" in written.span.text else "a whole number of 1 or more"
+        )
+    if value > largest:
+        raise refuse(
+            "E0007",
+            f"{what} is too large: {int(value):,}",
+            written.span,
+            help=f"at most {largest:,}",
+        )
+    return int(value)
+
+
+def _mentioned(expression: tree.Expression) -> Iterator[tree.Name]:
+    """The names in the expression of an axis or a constant."""
+    stack: list[tree.Expression] = [expression]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, tree.Path):
+            yield from top.parts[:1]
+        elif isinstance(top, tree.Binary):
+            stack += [top.right, top.left]
+        elif isinstance(top, tree.Negative | tree.Not):
+            stack.append(top.operand)
+        elif isinstance(top, tree.Group):
+            stack.append(top.inner)
+        elif isinstance(top, tree.Call):
+            stack += [argument.value for argument in top.arguments]

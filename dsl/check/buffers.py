@@ -1,0 +1,94 @@
+"""The buffers of one body, and their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.dsl import spec
+from partita.dsl.advice.report import Report, suggestion
+from partita.dsl.check.expressions import Expressions
+from partita.dsl.functions.signatures import Tensor
+from partita.dsl.names.scope import Binding, Scope, Unknown, Value
+from partita.dsl.syntax import tree
+from partita.dsl.types import FLOATS, INTEGERS, Type
+
+
+class Buffers:
+    """Checks the buffers that a body declares and updates. `types` are theirs, by number."""
+
+    def __init__(self, scope: Scope, expressions: Expressions, report: Report) -> None:
+        self.scope, self.expressions, self.report = scope, expressions, report
+        self.types: dict[int, Type] = {}
+
+    def is_sound(self, statement: tree.Buffer, type: Type | None, initial: spec.Call | None) -> bool:
+        """Whether a buffer has numbers, and begins with numbers of its dtype; reports it if not."""
+        if type is None or initial is None:
+            return False
+        if type.dtype not in (*FLOATS, *INTEGERS):
+            self.report.error("E0205", f"a buffer has numbers, not {type.dtype}", statement.type.span)
+            return False
+        constant = all(value == int(value) for value in initial.arguments.values())
+        if type.dtype in INTEGERS and not (initial.name in ("zeros", "ones", "constant") and constant):
+            help = "integer buffers are initialized by `zeros()`, `ones()` or `constant(3)`"
+            message = f"`{initial.name}` cannot initialize {type.dtype}"
+            self.report.error("E0205", message, statement.initial.span, help=help)
+            return False
+        return True
+
+    def update(self, statement: tree.Update) -> bool:
+        """Check `update name = value`; whether it is known what it means."""
+        name = statement.name
+        found = self.expressions.tensor(statement.value)
+        bound = self.scope.find(name.text)
+        number = bound.meaning.number if bound is not None and isinstance(bound.meaning, Value) else None
+        if bound is None or (number not in self.types and not isinstance(bound.meaning, Unknown)):
+            self._refuse_target(name, bound)
+            return False
+        first = next((each for each in self.scope.updates if each.buffer == number), None)
+        if first is not None:
+            notes = [f"the first is at {first.span.place}"]
+            help = "a buffer has one value after the step: say it in one `update`"
+            self.report.error("E0225", f"`{name.text}` is updated twice", name.span, notes, help)
+            return False
+        if found is None or number is None or not self._fits(name.text, found, self.types[number]):
+            return False
+        self.expressions.mark_read(bound)
+        self.scope.updates.append(spec.Update(number, found.value, statement.value.span))
+        return True
+
+    def _fits(self, name: str, found: Tensor, type: Type) -> bool:
+        """Whether a value has the dtype and the axes of its buffer; reports it if not."""
+        notes = [str(found), f"{name}: {type}"]
+        if found.type.dtype != type.dtype:
+            help = f"`cast({found.text}, {type.dtype})`"
+            message = f"buffer `{name}` is {type.dtype}, and this is {found.type.dtype}"
+            self.report.error("E0205", message, found.span, notes, help)
+            return False
+        if set(found.type.names) != set(type.names):
+            missing = [axis for axis in type.names if not found.type.has(axis)]
+            extra = [axis for axis in found.type.names if not type.has(axis)]
+            function = f"{'mean' if found.type.is_float else 'sum'}({found.text}, over = {_listed(extra)})"
+            help = f"`{function}`" if extra else f"`expand({found.text}, {_listed(missing)})`"
+            self.report.error("E0204", f"the update of `{name}` does not have its axes", found.span, notes, help)
+            return False
+        return True
+
+    def _refuse_target(self, name: tree.Name, bound: Binding | None) -> None:
+        """Report that what an update names is no buffer of this body."""
+        if bound is None:
+            known = self.scope.bindings.values()
+            buffers = [each.name for each in known if getattr(each.meaning, "number", None) in self.types]
+            help = suggestion(name.text, buffers) or f"`buffer {name.text}: … ~ zeros()` declares one in this body"
+            self.report.error("E0225", f"unknown buffer `{name.text}`", name.span, (), help)
+            return
+        notes = [f"`{name.text}` is bound at {bound.span.place}"]
+        message = f"`{name.text}` is not a buffer here"
+        help = f"`buffer {name.text}: … ~ zeros()` declares one; a `let` of that name hides it"
+        if bound.name not in self.scope.bindings:
+            message = f"`{name.text}` is bound outside this `repeat`"
+            help = "a buffer is updated once a step, in the body that declares it"
+        self.report.error("E0225", message, name.span, notes, help)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"

@@ -1,0 +1,314 @@
+"""Checks of sizes that need no compilation: that they divide evenly, and that every mesh axis is used.
+
+They cover inputs and parameters, whose sharding depends on the layout rules alone. The compiler checks all other
+tensors, with the same diagnostics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+
+from attrs import frozen
+
+from partita.dsl import spec
+from partita.dsl.advice.report import Report
+from partita.dsl.check.groups import groups_of
+from partita.dsl.check.stages import stage_misfits
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.names.paths import is_end
+from partita.dsl.syntax.source import Span
+from partita.dsl.types import Axis, Type
+
+
+def report_misfits(given: spec.Spec, report: Report) -> None:
+    """Report what does not fit in the model, layout and schedule that `train` chooses: E0402, E0406, E0411, E0412,
+    E0403, E0404, E0407, E0421.
+    """
+    if given.model is None or given.train is None:
+        return
+    found = [*_unused(given), *_groups(given), *_microbatches(given), *mesh_axis_conflicts(given), *_rows(given)]
+    found += stage_misfits(given)
+    found = found or _splits(given)
+    for diagnostic in found:
+        report.add(diagnostic)
+
+
+@frozen
+class Cut:
+    """An axis that is split over time: the number of its parts (1 if only a schedule file says it), what one of them
+    is, and the size of all (0 if no input has it).
+    """
+
+    count: int
+    part: str
+    whole: int
+
+
+def undivided(
+    axis: Axis,
+    over: Iterable[tuple[str, int]],
+    rule: Span,
+    tensor: str,
+    declared: Span | None,
+    cut: Cut | None = None,
+) -> Diagnostic:
+    """E0411: an axis of `tensor` does not divide evenly over the mesh axes that a rule shards it over. Of an axis that
+    is cut, the size may be that of a part.
+    """
+    over = list(over)
+    parts = prod(size for _, size in over)
+    size, help = str(axis.size), f"choose sizes so that `{axis.name}` divides into {parts} parts"
+    if cut is not None and cut.count > 1 and axis.size * cut.count == cut.whole:
+        size = f"{cut.whole}, of which a {cut.part} has {axis.size},"
+        help = f"choose sizes so that each of the {cut.count} {plural(cut.part)} divides into {parts} parts: "
+        help += f"a multiple of {cut.count * parts} for `{axis.name}`"
+    elif cut is not None:
+        help += f" in every {cut.part}"
+    return Diagnostic(
+        "E0411",
+        f"axis `{axis.name}` of {size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
+        rule,
+        (_declared(tensor, declared),),
+        help,
+    )
+
+
+def plural(part: str) -> str:
+    """What several parts of an axis are called."""
+    return {"microbatch": "microbatches", "slice": "slices", "group": "groups"}[part]
+
+
+def unequal(
+    axis: Axis, count: int, schedule: Span | None, tensor: str, declared: Span | None, part: str = "microbatch"
+) -> Diagnostic:
+    """E0406: an axis of `tensor` does not divide evenly into the microbatches of a schedule, or into slices."""
+    parts = plural(part)
+    return Diagnostic(
+        "E0406",
+        f"axis `{axis.name}` of {axis.size} does not divide into {count} {parts}",
+        schedule or declared,
+        (_declared(tensor, declared),),
+        f"choose a number of {parts} that divides {axis.size}",
+    )
+
+
+# Functions that range over a vocabulary.
+OF_VOCABULARIES = ("cross_entropy", "embedding")
+
+
+def mesh_axis_conflicts(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0412 for each rule that shards tensors over the mesh axis of the pipeline stages, except axes of a vocabulary:
+    all its ranks can share these.
+    """
+    stages = _stage_rule(given.layout)
+    for rule in given.layout.rules if given.layout else ():
+        if stages is None or not isinstance(rule, spec.ShardRule) or stages.mesh_axis not in rule.mesh_axes:
+            continue
+        known = _vocabularies(given)
+        wrong = [each for each in rule.targets if each.is_class or each.path is not None or each.name not in known]
+        if not wrong:
+            continue
+        wanted = " or ".join(f"`{target.name}`" for target in wrong)
+        yield Diagnostic(
+            "E0412",
+            f"mesh axis `{stages.mesh_axis}` is used for the pipeline, and cannot also split {wanted}",
+            rule.span,
+            (f"`{stages.span.text}`   ({stages.span.place})",),
+            "use another mesh axis for one of the two",
+        )
+
+
+def shared_axes(given: spec.Spec) -> dict[str, Span]:
+    """The axes that all ranks of the pipeline share, each with the place that says so."""
+    stages = _stage_rule(given.layout)
+    rules = given.layout.rules if given.layout and stages else ()
+    return {
+        target.name: target.span
+        for rule in rules
+        if isinstance(rule, spec.ShardRule) and stages is not None and stages.mesh_axis in rule.mesh_axes
+        for target in rule.targets
+    }
+
+
+def zigzag_axes(given: spec.Spec) -> dict[str, tuple[tuple[tuple[str, int], ...], Span]]:
+    """The axes that a layout puts into zigzag order: the mesh axes that split each, with sizes, and the place."""
+    if given.layout is None or given.mesh is None:
+        return {}
+    mesh = given.mesh
+    return {
+        rule.targets[0].name: (over, rule.span)
+        for rule in given.layout.rules
+        if isinstance(rule, spec.ShardRule) and rule.zigzag
+        if (over := tuple((name, size) for name, size in mesh.axes if size > 1 and name in rule.mesh_axes))
+    }
+
+
+def _stage_rule(layout: spec.Layout | None) -> spec.StageRule | spec.PlaceRule | None:
+    rules = layout.rules if layout else ()
+    return next((rule for rule in rules if isinstance(rule, spec.StageRule | spec.PlaceRule)), None)
+
+
+def _vocabularies(given: spec.Spec) -> set[str]:
+    """The axes that embeddings look up in, and losses choose from."""
+    if given.model is None:
+        return set()
+    used = (each for each in spec.applications(given.model.answering) if each.function in OF_VOCABULARIES)
+    return {str(each.options["over"]) for each in used if "over" in each.options}
+
+
+def _declared(tensor: str, place: Span | None) -> str:
+    return tensor + (f"   (declared at {place.place})" if place else "")
+
+
+def schedule_span(given: spec.Spec) -> Span | None:
+    """Where a file's schedule is called."""
+    return (given.schedule.call.span or given.schedule.span) if given.schedule else None
+
+
+def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0402: mesh axes larger than 1 that no rule uses, so that their ranks would do redundant work."""
+    mesh, layout = given.mesh, given.layout
+    if mesh is None or layout is None:
+        return
+    used: set[str] = set()
+    for rule in layout.rules:
+        if isinstance(rule, spec.ShardRule):
+            used.update(rule.mesh_axes)
+        elif isinstance(rule, spec.StageRule | spec.PlaceRule):
+            used.add(rule.mesh_axis)
+    unused = [f"`{name}` of {size}" for name, size in mesh.axes if size > 1 and name not in used]
+    if unused:
+        yield Diagnostic(
+            "E0402",
+            f"no rule of layout `{layout.name}` uses mesh axis {', '.join(unused)}",
+            mesh.span,
+            help="add a rule that uses it, or set its size to 1",
+        )
+
+
+def cuts_of(given: spec.Spec) -> dict[str, Cut]:
+    """The axes that are split over time."""
+    arguments = given.schedule.call.arguments if given.schedule else {}
+    counts = {given.batch: (int(arguments.get("microbatches", 1)), "microbatch")}
+    if given.schedule and given.schedule.sequence is not None:
+        axis, count = given.schedule.sequence
+        counts[axis] = count, "slice"
+    inputs = _inputs(given.model) if given.model is not None else ()
+    sizes = {axis.name: axis.size for _, type, _ in inputs for axis in type.axes}
+    return {axis: Cut(count, part, sizes.get(axis, 0)) for axis, (count, part) in counts.items()}
+
+
+def _groups(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0406 and E0421: groups that train apart, but cannot share out the batch or the ranks evenly."""
+    model, _ = given.trained
+    try:
+        groups = groups_of(given)
+    except Refused as refused:
+        yield from refused.diagnostics
+        return
+    for name, type, place in _inputs(model) if groups is not None else ():
+        if groups is not None and type.has(given.batch) and type.axis(given.batch).size % groups.count:
+            yield unequal(type.axis(given.batch), groups.count, groups.span, f"{name}: {type}", place, "group")
+            return
+
+
+def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:
+    model, _ = given.trained
+    for axis, cut in cuts_of(given).items():
+        for name, type, place in _inputs(model):
+            if type.has(axis) and type.axis(axis).size % cut.count:
+                yield unequal(type.axis(axis), cut.count, schedule_span(given), f"{name}: {type}", place, cut.part)
+                break
+
+
+def _rows(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0407: parameters with the axis of the batch, which is cut into microbatches."""
+    count = cuts_of(given)[given.batch].count
+    if count > 1:
+        yield from parameters_of_rows(given, "E0407", f"a parameter cannot be split into {count} microbatches")
+
+
+def parameters_of_rows(given: spec.Spec, code: str, why: str) -> Iterator[Diagnostic]:
+    """A diagnostic at each parameter of the model that has the axis of the batch, and so an element for each row."""
+    for name, step in declared_parameters(given.model) if given.model is not None else ():
+        if step.type.has(given.batch) and not step.buffer:
+            rest = ", ".join(step.type.without([given.batch]).names)
+            help = f"without that axis it is the same for all rows: `[{rest}]`"
+            message = f"`{step.name}` has the axis `{given.batch}`: {why}"
+            yield Diagnostic(code, message, step.span, (f"{name}: {step.type}",), help)
+
+
+def _splits(given: spec.Spec) -> list[Diagnostic]:
+    """E0411 for axes of inputs and parameters that do not divide evenly over their mesh axes."""
+    mesh, layout = given.mesh, given.layout
+    if mesh is None or layout is None or given.model is None:
+        return []
+    cuts = cuts_of(given)
+    targets = [
+        (target, rule.mesh_axes)
+        for rule in layout.rules
+        if isinstance(rule, spec.ShardRule)
+        for target in rule.targets
+        if not target.is_class
+    ]
+    general = [each for each in targets if each[0].path is None]
+    found: dict[tuple[str, str], Diagnostic] = {}
+    tensors = [(name, _of_a_microbatch(type, cuts), span) for name, type, span in _inputs(given.model)]
+    parameters = ((name, step.type, step.span) for name, step in declared_parameters(given.model))
+    for name, type, span in (*tensors, *parameters):
+        own = [each for each in targets if _names(each[0], name)]  # these replace the general ones
+        for axis, mesh_axes, rule in _assigned(own or general, type.names):
+            over = [(each, mesh.size(each)) for each, _ in mesh.axes if each in mesh_axes and mesh.size(each) > 1]
+            if type.axis(axis).size % prod(size for _, size in over):
+                wrong = undivided(type.axis(axis), over, rule, f"{name}: {type}", span, cuts.get(axis))
+                found.setdefault((rule.place, axis), wrong)
+    return list(found.values())
+
+
+def _names(target: spec.Target, tensor: str) -> bool:
+    """Whether a target names this tensor by path."""
+    return target.path is not None and is_end(target.path, tensor)
+
+
+def _assigned(
+    targets: Iterable[tuple[spec.Target, Sequence[str]]], names: Sequence[str]
+) -> Iterator[tuple[str, list[str], Span]]:
+    """The sharded axes of a tensor, with mesh axes: each mesh axis once, each axis by the first rule that can."""
+    taken: set[str] = set()
+    split: set[str] = set()
+    for target, mesh_axes in targets:
+        free = [axis for axis in mesh_axes if axis not in taken]
+        if target.name in names and target.name not in split and free:
+            split.add(target.name)
+            taken.update(free)
+            yield target.name, free, target.span
+
+
+def _of_a_microbatch(type: Type, cuts: Mapping[str, Cut]) -> Type:
+    for axis, cut in cuts.items():
+        type = type.resized(axis, type.axis(axis).size // cut.count) if type.has(axis) else type
+    return type
+
+
+def _inputs(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
+    for name, type in zip(model.body.inputs, model.body.types, strict=False):
+        yield name, type, model.span
+
+
+def declared_parameters(model: spec.Model) -> Iterator[tuple[str, spec.Parameter]]:
+    """The parameters and buffers of a model by full name; those of a block that is called several times, once."""
+    seen: set[int] = set()
+    scopes = [(model.name, model.body)]
+    while scopes:
+        path, body = scopes.pop()
+        if id(body) in seen:
+            continue
+        seen.add(id(body))
+        for step in body.steps:
+            if isinstance(step, spec.Parameter):
+                yield f"{path}.{step.name}", step
+            elif isinstance(step, spec.CallBlock | spec.Repeat):
+                scopes.append((f"{path}.{step.scope}", step.body))
+            elif isinstance(step, spec.Scan):
+                scopes.append((path, step.body))

@@ -1,0 +1,122 @@
+"""What a file asks for and cannot have together, as far as its text alone says so.
+
+The compiler refuses the same; and, with these diagnostics, what only it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.dsl import spec
+from partita.dsl.check.divisibility import shared_axes, zigzag_axes
+from partita.dsl.check.language_model import sources_of
+from partita.dsl.check.layouts import PARAM, STATE
+from partita.dsl.check.stages import stage_rules
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.syntax.source import Span
+from partita.dsl.types import FLOATS
+
+OWN_DATA = "evaluate data of its own: `eval = every(…, data = …)`"
+
+
+def exclusions(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0401, E0419, E0422, E0505: of the layout, the schedule, the train block and the model."""
+    yield from orders(given)
+    if given.train is not None and given.model is not None:
+        yield from _trained_apart(given, given.train, given.model)
+        yield from _captured(given, given.train, given.model)
+
+
+def orders(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0419 and E0505: axes in zigzag order, or shared by the pipeline, that are also cut over time."""
+    zigzag, sequence = zigzag_axes(given), given.schedule.sequence if given.schedule else None
+    if given.batch in zigzag:
+        help = f"`shard {given.batch} -> …` without `by zigzag`: a row costs the same wherever it is"
+        message = f"`{given.batch}` is split into microbatches, whose rows follow each other"
+        yield Diagnostic("E0419", message, zigzag[given.batch][1], help=help)
+    if sequence is None or given.schedule is None:
+        return
+    if sequence[0] in zigzag:
+        over, place = zigzag[sequence[0]]
+        help = f"`shard {sequence[0]} -> {', '.join(name for name, _ in over)}`, or no slices"
+        message = f"`{sequence[0]}` cannot be in zigzag order and be cut into slices as well"
+        yield Diagnostic("E0419", message, place, help=help)
+    rules = stage_rules(given.layout)
+    if shared_axes(given) and given.mesh is not None and given.mesh.size(rules[0].mesh_axis) > 1:
+        message = f"schedule `{given.schedule.call.name}` cannot have slices yet where all ranks share an axis"
+        help = "cut the batch alone: `over = batch`, without `slices`"
+        yield Diagnostic("E0505", message, given.schedule.call.span, help=help)
+
+
+def _trained_apart(given: spec.Spec, train: spec.Train, model: spec.Model) -> Iterator[Diagnostic]:
+    """E0401: what groups that train apart, or paired steps, cannot have yet."""
+    if train.local is None and not train.paired:
+        return
+    for rule in offload_rules(given.layout):
+        if (PARAM,) in rule.paths or (STATE,) in rule.paths:
+            yield on_host_apart(train, rule.span)
+            break
+    for each in spec.parameters(model.body) if train.local is not None else ():
+        if each.buffer and each.type.dtype not in FLOATS:
+            place = train.sync.span if train.sync is not None else None
+            message = f"buffer `{each.name}` has integers, of which groups that train apart have no mean"
+            yield Diagnostic("E0401", message, place, help="a buffer of floats, or leave out `sync`")
+
+
+def on_host_apart(train: spec.Train, place: Span) -> Diagnostic:
+    """E0401: parameters and states lie in the host's memory, and steps are paired, or groups train apart."""
+    what = "paired steps" if train.paired else "groups that train apart"
+    message = f"parameters and states of {what} cannot lie in the host's memory yet"
+    return Diagnostic("E0401", message, place, help="leave out the rule, or `sync`")
+
+
+def _captured(given: spec.Spec, train: spec.Train, model: spec.Model) -> Iterator[Diagnostic]:
+    """E0422: what differs from step to step, or makes the host wait."""
+    if not train.graphs:
+        return
+    for step in spec.steps(model.body):
+        if isinstance(step, spec.Sample) or (
+            isinstance(step, spec.Apply) and (step.options.get("rate") or step.options.get("dropout"))
+        ):
+            yield uncaptured("this draws random numbers", step.span)
+    for rule in offload_rules(given.layout):
+        yield uncaptured("the host waits for what is copied to its memory", rule.span, " or the rule")
+
+
+def evaluations(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0608: an `eval` of data that hold nothing out, or of data of its own that do."""
+    evaluation = given.train.eval if given.train is not None else None
+    if given.train is None or given.model is None or evaluation is None or not given.model.body.inputs:
+        return
+    own = evaluation.arguments.get("data")
+    for call in sources_of(own or given.train.data):
+        held = call.arguments.get("holdout")
+        if held is not None and bool(held) == (own is not None):
+            yield held_in_vain(call) if held else nothing_held_out(call)
+
+
+def nothing_held_out(call: spec.Call) -> Diagnostic:
+    """E0608: a source of data is trained on as a whole, and evaluated."""
+    text = call.span.text if call.span is not None else ""
+    share = "holdout = 10%"
+    if text.endswith(")") and "holdout" not in text and "\n" not in text:
+        share = f"{text[:-1]}{'' if text.endswith('()') else ', '}{share})"
+    message = "`eval` needs data that training does not see, and there is no `holdout`"
+    return Diagnostic("E0608", message, call.span, help=f"write `{share}`, or {OWN_DATA}")
+
+
+def held_in_vain(call: spec.Call) -> Diagnostic:
+    """E0608: data that are there to be evaluated hold some of it out."""
+    message = "the data of `eval` is evaluated as a whole, and has no `holdout`"
+    return Diagnostic("E0608", message, call.span, help="remove `holdout`")
+
+
+def uncaptured(why: str, place: Span | None, or_else: str = "") -> Diagnostic:
+    """E0422: a step cannot be captured, for a reason at a place."""
+    help = f"leave out `graphs`{',' + or_else if or_else else ''}"
+    return Diagnostic("E0422", f"a step cannot be captured: {why}", place, help=help)
+
+
+def offload_rules(layout: spec.Layout | None) -> list[spec.OffloadRule]:
+    """The rules that keep tensors in the host's memory."""
+    return [rule for rule in (layout.rules if layout else ()) if isinstance(rule, spec.OffloadRule)]

@@ -1,0 +1,1 @@
+"""Calls and settings outside of models: schedules, optimizers, data, the train block; overrides."""

@@ -1,0 +1,1 @@
+"""The functions of the language: their parameters and typing rules."""

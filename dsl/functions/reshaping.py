@@ -1,0 +1,180 @@
+"""Typing rules of functions that rename axes or change sizes: an arrow says which axes become which.
+
+New axes take the position of the (first) axis that they come from; `expand` appends them.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from partita.dsl.functions.signatures import AXES, NUMBER, TENSORS, Arrow, Slot, Typed, Use, function, names
+from partita.dsl.types import Axis, Type
+
+# An example of each function that needs an arrow.
+EXAMPLES = {
+    "rename": "rename(x, seq -> keys)",
+    "split": "split(x, embed -> [heads, key])",
+    "merge": "merge(x, [heads, key] -> embed)",
+    "concat": "concat(a, b, [left, right] -> both)",
+    "slice": "slice(x, seq -> half, start = 0)",
+}
+
+
+def unique(use: Use, type: Type) -> Type:
+    """The type, if it has each axis once. Raises Refused (E0216)."""
+    seen: set[str] = set()
+    for name in type.names:
+        if name in seen:
+            raise use.refuse("E0216", f"the result would have axis `{name}` twice", "->")
+        seen.add(name)
+    return type
+
+
+def _replaced(use: Use, x: Type, removed: tuple[str, ...], added: tuple[Axis, ...]) -> Type:
+    """The type of x with some axes removed, and others in place of the first of those."""
+    axes: list[Axis] = []
+    for axis in x.axes:
+        if axis.name == removed[0]:
+            axes.extend(added)
+        elif axis.name not in removed:
+            axes.append(axis)
+    return unique(use, Type(x.dtype, tuple(axes)))
+
+
+def _with_lists(function: str, x: str, arrow: Arrow) -> str | None:
+    """What to write for an arrow with lists."""
+    left, right = names(arrow.left), names(arrow.right)
+    pairs = [f"{one} -> {other}" for one, other in zip(left, right, strict=False)]
+    if len(left) == len(right):
+        if function == "rename":
+            return f"`rename({x}, {', '.join(pairs)})`, which does it all at once"
+        for pair in pairs:
+            x = f"{function}({x}, {pair})"
+        return f"`{x}`"
+    if function != "rename" or 1 not in (len(left), len(right)):
+        return None
+    return (
+        f"`merge({x}, [{', '.join(left)}] -> {right[0]})`"
+        if len(right) == 1
+        else (f"`split({x}, {left[0]} -> [{', '.join(right)}])`")
+    )
+
+
+def _one_to_one(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
+    if len(arrow.left) != 1 or len(arrow.right) != 1:
+        message = f"`{use.function}` takes one axis on each side of the arrow"
+        raise use.refuse("E0223", message, "->", _with_lists(use.function, use["x"].text, arrow))
+    return arrow.left[0], arrow.right[0]
+
+
+def present(use: Use, arrow: Arrow, slot: str = "x") -> None:
+    """Require that a tensor has the axes on the left of the arrow (E0203)."""
+    x = use[slot]
+    for axis in arrow.left:
+        if not x.type.has(axis.name):
+            help = f"axes of `{x.text}`: {', '.join(x.type.names) or 'none'}"
+            raise use.refuse("E0203", f"`{x.text}` has no axis `{axis.name}`", "->", help, axis=(x, axis.name))
+
+
+@function("expand", slots=["x", Slot("axes", AXES)])
+def _expand(use: Use) -> Typed:
+    x, added = use["x"].type, use["axes"]
+    for axis in added:
+        if x.has(axis.name):
+            message = f"`{use['x'].text}` already has axis `{axis.name}`"
+            raise use.refuse("E0204", message, "axes", axis=(use["x"], axis.name))
+    return Type(x.dtype, (*x.axes, *added)), {"axes": names(added)}
+
+
+@function("rename", slots=["x"], arrows=(1, None))
+def _rename(use: Use) -> Typed:
+    x = use["x"].type
+    pairs: dict[str, Axis] = {}
+    for arrow in use.arrows:
+        present(use, arrow)
+        left, right = _one_to_one(use, arrow)
+        if left.name in pairs:
+            raise use.refuse("E0223", f"axis `{left.name}` is renamed twice", "->")
+        if left.size != right.size:
+            raise use.refuse("E0215", f"`{left.name}` and `{right.name}` differ in size", "->", also=(left, right))
+        pairs[left.name] = right
+    renamed = Type(x.dtype, tuple(pairs.get(axis.name, axis) for axis in x.axes))
+    return unique(use, renamed), {"pairs": tuple((left, right.name) for left, right in pairs.items())}
+
+
+@function("split", slots=["x"], arrows=(1, 1))
+def _split(use: Use) -> Typed:
+    (arrow,) = use.arrows
+    if len(arrow.left) != 1 or not arrow.right:
+        raise use.refuse("E0223", "`split` takes one axis on the left, a list on the right", "->", "`a -> [b, c]`")
+    present(use, arrow)
+    (axis,) = arrow.left
+    size = prod(part.size for part in arrow.right)
+    if size != axis.size:
+        message = f"`{axis.name}` has size {axis.size}, but its parts together have {size}"
+        raise use.refuse("E0215", message, "->", also=arrow.right)
+    type = _replaced(use, use["x"].type, (axis.name,), arrow.right)
+    return type, {"axis": axis.name, "into": names(arrow.right)}
+
+
+@function("merge", slots=["x"], arrows=(1, 1))
+def _merge(use: Use) -> Typed:
+    (arrow,) = use.arrows
+    if len(arrow.right) != 1 or not arrow.left:
+        raise use.refuse("E0223", "`merge` takes a list on the left, one axis on the right", "->", "`[a, b] -> c`")
+    present(use, arrow)
+    if len(set(names(arrow.left))) < len(arrow.left):
+        raise use.refuse("E0223", "`merge` names an axis twice", "->")
+    (axis,) = arrow.right
+    size = prod(part.size for part in arrow.left)
+    if size != axis.size:
+        message = f"`{axis.name}` has size {axis.size}, but the merged axes together have {size}"
+        raise use.refuse("E0215", message, "->", also=(*arrow.left, axis))
+    x = use["x"].type
+    first = min(names(arrow.left), key=x.position)
+    removed = (first, *(name for name in names(arrow.left) if name != first))
+    return _replaced(use, x, removed, (axis,)), {"axes": names(arrow.left), "into": axis.name}
+
+
+@function("concat", slots=[Slot("tensors", TENSORS)], arrows=(1, 1))
+def _concat(use: Use) -> Typed:
+    (arrow,) = use.arrows
+    tensors = use["tensors"]
+    if len(arrow.left) != len(tensors) or len(arrow.right) != 1:
+        raise use.refuse(
+            "E0223",
+            f"`concat` of {len(tensors)} tensors takes as many axes on the left, one on the right",
+            "->",
+            "`concat(a, b, [left, right] -> both)`",
+        )
+    first, (into,) = tensors[0], arrow.right
+    for tensor, axis in zip(tensors, arrow.left, strict=True):
+        if not tensor.type.has(axis.name):
+            message = f"`{tensor.text}` has no axis `{axis.name}`"
+            raise use.refuse("E0203", message, "->", axis=(tensor, axis.name))
+        if tensor.type.dtype != first.type.dtype:
+            raise use.refuse("E0205", f"`{tensor.text}` is {tensor.type.dtype}, the first {first.type.dtype}")
+        rest, other = tensor.type.without([axis.name]), first.type.without([arrow.left[0].name])
+        if set(rest.names) != set(other.names):
+            raise use.refuse("E0204", "joined tensors must have the same axes except for the joined ones")
+    size = sum(axis.size for axis in arrow.left)
+    if size != into.size:
+        message = f"`{into.name}` has size {into.size}, but the joined axes together have {size}"
+        raise use.refuse("E0215", message, "->", also=(*arrow.left, into))
+    type = _replaced(use, first.type, (arrow.left[0].name,), (into,))
+    return type, {"axes": names(arrow.left), "into": into.name}
+
+
+@function("slice", slots=["x", Slot("start", NUMBER, 0)], arrows=(1, 1))
+def _slice(use: Use) -> Typed:
+    (arrow,) = use.arrows
+    present(use, arrow)
+    axis, into = _one_to_one(use, arrow)
+    start = use["start"]
+    if start != int(start) or start < 0:
+        raise use.refuse("E0214", "`start` must be a non-negative integer", "start")
+    if start + into.size > axis.size:
+        message = f"`{into.name}` from {int(start)} extends past the end of `{axis.name}`"
+        raise use.refuse("E0215", message, "start", also=(axis, into))
+    type = _replaced(use, use["x"].type, (axis.name,), (into,))
+    return type, {"axis": axis.name, "into": into.name, "start": int(start)}

@@ -1,0 +1,571 @@
+"""Typing rules of arithmetic: elementwise functions, products, reductions, norms, losses, positions.
+
+A result's axes are in the order of the operand that has them all; `dot` puts the first operand's before the second's,
+`embedding` the ids' before the table's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import Any
+
+from partita.dsl.advice.report import listed
+from partita.dsl.config.builtins import ROPE_SCALINGS, OneOf
+from partita.dsl.functions.signatures import (
+    AXES,
+    AXIS,
+    DTYPE,
+    FLAG,
+    NUMBER,
+    OPERAND,
+    Constant,
+    Made,
+    Part,
+    Parts,
+    Slot,
+    Tensor,
+    Typed,
+    Use,
+    function,
+    names,
+)
+from partita.dsl.spec import Call, Literal
+from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
+
+OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
+OPTIONAL_OVER = Slot("over", AXES, None)
+
+ARITHMETIC = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
+COMPARISONS = {
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+    "==": "equal",
+    "!=": "not_equal",
+}
+OPERATORS = ARITHMETIC | COMPARISONS | {"and": "logical_and", "or": "logical_or"}
+# The functions of booleans, as they are for constants.
+LOGIC: Mapping[str, Callable[..., bool]] = {
+    "logical_and": operator.and_,
+    "logical_or": operator.or_,
+    "logical_not": operator.not_,
+}
+
+
+# ---------------------------------------------------------------- elementwise
+
+
+def widest(use: Use, *slots: str) -> tuple[Axis, ...]:
+    """The axes of the operand whose axes include those of all others. Raises Refused (E0204) if there is none."""
+    tensors = [use[slot] for slot in slots if isinstance(use[slot], Tensor)]
+    everything = {name for tensor in tensors for name in tensor.type.names}
+    for tensor in tensors:
+        if len(tensor.type.axes) == len(everything):
+            axes: tuple[Axis, ...] = tensor.type.axes
+            return axes
+    largest = max(tensors, key=lambda tensor: len(tensor.type.axes))
+    missing = sorted(everything - set(largest.type.names))
+    raise use.refuse(
+        "E0204",
+        f"no operand of `{use.called}` has all axes of the others",
+        help=f"`expand({largest.text}, {missing[0] if len(missing) == 1 else '[' + ', '.join(missing) + ']'})`",
+        axis=next((each, missing[0]) for each in tensors if each.type.has(missing[0])),
+    )
+
+
+def common_dtype(use: Use, *slots: str) -> str:
+    """The dtype that the tensors of the slots share; constants take it. Raises Refused (E0205, E0213)."""
+    tensors = [(slot, use[slot]) for slot in slots if isinstance(use[slot], Tensor)]
+    if not tensors:
+        raise use.refuse("E0213", f"an operand of `{use.called}` must be a tensor")
+    dtype: str = tensors[0][1].type.dtype
+    for slot, tensor in tensors[1:]:
+        if tensor.type.dtype != dtype:
+            message = f"`{use.called}` of {dtype} and {tensor.type.dtype}"
+            target = dtype if dtype in FLOATS else tensor.type.dtype if tensor.type.is_float else dtype
+            wrong = tensor if tensor.type.dtype != target else tensors[0][1]
+            raise use.refuse("E0205", message, slot, f"`cast({wrong.text}, {target})`")
+    for slot in slots:
+        if isinstance(use[slot], Constant):
+            use[slot].literal(dtype)
+    return dtype
+
+
+def _numeric(use: Use, dtype: str, slot: str) -> None:
+    if dtype == "bool":
+        raise use.refuse("E0205", f"`{use.called}` needs numbers, not booleans", slot, "`cast(x, f32)`")
+
+
+@function(*ARITHMETIC.values(), "maximum", "minimum", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
+def _arithmetic(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    _numeric(use, dtype, "a")
+    if use.function == "divide" and dtype in INTEGERS:
+        raise use.refuse("E0205", "integers cannot be divided", help="cast them first: `cast(x, f32)`")
+    return Type(dtype, widest(use, "a", "b")), {}
+
+
+@function(*COMPARISONS.values(), slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
+def _comparison(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    if use.function not in ("equal", "not_equal"):
+        _numeric(use, dtype, "a")
+    return Type("bool", widest(use, "a", "b")), {}
+
+
+@function("training", slots=())
+def _training(use: Use) -> Typed:
+    return Type("bool"), {}
+
+
+@function("logical_and", "logical_or", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
+def _logical(use: Use) -> Typed:
+    _boolean(use, "a", "b")
+    return Type("bool", widest(use, "a", "b")), {}
+
+
+@function("logical_not", slots=[Slot("a", OPERAND)])
+def _logical_not(use: Use) -> Typed:
+    _boolean(use, "a")
+    return use["a"].type, {}
+
+
+def _boolean(use: Use, *slots: str) -> None:
+    for slot in slots:
+        value = use[slot]
+        if isinstance(value, Constant):
+            value.literal("bool")
+        elif value.type.dtype != "bool":
+            message = f"`{use.called}` needs booleans, and `{value.text}` is {value.type.dtype}"
+            raise use.refuse("E0205", message, slot, f"compare it: `{value.text} != 0`")
+    if not use.tensors:
+        raise use.refuse("E0213", f"an operand of `{use.called}` must be a tensor")
+
+
+@function("where", slots=["condition", Slot("a", OPERAND), Slot("b", OPERAND)])
+def _where(use: Use) -> Typed:
+    condition = use["condition"]
+    if condition.type.dtype != "bool":
+        message = f"the condition of `where` is {condition.type.dtype}, not bool"
+        raise use.refuse("E0205", message, "condition", f"compare it: `{condition.text} != 0`")
+    a, b = use["a"], use["b"]
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        dtype = "bool" if isinstance(a.value, bool) else "f32"
+        a.literal(dtype), b.literal(dtype)
+    else:
+        dtype = common_dtype(use, "a", "b")
+    return Type(dtype, widest(use, "condition", "a", "b")), {}
+
+
+@function(
+    *("relu", "silu", "sigmoid", "log_sigmoid", "tanh", "softplus", "erf"),
+    *("exp", "log", "sqrt", "rsqrt", "sin", "cos", "floor", "round"),
+    slots=["x"],
+)
+def _pointwise(use: Use) -> Typed:
+    use.floating("x")
+    return use["x"].type, {}
+
+
+@function("gelu", slots=["x", Slot("exact", FLAG, False)])
+def _gelu(use: Use) -> Typed:
+    use.floating("x")
+    return use["x"].type, {"exact": True} if use["exact"] else {}
+
+
+@function("power", slots=[Slot("x", OPERAND), Slot("p", OPERAND)])
+def _power(use: Use) -> Typed:
+    dtype = common_dtype(use, "x", "p")
+    use.floating("x", "p")
+    return Type(dtype, widest(use, "x", "p")), {}
+
+
+@function("abs", "negate", "sign", slots=["x"])
+def _signed(use: Use) -> Typed:
+    _numeric(use, use["x"].type.dtype, "x")
+    return use["x"].type, {}
+
+
+@function("cast", slots=["x", Slot("dtype", DTYPE)])
+def _cast(use: Use) -> Typed:
+    return use["x"].type.with_dtype(use["dtype"]), {"dtype": use["dtype"]}
+
+
+@function("stop_gradient", slots=["x"])
+def _stop_gradient(use: Use) -> Typed:
+    return use["x"].type, {}
+
+
+@function("dropout", slots=["x", Slot("rate", NUMBER)])
+def _dropout(use: Use) -> Typed:
+    use.floating("x")
+    if not 0 <= use["rate"] < 1:
+        raise use.refuse("E0214", "the rate of `dropout` must be at least 0 and below 1", "rate")
+    return use["x"].type, {"rate": float(use["rate"])}
+
+
+# ---------------------------------------------------------------- products
+
+
+@function("dot", slots=["a", "b", OVER])
+def _dot(use: Use) -> Typed:
+    dtype = use.floating("a", "b")
+    a, b, over = use["a"].type, use["b"].type, names(use["over"])
+    shared = [name for name in a.names if b.has(name)]
+    for tensor in (use["a"], use["b"]):
+        for name in over:
+            if not tensor.type.has(name):
+                raise use.refuse(
+                    "E0203",
+                    f"`{tensor.text}` has no axis `{name}` to sum over",
+                    "over",
+                    f"axes they share: {', '.join(shared) or 'none'}",
+                    axis=(tensor, name),
+                )
+    axes = [axis for axis in a.axes if axis.name not in over]
+    axes += [axis for axis in b.axes if axis.name not in over and not a.has(axis.name)]
+    return Type(dtype, tuple(axes)), {"over": over}
+
+
+def _values(use: Use) -> Axis:
+    """The axis of attended values that takes the place of `along`: that one, or one that only `v` has."""
+    q: Type = use["q"].type
+    v: Type = use["v"].type
+    over: Axis = use["over"]
+    along: Axis = use["along"]
+    if v.has(along.name):
+        use.within("v", (*q.names, over.name), "the axes of the query")
+        return along
+    own = [axis for axis in v.axes if axis.name != over.name and not q.has(axis.name)]
+    if not own:
+        help = f"give it `{along.name}`, or an axis of its own that is summed over afterwards"
+        raise use.refuse("E0203", f"`{use['v'].text}` has no axis of values", "v", help)
+    if len(own) > 1:
+        message = f"`{use['v'].text}` has several axes of values: {listed(names(own))}"
+        raise use.refuse("E0204", message, "v", f"`merge(v, [{', '.join(names(own))}] -> values)`")
+    return own[0]
+
+
+@function(
+    "attend",
+    slots=[
+        "q",
+        "k",
+        "v",
+        OVER_ONE,
+        Slot("along", AXIS),
+        Slot("causal", FLAG, False),
+        Slot("mask", default=None),
+        Slot("bias", default=None),
+        Slot("scale", NUMBER, None),
+        Slot("window", NUMBER, None),
+        Slot("softcap", NUMBER, None),
+        Slot("segments", default=None),
+        Slot("sink", default=None),
+        Slot("dropout", NUMBER, 0),
+    ],
+)
+def _attend(use: Use) -> Typed:
+    dtype = use.floating("q", "k", "v", "bias", "sink")
+    q, over, along = use["q"].type, use["over"], use["along"]
+    if over.name == along.name:
+        raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
+    use.has("q", [along], "along")
+    use.has("k", [along], "along")
+    for slot in ("k", "v"):
+        use.has(slot, [over])
+    use.within("k", (*q.names, over.name), "the axes of the query")
+    values = _values(use)
+    for slot in ("causal", "window", "segments"):
+        if use[slot] not in (None, False) and not q.has(over.name):
+            help = "between two sequences, `mask =` says which positions see each other" if slot == "segments" else None
+            raise use.refuse("E0203", f"`{slot}` needs axis `{over.name}` on `{use['q'].text}` too", slot, help)
+    if use["mask"] is not None and use["mask"].type.dtype != "bool":
+        raise use.refuse("E0205", f"a mask must be bool, not {use['mask'].type.dtype}", "mask")
+    for slot in ("mask", "bias", "segments"):
+        if use[slot] is not None:
+            allowed = [name for name in (*q.names, over.name) if name != along.name]
+            use.within(slot, allowed, "the axes of the scores")
+    if use["segments"] is not None:
+        use.integers("segments")
+        use.has("segments", [over], "segments")
+    if use["sink"] is not None:
+        use.within("sink", q.without([over.name, along.name]).names, "the batch axes of the query")
+    scale = 1 / sqrt(along.size) if use["scale"] is None else float(use["scale"])
+    return Type(dtype, tuple(values if axis.name == along.name else axis for axis in q.axes)), {
+        "over": over.name,
+        "along": along.name,
+        "causal": use["causal"],
+        "scale": scale,
+        "mask": use["mask"] is not None,
+        "bias": use["bias"] is not None,
+        **({} if values.name == along.name else {"values": values.name}),
+        **_limits(use),
+        **{slot: True for slot in ("segments", "sink") if use[slot] is not None},
+    }
+
+
+def _limits(use: Use) -> dict[str, Any]:
+    """What bounds the scores of an attention and their weights, if given."""
+    window, softcap, dropout = use["window"], use["softcap"], use["dropout"]
+    if window is not None and (window != int(window) or window < 1):
+        raise use.refuse("E0214", "`window` must be a positive integer", "window")
+    if softcap is not None and softcap <= 0:
+        raise use.refuse("E0214", "`softcap` must be positive", "softcap")
+    if not 0 <= dropout < 1:
+        raise use.refuse("E0214", "`dropout` must be at least 0 and below 1", "dropout")
+    found: dict[str, Any] = {} if window is None else {"window": int(window)}
+    found |= {} if softcap is None else {"softcap": float(softcap)}
+    return found | ({"dropout": float(dropout)} if dropout else {})
+
+
+@function("embedding", slots=["ids", "table", OVER_ONE])
+def _embedding(use: Use) -> Typed:
+    use.integers("ids")
+    dtype = use.floating("table")
+    ids, table, over = use["ids"].type, use["table"].type, use["over"]
+    use.has("table", [over])
+    _not_indexed(use, over)
+    rest = [axis for axis in table.axes if axis.name != over.name and not ids.has(axis.name)]
+    return Type(dtype, (*ids.axes, *rest)), {"over": over.name}
+
+
+@function("gather", slots=["x", Slot("ids", OPERAND), Slot("along", AXIS)])
+def _gather(use: Use) -> Typed | Parts:
+    x, along = use["x"].type, use["along"]
+    use.has("x", [along], "along")
+    if isinstance(use["ids"], Constant):
+        return _at(use, along)
+    use.integers("ids")
+    ids = use["ids"].type
+    _not_indexed(use, along)
+    rest = [axis for axis in x.axes if axis.name != along.name and not ids.has(axis.name)]
+    return Type(x.dtype, (*ids.axes, *rest)), {"along": along.name}
+
+
+def _at(use: Use, along: Axis) -> Parts:
+    """What is at one position of an axis: a slice of size 1, whose axis no file can name, without that axis."""
+    position, x = use["ids"], use["x"]
+    index = -1 if isinstance(position.value, bool) else position.value.value
+    if index != int(index) or not 0 <= index < along.size:
+        message = f"`{position.text}` is not a position of `{along.name}`, which are 0 to {along.size - 1}"
+        help = f"`size({along.name}) - 1` is the last one"
+        raise use.refuse("E0214", message, "ids", help)
+    one = Axis("1", 1)
+    part = Type(x.type.dtype, tuple(one if axis.name == along.name else axis for axis in x.type.axes))
+    options = {"axis": along.name, "into": one.name, "start": int(index)}
+    rest = x.type.without([along.name])
+    first = Part("slice", (x.value,), part, options)
+    if x.type.dtype != "bool":
+        return Parts((first, Part("sum", (Made(0),), rest, {"over": (one.name,)})), (1,))
+    number, whole = part.with_dtype("i32"), rest.with_dtype("i32")
+    return Parts(
+        (
+            first,
+            Part("cast", (Made(0),), number, {"dtype": "i32"}),
+            Part("sum", (Made(1),), whole, {"over": (one.name,)}),
+            Part("not_equal", (Made(2), Literal(0)), rest, {}),
+        ),
+        (3,),
+    )
+
+
+@function("one_hot", slots=["ids", Slot("axis", AXIS)])
+def _one_hot(use: Use) -> Typed:
+    use.integers("ids")
+    _not_indexed(use, use["axis"])
+    return Type("f32", (*use["ids"].type.axes, use["axis"])), {"axis": use["axis"].name}
+
+
+def _not_indexed(use: Use, axis: Axis) -> None:
+    if use["ids"].type.has(axis.name):
+        message = f"`{use['ids'].text}` must not have the axis `{axis.name}` that it indexes"
+        raise use.refuse("E0204", message, "ids", axis=(use["ids"], axis.name))
+
+
+@function(
+    "rope",
+    slots=[
+        "x",
+        OVER_ONE,
+        Slot("pairs", AXIS),
+        Slot("base", NUMBER, 10_000.0),
+        Slot("scaling", OneOf(ROPE_SCALINGS), None),
+    ],
+)
+def _rope(use: Use) -> Typed:
+    use.floating("x")
+    over, pairs = use["over"], use["pairs"]
+    use.has("x", [over])
+    use.has("x", [pairs], "pairs")
+    if over.name == pairs.name:
+        raise use.refuse("E0204", "`over` and `pairs` name the same axis", "pairs")
+    if pairs.size % 2:
+        raise use.refuse("E0215", f"`{pairs.name}` has the odd size {pairs.size}: it has no two halves", "pairs")
+    if use["base"] <= 0:
+        raise use.refuse("E0214", "the base of `rope` must be positive", "base")
+    options: dict[str, Any] = {"over": over.name, "pairs": pairs.name, "base": float(use["base"])}
+    if use["scaling"] is None:
+        return use["x"].type, options
+    return use["x"].type, options | {"scaling": _scaling(use, use["scaling"])}
+
+
+def _scaling(use: Use, call: Call) -> tuple[Any, ...]:
+    """The name of a scaling, and its arguments in their order."""
+    for low, high in (("low", "high"), ("slow", "fast")):
+        if low in call.arguments and call.arguments[low] >= call.arguments[high]:
+            raise use.refuse("E0214", f"`{low}` of `{call.name}` must be below `{high}`", "scaling")
+    if call.name == "yarn" and use["base"] <= 1:
+        raise use.refuse("E0214", "`yarn` needs a base above 1", "base")
+    return (call.name, *call.arguments.values())
+
+
+@function("zeros", slots=[Slot("axes", AXES)])
+def _zeros(use: Use) -> Typed:
+    return Type("f32", tuple(use["axes"])), {}
+
+
+@function("zeros_like", slots=["x"])
+def _zeros_like(use: Use) -> Typed:
+    return use["x"].type, {}
+
+
+@function("iota", slots=[Slot("axis", AXIS)])
+def _iota(use: Use) -> Typed:
+    return Type("i64", (use["axis"],)), {"axis": use["axis"].name}
+
+
+# ---------------------------------------------------------------- reductions, norms, losses
+
+
+@function("sum", "mean", "max", "min", slots=["x", OPTIONAL_OVER])
+def _reduction(use: Use) -> Typed:
+    x = use["x"].type
+    _numeric(use, x.dtype, "x")
+    if use.function == "mean":
+        use.floating("x")
+    over = x.axes if use["over"] is None else use["over"]
+    use.has("x", over)
+    return x.without(names(over)), {"over": names(over)}
+
+
+@function("arg_max", slots=["x", OVER_ONE])
+def _arg_max(use: Use) -> Typed:
+    x = use["x"].type
+    _numeric(use, x.dtype, "x")
+    use.has("x", [use["over"]])
+    return x.without([use["over"].name]).with_dtype("i64"), {"over": use["over"].name}
+
+
+@function("cumsum", slots=["x", OVER_ONE])
+def _cumsum(use: Use) -> Typed:
+    x = use["x"].type
+    _numeric(use, x.dtype, "x")
+    use.has("x", [use["over"]])
+    return x, {"over": use["over"].name}
+
+
+@function("logsumexp", slots=["x", OVER])
+def _logsumexp(use: Use) -> Typed:
+    use.floating("x")
+    use.has("x", use["over"])
+    return use["x"].type.without(names(use["over"])), {"over": names(use["over"])}
+
+
+@function("softmax", "log_softmax", slots=["x", OVER])
+def _softmax(use: Use) -> Typed:
+    use.floating("x")
+    use.has("x", use["over"])
+    return use["x"].type, {"over": names(use["over"])}
+
+
+@function(
+    "layer_norm",
+    "rms_norm",
+    slots=["x", OVER, Slot("scale", default=None), Slot("shift", default=None), Slot("eps", NUMBER, 1e-5)],
+)
+def _norm(use: Use) -> Typed:
+    use.floating("x", "scale", "shift")
+    use.has("x", use["over"])
+    for slot in ("scale", "shift"):
+        if use[slot] is not None:
+            use.within(slot, use["x"].type.names, f"those of `{use['x'].text}`")
+    if use["eps"] < 0:
+        raise use.refuse("E0214", "`eps` must not be negative", "eps")
+    options: dict[str, Any] = {"over": names(use["over"]), "eps": float(use["eps"])}
+    return use["x"].type, options | {slot: use[slot] is not None for slot in ("scale", "shift")}
+
+
+# What functions of logits and targets take.
+LABELLED: list[Slot | str] = [
+    "logits",
+    "targets",
+    OVER_ONE,
+    Slot("weights", default=None),
+    Slot("ignore", NUMBER, None),
+]
+
+
+@function("cross_entropy", "accuracy", slots=LABELLED)
+def _labelled(use: Use) -> Typed:
+    """Float logits, and integer targets that have the axes of the logits except `over`."""
+    use.floating("logits")
+    use.integers("targets")
+    use.has("logits", [use["over"]])
+    rest = use["logits"].type.without([use["over"].name])
+    if set(rest.names) != set(use["targets"].type.names):
+        message = f"the targets must have the axes of the logits without `{use['over'].name}`"
+        extra = [(use["logits"], name) for name in rest.names if not use["targets"].type.has(name)]
+        extra += [(use["targets"], name) for name in use["targets"].type.names if not rest.has(name)]
+        raise use.refuse("E0204", message, "targets", f"expected [{', '.join(rest.names)}]", axis=extra[0])
+    if use["weights"] is not None:
+        if not use["weights"].type.is_float:
+            message = f"the weights are {use['weights'].type.dtype}"
+            raise use.refuse("E0205", message, "weights", f"`cast({use['weights'].text}, f32)`")
+        use.within("weights", use["targets"].type.names, "those of the targets")
+    options = {"over": use["over"].name, "weights": use["weights"] is not None}
+    ignore = use["ignore"]
+    if ignore is None:
+        return Type("f32"), options
+    if ignore != int(ignore) or abs(ignore) >= 2**31:
+        raise use.refuse("E0214", "`ignore` is an id, such as -1: an integer of 32 bits", "ignore")
+    return Type("f32"), options | {"ignore": int(ignore)}
+
+
+@function("binary_cross_entropy", slots=["logits", "targets"])
+def _binary_cross_entropy(use: Use) -> Typed:
+    use.floating("logits", "targets")
+    widest(use, "logits", "targets")
+    return Type("f32"), {}
+
+
+@function("mse", slots=["a", "b"])
+def _mse(use: Use) -> Typed:
+    use.floating("a", "b")
+    widest(use, "a", "b")
+    return Type("f32"), {}
+
+
+@function("linear_scan", slots=[Slot("a", OPERAND), Slot("b", OPERAND), OVER_ONE, Slot("backward", FLAG, False)])
+def _linear_scan(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    use.floating("a", "b")
+    axes = widest(use, "a", "b")
+    over = use["over"].name
+    if over not in names(axes):
+        help = f"axes they have: {', '.join(names(axes)) or 'none'}"
+        raise use.refuse("E0203", f"neither operand of `linear_scan` has axis `{over}`", "over", help)
+    return Type(dtype, axes), {"over": over, "backward": use["backward"]}
+
+
+@function("shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
+def _shift(use: Use) -> Typed:
+    use.has("x", [use["over"]])
+    _numeric(use, use["x"].type.dtype, "x")
+    by = use["by"]
+    if by != int(by):
+        raise use.refuse("E0214", "`by` must be an integer", "by")
+    return use["x"].type, {"over": use["over"].name, "by": int(by)}

@@ -1,0 +1,71 @@
+"""Names that a layout's paths may use: a model's blocks, repeats, parameters and values; and what a path names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from attrs import frozen
+
+from partita.dsl import spec
+from partita.dsl.advice.report import suggestion
+
+MOST_SHOWN = 12  # parts of a model
+
+
+def is_end(path: Sequence[str], name: str) -> bool:
+    """Whether a path is the end of a name, whole parts of it."""
+    return name.split(".")[-len(path) :] == list(path)
+
+
+@frozen
+class ModelNames:
+    """The names of one model."""
+
+    model: str
+    names: frozenset[str]
+    parts: frozenset[str]
+    repeats: frozenset[str]
+
+    def help(self, part: str, others: Iterable[str] = ()) -> str:
+        """Help for a name that no part has: a similar one, also of `others`, or blocks, repeats and parameters."""
+        return suggestion(part, [*self.names, *others]) or self.some(self.parts)
+
+    @staticmethod
+    def some(names: Collection[str]) -> str:
+        """Help that names the first of them."""
+        more = ", …" if len(names) > MOST_SHOWN else ""
+        return (
+            f"it has: {', '.join(f'`{name}`' for name in sorted(names)[:MOST_SHOWN])}{more}" if names else "it has none"
+        )
+
+
+def known_paths(model: spec.Model) -> ModelNames:
+    """Collect the names of a model, visiting each body once."""
+    names, parts, repeats, seen = {model.name, *model.body.inputs}, set[str](), set[str](), set[int]()
+    bodies = [model.body]
+    while bodies:
+        body = bodies.pop()
+        if id(body) in seen:
+            continue
+        seen.add(id(body))
+        for step in body.steps:
+            match step:
+                case spec.CallBlock():
+                    names |= {*step.body.inputs}
+                    parts |= {step.scope, step.block}
+                    bodies.append(step.body)
+                case spec.Repeat():
+                    names |= {*step.names}
+                    repeats |= {step.scope, step.name}
+                    bodies.append(step.body)
+                case spec.Scan():
+                    names |= {*step.names}
+                    bodies.append(step.body)
+                case spec.Parameter():
+                    parts.add(step.name)
+                case spec.Sample():
+                    names.add(step.name)
+                case spec.Apply() if step.name is not None:
+                    names.add(step.name)
+    parts |= repeats
+    return ModelNames(model.name, frozenset(names | parts), frozenset(parts), frozenset(repeats))

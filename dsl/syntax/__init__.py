@@ -1,0 +1,1 @@
+"""Text → syntax tree, and back: source files, tokens, parser, tree, canonical form."""

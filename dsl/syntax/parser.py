@@ -1,0 +1,348 @@
+"""Text → syntax tree, by the LALR(1) table of the grammar (see `partita.dsl.syntax.tables`).
+
+`parse_file` reports every syntax error that it can and returns what it could parse: after an error it resumes at the
+next declaration keyword that is outside all brackets or starts a line. The parser keeps its own stack, so no input is
+too deep for it; the depth of expressions is limited here for everything that walks the tree later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from attrs import evolve
+
+from partita.dsl import limits
+from partita.dsl.advice.report import Full, Report
+from partita.dsl.syntax import tree
+from partita.dsl.syntax.lexer import BROKEN, CLOSING, DECLARATIONS, END, OPENING, Token, language, tokenize
+from partita.dsl.syntax.source import Source, Span
+from partita.dsl.syntax.unexpected import Unexpected
+
+# What an operand begins with.
+OPERANDS = frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))
+RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
+
+
+def parse_file(source: Source, report: Report) -> tree.File:
+    """The tree of a file, as far as it can be parsed; syntax errors are reported."""
+    return parse_tokens(source, tokenize(source, report), report)
+
+
+def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.File:
+    """Like `parse_file`, of a file's tokens; words that turn out to be names become names there."""
+    first = None
+    parser = _Parser(source, tokens, "file", report)
+    declarations: list[Any] = []
+    while True:
+        result = parser.run()
+        if result is not None:
+            first = result
+            break
+        if not parser.recover(declarations):
+            break
+    if first is not None:
+        declarations.extend(first.declarations)
+    assert first is not None or report.errors
+    return tree.File(tuple(declarations), Span(source, 0, len(source.text)))
+
+
+def parse_expression(source: Source, report: Report, start: int = 0, end: int | None = None) -> tree.Expression | None:
+    """The tree of the single expression from `start` to `end`; None after reporting an error."""
+    tokens = tokenize(source, report, start=start, end=end)
+    result: tree.Expression | None = _Parser(source, tokens, "expression", report).run()
+    return result
+
+
+class _Parser:
+    """An LALR parser with an explicit stack: states, each with its value, source range and expression depth."""
+
+    def __init__(self, source: Source, tokens: list[Token], start: str, report: Report) -> None:
+        self.source, self.tokens, self.report = source, tokens, report
+        self.table = language()
+        self.first, self.last = self.table.starts[start]
+        # The words that are not reserved with which the text names something.
+        named = (
+            b if a.text == "block" else a for a, b in pairwise(tokens) if a.text == "block" or b.text in ("=", ":", ",")
+        )
+        self.named = {token.text for token in named if token.kind in self.table.soft}
+        self.next = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty the stack."""
+        self.states = [self.first]
+        self.values: list[Any] = [()]
+        self.places: list[tuple[int, int]] = [(0, 0)]
+        self.depths = [0]
+
+    def run(self) -> Any:
+        """Parse to the end; returns the value of the start symbol, or None after reporting an error."""
+        rows, rules, soft = self.table.states, self.table.rules, self.table.soft
+        states, values, places, depths = self.states, self.values, self.places, self.depths
+        while True:
+            token = self.tokens[self.next]
+            if token.kind in soft:
+                token = self.tokens[self.next] = self.read(token, rows[states[-1]])
+            action = rows[states[-1]].get(token.kind)
+            if action is None:
+                if token.kind != BROKEN:
+                    self.complain()
+                return None
+            if action >= 0:
+                states.append(action)
+                values.append(token)
+                places.append((token.start, token.end))
+                depths.append(0)
+                self.next += 1
+                continue
+            builder, length, kept, origin = rules[-1 - action]
+            if length:
+                parts = values[-length:]
+                start, end = places[-length][0], places[-1][1]
+                depth = max(depths[-length:])
+                del states[-length:], values[-length:], places[-length:], depths[-length:]
+                parts = [parts[i] for i in kept]
+            else:
+                parts, depth = [], 0
+                start = end = places[-1][1]
+            if builder == "?":
+                value = parts[0]
+            elif not builder:
+                value = _flat(parts)
+            else:
+                value = BUILDERS[builder](Span(self.source, start, end), *_flat(parts))
+                depth = depth + 1 if builder in DEEPENING else 0
+                if depth > limits.EXPRESSION_DEPTH:
+                    self.report.error("E0005", "this expression is nested too deeply", Span(self.source, start, end))
+                    raise Full
+            states.append(rows[states[-1]][origin])
+            values.append(value)
+            places.append((start, end))
+            depths.append(depth)
+            if token.kind == END and states[-1] == self.last:
+                return value
+
+    def read(self, token: Token, row: dict[str, int]) -> Token:
+        """A word that is not reserved, as what the state takes: a keyword, or a name where it takes no keyword.
+
+        Where it takes both, `and = 1` is an entry, and `not`, which stands where names do, is an operator if an operand
+        follows and the text names nothing so. No name stands before a string.
+        """
+        keyword, name = row.get(token.kind), row.get("NAME")
+        if name is None or keyword == name:
+            return token
+        after = self.tokens[self.next + 1]
+        if keyword is None or after.text == "=":
+            return evolve(token, kind="NAME")
+        if name < 0 or after.kind == "STRING":
+            return token
+        if token.text not in self.named and after.kind in OPERANDS | self.table.soft:
+            return token
+        return evolve(token, kind="NAME")
+
+    def recover(self, declarations: list[Any]) -> bool:
+        """Keep the declarations read so far, and skip to where the next may begin; False if there is no such place."""
+        if len(self.values) > 1 and isinstance(self.values[1], list):
+            declarations.extend(self.values[1])
+        for position in range(self.next, len(self.tokens) - 1):
+            token = self.tokens[position]
+            if self._begins(position) and (token.depth == 0 or self._begins_line(token)):
+                self.next = position
+                self.reset()
+                return True
+        return False
+
+    def _begins(self, position: int) -> bool:
+        """Whether a declaration may begin at a token; `model = gpt` is an entry of a table."""
+        return self.tokens[position].text in DECLARATIONS and self.tokens[position + 1].kind != "EQUAL"
+
+    def _begins_line(self, token: Token) -> bool:
+        return token.start == 0 or self.source.text[token.start - 1] in "\n\r"
+
+    def accepts(self, symbols: Iterable[str], dropped: int = 0, names: bool = True) -> int:
+        """How many of some terminals, one after the other, would be taken after the last ones are `dropped`; with
+        `names`, also words that are not reserved where only a name may stand.
+        """
+        rows, rules, states = self.table.states, self.table.rules, self.states[: len(self.states) - dropped]
+        taken = 0
+        for symbol in symbols:
+            while True:
+                row = rows[states[-1]]
+                action = row.get(symbol, row.get("NAME") if names and symbol in self.table.soft else None)
+                if action is None:
+                    return taken
+                if action >= 0:
+                    states.append(action)
+                    break
+                _, length, _, origin = rules[-1 - action]
+                if length:
+                    del states[-length:]
+                states.append(rows[states[-1]][origin])
+                if symbol == END and states[-1] == self.last:
+                    return taken + 1
+            taken += 1
+        return taken
+
+    def _acceptable(self) -> list[str]:
+        """The terminals that may come next: those that are shifted, possibly after some reductions."""
+        row = self.table.states[self.states[-1]]
+        found = [symbol for symbol in row if symbol in self.table.spoken and self.accepts([symbol], names=False)]
+        # Once an operand is complete, only the loosest operators are left of all that might have followed it.
+        return found if "PLUS" in found else [symbol for symbol in found if symbol not in ("AND", "OR")]
+
+    def complain(self) -> None:
+        """Report an unexpected token."""
+        wanted, opened = self._acceptable(), self._open_brackets()
+        found = Unexpected(self.source, self.tokens, self.next, wanted, opened, self.table, self)
+        self.report.add(found.diagnostic())
+
+    def _open_brackets(self) -> list[Token]:
+        """The brackets that are open before the next token, within the current declaration."""
+        opened: list[Token] = []
+        for value in self.values:
+            if isinstance(value, Token) and value.text in OPENING:
+                opened.append(value)
+            elif isinstance(value, Token) and value.text in CLOSING and opened:
+                opened.pop()
+        return opened
+
+
+def _flat(parts: Sequence[Any]) -> list[Any]:
+    """The parts, with lists spliced in; a list in first position is extended in place, so that n items take O(n)."""
+    if parts and isinstance(parts[0], list):
+        flat, parts = parts[0], parts[1:]
+    else:
+        flat = []
+    for part in parts:
+        if isinstance(part, list):
+            flat.extend(part)
+        else:
+            flat.append(part)
+    return flat
+
+
+# ---------------------------------------------------------------- building the tree
+
+
+def _name(span: Span, token: Token) -> tree.Name:
+    return tree.Name(token.text, Span(span.source, token.start, token.end))
+
+
+def _names(span: Span, tokens: Sequence[Token]) -> tuple[tree.Name, ...]:
+    return tuple(_name(span, token) for token in tokens)
+
+
+def _type(span: Span, *parts: Any) -> tree.TensorType:
+    *dtype, axes = parts
+    return tree.TensorType(_name(span, dtype[0]) if dtype else None, axes, span)
+
+
+def _mesh(span: Span, name: Token, *parts: Any) -> tree.Mesh:
+    table = parts[-1] if isinstance(parts[-1], tree.Table) else None
+    return tree.Mesh(_name(span, name), tuple(p for p in parts if isinstance(p, tree.Entry)), table, span)
+
+
+def _target(span: Span, *parts: Any) -> tree.Target:
+    *path, name = parts
+    return tree.Target(path[0] if path else None, _name(span, name), span)
+
+
+def _stage(span: Span, names: tuple[tree.Name, ...], axis: Token, counts: tree.List | None = None) -> tree.Stage:
+    return tree.Stage(names, _name(span, axis), counts, span)
+
+
+def _place(
+    span: Span,
+    paths: tuple[tree.Path, ...],
+    axis: Token,
+    first: tree.Expression,
+    last: tree.Expression | None = None,
+) -> tree.Place:
+    return tree.Place(paths, _name(span, axis), first, last, span)
+
+
+def _body(span: Span, name: Token, inputs: tuple[tree.Input, ...], *rest: Any) -> tree.Block | tree.Model:
+    if len(rest) == 2:
+        return tree.Block(_name(span, name), inputs, rest[0], rest[1], span)
+    return tree.Model(_name(span, name), inputs, rest[0], span)
+
+
+def _together(span: Span, *parts: Any) -> tuple[Any, ...]:
+    return parts
+
+
+# Rule or alias of the grammar -> builder of its node, from the span and the parts without punctuation.
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "file": lambda s, *declarations: tree.File(declarations, s),
+    "import": lambda s, path: tree.Import(tree.String(path.text, Span(s.source, path.start, path.end)), s),
+    "axes": lambda s, *entries: tree.Axes(entries, s),
+    "constants": lambda s, *entries: tree.Constants(entries, s),
+    "entry": lambda s, key, value: tree.Entry(_name(s, key), value, s),
+    "setting": lambda s, key, value: tree.Entry(_name(s, key), value, s),
+    "block": _body,
+    "operation": lambda s, name, inputs, results, table: tree.Operation(_name(s, name), inputs, results, table, s),
+    "model": _body,
+    "inputs": _together,
+    "input": lambda s, name, type: tree.Input(_name(s, name), type, s),
+    "type": _type,
+    "axis_names": lambda s, *tokens: _names(s, tokens),
+    "names": lambda s, *tokens: _names(s, tokens),
+    "paths": _together,
+    "targets": _together,
+    "types": _together,
+    "statements": _together,
+    "results": lambda s, *values: tree.Return(values, s),
+    "param": lambda s, names, type, initial: tree.Param(names, type, initial, s),
+    "buffer": lambda s, names, type, initial: tree.Buffer(names, type, initial, s),
+    "sample": lambda s, names, type, drawn: tree.Sample(names, type, drawn, s),
+    "let": lambda s, names, value: tree.Let(names, value, s),
+    "repeat": lambda s, count, name, body: tree.Repeat(count, _name(s, name), body, s),
+    "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1 and rest[0] is not None, rest[-1], s),
+    "loss": lambda s, value: tree.Loss(value, s),
+    "metric": lambda s, name, value: tree.Metric(_name(s, name), value, s),
+    "output": lambda s, name, value: tree.Output(_name(s, name), value, s),
+    "update": lambda s, name, value: tree.Update(_name(s, name), value, s),
+    "mesh": _mesh,
+    "layout": lambda s, name, mesh, *rules: tree.Layout(_name(s, name), _name(s, mesh), rules, s),
+    "shard": lambda s, targets, axes, by=(): tree.Shard(targets, axes, by or (), s),
+    "target": _target,
+    "stage": _stage,
+    "place": _place,
+    "recompute": lambda s, paths: tree.Recompute(paths, s),
+    "offload": lambda s, paths, by=None: tree.Offload(paths, by and _name(s, by), s),
+    "stored": _together,
+    "kept": lambda s, part: part if isinstance(part, tree.Path) else tree.Path((_name(s, part),), s),
+    "overlap": lambda s, axes, pieces: tree.Overlap(axes, pieces, s),
+    "schedule": lambda s, name, call: tree.Schedule(_name(s, name), call, s),
+    "optimizer": lambda s, name, *rules: tree.Optimizer(_name(s, name), rules, s),
+    "freeze": lambda s, paths: tree.FreezeRule(paths, s),
+    "update_rule": lambda s, paths, call: tree.UpdateRule(paths, call, s),
+    "weights": lambda s, name, *lines: tree.Weights(_name(s, name), lines, s),
+    "correspondence": lambda s, ours, theirs, axes=(): tree.Correspondence(ours, theirs, axes, s),
+    "weight_axes": _together,
+    "weight_axis": lambda s, *parts: tree.WeightAxis(
+        parts[0] if len(parts) > 2 else None, len(parts) > 1, parts[-1], s
+    ),
+    "skip": lambda s, patterns: tree.Skip(patterns, s),
+    "strings": _together,
+    "train": lambda s, table: tree.Train(table, s),
+    "table": lambda s, *entries: tree.Table(entries, s),
+    "expect": lambda s, *claims: tree.Expect(claims, s),
+    "claim": lambda s, measure, compare, limit: tree.Claim(measure, compare.text, limit, s),
+    "binary": lambda s, left, sign, right: tree.Binary(left, sign.text, right, s),
+    "negative": lambda s, _, operand: tree.Negative(operand, s),
+    "inverted": lambda s, _, operand: tree.Not(operand, s),
+    "group": lambda s, inner: tree.Group(inner, s),
+    "path": lambda s, *tokens: tree.Path(_names(s, tokens), s),
+    "call": lambda s, name, *arguments: tree.Call(_name(s, name), arguments, s),
+    "named": lambda s, name, value: tree.Argument(_name(s, name), value, s),
+    "positional": lambda s, value: tree.Argument(None, value, s),
+    "arrow": lambda s, left, right: tree.Arrow(left, right, s),
+    "list": lambda s, *items: tree.List(items, s),
+    "number": lambda s, token: tree.Number(token.text, s),
+    "string": lambda s, token: tree.String(token.text, s),
+    "boolean": lambda s, token: tree.Boolean(token.text == "true", s),
+}
+DEEPENING = frozenset(("binary", "negative", "inverted", "group", "call", "named", "positional", "arrow", "list"))
