@@ -42,7 +42,7 @@ SCHEDULES = {
 }
 TORCHS = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "interleaved_1f1b": "interleaved", "zb_v": "zbv"}
 STEPS = 2
-PATIENCE = 2.0  # seconds
+TIMEOUT = 2.0  # seconds
 
 
 @frozen
@@ -197,7 +197,7 @@ class Live(TorchDispatchMode):
     free, as Gloo's do.) Nor is what lies at addresses `aside`: messages in memory that two ranks share.
 
     A thread of Gloo's that has done its work holds the tensors until it gets a core once more: before more than the
-    `bound` counts, such threads get `PATIENCE`. What is in use stays alive for longer, and counts.
+    `bound` counts, such threads get `TIMEOUT`. What is in use stays alive for longer, and counts.
     """
 
     def __init__(self, bound: int | None = None) -> None:
@@ -222,7 +222,7 @@ class Live(TorchDispatchMode):
                     self.alive[storage._cdata] = StorageWeakRef(storage)
                     new = True
         if new:
-            given = time.monotonic() + PATIENCE
+            given = time.monotonic() + TIMEOUT
             while self.bound is not None and self.now > max(self.peak, self.bound) and time.monotonic() < given:
                 time.sleep(1e-3)
             self.peak = max(self.peak, self.now)

@@ -128,10 +128,10 @@ def _nothing() -> None:
 
 def _cost(run: Callable[[], object], transports: Sequence[Transport]) -> tuple[float, float]:
     """Seconds of this thread's CPU time, without those in which it waited, and of wall time."""
-    spun, wall, own = sum(each.spun for each in transports), perf_counter(), thread_time()
+    busy_wait, wall, own = sum(each.busy_wait for each in transports), perf_counter(), thread_time()
     run()
     own, wall = thread_time() - own, perf_counter() - wall
-    return own + spun - sum(each.spun for each in transports), wall
+    return own + busy_wait - sum(each.busy_wait for each in transports), wall
 
 
 def _usual(seconds: Sequence[float]) -> float:

@@ -21,7 +21,7 @@ from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.runtime.addresses import Address, Place, check_writable, names_in, place_of
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import MOST_STEPS
 from partita.runtime.checkpoint.store import commit_name
@@ -144,7 +144,7 @@ def _manifest(path: Place, step: int) -> Manifest:
     """The manifest of a checkpoint. Raises Refused (E0808)."""
     try:
         return read_manifest(path, step)
-    except Damaged as damage:
+    except Corrupt as damage:
         raise refuse("E0808", f"{path / _name(step)} is damaged: {damage}") from damage
 
 
@@ -166,7 +166,7 @@ def _list(arguments: argparse.Namespace) -> int:
                 "layout": manifest.layout,
                 "problem": quick_problem(path, manifest),
             }
-        except Damaged as damage:
+        except Corrupt as damage:
             row["problem"] = str(damage)
         rows.append(row)
     if arguments.json:
@@ -256,7 +256,7 @@ def _problems(path: Place, step: int) -> tuple[Manifest | None, list[str]]:
     try:
         manifest = read_manifest(path, step)
         refuse_links(path, step)
-    except Damaged as damage:
+    except Corrupt as damage:
         return None, [str(damage)]
     with Commit(path, manifest) as commit:
         return manifest, list(commit.problems(range(len(manifest.files))))

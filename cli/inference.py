@@ -21,7 +21,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
 from partita.runtime.supervision.consistency import agree
-from partita.runtime.supervision.identity import Identity, await_word, rank_from_environment
+from partita.runtime.supervision.identity import Identity, rank_from_environment, wait_for_start
 from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
 from partita.runtime.supervision.statuses import FAILED, PEER_LOST
@@ -86,7 +86,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     if identity.launcher == "partita":
         # Ctrl-C is for the supervisor. A rank that is interrupted alone ends at once, wherever it waits.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if not await_word():
+        if not wait_for_start():
             return PEER_LOST
     given, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
     if given is None:
@@ -96,7 +96,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     from partita.runtime.inference.ranks import one_here
     from partita.runtime.kernels.native.library import why_none_on
     from partita.runtime.rank import check_ranks
-    from partita.runtime.training import unheard
+    from partita.runtime.training import ignore_diagnostic
 
     if identity.rank == 0:
         report(diagnostics)
@@ -109,7 +109,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     connect(identity, kind.backend, meeting)
     transport = kind.end(device, meeting.secret)
     stack.callback(transport.close)
-    heard = say if identity.local_rank == 0 else unheard  # all ranks find the same
+    heard = say if identity.local_rank == 0 else ignore_diagnostic  # all ranks find the same
     status = act(arguments, given, one_here(transport, device), heard)
     transport.meet()
     return status

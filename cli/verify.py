@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from partita.runtime.fake_gpu.rank import Tried
+    from partita.runtime.fake_gpu.rank import FakeGpuResult
     from partita.runtime.verification.derivatives import Derivatives
     from partita.runtime.verification.execution import Execution
     from partita.runtime.verification.verify import Verification
@@ -111,14 +111,14 @@ def _memory(found: Verification, most: int) -> str:
     return f"up to {bytes_text(most)} on a rank, which has {bytes_text(found.memory)}"
 
 
-def _kernels(ranks: Sequence[Tried]) -> str:
+def _kernels(ranks: Sequence[FakeGpuResult]) -> str:
     """How many ranks ran, and what the busiest launches in a step."""
     most = max(ranks, key=lambda each: len(each.launches))
     shown = f"{len(ranks)} rank{'s' * (len(ranks) > 1)} on GPUs that are not there"
     return f"{shown}; up to {len(most.launches):,} kernels a step, which move {bytes_text(most.moved)}"
 
 
-def _waits(ranks: Sequence[Tried]) -> str:
+def _waits(ranks: Sequence[FakeGpuResult]) -> str:
     """How much of its bound a rank takes, and how often the host waits."""
     peaks = [each.peak / each.bound for each in ranks]
     waits = max(len(each.waits) for each in ranks)

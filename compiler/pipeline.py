@@ -26,7 +26,7 @@ from partita.compiler.fit.schedule import scheduled
 from partita.compiler.graph import Graph
 from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.passes.assign import assign, stored_as_read
+from partita.compiler.passes.assign import assign, match_storage_dtype
 from partita.compiler.passes.buckets import full_at
 from partita.compiler.passes.buffers import ends_of
 from partita.compiler.passes.build import build
@@ -54,7 +54,7 @@ from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
 from partita.compiler.passes.shard.undeclared import undeclared_splits
-from partita.compiler.passes.sparse import Tables, by_rows, cast_by_rows, check_lazy, tables
+from partita.compiler.passes.sparse import Tables, cast_by_rows, check_lazy, sparse_updates, tables
 from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
 from partita.compiler.passes.zigzag import Order, in_zigzag
@@ -298,7 +298,7 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
         model=model,
         train=train,
         schedule_call=schedule,
-        pipeline=evolve(pipeline, chunks=chunks, homes=homes_of(schedule.call, pipeline.ranks, chunks)),
+        pipeline=evolve(pipeline, chunks=chunks, stage_ranks=homes_of(schedule.call, pipeline.ranks, chunks)),
         mesh=mesh,
         device=device_of(given.mesh),
         groups=groups,
@@ -341,7 +341,7 @@ def _build(state: Configured) -> Built:
 
 def _stored(graph: Graph, trained: Collection[str], updates: Mapping[str, Update]) -> Graph:
     """The graph with parameters, some of them `trained`, in the dtypes in which they are stored and read."""
-    return cast_by_rows(stored_as_read(graph, trained), updates)
+    return cast_by_rows(match_storage_dtype(graph, trained), updates)
 
 
 def _of_a_group(state: Configured, model: language.Model) -> language.Model:
@@ -478,7 +478,7 @@ def _split(state: Differentiated) -> Microbatched:
         found = tables(state.joint, state.updates, state.batch, state.slices, state.train)
     check_lazy(found, state.joint, state.updated, {name: rule.span for name, rule in state.rules.items()})
     step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence, found.over)
-    return extended(Microbatched, state, step=step, tables=found, updates=by_rows(state.updates, found.over))
+    return extended(Microbatched, state, step=step, tables=found, updates=sparse_updates(state.updates, found.over))
 
 
 def _shard(state: Microbatched) -> Sharded:

@@ -26,7 +26,7 @@ from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.late import Estimate, Late
-from partita.runtime.pace import Pace
+from partita.runtime.pace import StragglerDetector
 from partita.runtime.peak_memory import peak_memory
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.stages import Memory, Stage, allocator, load
@@ -111,7 +111,7 @@ class Executor:
         capture = self._streams.capture if program.captured and times is None else None
         self._graph = StepGraph(capture, self._reads) if capture is not None else None
         self._marks = 0  # of a step that is captured
-        self.pace = Pace(program, rank, self.context) if paced and self._graph is None else None
+        self.pace = StragglerDetector(program, rank, self.context) if paced and self._graph is None else None
         self._mark = self._flight.mark if self.pace is None else _together(self._flight.mark, self.pace.mark)
         self._instructions = _with_marks(bound, self._mark)
         self.stopwatch: Stopwatch | None = None

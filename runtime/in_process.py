@@ -45,7 +45,7 @@ def run_in_process(
             run.train(dataset, [observer], checkpoints, report, asked)
         finally:
             for each in reversed(checkpoints):  # rank 0 last: it commits what the others have written
-                each.break_off()
+                each.abort()
             for each in checkpoints:
                 each.close()
     return run, not any(each.unsaved for each in checkpoints)

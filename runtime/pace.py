@@ -45,7 +45,7 @@ LEAST_COST, LEAST_SECONDS = 0.1, 1e-3  # of a step's time; per step
 
 
 @frozen
-class Slow:
+class Straggler:
     """A slow rank: the action in which it lost the most, its own and its peers' mean time per step in it, and the share
     of all steps' time that the rank cost.
     """
@@ -80,7 +80,7 @@ def actions_of(record: RankProgram) -> list[str]:
     return [*BEFORE, *own, *AFTER]
 
 
-class Pace:
+class StragglerDetector:
     """One rank's times by action. `begin` a step, then `mark` the end of each action."""
 
     def __init__(self, program: Program, rank: int, context: Context) -> None:
@@ -161,7 +161,7 @@ class Sums:
     def __add__(self, other: Sums) -> Sums:
         return Sums(self.program, self.table + other.table, self.cores)
 
-    def slow(self, predicted: Sequence[float]) -> tuple[Slow, ...]:
+    def slow(self, predicted: Sequence[float]) -> tuple[Straggler, ...]:
         """The slow ranks, the costliest first. `predicted` are the seconds per step of each pipeline rank."""
         steps = float(self.table[0, 0])
         if steps < FEWEST_STEPS:
@@ -170,7 +170,7 @@ class Sums:
         found = (self._judged(rank, predicted) for rank in range(len(self.table)) if rank not in crowded)
         return tuple(sorted((each for each in found if each is not None), key=lambda each: -each.cost))
 
-    def _judged(self, rank: int, predicted: Sequence[float]) -> Slow | None:
+    def _judged(self, rank: int, predicted: Sequence[float]) -> Straggler | None:
         mesh = self.program.mesh
         means = (self.table[:, 1:] / self.table[0, 0]).tolist()
         stage = mesh.pipe_rank(rank)
@@ -190,7 +190,7 @@ class Sums:
         action, seconds, theirs = max(
             self._compared(rank, peers, scales, means, bool(alike)), key=lambda each: each[1] - each[2]
         )
-        return Slow(rank, action, seconds, theirs, cost)
+        return Straggler(rank, action, seconds, theirs, cost)
 
     def _compared(
         self, rank: int, peers: Sequence[int], scales: dict[int, float], means: Sequence[Sequence[float]], alike: bool

@@ -180,7 +180,7 @@ class Rank:
         # Of the other groups that this rank trains apart.
         self.others = tuple(Memory() for _ in range(plan.program.members - 1))
         self.failed = False  # whether a bad step has ended the run
-        self.unsound = False  # whether the loss of an evaluation was not finite
+        self.eval_nonfinite = False  # whether the loss of an evaluation was not finite
         self.unsound_from: int | None = None
         self.judge = BadStepPolicy(plan.train.on_bad_step, others=plan.train.sync is None)
         self.ended = False  # before the last step, because some rank was asked to

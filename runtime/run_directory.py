@@ -22,7 +22,7 @@ from attrs import asdict, define, field, fields, frozen
 
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime import locks
-from partita.runtime.checkpoint.files import Damaged, create, put, read, write
+from partita.runtime.checkpoint.files import Corrupt, create, put, read, write
 
 RECORD = "run.json"
 FAULT = "fault.json"
@@ -140,7 +140,7 @@ class RunDirectory:
         """The content of a regular file of at most `most` bytes; None if there is no such file."""
         try:
             return read(name, self.handle, most)
-        except Damaged:
+        except Corrupt:
             return None
 
     @contextmanager

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from partita.runtime.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from partita.runtime.pace import Slow
+    from partita.runtime.pace import Straggler
     from partita.runtime.training import StepResult
 
 FILE_NAME = "metrics.jsonl"
@@ -119,7 +119,7 @@ class Recorder:
         """Record a text that the model has written; returns the record, written or not."""
         return self._recorded({"step": step, "sample": text, "unix_time": self._clock()})
 
-    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+    def slow(self, step: int, ranks: Sequence[Straggler]) -> None:
         """Record which ranks held up the others."""
         self._recorded({"step": step, "slow_ranks": [each.as_json() for each in ranks]})
 

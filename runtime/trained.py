@@ -25,7 +25,7 @@ from partita.runtime.in_process import run_in_process
 from partita.runtime.inference.predicting import Predictor
 from partita.runtime.inference.weights import Weights, load_weights
 from partita.runtime.outputs import names_of
-from partita.runtime.pace import Slow
+from partita.runtime.pace import Straggler
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.start import begin
@@ -209,7 +209,7 @@ class _Records:
         self.recorder.sample(step, text)
         self.records[-1]["sample"] = text
 
-    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+    def slow(self, step: int, ranks: Sequence[Straggler]) -> None:
         """Never called: no rank is slow if all are in one process."""
 
 

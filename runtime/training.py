@@ -33,7 +33,7 @@ from partita.runtime.global_tensors import assemble, seen
 from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
 from partita.runtime.learning_rates import learning_rates
-from partita.runtime.pace import Pace, Slow
+from partita.runtime.pace import Straggler, StragglerDetector
 from partita.runtime.rank import Plan, Rank
 from partita.runtime.regions import pieces_of
 from partita.runtime.tracing.flight import BETWEEN, ENDED
@@ -108,11 +108,11 @@ class Observer(Protocol):
     def sample(self, step: int, text: str) -> None:
         """The model has written a text after `step`, which begins with the prompt."""
 
-    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+    def slow(self, step: int, ranks: Sequence[Straggler]) -> None:
         """These ranks held up the others in the steps up to this one."""
 
 
-def unheard(diagnostic: Diagnostic) -> None:
+def ignore_diagnostic(diagnostic: Diagnostic) -> None:
     """A `Report` that drops the diagnostic."""
 
 
@@ -121,7 +121,7 @@ def train(
     dataset: Dataset | None,
     observer: Observer | None = None,
     checkpoints: Checkpoints | None = None,
-    report: Report = unheard,
+    report: Report = ignore_diagnostic,
     asked: Callable[[], bool] = never,
 ) -> Iterator[None]:
     """Run all steps on one rank, or those after a checkpoint; all ranks' observers are told the same.
@@ -156,7 +156,7 @@ def train(
         if unvalidated is not None:
             yield from rank.training.heard(unvalidated.sums)
             if not validation.holds(unvalidated.number):
-                validation.take_back(unvalidated.number)
+                validation.rollback(unvalidated.number)
                 number, unvalidated = unvalidated.number, None
                 continue
             _validated(rank, unvalidated, observer)
@@ -164,7 +164,7 @@ def train(
         saving = checkpoints is not None and checkpoints.due(number)
         copying = checkpoints is not None and checkpoints.copies(number)
         read = saving or copying or _due(settings, number) or number == settings.steps or rank.training.ends
-        if not read and validation.may_assume(number):
+        if not read and validation.can_speculate(number):
             sums = rank.training.sums()
             rank.training.marked()
             yield from validation.update()
@@ -251,7 +251,7 @@ def _tell(rank: Rank, done: StepResult, observer: Observer | None) -> None:
 
 
 def _compare_paces(
-    rank: Rank, pace: Pace, step: int, observer: Observer | None, report: Report
+    rank: Rank, pace: StragglerDetector, step: int, observer: Observer | None, report: Report
 ) -> Generator[None, None, None]:
     """Find the ranks that were slow since the last comparison and, after the last step, since the start of the run."""
     sums = yield from pace.told(rank.transport)
@@ -334,7 +334,7 @@ def _due(settings: Train, step: int) -> bool:
 
 
 def evaluate(
-    rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None, report: Report = unheard
+    rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None, report: Report = ignore_diagnostic
 ) -> Iterator[None]:
     """Loss and metrics of the evaluation batches, which are the same every time.
 
@@ -351,7 +351,7 @@ def evaluate(
     check_ids(outside, "in an evaluation")
     first = rank.unsound_from
     if first is not None:
-        rank.unsound = True
+        rank.eval_nonfinite = True
         assert rank.plan.evaluation is not None
         whole = partial(batches, rows=range(rank.plan.evaluation.program.rows))
         trial = Trial(
@@ -562,7 +562,7 @@ class VirtualRun:
         dataset: Dataset | None,
         observers: Sequence[Observer | None] = (),
         checkpoints: Sequence[Checkpoints | None] = (),
-        report: Report = unheard,
+        report: Report = ignore_diagnostic,
         asked: Callable[[], bool] = never,
     ) -> None:
         """Do the whole run, all ranks interleaved. Observers and checkpoints are listed by rank, from 0."""

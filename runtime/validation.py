@@ -74,7 +74,7 @@ class Validation:
     taken_back: int = 0
     _waits_until: int = field(default=0, init=False)  # a step that is to wait for its sums
 
-    def may_assume(self, number: int) -> bool:
+    def can_speculate(self, number: int) -> bool:
         """Whether the update of a step may be made before its sums are there."""
         return self.call.name == "after" and self.calm >= self.call.arguments["calm"] and number > self._waits_until
 
@@ -96,7 +96,7 @@ class Validation:
     def _unclipped(self) -> bool:
         return bool(self.executor.factor == self.executor.one)
 
-    def take_back(self, number: int) -> None:
+    def rollback(self, number: int) -> None:
         """Undo the update of a step, and end the next one as if it had not begun."""
         self.executor.discard()
         self.copies.put_back()

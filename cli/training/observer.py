@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.cli.source import printable
 from partita.runtime.checkpoint.checkpoints import Resumed
-from partita.runtime.pace import Slow
+from partita.runtime.pace import Straggler
 from partita.runtime.progress import Display
 from partita.runtime.rank import Plan
 from partita.runtime.run_directory import RunDirectory
@@ -56,6 +56,6 @@ class Recording:
         record = self._recorder.sample(step, text)
         self.display.sample({**record, "sample": printable(text)})
 
-    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+    def slow(self, step: int, ranks: Sequence[Straggler]) -> None:
         """Record which ranks slowed the others down."""
         self._recorder.slow(step, ranks)

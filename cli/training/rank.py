@@ -33,7 +33,7 @@ from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.consistency import agree, for_all
 from partita.runtime.supervision.diagnosis import Diagnosis
-from partita.runtime.supervision.identity import DIRECTORY, FLIGHT, Identity, await_word
+from partita.runtime.supervision.identity import DIRECTORY, FLIGHT, Identity, wait_for_start
 from partita.runtime.supervision.memory import memory_of
 from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
 from partita.runtime.supervision.statuses import (
@@ -50,7 +50,7 @@ from partita.runtime.supervision.statuses import (
     going_on,
 )
 from partita.runtime.supervision.termination import Termination
-from partita.runtime.supervision.views import Views
+from partita.runtime.supervision.views import ProgressExchange
 from partita.runtime.supervision.watchdog import FOLDER, STARTING_SECONDS, Watchdog, Watcher, prepare
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
@@ -223,7 +223,7 @@ class _Rank:
         if times is not None:
             transport.meet()  # until all have written their times
         # With checkpoints, the first rank ends last; a failure status of another one would end it earlier.
-        return NOT_FINITE if rank.unsound and identity.rank == 0 else 0
+        return NOT_FINITE if rank.eval_nonfinite and identity.rank == 0 else 0
 
 
 def _event_on(device: torch.device) -> Callable[[], bool]:
@@ -265,7 +265,7 @@ class _Supervised(_Rank):
         # Slow imports are done, too, before this rank reports that it is ready.
 
         recorder.begin(flight.READY)
-        if not await_word():
+        if not wait_for_start():
             return PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
@@ -340,7 +340,7 @@ class _Launched(_Rank):
             recorder = prepare(directory, self.identity.rank)
         diagnosis = Diagnosis(plan.program, plan.evaluation.program if plan.evaluation else None)
         watchdog = Watchdog(diagnosis, plan.ranks, self.arguments.stall_timeout, directory)
-        views = Views(self.identity.rank, meeting.machines, meeting.again)
+        views = ProgressExchange(self.identity.rank, meeting.machines, meeting.again)
         Watcher(watchdog, directory.path / FOLDER, views, PEER_LOST).start()
         return recorder
 

@@ -27,7 +27,7 @@ from partita.runtime.python_files import require_allowed
 from partita.runtime.start import begin
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.diagnosis import Diagnosis
-from partita.runtime.supervision.fleet import Crew, Fleet
+from partita.runtime.supervision.fleet import ElasticGroup, WorkerGroup
 from partita.runtime.supervision.fork_server import serving
 from partita.runtime.supervision.identity import DIRECTORY
 from partita.runtime.supervision.isolation import PRIVATE
@@ -101,7 +101,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
         if trace is not None:
             measured.forget(trace, program)
 
-        def crew(ranks: int) -> Crew | None:
+        def crew(ranks: int) -> WorkerGroup | None:
             found = fitted(arguments, spec, mesh, reader, ranks, kind.gpu) if mesh is not None else None
             if found is None:
                 return None
@@ -111,11 +111,13 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
             diagnosis = Diagnosis(found.state.program, evaluation.program if evaluation else None)
             fewer = found.state.program.mesh
             watchdog = Watchdog(diagnosis, fewer.ranks, arguments.stall_timeout, directory)
-            return Crew(_command(arguments, kind.name, found.overrides), fewer.ranks, watchdog, _described(fewer))
+            return WorkerGroup(
+                _command(arguments, kind.name, found.overrides), fewer.ranks, watchdog, _described(fewer)
+            )
 
         fleet = None
         if arguments.elastic is not None:
-            fleet = Fleet(arguments.elastic.ranks, program.mesh.ranks, arguments.restarts, crew, directory)
+            fleet = ElasticGroup(arguments.elastic.ranks, program.mesh.ranks, arguments.restarts, crew, directory)
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
             copied = settings is not None and settings.copies is not None
@@ -250,7 +252,7 @@ def _train_in_process(
     if termination.number is not None:
         print(f"partita: {ending(termination.number, saves, run.ranks[0].saved)}", file=sys.stderr)
         return 128 + termination.number
-    return 0 if saved and not run.ranks[0].unsound else FAILED
+    return 0 if saved and not run.ranks[0].eval_nonfinite else FAILED
 
 
 def check_compiler(plan: Plan) -> None:

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from partita.compiler.codegen.functions import StageFunctions, is_literal, made_by, read_by, receives, sends
 from partita.compiler.codegen.names import View, identifier
-from partita.compiler.codegen.statements import Bind, Call, Clear, End, Fill, Keep, Leave, Load, Return
+from partita.compiler.codegen.statements import Bind, Call, Clear, End, Fill, Load, Return, ReturnHandles, UpdateCache
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
@@ -133,7 +133,7 @@ class StageEmitter:
         collectives = self.of.gathered.collectives
         writer.leave(self.of.gathered.start)
         writer.block(self.of.gathered.start, ())
-        writer.add(Leave(writer.handles(collectives)))
+        writer.add(ReturnHandles(writer.handles(collectives)))
         comment = "Ahead of a step: starts to gather what the stage computes with."
         self.functions["G"] = self.module.add(name, GATHER, writer.body(), comment)
 
@@ -231,7 +231,7 @@ class StageEmitter:
         stored = [value for value in _ordered(made, nodes) if value in wanted and value not in received]
         self._segments(writer, nodes, wanted, passing)
         for value in stored:
-            writer.add(Keep(value, self.slots.slot(value), value in sent))
+            writer.add(UpdateCache(value, self.slots.slot(value), value in sent))
         comment = f"{kind} of a microbatch."
         if opening:
             places: dict[Value | View, str] = {v: self.constants[v] for v in self.constants if v in late}
@@ -245,7 +245,7 @@ class StageEmitter:
                 writer.add(Clear(held))
             comment = f"{kind} of a step's first microbatch, which waits for what is gathered where it reads it."
         if closing:
-            writer.add(Leave(writer.handles(closing.in_flight), closing.made))
+            writer.add(ReturnHandles(writer.handles(closing.in_flight), closing.made))
             comment = f"{kind} of the last microbatch, which starts to reduce gradients once it has added to them."
         self.functions[name] = self.module.add(full, arguments, writer.body() or ["pass"], comment)
 

@@ -21,7 +21,7 @@ MULTIPLY = Pointwise("multiply")
 
 
 @frozen(eq=False)
-class Together:
+class ForeachGroup:
     """Updates that one call makes: as they stand, and with the gradients that are multiplied by the `factor`."""
 
     nodes: tuple[Node, ...]
@@ -45,7 +45,7 @@ class _Found:
     clipping: tuple[Node, ...] = ()
 
 
-def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node], Mapping[Node, Together]]:
+def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node], Mapping[Node, ForeachGroup]]:
     """The nodes in an order in which updates that are one call are adjacent, without what clips their gradients; and
     these, by the first of them.
     """
@@ -105,7 +105,7 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
         elif node not in moved:
             order.setdefault(node)
     return list(order), {
-        first: Together(tuple(one.node for one in each), tuple(one.update for one in each), each[0].factor)
+        first: ForeachGroup(tuple(one.node for one in each), tuple(one.update for one in each), each[0].factor)
         for first, each in calls.items()
     }
 

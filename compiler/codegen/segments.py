@@ -61,7 +61,7 @@ def compiled_units(nodes: Sequence[Node], keep: Collection[Value], known: Collec
 
 
 def _worth(run: Sequence[Node]) -> bool:
-    return len(run) >= SHORTEST or any(node.op.several_passes for node in run)
+    return len(run) >= SHORTEST or any(node.op.multi_kernel for node in run)
 
 
 def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value]) -> Segment:

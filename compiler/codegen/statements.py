@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.codegen.multi_tensor import Together
+from partita.compiler.codegen.multi_tensor import ForeachGroup
 from partita.compiler.codegen.names import Names, View, place
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
@@ -83,7 +83,7 @@ class Compute(Operation):
 class Each(Statement):
     """Updates of several parameters by one call."""
 
-    call: Together
+    call: ForeachGroup
 
     @property
     def reads(self) -> Sequence[Value]:
@@ -227,7 +227,7 @@ class Load(Statement):
 
 
 @frozen(eq=False)
-class Keep(Statement):
+class UpdateCache(Statement):
     """Stores a value in a slot of the frame; made contiguous if it is sent."""
 
     value: Value
@@ -273,7 +273,7 @@ class Clear(Statement):
 
 
 @frozen(eq=False)
-class Leave(Statement):
+class ReturnHandles(Statement):
     """Returns the handles of collectives in flight, and values that a later function reads."""
 
     handles: tuple[str, ...]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from attrs import evolve
 
-from partita.compiler.codegen.multi_tensor import Together, together
+from partita.compiler.codegen.multi_tensor import ForeachGroup, together
 from partita.compiler.codegen.names import Names, View, local_stem
 from partita.compiler.codegen.segments import Segment, literals, segmented
 from partita.compiler.codegen.squares import with_sums_of_squares
@@ -229,7 +229,7 @@ class Writer:
         """
         texts = self.names.texts
         awaited = set(self._started)  # by a block around this one, which frees them
-        groups: Mapping[Node, Together] = {}
+        groups: Mapping[Node, ForeachGroup] = {}
         if self.probe is None:
             nodes, groups = together(with_sums_of_squares(nodes, keep), keep)
         accumulations = targets(nodes)
@@ -335,7 +335,7 @@ class Writer:
         type = node.output.type
         self.names.texts[node.output] = Argument(node.op.emit((), (type,)), type, literal=True)
 
-    def _each(self, call: Together) -> list[tuple[Value, Value]]:
+    def _each(self, call: ForeachGroup) -> list[tuple[Value, Value]]:
         """Makes updates in one call. Their results are what they have written to, which is returned beside each."""
         self.add(Each(call))
         results: list[tuple[Value, Value]] = []
@@ -375,7 +375,7 @@ class Writer:
 
 
 def _reads(
-    unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node], groups: Mapping[Node, Together]
+    unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node], groups: Mapping[Node, ForeachGroup]
 ) -> tuple[Value, ...]:
     """What a unit reads, with what is made by the same call; the other operand of a sum that it makes comes last."""
     if unit in written:

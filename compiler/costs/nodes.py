@@ -47,7 +47,7 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
     to or from there, take at least as long to start as a kernel.
     """
     operands, results = (tuple((value.type, value.host) for value in values) for values in (node.inputs, node.outputs))
-    key = node.op.unnamed, operands, results, added
+    key = node.op.structural_key, operands, results, added
     found = device.known.get(key)
     if found is None:
         if len(device.known) >= KNOWN:

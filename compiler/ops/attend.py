@@ -9,7 +9,7 @@ from partita.compiler.layout import SUM
 from partita.compiler.ops.attention import TRAINED, Attention
 from partita.compiler.ops.attention_memory import forward_bytes, gradient_bytes
 from partita.compiler.ops.op import Argument, ShardingRule, accumulation, agree, attributes, op
-from partita.compiler.ops.ring import ringed, ringed_gradient, turns
+from partita.compiler.ops.ring import ring_attention, ringed_gradient, turns
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Attend(Attention):
             rules.append(ShardingRule((self.over, *[None] * (len(operands) - 1)), (self.over, self.over)))
         return tuple(rules)
 
-    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+    def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """In turns round a ring, where nothing but causality restricts what is seen."""
-        return ringed(build, self, node, parts) if turns(self, node, axis, parts) else None
+        return ring_attention(build, self, node, parts) if turns(self, node, axis, parts) else None
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two products; half of that if causal."""
@@ -118,7 +118,7 @@ class AttendGradient(Attention):
             rules.append(ShardingRule((self.over, *whole, self.over, self.over, self.over), (self.over, *sums)))
         return tuple(rules)
 
-    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+    def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """In turns round a ring."""
         return ringed_gradient(build, self, node, parts) if turns(self, node, axis, parts) else None
 

@@ -32,11 +32,11 @@ class OfBlocks(Attention):
         """By turns, each shard to those beside it."""
         return RING if rule.operands[0] == self.over else None
 
-    def looks_back(self, axis: str) -> bool:
+    def is_causal(self, axis: str) -> bool:
         """At other shards' keys too."""
         return False
 
-    blockwise = Op.blockwise
+    decompose = Op.decompose
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """As of all attention, with blocks of everything instead of queries alone."""

@@ -60,7 +60,7 @@ class Attention(Positioned):
     finds_positions = True
 
     @property
-    def unnamed(self) -> Op:
+    def structural_key(self) -> Op:
         """Of any key."""
         return evolve(self, key="") if self.key else self
 
@@ -74,7 +74,7 @@ class Attention(Positioned):
         """Whether it drops weights."""
         return self.random
 
-    def at_positions(self, axis: Axis) -> Op | None:
+    def vmapped(self, axis: Axis) -> Op | None:
         """With random numbers of its own at each position."""
         if not self.dropout:
             return self
@@ -135,7 +135,7 @@ class Attention(Positioned):
         """For where a shard begins; with dropout for the seed and the step."""
         return bool(self.dropout) or super().reads_context
 
-    def looks_back(self, axis: str) -> bool:
+    def is_causal(self, axis: str) -> bool:
         """Whether queries look back only."""
         return self.causal and axis == self.over
 

@@ -47,7 +47,7 @@ class Send(Transfer):
         return tuple(ShardingRule((name,), ()) for name in operands[0].names)
 
     @property
-    def unnamed(self) -> Op:
+    def structural_key(self) -> Op:
         """Of any value, to any stage."""
         return Send("", 0, self.direction)
 
@@ -76,7 +76,7 @@ class Receive(Transfer):
         return tuple(ShardingRule((), (name,)) for name in self.type.names)
 
     @property
-    def unnamed(self) -> Op:
+    def structural_key(self) -> Op:
         """Of any value, from any stage."""
         return Receive("", 0, self.direction, self.type)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.decoding import Carry
+from partita.compiler.ops.decoding import WriteState
 from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, op, permuted, wide_bytes
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
@@ -55,7 +55,7 @@ class CumulativeSum(Op):
         rules = [ShardingRule(tuple(name for _ in operands), (name,)) for name in kept]
         return (*rules, ShardingRule(tuple(SUM for _ in operands), (SUM,)))
 
-    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+    def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """The blocks' sums, those of all blocks before each, and the sums in the blocks from there."""
         if axis != self.over or self.exclusive or self.block:
             return None
@@ -65,7 +65,7 @@ class CumulativeSum(Op):
         before = build.apply(CumulativeSum(axis, self.backward, exclusive=True), sums)
         return (build.apply(CumulativeSum(axis, self.backward, block=block), x, before),)
 
-    def continued(
+    def decode_step(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
     ) -> tuple[Value, ...] | None:
         """The part is a block, and what is kept is added to its sums."""
@@ -76,7 +76,7 @@ class CumulativeSum(Op):
         sums = build.apply(BlockSums(axis, block), x)
         before = state(sums.type)
         result = build.apply(CumulativeSum(axis, block=block), x, before)
-        return (build.apply(Carry(1), before, pointwise(build, "add", before, sums), result),)
+        return (build.apply(WriteState(1), before, pointwise(build, "add", before, sums), result),)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The operand, reversed, and the sums, in the dtype of accumulation."""

@@ -44,11 +44,11 @@ class _Function(Op):
 
     fusible = False
 
-    def at_positions(self, axis: Axis) -> Op | None:
+    def vmapped(self, axis: Axis) -> Op | None:
         """It is applied at one position of a loop after the other."""
         return None
 
-    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+    def capture_blocker(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
         """Nobody knows."""
         return "is an operation of the file's own"
 

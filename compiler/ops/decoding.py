@@ -16,7 +16,7 @@ from partita.dsl.types import Type
 
 
 @op("keep")
-class Keep(Positioned):
+class UpdateCache(Positioned):
     """All positions of an axis so far. Operands: a state with the whole axis; this part, which is written into it.
 
     Positions after this part are zero, or those of an earlier use of the state.
@@ -65,7 +65,7 @@ class Keep(Positioned):
 
 
 @op("carry")
-class Carry(Op):
+class WriteState(Op):
     """Writes what the next part begins with. Operands: `count` states, as many new values for them, and some `values`,
     which are returned as they are.
     """
@@ -117,7 +117,7 @@ class Carry(Op):
 
 
 @op("resume")
-class Resume(Op):
+class LoadState(Op):
     """What a recurrence begins a part with. Operands: its first value; a state, which it is after the first part."""
 
     fusible = False
@@ -148,7 +148,7 @@ class Resume(Op):
 
 
 @op("go_on")
-class GoOn(Op):
+class ConcatHistory(Op):
     """A part with what came before it. Operands: a state with the last `by` positions before the part, which becomes
     that of the next one; the part, whose axis `over` then has as many more. Before the first part is `fill`.
     """

@@ -30,7 +30,7 @@ class TopK(Op):
 
     over: str
     into: Axis
-    decides = True
+    precision_sensitive = True
 
     @property
     def reduces(self) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class RoutedDot(Routed):
         """The last operand; it indexes the matrices."""
         return 2, operands[1].axis(self.along)
 
-    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+    def capture_blocker(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
         """The host may go through the matrices."""
         return waits_for_rows(operands[0].dtype, (self.matrices(operands, results) or ())[1:3])
 
@@ -254,7 +254,7 @@ class RoutedDot(Routed):
         back = build.apply(RoutedDot(columns, self.along, self.guarded), d, w, ids)
         lacking = [name for name in back.type.names if not x.type.has(name)]
         dx = total(build, back, lacking, x.type.dtype) if lacking else back
-        outer = RoutedOuter(self.over, self.along, w.type.axes, self.guarded)
+        outer = GroupedWeightGradient(self.over, self.along, w.type.axes, self.guarded)
         return arranged(build, dx, x.type.names), build.apply(outer, x, ids, d), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -275,7 +275,7 @@ class RoutedDot(Routed):
 
 
 @op("routed_outer")
-class RoutedOuter(Routed):
+class GroupedWeightGradient(Routed):
     """The gradient of `routed_dot` for its matrices, `table`: for each expert the products of its rows of x with those
     of d, summed over them. Operands: x, ids, d.
 
@@ -328,7 +328,7 @@ class RoutedOuter(Routed):
         rows, depth, columns, *count = _grouped(self._routing(operands, results[0]), self.share)
         return depth, rows, columns, *count
 
-    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+    def capture_blocker(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
         """The host may go through the matrices."""
         return waits_for_rows(operands[0].dtype, (self.matrices(operands, results) or ())[:3:2])
 

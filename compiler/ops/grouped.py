@@ -12,7 +12,7 @@ from math import prod
 
 from partita.compiler.layout import Layout, layout_of
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import RoutedDot, RoutedOuter, by_row, matrices_text, waits_for_rows
+from partita.compiler.ops.experts import GroupedWeightGradient, RoutedDot, by_row, matrices_text, waits_for_rows
 from partita.compiler.ops.op import (
     TORCH_DTYPES,
     Argument,
@@ -56,7 +56,7 @@ def layout_in_order(layout: Layout, rows: Sequence[Axis]) -> Layout:
 
 
 @op("row_order")
-class RowOrder(Positioned, Local):
+class SortByExpert(Positioned, Local):
     """Of the `ids` of rows: the rows in the order of their experts, those of experts on other ranks last; the place of
     each row in that order; and where those of each expert end.
     """
@@ -97,7 +97,7 @@ class RowOrder(Positioned, Local):
 
 
 @op("take_rows")
-class TakeRows(Local):
+class Permute(Local):
     """x with its rows in an order, repeated along axes of the rows that it lacks. Operands: x, order."""
 
     rows: tuple[Axis, ...]
@@ -131,7 +131,7 @@ class TakeRows(Local):
 
 
 @op("put_rows")
-class PutRows(Local):
+class Unpermute(Local):
     """The rows of x in their own order again, with the axes `names`. Operands: x, places."""
 
     rows: tuple[Axis, ...]
@@ -235,7 +235,7 @@ class GroupedDot(Local):
     share: int = 1
     fusible = False
 
-    def plain(self, order: RowOrder) -> RoutedDot:
+    def plain(self, order: SortByExpert) -> RoutedDot:
         """What it is of rows in their own order, w and their ids."""
         return RoutedDot(self.over, self.along, order.guarded, order.shards)
 
@@ -265,7 +265,7 @@ class GroupedDot(Local):
         rows = x.axis(ROWS).size
         return max(1, rows // self.share // count), x.elements // rows, results[0].elements // rows, count
 
-    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+    def capture_blocker(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
         """The host may go through the matrices."""
         return waits_for_rows(operands[0].dtype, (self.matrices(operands, results) or ())[1:3])
 
@@ -305,9 +305,9 @@ class GroupedOuter(Local):
     share: int = 1
     fusible = False
 
-    def plain(self, order: RowOrder) -> RoutedOuter:
+    def plain(self, order: SortByExpert) -> GroupedWeightGradient:
         """What it is of rows in their own order, their ids and d."""
-        return RoutedOuter(self.over, self.along, self.table, order.guarded, order.shards)
+        return GroupedWeightGradient(self.over, self.along, self.table, order.guarded, order.shards)
 
     @property
     def reads_context(self) -> bool:
@@ -350,7 +350,7 @@ class GroupedOuter(Local):
         rows = x.axis(ROWS).size
         return x.elements // rows, max(1, rows // self.share // ends.elements), d.elements // rows, ends.elements
 
-    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+    def capture_blocker(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
         """The host may go through the matrices."""
         return waits_for_rows(operands[0].dtype, (self.matrices(operands, results) or ())[:3:2])
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.decoding import Carry
+from partita.compiler.ops.decoding import WriteState
 from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, broadcast, op, wide_bytes
 from partita.compiler.ops.pointwise import cast, pointwise
 from partita.compiler.ops.shape import Shift
@@ -92,7 +92,7 @@ class LinearScan(_Recurrence):
         ]
         return (*rules, ShardingRule((None, *[SUM] * (len(operands) - 1)), (SUM,)))
 
-    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+    def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """The blocks' products and last states, the states before the blocks, and the blocks from there."""
         if axis != self.over or self.exclusive or self.block:
             return None
@@ -101,7 +101,7 @@ class LinearScan(_Recurrence):
         before = states_before(build, a, b, axis, block, self.backward)
         return (build.apply(LinearScan(axis, self.backward, block=block), a, b, before),)
 
-    def continued(
+    def decode_step(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
     ) -> tuple[Value, ...] | None:
         """The part is a block, before which the state is kept."""
@@ -113,7 +113,7 @@ class LinearScan(_Recurrence):
         result = build.apply(LinearScan(axis, block=block), a, b, before)
         products, lasts = build.apply_all(LinearScanBlocks(axis, block), a, b)
         after = pointwise(build, "add", pointwise(build, "multiply", before, products), lasts)
-        return (build.apply(Carry(1), before, after, result),)
+        return (build.apply(WriteState(1), before, after, result),)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A product and a sum for each element."""
@@ -249,7 +249,7 @@ class LinearScanGradient(_Recurrence):
         rules.append(ShardingRule((None, SUM, None, *before), (SUM, None)))
         return tuple(rules)
 
-    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+    def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """What flows back out of a block, a·g at its first position, is a scan from the end, of a·d."""
         if axis != self.over or self.block:
             return None

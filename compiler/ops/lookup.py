@@ -96,7 +96,7 @@ class Gather(Positioned):
             return None, None
         return None, build.apply(ScatterAdd(self.over, table.type.axes, self.guarded), ids, d)
 
-    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+    def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """Along an axis of the ids, in as many parts as the table has shards: the distinct ids of each part are looked
         up where the rows are.
         """

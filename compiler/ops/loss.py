@@ -40,9 +40,9 @@ class NegativeLogLikelihood(Op):
 
     over: str
     guarded: bool = False
-    several_passes = True
+    multi_kernel = True
     results = ("", "denominator")
-    decides = True
+    precision_sensitive = True
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The targets, which index the classes."""
@@ -64,13 +64,13 @@ class NegativeLogLikelihood(Op):
 
         All have the size of the results; logits are not communicated (Megatron-LM, arXiv 1909.08053 §3).
         """
-        found = self.by_parts(build, node, axis)
+        found = self.partial_reduce(build, node, axis)
         if found is None:
             return None
         denominator, picked = found
         return pointwise(build, "subtract", denominator, picked), denominator
 
-    def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+    def partial_reduce(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """The logarithmic sum of a part, by its own maximum, and the target's logit if it is there.
 
         So the parts need no common maximum first (Yeung et al., arXiv 2411.05288, algorithm 1).
@@ -172,7 +172,7 @@ class NegativeLogLikelihoodGradient(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
-    several_passes = True
+    multi_kernel = True
 
     @property
     def begins(self) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class Op:
     # Its result aliases its operand's memory.
     is_view: ClassVar[bool] = False
     # Its result is its operand in another form: a reader of the result counts as a reader of the operand.
-    transparent: ClassVar[bool] = False
+    preserves_identity: ClassVar[bool] = False
     # Its result has only elements of its operands, rearranged.
     rearranges: ClassVar[bool] = False
     # Works on each matrix of a stack by itself: it is one of `partita.compiler.ops.stack.OfMatrices`.
@@ -108,7 +108,7 @@ class Op:
     # torch.compile can fuse it with its neighbors.
     fusible: ClassVar[bool] = True
     # Unless torch.compile generates its kernel, several go through its operands on a GPU.
-    several_passes: ClassVar[bool] = False
+    multi_kernel: ClassVar[bool] = False
     # One end of a message between stages.
     sends: ClassVar[bool] = False
     receives: ClassVar[bool] = False
@@ -135,7 +135,7 @@ class Op:
     # Its products are of operands in eight bits, for which devices may have a rate of their own.
     eight_bits: ClassVar[bool] = False
     # It compares the elements of its operands, chooses among them or adds them up: their digits matter.
-    decides: ClassVar[bool] = False
+    precision_sensitive: ClassVar[bool] = False
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
     # One call makes any number of them that are equal but for their tensors, in place (`emit_each`).
@@ -179,7 +179,7 @@ class Op:
         return None if self.random else self
 
     @property
-    def unnamed(self) -> Op:
+    def structural_key(self) -> Op:
         """It without names of values and random keys and numbers of stages: equal for what does the same elsewhere."""
         return self
 
@@ -189,7 +189,7 @@ class Op:
         return None
 
     @property
-    def of_microbatch(self) -> bool:
+    def microbatch_dependent(self) -> bool:
         """Whether it depends on the index of the microbatch."""
         return False
 
@@ -218,7 +218,7 @@ class Op:
         """Whether its source reads the context `c`: the device, the rank's coordinates, the microbatch, the step."""
         return False
 
-    def varies(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
+    def capture_blocker(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
         """What of it on a GPU differs from step to step, beyond what its operands hold, or is up to the host; empty if
         nothing is.
         """
@@ -327,13 +327,13 @@ class Op:
         """What makes it possible to split it along an axis along which it cannot be, if the file can say so."""
         return None
 
-    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+    def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """As `split`, where the primitives depend on the number of `parts` that the axis has; those that make a result
         make nothing else.
         """
         return None
 
-    def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+    def partial_reduce(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """What one part of `axis` contributes to its results, where parts are exchanged only once; None if that is not
         enough. `node` is the operation on the part; `of_parts` makes the results of the contributions. That these are
         those of the whole is taken as known where a division is validated.
@@ -350,7 +350,7 @@ class Op:
         """
         return None
 
-    def looks_back(self, axis: str) -> bool:
+    def is_causal(self, axis: str) -> bool:
         """Whether, split along an axis, its results at a position depend on the operands that it needs whole only at
         positions up to there; and of a gradient, whether the terms of their cotangents are zero after there.
         """
@@ -360,7 +360,7 @@ class Op:
         """What its results call an axis along which it is continued."""
         return axis
 
-    def continued(
+    def decode_step(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
     ) -> tuple[Value, ...] | None:
         """Its results at the positions of a part of an axis, from operands at these alone, where no rule of it can be
@@ -369,7 +369,7 @@ class Op:
         """
         return None
 
-    def at_positions(self, axis: Axis) -> Op | None:
+    def vmapped(self, axis: Axis) -> Op | None:
         """The operation at all positions of an axis at once, which operands have besides their own; None if it cannot
         be applied so.
         """

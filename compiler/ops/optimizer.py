@@ -45,7 +45,7 @@ class Accumulate(Op):
         return self.stacked
 
     @property
-    def unnamed(self) -> Op:
+    def structural_key(self) -> Op:
         """Of any target."""
         return Accumulate("", self.type, self.maximum, self.keep, self.stacked)
 

@@ -107,7 +107,7 @@ class Cast(Op):
     """Change of dtype. To integers it truncates toward zero; to bool, true is what is not zero."""
 
     dtype: str
-    transparent = True
+    preserves_identity = True
     cheap = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:

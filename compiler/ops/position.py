@@ -125,7 +125,7 @@ class Positioned(Op):
     finds_positions: ClassVar[bool] = False
 
     @property
-    def of_microbatch(self) -> bool:
+    def microbatch_dependent(self) -> bool:
         """Whether an axis is cut into microbatches, or these into slices."""
         return any(mesh_axis in (TIME, SLICE) for _, mesh_axis, _ in self.shards)
 
@@ -293,7 +293,7 @@ class Random(Positioned):
     finds_positions = True
 
     @property
-    def unnamed(self) -> Op:
+    def structural_key(self) -> Op:
         """Of any key."""
         return Random(self.distribution, self.scale, "", self.axes, self.whole, self.dtype, self.shards)
 
@@ -312,7 +312,7 @@ class Random(Positioned):
         """All of its result."""
         return True
 
-    def at_positions(self, axis: Axis) -> Op | None:
+    def vmapped(self, axis: Axis) -> Op | None:
         """With numbers of its own at each position."""
         return evolve(self, axes=(axis, *self.axes), whole=((axis.name, axis.size), *self.whole))  # type: ignore[misc]
 

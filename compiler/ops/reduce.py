@@ -25,7 +25,7 @@ class Reduce(Op):
     over: tuple[str, ...]
     dtype: str
     orderless = True
-    decides = True
+    precision_sensitive = True
 
     @property
     def label(self) -> str:
@@ -102,7 +102,7 @@ class ArgMax(Op):
     """The index along `over` of the greatest element (the first, if there are several)."""
 
     over: str
-    decides = True
+    precision_sensitive = True
 
     @property
     def reduces(self) -> tuple[str, ...]:
@@ -123,10 +123,10 @@ class ArgMax(Op):
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """Along `over`: the maximum, then the first index at which any shard attains it."""
-        found = self.by_parts(build, node, axis)
+        found = self.partial_reduce(build, node, axis)
         return None if found is None else (pointwise(build, "negate", found[1]),)
 
-    def by_parts(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+    def partial_reduce(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """The maximum of a part, and minus the first index at which it attains it."""
         if axis != self.over:
             return None

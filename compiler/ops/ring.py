@@ -197,7 +197,7 @@ def turns(op: Attention, node: Node, axis: str, parts: int) -> bool:
     return axis == op.over and q.has(axis) and plain and q.axis(axis).size % parts == 0
 
 
-def ringed(build: Builder, attend: Attention, node: Node, blocks: int) -> tuple[Value, ...]:
+def ring_attention(build: Builder, attend: Attention, node: Node, blocks: int) -> tuple[Value, ...]:
     """The results of attention by turns. Keys and values leave for the next turn before this one begins."""
     q, *here = node.inputs
     made: tuple[Value, ...] = ()

@@ -19,7 +19,7 @@ from attrs import evolve, field
 
 from partita.compiler.layout import SUM, State
 from partita.compiler.ops.body import Body, as_body
-from partita.compiler.ops.decoding import Carry, Resume
+from partita.compiler.ops.decoding import LoadState, WriteState
 from partita.compiler.ops.op import (
     TORCH_DTYPES,
     Argument,
@@ -70,9 +70,9 @@ class Scan(Op):
         return tuple(names)
 
     @property
-    def of_microbatch(self) -> bool:
+    def microbatch_dependent(self) -> bool:
         """Whether an operation of the body is."""
-        return any(step.op.of_microbatch for step in self.body.steps)
+        return any(step.op.microbatch_dependent for step in self.body.steps)
 
     @property
     def reads_context(self) -> bool:
@@ -147,7 +147,7 @@ class Scan(Op):
         steps = tuple(evolve(step, op=step.op.unsharded(keep)) for step in self.body.steps)
         return evolve(self, body=evolve(self.body, steps=steps))  # type: ignore[misc]
 
-    def continued(
+    def decode_step(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
     ) -> tuple[Value, ...] | None:
         """The loop goes on from the states that it ended with."""
@@ -158,12 +158,14 @@ class Scan(Op):
         kept = [state(type) for type in self.body.inputs[: self.states]]
         size = given[self.states if self.initial else 0].type.axis(axis).size
         begun = (
-            [build.apply(Resume(), one, each) for one, each in zip(given, kept, strict=False)] if self.initial else kept
+            [build.apply(LoadState(), one, each) for one, each in zip(given, kept, strict=False)]
+            if self.initial
+            else kept
         )
         rest = given[self.states :] if self.initial else given
         op = evolve(self, axis=Axis(axis, size), initial=True)  # type: ignore[misc]
         results = build.apply_all(op, *begun, *rest)
-        return build.apply_all(Carry(len(kept), len(results)), *kept, *results[: self.states], *results)
+        return build.apply_all(WriteState(len(kept), len(results)), *kept, *results[: self.states], *results)
 
     # ------------------------------------------------------------ costs
 
@@ -204,7 +206,7 @@ class Scan(Op):
         assert self.stacked == self.states, self
         return scan_gradients(self.axis, self.body, self.states, self.sliced, self.backward, build, node, d)
 
-    def at_positions(self, axis: Axis) -> Op | None:
+    def vmapped(self, axis: Axis) -> Op | None:
         """It is not applied to all positions of another loop at once."""
         return None
 

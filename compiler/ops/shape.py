@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.decoding import GoOn
+from partita.compiler.ops.decoding import ConcatHistory
 from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, make, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
@@ -37,7 +37,7 @@ class Arrange(Op):
     is_view = True
     orderless = True
 
-    def at_positions(self, axis: Axis) -> Op | None:
+    def vmapped(self, axis: Axis) -> Op | None:
         """With the axis first."""
         return Arrange((axis.name, *self.order))
 
@@ -70,7 +70,7 @@ class Rename(Op):
     pairs: tuple[tuple[str, str], ...]
     rearranges = True
     is_view = True
-    transparent = True
+    preserves_identity = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same sizes under new names."""
@@ -108,7 +108,7 @@ class Split(Op):
     into: tuple[Axis, ...]
     rearranges = True
     is_view = True
-    transparent = True
+    preserves_identity = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axes in place of the old one."""
@@ -149,7 +149,7 @@ class Merge(Op):
     axes: tuple[str, ...]
     into: Axis
     rearranges = True
-    transparent = True
+    preserves_identity = True
 
     def _order(self, x: Type) -> tuple[str, ...]:
         rest = [name for name in x.names if name not in self.axes]
@@ -239,7 +239,7 @@ class Slice(Op):
     start: int
     rearranges = True
     is_view = True
-    transparent = True
+    preserves_identity = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axis in place of the old one."""
@@ -322,14 +322,14 @@ class Shift(Op):
         """No arithmetic."""
         return 0
 
-    def continued(
+    def decode_step(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
     ) -> tuple[Value, ...] | None:
         """The last positions before the part come first, if it shifts forward."""
         (x,) = operands
         if axis != self.over or self.by < 1:
             return None
-        longer = build.apply(GoOn(axis, self.by), state(x.type.resized(axis, self.by)), x)
+        longer = build.apply(ConcatHistory(axis, self.by), state(x.type.resized(axis, self.by)), x)
         return (build.apply(Slice(axis, x.type.axis(axis), 0), longer),)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:

@@ -39,7 +39,7 @@ class OfSlices(Op):
     fusible = False
 
     @property
-    def unnamed(self) -> Op:
+    def structural_key(self) -> Op:
         """Of any key."""
         return OfSlices("", self.type)
 
@@ -49,7 +49,7 @@ class OfSlices(Op):
         return True
 
     @property
-    def of_microbatch(self) -> bool:
+    def microbatch_dependent(self) -> bool:
         """Each has its own."""
         return True
 
@@ -210,7 +210,7 @@ class FirstPart(Op):
     fusible = False
 
     @property
-    def of_microbatch(self) -> bool:
+    def microbatch_dependent(self) -> bool:
         """Whether it is the first."""
         return True
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.decoding import GoOn
+from partita.compiler.ops.decoding import ConcatHistory
 from partita.compiler.ops.intervals import Interval, union
 from partita.compiler.ops.op import (
     Argument,
@@ -47,7 +47,7 @@ class Sliding(Op):
     dilation: tuple[int, ...]
     fusible = False
 
-    def at_positions(self, axis: Axis) -> Op | None:
+    def vmapped(self, axis: Axis) -> Op | None:
         """It is applied at one position of a loop after the other."""
         return None
 
@@ -55,7 +55,7 @@ class Sliding(Op):
         """That of the positions."""
         return dict(zip(names_of(self.axes), names_of(self.into), strict=True)).get(axis, axis)
 
-    def continued(
+    def decode_step(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
     ) -> tuple[Value, ...] | None:
         """The windows of a part begin in what is kept of the positions before it, if none sees later ones."""
@@ -66,7 +66,11 @@ class Sliding(Op):
         by, part = self.extents[i] - 1, image.type.axis(axis).size
         if self.stride[i] != 1 or self.padding[i] != (by, 0):
             return None
-        longer = build.apply(GoOn(axis, by, self.outside), state(image.type.resized(axis, by)), image) if by else image
+        longer = (
+            build.apply(ConcatHistory(axis, by, self.outside), state(image.type.resized(axis, by)), image)
+            if by
+            else image
+        )
         sized = self._sized(i, axes=part + by, into=part)
         padding = tuple((0, 0) if j == i else each for j, each in enumerate(self.padding))
         return (build.apply(evolve(sized, padding=padding), longer, *others),)  # type: ignore[misc]

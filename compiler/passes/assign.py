@@ -101,7 +101,7 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
     return Assigned(evolve(graph, parameters=parameters), rules, left, updates, warnings)
 
 
-def stored_as_read(graph: Graph, trained: Collection[str]) -> Graph:
+def match_storage_dtype(graph: Graph, trained: Collection[str]) -> Graph:
     """The graph whose parameters that are not `trained` are stored in the dtype in which they are read: only what is
     updated needs more digits than that.
     """

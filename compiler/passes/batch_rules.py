@@ -62,7 +62,7 @@ class BatchRules:
         """The cheapest sharding rule that the operands can be converted to; None if there is none."""
         operands = tuple((value.type, value in self.from_inputs) for value in node.inputs)
         results = tuple((value.type, value in self.from_inputs) for value in node.outputs)
-        key = node.op.unnamed, operands, results, tuple(states)
+        key = node.op.structural_key, operands, results, tuple(states)
         found = self._known.get(key, ...)
         if found is ...:
             found = self._known[key] = self._decide(node, states)
@@ -120,7 +120,7 @@ def from_inputs_alone(graph: Graph) -> frozenset[Value]:
     made: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
     same: dict[Value, Value] = {}  # the first value computed in the same way
     for node in graph.nodes:
-        if all(value in alone for value in node.inputs) and not node.op.of_microbatch:
+        if all(value in alone for value in node.inputs) and not node.op.microbatch_dependent:
             key = node.op, tuple(same.get(value, value) for value in node.inputs)
             if node.phase is Phase.FORWARD or key in made:
                 alone.update(node.outputs)

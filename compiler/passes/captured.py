@@ -25,4 +25,4 @@ def check_captured(state: Cut) -> None:
 
 
 def _varies(node: Node) -> str:
-    return node.op.varies([value.type for value in node.inputs], [value.type for value in node.outputs])
+    return node.op.capture_blocker([value.type for value in node.inputs], [value.type for value in node.outputs])

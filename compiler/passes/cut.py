@@ -283,7 +283,7 @@ def _form(stage: StageGraph, reduce: Sequence[Node], repeats: dict[str, str]) ->
             iteration = iteration_of(node.scope, repeats)
             scope = scopes[node.scope] = iterations.setdefault(iteration, len(iterations))
         op = node.op
-        yield op.unnamed, sums.get(op.accumulator or ""), node.phase, scope
+        yield op.structural_key, sums.get(op.accumulator or ""), node.phase, scope
         yield tuple(map(known, node.inputs))
         yield tuple(map(known, node.outputs))
     yield tuple(map(known, stage.offloaded))

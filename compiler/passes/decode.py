@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Graph, Input, Node, Parameter, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
-from partita.compiler.ops.decoding import Keep
+from partita.compiler.ops.decoding import UpdateCache
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.ops.position import POSITION, Microbatch
 from partita.compiler.passes.differentiate import without_dead
@@ -106,7 +106,7 @@ class _Decoder:
         results = None
         if not others:
             values = [self._operand(value, axis if value.type.has(axis) else None) for value in node.inputs]
-            results = node.op.continued(self.build, values, axis, lambda type: self._state(node.outputs[0], type))
+            results = node.op.decode_step(self.build, values, axis, lambda type: self._state(node.outputs[0], type))
         if results is None:
             text = node.span.text if node.span else node.op.label
             what = f"`{node.op.name} {axis}`" if text == axis else f"`{text}`"
@@ -135,7 +135,7 @@ class _Decoder:
             have = self.axis.get(value)
             if have is None:
                 continue
-            if state is None and not node.op.looks_back(have):
+            if state is None and not node.op.is_causal(have):
                 return False
             if state is not None and state != have:
                 return False
@@ -207,7 +207,7 @@ class _Decoder:
             axis = self.axis[value]
             length = value.type.axis(axis).size
             state = self._state(value, value.type)
-            op = Keep(axis, ((axis, POSITION, -(-length // self.size)),))
+            op = UpdateCache(axis, ((axis, POSITION, -(-length // self.size)),))
             self.kept[value] = self.build.derive(op, value, state, self.local[value], ending="kept")
         return self.kept[value]
 

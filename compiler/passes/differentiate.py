@@ -35,9 +35,9 @@ def differentiate(graph: Graph) -> Graph:
     marked: set[Value] = set()
     renamed: dict[Value, Value] = {}
 
-    def cotangent_of(value: Value, unnamed: Value) -> Value:
+    def cotangent_of(value: Value, structural_key: Value) -> Value:
         """The value `unnamed`, renamed as the cotangent of `value`."""
-        return Value(build.unique(f"d({value.name})"), unnamed.type, of=value.tensor, cotangent=True)
+        return Value(build.unique(f"d({value.name})"), structural_key.type, of=value.tensor, cotangent=True)
 
     def cotangent(value: Value, producer: Node) -> Value | None:
         """The sum of a value's contributions, in the order in which they were made.

@@ -33,7 +33,7 @@ def in_float8(graph: Graph) -> Graph:
 
 def _keeps_elements(node: Node) -> bool:
     """Whether a parameter in another form is what it makes of a parameter."""
-    return bool(node.inputs) and (node.op.transparent or node.op.is_view or node.op.rearranges)
+    return bool(node.inputs) and (node.op.preserves_identity or node.op.is_view or node.op.rearranges)
 
 
 def _marked(node: Node, weights: set[Value], exact: set[Value]) -> Node:
@@ -51,7 +51,7 @@ def _exact(graph: Graph, plain: set[Value]) -> set[Value]:
         axes = {name for value in (*node.inputs, *node.outputs) for name in value.type.names}
         others = [value for value in node.inputs if value not in plain]
         passes = len(others) == 1 and node.op.by_row(axes) and not found.isdisjoint(node.outputs)
-        if node.op.decides or passes:
+        if node.op.precision_sensitive or passes:
             found.update(others)
     return found
 

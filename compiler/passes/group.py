@@ -28,14 +28,14 @@ from attrs import evolve, frozen
 from partita.compiler.graph import Builder, Node, Phase, Value
 from partita.compiler.layout import Layout, layout_of
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import Routed, RoutedDot, RoutedOuter, Routing
+from partita.compiler.ops.experts import GroupedWeightGradient, Routed, RoutedDot, Routing
 from partita.compiler.ops.grouped import (
     CombineRows,
     GroupedDot,
     GroupedOuter,
-    PutRows,
-    RowOrder,
-    TakeRows,
+    Permute,
+    SortByExpert,
+    Unpermute,
     layout_in_order,
 )
 from partita.compiler.ops.op import Op
@@ -60,7 +60,7 @@ class _Key:
 
     ids: Value
     rows: tuple[Axis, ...]
-    order: RowOrder
+    order: SortByExpert
 
     def moved(self, value: Value) -> int:
         """Elements of a value with all its rows; 0 if it has none of their axes."""
@@ -219,7 +219,7 @@ class _Stage:
         if (found := _readable(known, reader)) is not None:
             return found
         source, (order, *_) = self._plain(value, reader), self._order(key, reader)
-        op = TakeRows(key.rows)
+        op = Permute(key.rows)
         (type,) = op.infer(source.type, order.type)
         made = self._named(value, "rows", type, layout_in_order(value.layout, key.rows))
         self._add(op, (source, order), (made,), reader)
@@ -236,7 +236,7 @@ class _Stage:
             return found
         made = self._named(value, "again", value.type, value.layout) if known else value
         _, places, _ = self._order(key, reader)
-        op = PutRows(key.rows, value.type.names)
+        op = Unpermute(key.rows, value.type.names)
         self._add(op, (self._rows(key, value, reader), places), (made,), reader)
         known.append((reader.phase, made))
         return made
@@ -272,7 +272,7 @@ def _readable(known: Iterable[tuple[Phase, T]], reader: Node) -> T | None:
 
 
 @singledispatch
-def order_of(op: Op, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, RowOrder] | None:
+def order_of(op: Op, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, SortByExpert] | None:
     """Of a product by expert the position of its ids, and what puts their rows in order; None for other operations, and
     where rows have matrices of their own besides.
     """
@@ -280,19 +280,19 @@ def order_of(op: Op, operands: Sequence[Type], results: Sequence[Type]) -> tuple
 
 
 @order_of.register(RoutedDot)
-def _(op: RoutedDot, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, RowOrder] | None:
+def _(op: RoutedDot, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, SortByExpert] | None:
     x, w, ids = operands
     return _order(2, op, x, Routing(x, w, ids, op.over, op.along))
 
 
-@order_of.register(RoutedOuter)
-def _(op: RoutedOuter, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, RowOrder] | None:
+@order_of.register(GroupedWeightGradient)
+def _(op: GroupedWeightGradient, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, SortByExpert] | None:
     x, ids, _ = operands
     return _order(1, op, x, Routing(x, results[0], ids, op.over, op.along))
 
 
-def _order(position: int, op: Routed, x: Type, routing: Routing) -> tuple[int, RowOrder] | None:
-    order = RowOrder(tuple(routing.rows), routing.along, op.guarded, op.shards)
+def _order(position: int, op: Routed, x: Type, routing: Routing) -> tuple[int, SortByExpert] | None:
+    order = SortByExpert(tuple(routing.rows), routing.along, op.guarded, op.shards)
     # One vector for all indices has no rows to put in order.
     same = not any(x.has(axis.name) for axis in routing.rows)
     return None if routing.shared or same else (position, order)
@@ -309,8 +309,8 @@ def _(op: RoutedDot) -> Op:
     return GroupedDot(op.over, op.along, op.guarded, op.share)
 
 
-@on_rows.register(RoutedOuter)
-def _(op: RoutedOuter) -> Op:
+@on_rows.register(GroupedWeightGradient)
+def _(op: GroupedWeightGradient) -> Op:
     return GroupedOuter(op.over, op.along, op.table, op.share)
 
 

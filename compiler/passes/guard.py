@@ -46,7 +46,7 @@ def guarded(graph: Graph) -> Graph:
 def _checked(graph: Graph, ids: Value, ignored: int | None) -> bool:
     """Whether ids that may be `ignored` are those of an input, all others of which are checked as they are read."""
     producers = graph.producers()
-    while (node := producers.get(ids)) is not None and node.op.transparent:
+    while (node := producers.get(ids)) is not None and node.op.preserves_identity:
         (ids,) = node.inputs
     return ignored is not None and any(each.value == ids and each.ignored == (ignored,) for each in graph.inputs)
 

@@ -102,7 +102,7 @@ class Loop:
             return True
         inputs = [self._tensor(value) for value in node.inputs]
         sliced = node.op.draws or any(value.type.has(name) for value in inputs)
-        op = node.op.at_positions(self.axis) if sliced else node.op
+        op = node.op.vmapped(self.axis) if sliced else node.op
         if op is None or any(value in self.made for value in node.inputs):
             self.made.update(node.outputs)
             return False

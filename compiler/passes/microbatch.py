@@ -252,7 +252,7 @@ class _Splitter:
                 if key not in self.cut:
                     self.cut[key] = op.sharded(axis, key[2], TIME, ceil(self.count))
                 op = self.cut[key]
-        if isinstance(self.count, Fraction) and op.of_microbatch and op.reads_context:
+        if isinstance(self.count, Fraction) and op.microbatch_dependent and op.reads_context:
             what = f"`{node.span.text}`" if node.span else f"`{op.label}`"
             message = f"{what} differs with the place of a row in `{self.batch}`"
             raise refuse("E0407", message, node.span)

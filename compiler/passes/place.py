@@ -43,7 +43,7 @@ class Pipeline:
     ranks: int
     chunks: int
     span: Span | None = field(default=None, eq=False)
-    homes: tuple[int, ...] = ()
+    stage_ranks: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -210,7 +210,7 @@ def _over_pipeline(
         numbers = {path: i for i, path in enumerate(paths)}
         apart = [None if stage is None else APART for stage in explicit]
         found = weigh(_at(graph, _spread(graph, numbers, apart)))
-        counts = balance([found.get(i, 0.0) for i in range(len(paths))], pipeline.homes or range(stages))
+        counts = balance([found.get(i, 0.0) for i in range(len(paths))], pipeline.stage_ranks or range(stages))
     result: dict[str, int] = {}
     position = 0
     for stage, count in enumerate(counts):
@@ -220,7 +220,7 @@ def _over_pipeline(
     return result
 
 
-def balance(costs: Sequence[float], homes: Sequence[int]) -> tuple[int, ...]:
+def balance(costs: Sequence[float], stage_ranks: Sequence[int]) -> tuple[int, ...]:
     """Counts of a split of `costs` into consecutive non-empty parts, one for each of the `homes`, such that the busiest
     home has the least to do: it sets the pace of a pipeline. If every part has a home of its own, that is the split
     with the cheapest most expensive part; of these, the one with the least sum of squares, which is the most even.
@@ -232,14 +232,14 @@ def balance(costs: Sequence[float], homes: Sequence[int]) -> tuple[int, ...]:
     total = [0.0]
     for value in costs:
         total.append(total[-1] + value)
-    parts = len(homes)
+    parts = len(stage_ranks)
     # Two searches: with both objectives in one, a prefix of the best split need not be the best of its costs.
     largest, _ = _cut(total, parts, max, float("inf"))
     _, counts = _cut(total, parts, lambda sum, own: sum + own * own, largest * (1 + NEAR))
-    return counts if len(set(homes)) == parts or not total[-1] else _evened(total, counts, homes)
+    return counts if len(set(stage_ranks)) == parts or not total[-1] else _evened(total, counts, stage_ranks)
 
 
-def _evened(total: Sequence[float], counts: tuple[int, ...], homes: Sequence[int]) -> tuple[int, ...]:
+def _evened(total: Sequence[float], counts: tuple[int, ...], stage_ranks: Sequence[int]) -> tuple[int, ...]:
     """A split of the costs with these sums, made better by moves out of parts of the busiest home while any does: the
     less the busiest has, the better; then the more even homes are; then the cheaper the most expensive part is.
     """
@@ -249,8 +249,8 @@ def _evened(total: Sequence[float], counts: tuple[int, ...], homes: Sequence[int
         return [(total[end] - total[start]) / total[-1] for start, end in pairwise(edges)]
 
     def held(parts: Sequence[float]) -> dict[int, float]:
-        found = dict.fromkeys(homes, 0.0)
-        for home, part in zip(homes, parts, strict=True):
+        found = dict.fromkeys(stage_ranks, 0.0)
+        for home, part in zip(stage_ranks, parts, strict=True):
             found[home] += part
         return found
 
@@ -265,7 +265,7 @@ def _evened(total: Sequence[float], counts: tuple[int, ...], homes: Sequence[int
     while True:
         busy = held(shares(counts))
         most = max(busy, key=lambda home: round(busy[home], DIGITS))
-        givers = [i for i, home in enumerate(homes) if home == most and counts[i] > 1]
+        givers = [i for i, home in enumerate(stage_ranks) if home == most and counts[i] > 1]
         moved = (
             tuple(count - (i == giver) + (i == taker) for i, count in enumerate(counts))
             for giver in givers
@@ -447,8 +447,8 @@ def _over_range(graph: Graph, scope: str, explicit: _Explicit, pipeline: Pipelin
     if inside and not names:
         return {}
     paths = _iterations(graph, names)
-    homes = (pipeline.homes or range(pipeline.stages))[target.rule.first : target.rule.last + 1]
-    count = len(homes)
+    stage_ranks = (pipeline.stage_ranks or range(pipeline.stages))[target.rule.first : target.rule.last + 1]
+    count = len(stage_ranks)
     if len(paths) < count:
         raise refuse(
             "E0403",
@@ -464,7 +464,7 @@ def _over_range(graph: Graph, scope: str, explicit: _Explicit, pipeline: Pipelin
         for node in graph.nodes
     )
     found = weigh(_at(graph, [numbers.get(path or "", APART) for path in own]))
-    counts = balance([found.get(i, 0.0) for i in range(len(paths))], homes)
+    counts = balance([found.get(i, 0.0) for i in range(len(paths))], stage_ranks)
     stages = (stage for stage, many in enumerate(counts, target.rule.first) for _ in range(many))
     return dict(zip(paths, stages, strict=True))
 

@@ -47,7 +47,7 @@ class Readers:
             for position, value in enumerate(node.inputs):
                 root, axes = roots.get(value, (value, None))
                 self.readers.setdefault(root, []).append(Reader(node, position, axes))
-            if node.op.transparent:
+            if node.op.preserves_identity:
                 (source,) = node.inputs
                 root, axes = roots.get(source, (source, None))
                 made = Reader(node, 0, axes)

@@ -106,7 +106,7 @@ def cast_by_rows(graph: Graph, updates: Mapping[str, Update]) -> Graph:
     return evolve(graph, nodes=tuple(nodes), parameters=parameters)
 
 
-def by_rows(updates: Mapping[str, Update], over: Mapping[str, str]) -> dict[str, Update]:
+def sparse_updates(updates: Mapping[str, Update], over: Mapping[str, str]) -> dict[str, Update]:
     """The updates, those of sparse parameters of their rows."""
     return {name: UpdateRows.of(update, over[name]) if name in over else update for name, update in updates.items()}
 

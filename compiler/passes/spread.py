@@ -3,8 +3,8 @@
 Every rank holds a part of each parameter with the axis, and computes with it on stages of its own
 (`partita.compiler.schedules.schedule.Spread`): what looks up before the first stage, and what comes of the last one. As
 along any mesh axis, each value is split along the axis, partial (SUM or MAX), or whole, by the sharding rules of the
-operations; an operation without a rule may say what each part contributes (`Op.by_parts`). Nothing is exchanged but
-values that are whole or partial, by the sends and receives between stages:
+operations; an operation without a rule may say what each part contributes (`Op.partial_reduce`). Nothing is exchanged
+but values that are whole or partial, by the sends and receives between stages:
 
 - a partial value is summed up where it is read, in order of the ranks;
 - what follows from all output parts, such as the loss, and what their gradients need of it, is on the loss stage.
@@ -334,7 +334,7 @@ class _Divided:
         for rank in self.ranks if axis is not None and node.phase is Phase.FORWARD else ():
             inputs = self._operands(node, states, stage, rank)
             before = len(self.build.nodes)
-            found = node.op.by_parts(self.build, evolve(node, inputs=inputs), axis or "")
+            found = node.op.partial_reduce(self.build, evolve(node, inputs=inputs), axis or "")
             if found is None:
                 break
             for i, new in enumerate(self.build.nodes[before:], before):

@@ -64,17 +64,17 @@ def cut(stages: Stages, candidate: Candidate, layers: int) -> tuple[StageCosts, 
         return (stages.stage(0, 1, max(1, layers)),)
     one = stages.layer.unsplit
     ends = (round(each.unsplit - stages.middle.unsplit, 12) for each in (stages.first, stages.last))
-    homes = ranks_of(placement_of(candidate))
-    counts = _cut(layers, tuple(homes[stage] for stage in range(count)), one, *ends)
+    stage_ranks = ranks_of(placement_of(candidate))
+    counts = _cut(layers, tuple(stage_ranks[stage] for stage in range(count)), one, *ends)
     return tuple(stages.stage(i, count, each) for i, each in enumerate(counts))
 
 
 @lru_cache(maxsize=4096)
-def _cut(layers: int, homes: tuple[int, ...], one: float, first: float, last: float) -> tuple[int, ...]:
+def _cut(layers: int, stage_ranks: tuple[int, ...], one: float, first: float, last: float) -> tuple[int, ...]:
     costs = [one] * layers
     costs[0] += max(0.0, first)
     costs[-1] += max(0.0, last)
-    return balance(costs, homes)
+    return balance(costs, stage_ranks)
 
 
 @lru_cache(maxsize=256)

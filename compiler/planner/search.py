@@ -32,7 +32,7 @@ from partita.compiler.analysis.time import Prediction, predict, silenced, stage_
 from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
-from partita.compiler.passes.assign import assign, stored_as_read
+from partita.compiler.passes.assign import assign, match_storage_dtype
 from partita.compiler.passes.build import build
 from partita.compiler.pipeline import collector_paused, schedule_run
 from partita.compiler.planner.budget import (
@@ -185,7 +185,7 @@ class Search:
         model, train = self.space.given.trained
         graph = build(model, train.dtype)
         updates = assign(graph, train.optimizer).updates
-        parameters = stored_as_read(graph, updates).parameters
+        parameters = match_storage_dtype(graph, updates).parameters
         trained = [(each.master, updates[each.name]) for each in parameters if each.name in updates]
         self._trained = sum(type.elements for type, _ in trained)
         self._masters = sum(type.bytes for type, _ in trained)

@@ -6,7 +6,7 @@ rank's part. What the parts are follows from the undivided operations, however t
 - A rank's share of an operation by one of its sharding rules makes that rank's part of the result: a shard along the
   axis, a term of a sum, or what a maximum is taken of.
 - All terms added in the order of the ranks are the sum; likewise the maximum.
-- What the parts contribute to an operation (`Op.by_parts`), put together (`Op.of_parts`), are its results.
+- What the parts contribute to an operation (`Op.partial_reduce`), put together (`Op.of_parts`), are its results.
 
 Every value of the divided graph must have one of these numbers, on a stage of the rank whose part it is. Loss, metrics,
 outputs and updates must be whole, and the contributions to a gradient must be all parts of what it was. A parameter in
@@ -92,7 +92,7 @@ class Division:
             if any(states) and axes.issuperset(split_axes(states)):
                 self._by_rule(node, rule, operands, results)
         axis = next((each for each in axes if any(value.type.has(each) for value in node.inputs)), None)
-        if axis is not None and type(node.op).by_parts is not Op.by_parts:
+        if axis is not None and type(node.op).partial_reduce is not Op.partial_reduce:
             self._by_parts(node, axis, operands, results)
 
     def _local(self, op: Op, axis: str, values: Sequence[Value]) -> Op:
@@ -131,7 +131,7 @@ class Division:
                 inputs.append(Value(f"{value.name} {rank}", self._cut(value.type, axis)))
                 numbers[inputs[-1]] = self._part(number, split, rank)
             build = Builder()
-            found = node.op.by_parts(build, evolve(node, inputs=tuple(inputs)), axis)
+            found = node.op.partial_reduce(build, evolve(node, inputs=tuple(inputs)), axis)
             if found is None:
                 return
             for new in build.nodes:

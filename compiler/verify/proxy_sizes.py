@@ -18,7 +18,7 @@ from partita.dsl import spec
 from partita.dsl.check.formulas import Formula, Size, sizes_in, value_of
 
 # The extent of the ranges of sizes tried for an axis, and the steps before the search gives up.
-TRIED, PATIENCE = 24, 20_000
+TRIED, TIMEOUT = 24, 20_000
 
 
 @frozen
@@ -190,7 +190,7 @@ class Search:
         order = sorted(declared, key=lambda name: (declared[name], name in self.axes.tables))
         chosen: dict[str, int] = {}
         choices: list[Iterator[int]] = []
-        for _ in range(PATIENCE):
+        for _ in range(TIMEOUT):
             if len(chosen) == len(order):
                 return {name: chosen[name] for name in declared}
             if len(choices) == len(chosen):

@@ -18,7 +18,7 @@ COMPARING = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equ
 JUMPING = frozenset((*CHOOSING, *COMPARING))
 
 
-def shaken(given: spec.Spec, most: float, trial: int) -> spec.Spec:
+def perturbed(given: spec.Spec, most: float, trial: int) -> spec.Spec:
     """The same file, in which the operands of functions that jump are multiplied by 1 + u, with u drawn from
     [-most, most) for each element; other ones in each `trial`. Its outputs are left out.
     """

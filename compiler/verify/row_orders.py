@@ -24,9 +24,9 @@ from partita.compiler.ops.grouped import (
     CombineRows,
     GroupedDot,
     GroupedOuter,
-    PutRows,
-    RowOrder,
-    TakeRows,
+    Permute,
+    SortByExpert,
+    Unpermute,
     in_order,
     layout_in_order,
 )
@@ -48,7 +48,7 @@ def in_own_order(partitioned: PartitionedGraph, check: Checker) -> PartitionedGr
 class _Order:
     """A permutation of rows: what made it, and of which ids."""
 
-    op: RowOrder
+    op: SortByExpert
     ids: Value
     results: tuple[Value, ...]
 
@@ -100,8 +100,8 @@ class _Stage:
 
     # ------------------------------------------------------------ operations on rows in order
 
-    @_plain.register(RowOrder)
-    def _ordered(self, op: RowOrder, node: Node) -> Sequence[Node]:
+    @_plain.register(SortByExpert)
+    def _ordered(self, op: SortByExpert, node: Node) -> Sequence[Node]:
         ids = self._own(node.inputs[0])
         self._infers(node)
         order = _Order(op, ids, node.outputs)
@@ -109,8 +109,8 @@ class _Stage:
         self.check.nodes += 1
         return ()
 
-    @_plain.register(TakeRows)
-    def _taken(self, op: TakeRows, node: Node) -> Sequence[Node]:
+    @_plain.register(Permute)
+    def _taken(self, op: Permute, node: Node) -> Sequence[Node]:
         x, order = self._own(node.inputs[0]), self._order(node, 0)
         require(op.rows == order.op.rows, f"{quoted(node)} takes other rows than were put in order", *node.inputs)
         self._infers(node)
@@ -118,8 +118,8 @@ class _Stage:
         self.check.nodes += 1
         return ()
 
-    @_plain.register(PutRows)
-    def _put(self, op: PutRows, node: Node) -> Sequence[Node]:
+    @_plain.register(Unpermute)
+    def _put(self, op: Unpermute, node: Node) -> Sequence[Node]:
         own, order = self._in_order(node.inputs[0]), self._order(node, 1)
         self._alike(node, order, node.inputs[:1])
         require(op.rows == order.op.rows, f"{quoted(node)} puts other rows than were put in order", *node.inputs)

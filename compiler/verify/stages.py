@@ -145,7 +145,7 @@ class Stages:
         if isinstance(op, Accumulate):
             self._accumulate(stage, node, op, operands[0])
             return ()
-        require(phase != 0 or not op.of_microbatch, "the prologue has no microbatch", *node.outputs)
+        require(phase != 0 or not op.microbatch_dependent, "the prologue has no microbatch", *node.outputs)
         return self.check.results(node, tuple(operands), new=op.copies)
 
     # ------------------------------------------------------------ accumulation

@@ -96,13 +96,13 @@ class ValueNumbering:
 
     def _divided(self, op: Op, operands: tuple[int, ...], results: tuple[int, ...]) -> None:
         """Number the decompositions of an operation into parts; primitives that make its results have its numbers."""
-        if type(op).blockwise is Op.blockwise:
+        if type(op).decompose is Op.decompose:
             return
         node = self._node(op, operands, tuple(self.types[number] for number in results))
         for axis in dict.fromkeys(each for value in node.inputs for each in value.type.axes):
             for parts in self.parts:
                 build = Builder()
-                made = None if axis.size % parts else op.blockwise(build, node, axis.name, parts)
+                made = None if axis.size % parts else op.decompose(build, node, axis.name, parts)
                 if made is None:
                     continue
                 numbers = dict(zip(node.inputs, operands, strict=True))

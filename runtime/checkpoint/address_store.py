@@ -130,7 +130,7 @@ class AddressStore(Saves):
         addresses.remove(self._at(step) / NAME)
         self._empty(step)
 
-    def set_aside(self, step: int) -> None:
+    def quarantine(self, step: int) -> None:
         """Give the manifest another name."""
         folder = RemoteFolder(self._at(step))
         size = folder.size(NAME)

@@ -24,7 +24,7 @@ from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.address_store import steps_in, store_at
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.copies import Copies, Found, Kept
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
@@ -121,11 +121,11 @@ class Checkpoints:
         if self.copying is not None:
             self.copying.wait()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """End the save in progress without the other ranks, in a process that outlives the run."""
         save, self._save = self._save, None
         if save is not None:
-            save.break_off()
+            save.abort()
 
     def close(self) -> None:
         """Release the directory."""
@@ -241,7 +241,7 @@ class Checkpoints:
         try:
             saved = copying.manifest_of(found)
             copying.load(found, saved, list(wanted_by(self.rank)))
-        except (Damaged, OSError) as error:
+        except (Corrupt, OSError) as error:
             self.report(Diagnostic("W0808", f"the copies of step {found.label.step} cannot be read: {error}"))
             saved = None
         if (yield from self._any(saved is None)) or saved is None:
@@ -359,7 +359,7 @@ class Checkpoints:
         try:
             saved = read_manifest(path, step)
             refuse_links(path, step)
-        except Damaged as damage:
+        except Corrupt as damage:
             if rank == 0:  # all ranks find it
                 self._say_damaged(step, damage)
             return None
@@ -375,7 +375,7 @@ class Checkpoints:
         try:
             with Commit(self.settings.path, saved, self.rank.flight.mark) as commit:
                 load(self.rank, commit)
-        except Damaged as damage:
+        except Corrupt as damage:
             self._say_damaged(saved.step, damage)
             return False
         return True
@@ -384,7 +384,7 @@ class Checkpoints:
         if self.rank.rank == 0:
             for step in passed_over:
                 try:
-                    self._store.set_aside(step)
+                    self._store.quarantine(step)
                 except OSError as error:
                     self._say("W0801", f"{commit_name(step)} could not be renamed: {error.strerror}")
             changed = [*changes(saved, self._manifest), *changed_data(saved, self._manifest)]
@@ -484,5 +484,5 @@ def _seems_whole(path: Place, step: int) -> bool:
     """Whether a commit looks intact without reading its tensors."""
     try:
         return quick_problem(path, read_manifest(path, step)) is None
-    except (Damaged, Refused):
+    except (Corrupt, Refused):
         return False

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from attrs import frozen
 
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 
 MOST_BYTES = 1 << 24  # parsed JSON takes about twenty times as much memory
 T = TypeVar("T")
@@ -33,11 +33,11 @@ def checked(data: bytes) -> Reader:
     length = len(_tail(b""))
     body, tail = data[:-length], data[-length:]
     if tail != _tail(body):
-        raise Damaged("its SHA-256 is not the one at its end")
+        raise Corrupt("its SHA-256 is not the one at its end")
     try:
         value = json.loads(data, object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"it is no JSON that was written here: {error}") from error
+        raise Corrupt(f"it is no JSON that was written here: {error}") from error
     del value["seal"]
     return Reader(value, "")
 
@@ -73,7 +73,7 @@ class Reader:
 
     def fail(self, wanted: str) -> NoReturn:
         """Raise Damaged: the value is not `wanted`."""
-        raise Damaged(f"`{self.place}` is not {wanted}")
+        raise Corrupt(f"`{self.place}` is not {wanted}")
 
     def integer(self, least: int, most: int) -> int:
         """An integer from `least` to `most`."""

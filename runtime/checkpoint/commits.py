@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.checksummed import MOST_BYTES
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import Folder, opened_folder
 from partita.runtime.checkpoint.manifest import NAME, Manifest, parse
 from partita.runtime.checkpoint.store import commit_name
@@ -22,11 +22,11 @@ def read_manifest(place: Place, step: int) -> Manifest:
     with open_commit(place, step) as folder:
         try:
             manifest = parse(folder.read(NAME, MOST_BYTES), f"{place / name}")
-        except Damaged as damage:
+        except Corrupt as damage:
             text = str(damage)
-            raise Damaged(text if text.startswith(NAME) else f"{NAME}: {text}") from damage
+            raise Corrupt(text if text.startswith(NAME) else f"{NAME}: {text}") from damage
     if manifest.step != step:
-        raise Damaged(f"{NAME} is of step {manifest.step}")
+        raise Corrupt(f"{NAME} is of step {manifest.step}")
     return manifest
 
 
@@ -40,7 +40,7 @@ def quick_problem(place: Place, manifest: Manifest) -> str | None:
                 size = folder.size(name)
                 if size != file.size:
                     return f"{name} has {size:,} bytes instead of {file.size:,}"
-    except Damaged as damage:
+    except Corrupt as damage:
         return str(damage)
     return None
 
@@ -52,9 +52,9 @@ def open_commit(place: Place, step: int) -> Iterator[Folder]:
         with opened_folder(place, commit_name(step)) as folder:
             yield folder
     except NotADirectoryError as error:
-        raise Damaged(f"{commit_name(step)} is a link, or not a directory") from error
+        raise Corrupt(f"{commit_name(step)} is a link, or not a directory") from error
     except OSError as error:
-        raise Damaged(f"{commit_name(step)} cannot be read: {error.strerror}") from error
+        raise Corrupt(f"{commit_name(step)} cannot be read: {error.strerror}") from error
 
 
 def refuse_links(place: Place, step: int) -> None:
@@ -62,4 +62,4 @@ def refuse_links(place: Place, step: int) -> None:
     with open_commit(place, step) as folder:
         found = folder.links()
     if found:
-        raise Damaged(f"{found[0]} is a link")
+        raise Corrupt(f"{found[0]} is a link")

@@ -17,7 +17,7 @@ from partita.dsl.diagnostic import shown
 BLOCK = 1 << 22  # bytes read, hashed or written per call, during which other threads run
 
 
-class Damaged(ValueError):
+class Corrupt(ValueError):
     """A commit differs from what was saved; the message, one line, names the file and what is wrong with it."""
 
     def __init__(self, message: str) -> None:
@@ -41,13 +41,13 @@ def regular_file(name: str, parent: int) -> Iterator[tuple[int, int]]:
     try:
         kind = stat.S_IFMT(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
         if kind != stat.S_IFREG:
-            raise Damaged(f"{name} is {KINDS.get(kind, 'not a regular file')}")
+            raise Corrupt(f"{name} is {KINDS.get(kind, 'not a regular file')}")
         # If it has been replaced since: no link is followed, and opening a FIFO does not block.
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     except FileNotFoundError as error:
-        raise Damaged(f"{name} is missing") from error
+        raise Corrupt(f"{name} is missing") from error
     except OSError as error:
-        raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+        raise Corrupt(f"{name} cannot be read: {error.strerror}") from error
     try:
         yield handle, os.fstat(handle).st_size
     finally:
@@ -67,7 +67,7 @@ def read(name: str, parent: int, most: int) -> bytes:
     """The content of a small file. Raises Damaged, also if it has more than `most` bytes."""
     with regular_file(name, parent) as (handle, size):
         if size > most:
-            raise Damaged(f"{name} has {size:,} bytes; at most {most:,} are read")
+            raise Corrupt(f"{name} has {size:,} bytes; at most {most:,} are read")
         return b"".join(bytes(block) for block in _blocks(name, handle, size))
 
 
@@ -76,7 +76,7 @@ def sha256(name: str, parent: int, size: int, moved: Callable[[], None]) -> str:
     digest = hashlib.sha256()
     with regular_file(name, parent) as (handle, found):
         if found != size:
-            raise Damaged(f"{name} has {found:,} bytes instead of {size:,}")
+            raise Corrupt(f"{name} has {found:,} bytes instead of {size:,}")
         for block in _blocks(name, handle, size):
             digest.update(block)
             moved()
@@ -90,9 +90,9 @@ def _blocks(name: str, handle: int, size: int) -> Iterator[memoryview]:
         try:
             count = os.readv(handle, [buffer[: min(BLOCK, size)]])
         except OSError as error:
-            raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+            raise Corrupt(f"{name} cannot be read: {error.strerror}") from error
         if count == 0:
-            raise Damaged(f"{name} ends too early")
+            raise Corrupt(f"{name} ends too early")
         size -= count
         yield buffer[:count]
 

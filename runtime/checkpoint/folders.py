@@ -18,7 +18,7 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.runtime import addresses
 from partita.runtime.addresses import Address, Place
 from partita.runtime.checkpoint import files
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 
 
 class Folder(Protocol):
@@ -112,7 +112,7 @@ class RemoteFolder:
         """The content of a small file."""
         size = self.size(name)
         if size > most:
-            raise Damaged(f"{name} has {size:,} bytes; at most {most:,} are read")
+            raise Corrupt(f"{name} has {size:,} bytes; at most {most:,} are read")
         with self._reading(name):
             return addresses.read_range(self.address / name, 0, size)
 
@@ -125,7 +125,7 @@ class RemoteFolder:
         """Its SHA-256."""
         found = self.size(name)
         if found != size:
-            raise Damaged(f"{name} has {found:,} bytes instead of {size:,}")
+            raise Corrupt(f"{name} has {found:,} bytes instead of {size:,}")
         digest = hashlib.sha256()
         with self._reading(name):
             for piece in addresses.pieces(self.address / name, 0, size):
@@ -158,7 +158,7 @@ class RemoteFolder:
         try:
             yield
         except FileNotFoundError as error:
-            raise Damaged(f"{name} is missing") from error
+            raise Corrupt(f"{name} is missing") from error
         except OSError as error:
             raise unreadable(self.address / name, error) from error
 

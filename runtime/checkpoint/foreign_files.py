@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from partita.dsl.diagnostic import refuse, shown
 from partita.runtime.addresses import Address, Place, exists, names_in
-from partita.runtime.checkpoint.files import Damaged, directory
+from partita.runtime.checkpoint.files import Corrupt, directory
 from partita.runtime.checkpoint.folders import Folder, LocalFolder, RemoteFolder, unreadable
 from partita.runtime.checkpoint.shards import MOST_HEADER, WIDTHS, Entry, bytes_of, header, opened, write_file
 
@@ -63,11 +63,11 @@ class ForeignFiles:
         there = {name: set(file.keys()) for name, file in files.items()}
         for tensor, name in names.items():
             if tensor not in there[name]:
-                raise Damaged(f"{path.name} says that {name} has {tensor}, which it lacks")
+                raise Corrupt(f"{path.name} says that {name} has {tensor}, which it lacks")
             self._files[tensor] = files[name]
         for name, keys in there.items():
             for key in keys - names.keys():
-                raise Damaged(f"{name} has {key}, which {path.name} does not name")
+                raise Corrupt(f"{name} has {key}, which {path.name} does not name")
 
     def names(self) -> list[str]:
         """The names of all tensors."""
@@ -94,7 +94,7 @@ class ForeignFiles:
             file = self._files[name]
             read: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
         except SafetensorError as error:
-            raise Damaged(f"{name} cannot be read: {error}") from error
+            raise Corrupt(f"{name} cannot be read: {error}") from error
         return read
 
 
@@ -135,10 +135,10 @@ def content_of(path: Place, most: int) -> bytes:
         return RemoteFolder(path.parent).read(path.name, most)
     try:
         if path.stat().st_size > most:
-            raise Damaged(f"{path.name} has more than {most:,} bytes")
+            raise Corrupt(f"{path.name} has more than {most:,} bytes")
         return path.read_bytes()
     except OSError as error:
-        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from error
+        raise Corrupt(f"{path.name} cannot be read: {error.strerror}") from error
 
 
 def read_index(path: Place) -> dict[str, str]:
@@ -147,18 +147,18 @@ def read_index(path: Place) -> dict[str, str]:
         content = json.loads(content_of(path, MOST_INDEX))
         names = content["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Damaged(f"{path.name} is not an index of tensors: it has no `weight_map`") from error
+        raise Corrupt(f"{path.name} is not an index of tensors: it has no `weight_map`") from error
     if not isinstance(names, dict) or not all(isinstance(each, str) for each in names.values()):
-        raise Damaged(f"{path.name} is not an index of tensors: its `weight_map` does not map names to files")
+        raise Corrupt(f"{path.name} is not an index of tensors: its `weight_map` does not map names to files")
     for name in names.values():
         if "/" in name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
-            raise Damaged(f"{path.name} names `{name}`, which is no safetensors file beside it")
+            raise Corrupt(f"{path.name} names `{name}`, which is no safetensors file beside it")
     return names
 
 
 def _member(index: Place, name: str) -> Any:
     if isinstance(index, Path) and not (index.parent / name).exists():
-        raise Damaged(f"{name} is missing, which {index.name} names")
+        raise Corrupt(f"{name} is missing, which {index.name} names")
     return opened(index.parent / name)
 
 

@@ -22,7 +22,7 @@ from partita.dsl.names.correspondence import Groups, Part, Theirs, Weights
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.foreign import chosen_tensors, named_by, seen_as_ours, seen_as_theirs
 from partita.runtime.checkpoint.foreign_files import ForeignFiles
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
@@ -113,7 +113,7 @@ def import_tensors(
             if not any("/" in part.name for each in found for part in each.tensor.parts):
                 manifest = untrained(manifest)
             warnings += commit_tensors(path, manifest, _reader(files, found, manifest, program))
-    except Damaged as damage:
+    except Corrupt as damage:
         raise refuse("E0808", str(damage)) from damage
     there = {part.name for each in found for part in each.tensor.parts}
     begun = tuple(name for name in parameters if name not in there)

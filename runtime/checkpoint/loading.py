@@ -18,7 +18,7 @@ from partita.compiler.mesh import Mesh
 from partita.dsl.types import BYTES
 from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.commits import open_commit
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
 from partita.runtime.checkpoint.parts import saved_shape, saves, sources
 from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read_region
@@ -109,14 +109,14 @@ class Commit:
         for rank in ranks:
             try:
                 self._check(rank)
-            except Damaged as damage:
+            except Corrupt as damage:
                 yield str(damage)
 
     def _check(self, rank: int) -> None:
         name, wanted = self.manifest.file_name(rank), self.manifest.files[rank]
         with open_commit(self.path, self.manifest.step) as folder:
             if folder.sha256(name, wanted.size, self.moved) != wanted.sha256:
-                raise Damaged(f"{name}: its SHA-256 is not the manifest's")
+                raise Corrupt(f"{name}: its SHA-256 is not the manifest's")
         with opened(self._path(rank)) as file:
             check_entries(file, name, entries_of(self.manifest, rank))
 

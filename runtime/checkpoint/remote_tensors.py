@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 
 from partita.runtime.addresses import Address, pieces, size_of
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import unreadable
 from partita.runtime.regions import Region
 
@@ -81,7 +81,7 @@ class RemoteTensors:
         try:
             size = size_of(address)
         except FileNotFoundError as error:
-            raise Damaged(f"{address.name} is missing") from error
+            raise Corrupt(f"{address.name} is missing") from error
         except OSError as error:
             raise unreadable(address, error) from error
         start = _read(address, 0, min(size, FIRST))
@@ -125,10 +125,10 @@ def _read(address: Address, start: int, stop: int) -> bytearray:
     try:
         return bytearray().join(pieces(address, start, stop))
     except FileNotFoundError as error:
-        raise Damaged(f"{address.name} is missing") from error
+        raise Corrupt(f"{address.name} is missing") from error
     except OSError as error:
         raise unreadable(address, error) from error
 
 
-def _wrong(address: Address, why: str) -> Damaged:
-    return Damaged(f"{address.name} is not a file of tensors: {why}")
+def _wrong(address: Address, why: str) -> Corrupt:
+    return Corrupt(f"{address.name} is not a file of tensors: {why}")

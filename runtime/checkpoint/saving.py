@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 
 from partita.dsl.diagnostic import Refused
 from partita.runtime.checkpoint.checksummed import MOST_BYTES, checked, with_checksum
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import Folder
 from partita.runtime.checkpoint.manifest import DIGEST, File, Manifest, file_name
 from partita.runtime.checkpoint.shards import Shard, write_file
@@ -81,7 +81,7 @@ class Save:
         self._raise_bug()
         return self.error
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Wait for the end of a save that will not be concluded. On rank 0 it becomes a commit if all other ranks have
         written their parts by then; otherwise its files remain until the next run starts.
         """
@@ -150,7 +150,7 @@ class Save:
                 return
             text = with_checksum(evolve(self.manifest, files=files, suffix=suffix, time=int(time.time())).as_json())
             if len(text) > MOST_BYTES:
-                raise Damaged(f"the manifest has {len(text):,} bytes; at most {MOST_BYTES:,} are read again")
+                raise Corrupt(f"the manifest has {len(text):,} bytes; at most {MOST_BYTES:,} are read again")
             self.store.commit(step, text, [marker_name(rank, suffix) for rank in range(len(files))])
             self.committed = True
             self.store.prune(self.keep)
@@ -159,7 +159,7 @@ class Save:
                 self.trouble = f"older ones could not be removed: {error.strerror}"
             else:
                 self.trouble, self.full = f"rank 0: {error.strerror}", error.errno in NO_ROOM
-        except (Damaged, Refused) as problem:
+        except (Corrupt, Refused) as problem:
             self.trouble = str(problem)
 
     def _files(self) -> tuple[File, ...] | None:
@@ -176,7 +176,7 @@ class Save:
                 if ended:
                     return None
                 if self._all_written is not None and time.monotonic() > self._all_written + VISIBLE_SECONDS:
-                    raise Damaged(f"the file of rank {len(found)} is missing: all machines must share the directory")
+                    raise Corrupt(f"the file of rank {len(found)} is missing: all machines must share the directory")
                 time.sleep(self.store.poll_seconds)
 
 
@@ -184,6 +184,6 @@ def _marker(name: str, folder: Folder) -> File:
     try:
         size, sha256 = checked(folder.read(name, MOST_MARKER)).record("size", "sha256")
         return File(size.integer(0, 1 << 62), sha256.text(DIGEST))
-    except Damaged as damage:
+    except Corrupt as damage:
         text = str(damage)
-        raise Damaged(text if text.startswith(name) else f"{name}: {text}") from damage
+        raise Corrupt(text if text.startswith(name) else f"{name}: {text}") from damage

@@ -14,7 +14,7 @@ from partita.dsl.syntax.source import Span
 from partita.runtime.addresses import Address, Place, check_writable, is_address, place_of, resolved
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.identity import changed_data, changes, differences
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.store import commit_name
@@ -175,7 +175,7 @@ def check_newest(settings: Settings, wanted: Manifest) -> None:
         try:
             refuse_others(settings, read_manifest(settings.path, step), wanted)
             return
-        except Damaged:
+        except Corrupt:
             continue
 
 

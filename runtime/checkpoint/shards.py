@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from partita.dsl.types import BYTES
 from partita.runtime.addresses import Address, Place
-from partita.runtime.checkpoint.files import BLOCK, Damaged
+from partita.runtime.checkpoint.files import BLOCK, Corrupt
 from partita.runtime.checkpoint.folders import Folder
 from partita.runtime.checkpoint.manifest import File
 from partita.runtime.checkpoint.remote_tensors import RemoteTensors
@@ -170,11 +170,11 @@ def opened(path: Place) -> Iterator[Any]:
         yield RemoteTensors.of(path)
         return
     if path.exists() and not path.is_file():
-        raise Damaged(f"{path.name} is not a regular file")  # opening a FIFO would block forever
+        raise Corrupt(f"{path.name} is not a regular file")  # opening a FIFO would block forever
     try:
         file = safe_open(os.fspath(path), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise Damaged(f"{path.name} is not a file of tensors: {error}") from error
+        raise Corrupt(f"{path.name} is not a file of tensors: {error}") from error
     with file:
         yield file
 
@@ -185,12 +185,12 @@ def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
     wanted = {each.name for each in entries}
     if found != wanted:
         which = sorted(wanted - found) or sorted(found - wanted)
-        raise Damaged(f"{name} {'lacks' if wanted - found else 'has a surplus'} {which[0]}")
+        raise Corrupt(f"{name} {'lacks' if wanted - found else 'has a surplus'} {which[0]}")
     for each in entries:
         part = file.get_slice(each.name)
         if part.get_dtype() != CODES[each.dtype] or tuple(part.get_shape()) != each.shape:
             described = f"{part.get_dtype()}{part.get_shape()}"
-            raise Damaged(f"{name} has {each.name} as {described}, not {CODES[each.dtype]}{list(each.shape)}")
+            raise Corrupt(f"{name} has {each.name} as {described}, not {CODES[each.dtype]}{list(each.shape)}")
 
 
 def read_region(file: Any, name: str, region: Region) -> torch.Tensor:
@@ -198,5 +198,5 @@ def read_region(file: Any, name: str, region: Region) -> torch.Tensor:
     try:
         found: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
     except SafetensorError as error:
-        raise Damaged(f"{name} cannot be read: {error}") from error
+        raise Corrupt(f"{name} cannot be read: {error}") from error
     return found

@@ -20,7 +20,7 @@ from attrs import asdict, evolve, field, frozen
 
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.checksummed import with_checksum
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.loading import entries_of
 from partita.runtime.checkpoint.manifest import File, Manifest
 from partita.runtime.kernels.dtypes import DTYPES
@@ -98,7 +98,7 @@ class Slot:
         """So many bytes of the file, from a place on. Raises Damaged if there are fewer."""
         block = bytearray(count)
         if os.preadv(self.file, [block], place) != count:
-            raise Damaged("a slot of memory ends too early")
+            raise Corrupt("a slot of memory ends too early")
         return block
 
     def texts(self) -> tuple[bytes, bytes]:
@@ -108,7 +108,7 @@ class Slot:
     def _held(self) -> tuple[bytes, bytes, int, int]:
         found = self._texts()
         if found is None:
-            raise Damaged("a slot of memory is empty")
+            raise Corrupt("a slot of memory is empty")
         return found
 
     def _texts(self) -> tuple[bytes, bytes, int, int] | None:
@@ -158,7 +158,7 @@ class Shards:
             self._tensors[each.name] = flat.view(each.shape)
             start += each.bytes
         if start > len(data):
-            raise Damaged(f"a copy of rank {rank} has {len(data):,} bytes instead of {start:,}")
+            raise Corrupt(f"a copy of rank {rank} has {len(data):,} bytes instead of {start:,}")
 
     @classmethod
     def of(cls, slot: Slot, manifest: Manifest, rank: int) -> Shards:

@@ -94,7 +94,7 @@ class Saves(ABC):
         """Remove a commit."""
 
     @abstractmethod
-    def set_aside(self, step: int) -> None:
+    def quarantine(self, step: int) -> None:
         """Take a commit that was skipped as damaged out of the way, so that the run can save this step again."""
 
     @abstractmethod
@@ -218,7 +218,7 @@ class Store(Saves):
             os.rename(commit_name(step), aside, src_dir_fd=handle, dst_dir_fd=handle)
             _remove(aside, handle)
 
-    def set_aside(self, step: int) -> None:
+    def quarantine(self, step: int) -> None:
         """Rename a commit that was skipped as damaged, so that the run can save this step again."""
         with directory(self.path) as handle:
             aside = f"{commit_name(step)}.damaged"

@@ -121,7 +121,7 @@ class FakeNccl(_AnyGroup):  # type: ignore[misc]
 class FakeTransport(ProcessTransport):
     """The transport of processes over NCCL, of which one is here: nobody answers greetings."""
 
-    def _greet(
+    def _handshake(
         self,
         what: str,
         group: dist.ProcessGroup | None,

@@ -36,7 +36,7 @@ from partita.runtime.fake_gpu.nccl import fake_transport
 from partita.runtime.fake_gpu.watch import Fault, Kind, Launch, Stopped, Watch, of
 from partita.runtime.kernels import compiling
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.pace import Slow
+from partita.runtime.pace import Straggler
 from partita.runtime.python_functions import CustomFunction
 from partita.runtime.rank import Plan, Rank
 from partita.runtime.rehearsal import leaves_nothing, rehearse
@@ -46,7 +46,7 @@ STEPS, STEPS_OF_GRAPHS = 2, 3
 
 
 @frozen(eq=False)
-class Tried:
+class FakeGpuResult:
     """What came of running a rank: what is wrong, the kernels of its last training step, why the host waited in it, and
     its peak of allocated bytes beside the bound.
     """
@@ -85,12 +85,12 @@ def representatives(plan: Plan) -> list[int]:
     return [own[-(i % 2)] for i, own in enumerate(found.values())]
 
 
-def try_ranks(plan: Plan, chosen: Sequence[int] | None = None) -> list[Tried]:
+def try_ranks(plan: Plan, chosen: Sequence[int] | None = None) -> list[FakeGpuResult]:
     """Run some ranks of a plan that is compiled for GPUs, or one of each rank of the pipeline."""
     return [try_rank(plan, rank) for rank in (representatives(plan) if chosen is None else chosen)]
 
 
-def try_rank(plan: Plan, number: int) -> Tried:
+def try_rank(plan: Plan, number: int) -> FakeGpuResult:
     """Run one rank."""
     spec, program = plan.spec, plan.program
     count = STEPS_OF_GRAPHS if program.captured else max(STEPS, 2 * program.delay + 1)
@@ -125,12 +125,12 @@ def try_rank(plan: Plan, number: int) -> Tried:
             what = str(error).strip().partition("\n")[0]
             watch.fault(Kind.FAILURE, f"{type(error).__name__}: {what}", of(error))
     if steps is None:
-        return Tried(number, tuple(watch.faults), (), (), 0, bound)
+        return FakeGpuResult(number, tuple(watch.faults), (), (), 0, bound)
     above, place = watch.above
     peak = max(steps.peak, above)  # the latter also of a step that has failed
     if above:
         watch.fault(Kind.MEMORY, f"{peak} bytes are allocated, of at most {bound}", place)
-    return Tried(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), peak, bound)
+    return FakeGpuResult(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), peak, bound)
 
 
 class _Steps:
@@ -182,7 +182,7 @@ class _Steps:
     def sample(self, step: int, text: str) -> None:
         """Not told."""
 
-    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+    def slow(self, step: int, ranks: Sequence[Straggler]) -> None:
         """Not told."""
 
 

@@ -18,7 +18,7 @@ from partita.runtime.addresses import Place
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.exchange import weights_of
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.identity import MOST_SHOWN, changed_text, difference, digest_of, sources_of, types_of
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.located import located
@@ -89,14 +89,14 @@ def _loaded(
         refuse_links(path, step)
         _compare(given, path / commit_name(step), manifest, needed, report)
         source = weights_of(manifest, weights)
-    except Damaged as damage:
+    except Corrupt as damage:
         problems.append(str(damage))
 
     def part(rank: ForwardRank) -> Generator[None, None, bool]:
         if manifest is not None and not problems:
             try:
                 _read(Commit(path, manifest), rank, source)
-            except Damaged as damage:
+            except Corrupt as damage:
                 problems.append(str(damage))
         bad = yield from rank.sum(torch.tensor([float(bool(problems))]))
         return bool(bad)
@@ -119,7 +119,7 @@ def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
     with opened as commit:
         problem = next(commit.problems(commit.files_of((name, region) for name, region, _ in wanted)), None)
         if problem is not None:
-            raise Damaged(problem)
+            raise Corrupt(problem)
         for name, region, held in wanted:
             commit.read(name, region, held)
 

@@ -85,7 +85,7 @@ def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) 
         out, into = (there, back) if own.rank == 0 else (back, there)
         times = []
         for exchange in range(WARM_UP + EXCHANGES):
-            spun, own_time, start = own.spun, thread_time(), perf_counter()
+            busy_wait, own_time, start = own.busy_wait, thread_time(), perf_counter()
             if own.rank == 0:
                 own.send(out, tensor).done()
                 own.receive(into, tensor).done()
@@ -95,7 +95,7 @@ def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) 
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             if exchange >= WARM_UP:
-                times.append((perf_counter() - start, thread_time() - own_time - (own.spun - spun)))
+                times.append((perf_counter() - start, thread_time() - own_time - (own.busy_wait - busy_wait)))
         if size == SMALL:
             busy = median(cpu for _, cpu in times) / 2
         seconds.append(median(wall for wall, _ in times) / 2)
@@ -209,10 +209,10 @@ def _step(plan: Plan, rank: Rank) -> tuple[float, float]:
     dataset = open_data(plan.program, plan.train, Path())
     found = []
     for number in range(1, WARM_UP + STEPS + 1):
-        spun, own, start = rank.transport.spun, thread_time(), perf_counter()
+        busy_wait, own, start = rank.transport.busy_wait, thread_time(), perf_counter()
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
         for _ in rank.step(number, batch, (0.0,)):
             raise AssertionError("a real transport waits inside its handles")
         rank.results(rank.training)
-        found.append((perf_counter() - start, thread_time() - own - (rank.transport.spun - spun)))
+        found.append((perf_counter() - start, thread_time() - own - (rank.transport.busy_wait - busy_wait)))
     return median(wall for wall, _ in found[WARM_UP:]), median(cpu for _, cpu in found[WARM_UP:])

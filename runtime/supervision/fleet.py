@@ -23,7 +23,7 @@ MOST_READ = 64  # bytes
 
 
 @frozen(eq=False)
-class Crew:
+class WorkerGroup:
     """What ranks run: `command` as each of `ranks` ranks, watched by `watchdog`. `mesh` says how they are arranged."""
 
     command: Sequence[str]
@@ -33,7 +33,7 @@ class Crew:
 
 
 @define(eq=False)
-class Fleet:
+class ElasticGroup:
     """The ranks that may run: from `least` to `most`, of which each may fail `restarts` times.
 
     `crew_of` gives the crew for at most that many ranks; None if no mesh fits.
@@ -42,18 +42,18 @@ class Fleet:
     least: int
     most: int
     restarts: int
-    crew_of: Callable[[int], Crew | None]
+    crew_of: Callable[[int], WorkerGroup | None]
     directory: RunDirectory
     size: int = field(init=False)
     _failures: Counter[int] = field(factory=Counter, init=False)
-    _crews: dict[int, Crew | None] = field(factory=dict, init=False)
+    _crews: dict[int, WorkerGroup | None] = field(factory=dict, init=False)
     _seen: tuple[int, ...] | None = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.size = self.most
         self._seen = self._identity()
 
-    def crew(self, ranks: int) -> Crew | None:
+    def crew(self, ranks: int) -> WorkerGroup | None:
         """The crew for at most that many ranks, if there are at least the least."""
         if ranks < self.least:
             return None
@@ -61,7 +61,7 @@ class Fleet:
             self._crews[ranks] = self.crew_of(ranks)
         return self._crews[ranks]
 
-    def likely(self) -> Crew | None:
+    def likely(self) -> WorkerGroup | None:
         """The crew after the next failure, as far as that can be known."""
         return self.crew(self.size if self.restarts else self.size - 1)
 

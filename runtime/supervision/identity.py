@@ -60,7 +60,7 @@ def rank_from_environment(environment: Mapping[str, str] | None = None) -> Ident
     return _from_torchrun(variables) if "RANK" in variables and "WORLD_SIZE" in variables else None
 
 
-def await_word() -> bool:
+def wait_for_start() -> bool:
     """Wait until the supervisor lets this rank begin; False if the supervisor has ended instead."""
     return STANDBY not in os.environ or os.read(0, len(WORD)) == WORD
 

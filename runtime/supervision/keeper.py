@@ -30,16 +30,16 @@ def user_of(connection: socket.socket) -> int:
 def main() -> None:
     """Keep so many files in memory until a process ends."""
     agent, count = map(int, sys.argv[1:])
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
-            door.bind(address_of(agent))
+            listener.bind(address_of(agent))
         except OSError:
             return  # another rank was first
         watched = os.pidfd_open(agent)
         files = [os.memfd_create("partita-copies") for _ in range(count)]
-        door.listen(1024)
-        while watched not in select.select([door.fileno(), watched], [], [])[0]:
-            connection, _ = door.accept()
+        listener.listen(1024)
+        while watched not in select.select([listener.fileno(), watched], [], [])[0]:
+            connection, _ = listener.accept()
             with connection:
                 if user_of(connection) == os.getuid():
                     hand_over(connection, files)

@@ -37,7 +37,7 @@ from partita.runtime.naming import named
 from partita.runtime.supervision.attempts import Attempt, Rank
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.dumps import Dump
-from partita.runtime.supervision.fleet import Crew, Fleet
+from partita.runtime.supervision.fleet import ElasticGroup, WorkerGroup
 from partita.runtime.supervision.fork_server import ForkServer
 from partita.runtime.supervision.identity import INTERFACES, LOOPBACK_INTERFACE, RANKS
 from partita.runtime.supervision.processes import piped
@@ -87,7 +87,7 @@ def launch(
     saves: bool | None = None,
     grace: float | None = None,
     errors: BinaryIO | None = None,
-    fleet: Fleet | None = None,
+    fleet: ElasticGroup | None = None,
     server: ForkServer | None = None,
 ) -> int:
     """Run `command` as each of `ranks` ranks; returns the exit status of the whole.
@@ -103,7 +103,7 @@ def launch(
     """
     given = os.environ if environment is None else environment
     output = sys.stderr.buffer if errors is None else errors
-    crew = Crew(command, ranks, watchdog)
+    crew = WorkerGroup(command, ranks, watchdog)
     restart = starts = 0
     with _signals() as received, _Attempts(given, inherited, server) as attempts:
         while True:
@@ -124,8 +124,8 @@ def launch(
                     "another process may have connected to them"
                 )
                 continue
-            if fleet is not None and supervision.culprits:
-                gone = fleet.lose(supervision.culprits)
+            if fleet is not None and supervision.failed_ranks:
+                gone = fleet.lose(supervision.failed_ranks)
                 left = fleet.crew(fleet.size)
                 if left is None:
                     few = f"no mesh of {fleet.least} to {fleet.size} ranks fits the file"
@@ -152,7 +152,7 @@ class _Attempts:
     server: ForkServer | None = None
     present: Attempt | None = None
     next: Attempt | None = None
-    crew: Crew | None = None  # of the next one
+    crew: WorkerGroup | None = None  # of the next one
 
     def __enter__(self) -> _Attempts:
         return self
@@ -162,7 +162,7 @@ class _Attempts:
             if attempt is not None:
                 attempt.end()
 
-    def prepare(self, crew: Crew) -> Attempt:
+    def prepare(self, crew: WorkerGroup) -> Attempt:
         """Start the ranks of the next attempt, which wait for its start; again if they failed, or others are due."""
         if self.next is not None and not (self.next.healthy and self.crew is crew):
             failed, self.next = self.next, None
@@ -173,7 +173,7 @@ class _Attempts:
             self.crew = crew
         return self.next
 
-    def begin(self, crew: Crew) -> Attempt:
+    def begin(self, crew: WorkerGroup) -> Attempt:
         """End the current attempt, and begin the next."""
         before, self.present = self.present, None
         if before is not None:
@@ -220,15 +220,15 @@ class _Supervision:
     """Watches started ranks until all have ended."""
 
     attempts: _Attempts
-    crew: Crew
+    crew: WorkerGroup
     received: list[int]
     grace: float | None  # from the signal that asks the run to end until the ranks are killed
     saves: bool | None
     output: BinaryIO
-    fleet: Fleet | None = None
-    again: Crew | None = None  # the next attempt's, if this one fails: prepared once the ranks have begun
+    fleet: ElasticGroup | None = None
+    again: WorkerGroup | None = None  # the next attempt's, if this one fails: prepared once the ranks have begun
     attempt: Attempt = field(init=False)
-    next: Crew | None = None  # which takes over as soon as it is ready, and these have saved
+    next: WorkerGroup | None = None  # which takes over as soon as it is ready, and these have saved
     released: bool = False  # whether these were told to
     begun: bool = False
     deadline: float | None = None  # when ranks that still run are killed
@@ -249,7 +249,7 @@ class _Supervision:
         return self.crew.watchdog
 
     @property
-    def culprits(self) -> list[int]:
+    def failed_ranks(self) -> list[int]:
         """The ranks that failed, without those that only lost one."""
         found = {rank.number: rank.process.returncode for rank in self.causes}
         return [rank for rank, status in found.items() if status not in SECONDARY] if self.stall is None else []

@@ -38,7 +38,7 @@ class Seen:
 
 
 @define(eq=False)
-class Views:
+class ProgressExchange:
     """One rank's part in the exchange. `machines` are ids by rank; `connect` opens a store nobody else waits on."""
 
     rank: int

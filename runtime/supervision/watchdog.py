@@ -26,7 +26,7 @@ from partita.runtime.naming import named
 from partita.runtime.run_directory import FAULT, RunDirectory
 from partita.runtime.supervision.diagnosis import DEAD, STOPPED, Diagnosis
 from partita.runtime.supervision.processes import is_gone, is_stopped
-from partita.runtime.supervision.views import Seen, Views
+from partita.runtime.supervision.views import ProgressExchange, Seen
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
 
@@ -117,7 +117,7 @@ class Watcher:
 
     watchdog: Watchdog
     directory: Path
-    views: Views
+    views: ProgressExchange
     status: int
     since: float = field(factory=time.monotonic)
 

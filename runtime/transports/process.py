@@ -46,7 +46,7 @@ __all__ = ["ConnectionLost", "ProcessTransport"]
 CLOSE_SECONDS = 5.0
 # The timeout of one operation. Stalls are the watchdog's to report: it knows what is slow on purpose, such as a first
 # step that compiles or a checkpoint on a slow disk. torch's default for NCCL would be 10 minutes.
-PATIENCE = timedelta(days=1)
+TIMEOUT = timedelta(days=1)
 
 
 class _GroupEnd:
@@ -57,7 +57,7 @@ class _GroupEnd:
     as are under way at once, beyond the memory bound.
     """
 
-    spun = 0.0  # Gloo sleeps
+    busy_wait = 0.0  # Gloo sleeps
 
     def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup, posting: Callable[..., Handle]) -> None:
         self.posting = posting
@@ -125,9 +125,9 @@ class ProcessTransport:
         self._world = self._group(None, "gathers over all ranks")
 
     @property
-    def spun(self) -> float:
+    def busy_wait(self) -> float:
         """Seconds of waiting that count as CPU time of this thread."""
-        return sum(end.spun for end in self._channels.values())
+        return sum(end.busy_wait for end in self._channels.values())
 
     def streams(self, device: torch.device) -> Streams:
         """Where operations are enqueued."""
@@ -138,7 +138,7 @@ class ProcessTransport:
         """Create and warm up the groups along the mesh's axes, and the channels of the whole program."""
         self._sums_stream = streams.get(SUMS, SUMS)
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
-        self._greet("all ranks", self._world, range(self.ranks))
+        self._handshake("all ranks", self._world, range(self.ranks))
         blocks = None if self._options is None else allot(mesh, channels, self._machines(), self._multiprocessors)
         for axis in mesh.joined:
             for first in _first_ranks(mesh, axis):
@@ -148,7 +148,7 @@ class ProcessTransport:
                     stream = streams.get(along(axis), along(axis))
                     how = self._sums, self._streams, stream, self._posting
                     self._axes[axis] = AxisGroup(axis, len(ranks), group, *how)
-                    self._greet(axis, group, ranks)
+                    self._handshake(axis, group, ranks)
         columns = _first_ranks(mesh, mesh.pipe)
         peers = find_same_host_peers(self._world) if channels and self._shares else SameHostPeers()
         for channel, traffic in sorted(channels.items()):
@@ -164,7 +164,7 @@ class ProcessTransport:
                     self._channels[channel] = _shared(between, self.rank, traffic, peers)
                 else:
                     self._channels[channel] = _GroupEnd(between, self.rank, group, self._posting)
-                    self._greet(str(between), group, ends)
+                    self._handshake(str(between), group, ends)
             if channel in self._channels:
                 transfer = self.send if self._channels[channel].sends else self.receive
                 transfer(channel, torch.zeros(1, device=self.device)).done()
@@ -202,8 +202,8 @@ class ProcessTransport:
 
     def links(self) -> Links:
         """Connect all ranks once more, over Gloo. Raises `ConnectionLost`, `UntrustedPeer`."""
-        group = dist.new_group(None, PATIENCE, "gloo", group_desc="partita: copies in memory")
-        self._greet("copies in memory", group, range(self.ranks), "cpu")
+        group = dist.new_group(None, TIMEOUT, "gloo", group_desc="partita: copies in memory")
+        self._handshake("copies in memory", group, range(self.ranks), "cpu")
 
         def starting(operation: Any, verb: str) -> Callable[[torch.Tensor, int], Callable[[], None]]:
             def start(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
@@ -234,7 +234,7 @@ class ProcessTransport:
         closing.start()
         closing.join(CLOSE_SECONDS)
 
-    def _greet(
+    def _handshake(
         self,
         what: str,
         group: dist.ProcessGroup | None,
@@ -261,10 +261,10 @@ class ProcessTransport:
         """
         options = self._options(blocks) if self._options is not None and blocks is not None else None
         if options is not None:
-            options._timeout = PATIENCE
+            options._timeout = TIMEOUT
         there = None if ranks is None else list(ranks)
         named = f"partita: {what}"
-        group: dist.ProcessGroup | None = dist.new_group(there, PATIENCE, pg_options=options, group_desc=named)
+        group: dist.ProcessGroup | None = dist.new_group(there, TIMEOUT, pg_options=options, group_desc=named)
         return group
 
 

@@ -80,10 +80,10 @@ class SameHostPeers:
         while what not in self._come:
             with _told(what):
                 connection, _ = self._door.accept()
-            self._let_in(connection)
+            self._accept(connection)
         return self._come.pop(what)
 
-    def _let_in(self, connection: socket.socket) -> None:
+    def _accept(self, connection: socket.socket) -> None:
         """Record what a peer offers, if it runs as our user and shows the token."""
         connection.settimeout(GREETING_SECONDS)
         said, handles = b"", list[int]()
@@ -110,7 +110,7 @@ class SameHostPeers:
 def find_same_host_peers(group: dist.ProcessGroup | None) -> SameHostPeers:
     """Exchange between all ranks of a CPU process group where they are, and which peers they can reach."""
     token = token_bytes(TOKEN)
-    door, own = _own(token)
+    listener, own = _own(token)
     told = _everywhere(own, group)
     near = {rank: each for rank, each in enumerate(told) if each["home"] == own["home"] != ""}
     doors = {rank: (bytes.fromhex(each["name"]), bytes.fromhex(each["token"])) for rank, each in near.items()}
@@ -120,7 +120,7 @@ def find_same_host_peers(group: dist.ProcessGroup | None) -> SameHostPeers:
         cores |= int(each["cores"], 16)
     spins = sum(each["threads"] for each in near.values()) <= cores.bit_count()
     everybodys = [int(each["reached"], 16) for each in _everywhere({"reached": f"{reached:x}"}, group)]
-    return SameHostPeers(spins, everybodys, doors, door, token)
+    return SameHostPeers(spins, everybodys, doors, listener, token)
 
 
 def _everywhere(own: Mapping[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
@@ -141,20 +141,20 @@ def _own(token: bytes) -> tuple[socket.socket | None, dict[str, Any]]:
     if sys.platform == "linux" and platform.machine() in ORDERED and hasattr(os, "memfd_create"):
         with suppress(OSError), ExitStack() as failing:  # sandboxes may forbid any of this
             os.close(os.memfd_create("partita"))
-            door = failing.enter_context(_socket())
-            door.settimeout(PATIENCE_SECONDS)
-            door.bind("")
-            door.listen(socket.SOMAXCONN)
+            listener = failing.enter_context(_socket())
+            listener.settimeout(PATIENCE_SECONDS)
+            listener.bind("")
+            listener.listen(socket.SOMAXCONN)
             spaces = " ".join(str(each.stat().st_ino) for each in PLACES)
             told = {
                 "home": f"{BOOT.read_text().strip()} {spaces} {os.geteuid()}",
-                "name": door.getsockname().hex(),
+                "name": listener.getsockname().hex(),
                 "token": token.hex(),
                 "cores": f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
                 "threads": torch.get_num_threads(),
             }
             failing.pop_all()
-            return door, told
+            return listener, told
     return None, {"home": ""}
 
 

@@ -51,7 +51,7 @@ class _End:
 
     def __init__(self, description: str, connection: socket, memory: mmap, traffic: Traffic) -> None:
         self.description = description
-        self.spun = 0.0  # seconds
+        self.busy_wait = 0.0  # seconds
         self._connection = connection
         self.memory = memory
         self._words = memoryview(memory)[: _head(traffic)].cast("q")
@@ -187,7 +187,7 @@ class Incoming(_End):
             begin, until = thread_time(), perf_counter() + POLL_SECONDS
             while words[SENT] <= number and perf_counter() < until:
                 self._looking.poll(0)  # releases the GIL for another thread of this process
-            self.spun += thread_time() - begin
+            self.busy_wait += thread_time() - begin
         while words[SENT] <= number:
             words[ASLEEP] = 1
             self._settle()

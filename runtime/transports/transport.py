@@ -46,7 +46,7 @@ class Transport(Protocol):
     ranks: int
 
     @property
-    def spun(self) -> float:
+    def busy_wait(self) -> float:
         """Seconds of waiting since the transport was made that count as CPU time of this thread."""
 
     def streams(self, device: torch.device) -> Streams:

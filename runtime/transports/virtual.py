@@ -46,7 +46,7 @@ class VirtualTransport:
     groups: dict[str, OrderedQueue] = field(factory=dict, repr=False)
 
     @property
-    def spun(self) -> float:
+    def busy_wait(self) -> float:
         """Always zero."""
         return 0.0
 

@@ -27,7 +27,7 @@ from partita.runtime.verification.experiment import (
     Experiment,
     Figure,
     Figures,
-    Undecided,
+    Inconclusive,
     blurred,
     compare,
     error_of,
@@ -98,12 +98,12 @@ def verify_execution(given: Spec, hoist: bool = True, allow_python: bool = False
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
-    reason: Undecided | None = None
+    reason: Inconclusive | None = None
     try:
         for experiment in experiments(given, hoist, allow_python):
             try:
                 return executed(experiment)
-            except Undecided as undecided:
+            except Inconclusive as undecided:
                 reason = reason or undecided
     finally:
         torch.set_num_threads(threads)

@@ -32,7 +32,7 @@ from partita.compiler.passes.resized import Initial, as_declared, of_order_one, 
 from partita.compiler.program import Program
 from partita.compiler.verify.proxy import proxy_of, single
 from partita.compiler.verify.proxy_sizes import bodies
-from partita.compiler.verify.rounding import JUMPING, shaken
+from partita.compiler.verify.rounding import JUMPING, perturbed
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import BEFORE, OPERATION, Apply, Model, Spec, applications
 from partita.runtime.bad_steps import NotFinite
@@ -66,7 +66,7 @@ READ = "what updates read of"
 LONGER = 8
 
 
-class Undecided(Exception):
+class Inconclusive(Exception):
     """No experiment tells whether a file's program is right. The diagnostic (W0702) says why."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
@@ -147,10 +147,10 @@ def proxy(given: Spec, initial: Initial, hoist: bool, kept: frozenset[str] = fro
     try:
         return proxy_of(given, initial, hoist, kept, longer)
     except Refused as refused:
-        raise Undecided(refused.diagnostics[0]) from refused
+        raise Inconclusive(refused.diagnostics[0]) from refused
 
 
-def never_finite(small: Spec) -> Undecided:
+def never_finite(small: Spec) -> Inconclusive:
     """The verdict on a model whose loss or gradient is never finite."""
     return _undecided(
         f"on random data, model `{small.model.name if small.model else ''}` has no finite loss and gradient",
@@ -159,12 +159,12 @@ def never_finite(small: Spec) -> Undecided:
     )
 
 
-def _undecided(message: str, small: Spec, notes: Iterable[str] = (), help: str | None = None) -> Undecided:
+def _undecided(message: str, small: Spec, notes: Iterable[str] = (), help: str | None = None) -> Inconclusive:
     span = small.model.loss_span if small.model else None
-    return Undecided(Diagnostic("W0702", message, span, tuple(notes), help))
+    return Inconclusive(Diagnostic("W0702", message, span, tuple(notes), help))
 
 
-def blurred(small: Spec, what: str, change: float) -> Undecided:
+def blurred(small: Spec, what: str, change: float) -> Inconclusive:
     """The verdict on a model in which the last digits of its parameters change as much as anything else."""
     return _undecided(
         "rounding errors grow so much in this model that execution is inconclusive",
@@ -217,7 +217,7 @@ def rounded(experiment: Experiment, trial: int) -> Plan:
     model, _ = plan.spec.trained
     if not any(step.function in JUMPING for step in applications(model.body)):
         return plan
-    return prepare(shaken(plan.spec, LAST_DIGITS, trial), allow_python=True)  # the experiment was allowed to
+    return prepare(perturbed(plan.spec, LAST_DIGITS, trial), allow_python=True)  # the experiment was allowed to
 
 
 def _compiled(small: Spec, allow_python: bool) -> Plan:
@@ -313,7 +313,7 @@ def _taken_back(rank: Rank, batch: Batch, rates: Rates) -> Waits:
     yield from rank.validation.update()
     yield from executor.compute(2, (batch,).__getitem__, rates, 2)
     yield from executor.heard(sums)
-    rank.validation.take_back(1)
+    rank.validation.rollback(1)
 
 
 def essential(what: str) -> bool:

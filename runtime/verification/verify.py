@@ -28,13 +28,13 @@ from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
 from partita.dsl.syntax.units import BYTES, written
-from partita.runtime.fake_gpu.rank import Tried, try_ranks
+from partita.runtime.fake_gpu.rank import FakeGpuResult, try_ranks
 from partita.runtime.fake_gpu.watch import Fault
 from partita.runtime.python_files import OperationFailed, require_allowed
 from partita.runtime.python_functions import functions_of
 from partita.runtime.rank import prepare
 from partita.runtime.verification.execution import HELP, Execution, verify_execution
-from partita.runtime.verification.experiment import Undecided
+from partita.runtime.verification.experiment import Inconclusive
 from partita.runtime.verification.operations import Examined, examine
 
 
@@ -66,7 +66,7 @@ class Verification(Pictured):
     validations: tuple[Validation, ...]
     operations: tuple[Examined, ...]
     execution: Execution | None
-    gpu: tuple[Tried, ...] | None
+    gpu: tuple[FakeGpuResult, ...] | None
     reason: Diagnostic | None
     claims: tuple[Held, ...]
     refusals: tuple[Diagnostic, ...]
@@ -152,7 +152,7 @@ def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verifi
         try:
             if all(each.exact for each in operations):
                 execution = verify_execution(given, _hoists(state), allow_python)
-        except Undecided as undecided:
+        except Inconclusive as undecided:
             reason = undecided.diagnostic
         except OperationFailed as failed:
             (cause,) = failed.diagnostics
@@ -177,7 +177,7 @@ def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verifi
     )
 
 
-def _on_gpus(ranks: Iterable[Tried]) -> Iterator[Diagnostic]:
+def _on_gpus(ranks: Iterable[FakeGpuResult]) -> Iterator[Diagnostic]:
     """Yields E0706 for each fault of ranks on GPUs, and names the first of them that has it."""
     found: dict[Fault, int] = {}
     for each in ranks:

@@ -13,7 +13,7 @@ from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.supervision.diagnosis import ENDINGS
 from partita.runtime.tracing.flight import ACTIVITIES, CONNECTING, ENDED, EVALUATING, STARTING, TRAINING, Position
-from tests.fault_injection.processes import PATIENCE
+from tests.fault_injection.processes import TIMEOUT
 from tests.fault_injection.runs import STEPS, Run, planned
 
 # What a rank may be doing, and how far a save may be.
@@ -81,7 +81,7 @@ def reached(run: Run, victim: int, moment: str, step: int) -> bool:
 
 def await_moment(run: Run, victim: int, moment: str, step: int) -> Iterator[set[int]]:
     """Wait for a moment, or for the last steps if it never comes; yields the commits seen on the way, now and then."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not reached(run, victim, moment, step):
         position = run.position(victim)
         if position is not None and position.step >= STEPS - 1 and moment != ACTIVITIES[ENDED]:

@@ -22,7 +22,7 @@ from partita.runtime.supervision import reaper as reapers
 from partita.runtime.supervision.fork_server import NAME
 from partita.runtime.supervision.identity import RANK
 
-PATIENCE = 200.0  # seconds that a busy machine may take for what has no limit of its own
+TIMEOUT = 200.0  # seconds that a busy machine may take for what has no limit of its own
 PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 LISTEN = "0A"
@@ -41,7 +41,7 @@ def private_networks() -> bool:
     return said.split()[1:] == [b"private"]
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = TIMEOUT) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited {seconds:g} s in vain until {what}"

@@ -23,7 +23,7 @@ from partita.runtime.run_directory import FAULT
 from partita.runtime.supervision.statuses import SAVING
 from partita.runtime.tracing.flight import Position, read
 from tests.commands import computed, here
-from tests.fault_injection.processes import PATIENCE, Held, marked, wait_until
+from tests.fault_injection.processes import TIMEOUT, Held, marked, wait_until
 from tests.runtime.checkpoint.runs import plan_of
 
 RANKS, STEPS, INTERVAL, ALL = 2, 16, 2, 100
@@ -161,7 +161,7 @@ class Run:
     def finish(self) -> Ended:
         """Wait for the end of the process."""
         assert self.process is not None
-        status = self.process.wait(timeout=PATIENCE)
+        status = self.process.wait(timeout=TIMEOUT)
         ended = Ended(status, (self.folder / "out").read_text(), self.errors)
         self.story.append(str(ended))
         return ended

@@ -29,7 +29,7 @@ from partita.dsl.syntax.parser import parse_file
 from partita.dsl.syntax.reader import decode
 from partita.dsl.syntax.source import Source
 from partita.runtime.checkpoint.checksummed import _tail, with_checksum
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.manifest import parse
 from partita.testing import assert_lawful
 from tests.fuzz import seeds
@@ -172,7 +172,7 @@ def manifest(data: bytes) -> None:
     for sealed in (data, data + _tail(data)):
         try:
             found = parse(sealed, "it")
-        except Damaged:
+        except Corrupt:
             continue
         except Refused as refused:
             told(refused.diagnostics)
@@ -194,7 +194,7 @@ def tensors(data: bytes) -> None:
                     read_region(file, name, ())
                     read_region(file, name, tuple(slice(0, size) for size in part.get_shape()))
             check_entries(file, path.name, [Entry("w", "f32", (2, 3)), Entry("b", "i64", (1,))])
-    except Damaged:
+    except Corrupt:
         pass
 
 

@@ -16,7 +16,7 @@ import torch
 
 from partita.dsl.load import load_text
 from partita.runtime import pace
-from partita.runtime.pace import BATCH, UPDATE, Slow, Sums, actions_of
+from partita.runtime.pace import BATCH, UPDATE, Straggler, Sums, actions_of
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.tracing.flight import read
 from tests.commands import records
@@ -171,7 +171,7 @@ def test_a_rank_that_stands_still_most_of_the_time_is_named(victim: int, overrid
     assert {each["step"] for each in found} <= {30, 60}
     assert found
     for each in found:
-        first = Slow(**each["slow_ranks"][0])
+        first = Straggler(**each["slow_ranks"][0])
         assert first.rank == victim
         assert first.seconds > 2 * first.peers
         assert 0.1 <= first.cost <= 1

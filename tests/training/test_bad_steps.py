@@ -478,7 +478,7 @@ def test_an_evaluation_that_is_not_finite_is_said_and_training_goes_on(layout: s
     for each in said:
         note = f"the first value that is not finite: the input `x`, row 1 of the batch (item {held}) on rank "
         assert each.notes[0].startswith(note)
-    assert all(rank.unsound for rank in run.ranks)
+    assert all(rank.eval_nonfinite for rank in run.ranks)
     plain = run_in(folder, *LAYOUTS[layout])
     same(tensors(run), tensors(plain.run))
 

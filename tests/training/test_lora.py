@@ -143,7 +143,7 @@ def test_the_numbers_are_those_with_masters_of_all_to_the_last_bit(
 ) -> None:
     given = (*SMALL, *NARROW, f"layout={layout}", f"train.{more}")
     found = trained(prepare(spec_of(*given, text=TEXT + HOSTED)), tmp_path)
-    monkeypatch.setattr(pipeline, "stored_as_read", lambda graph, _: graph)
+    monkeypatch.setattr(pipeline, "match_storage_dtype", lambda graph, _: graph)
     wanted = trained(prepare(spec_of(*given, text=TEXT + HOSTED)), tmp_path)
     assert dtypes_of(wanted.run.plan.program)[False] == {"f32"}
     assert (found.steps, found.evaluations) == (wanted.steps, wanted.evaluations)

@@ -320,7 +320,7 @@ class _Sharder:
         if others or not is_split(along) or not ids.type.has(along) or result.default.over(along) != (over,):
             return False
         build = self.build.fresh().at(node)
-        made = op.blockwise(build, node, along, self.sizes[over])
+        made = op.decompose(build, node, along, self.sizes[over])
         if made is None:
             return False
         # Other mesh axes split what they split of the table, or else what only the ids have.
@@ -426,7 +426,7 @@ class _Sharder:
         build.phase = node.phase
         results = node.op.split(build, node, axis)
         if results is None and self._divides(node, axis):
-            results = node.op.blockwise(build, node, axis, self._parts(node, axis))
+            results = node.op.decompose(build, node, axis, self._parts(node, axis))
         if results is None:
             return False
         before = self.staying

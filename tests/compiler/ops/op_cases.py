@@ -15,9 +15,9 @@ from partita.compiler.ops.body import body_of
 from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
-from partita.compiler.ops.decoding import GoOn, Keep
+from partita.compiler.ops.decoding import ConcatHistory, UpdateCache
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
+from partita.compiler.ops.experts import GroupedWeightGradient, RoutedDot, TopK
 from partita.compiler.ops.float8 import Float8Dot, ToFloat8
 from partita.compiler.ops.groups import OuterNesterov, OuterSgd, SumOfGroups
 from partita.compiler.ops.host import Arrive, CopyOut, Land, Prefetch, ToDevice, ToHost
@@ -259,13 +259,13 @@ CASES: list[Case] = [
     Case("pad", Pad("a", Z, 1), (f(C, A),)),
     Case("shift", Shift("a", 2), (f(A, B, C),)),
     Case("shift-back", Shift("b", -1), (f(A, B),)),
-    Case("go_on", GoOn("s", 6), (f(A, Axis("s", 6), B), f(A, S, B)), differentiable=False),
+    Case("go_on", ConcatHistory("s", 6), (f(A, Axis("s", 6), B), f(A, S, B)), differentiable=False),
     Case("of_slices", OfSlices("k", f(A, S)), (), differentiable=False),
     Case("gather_slices", GatherSlices("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
     Case("scatter_slices", ScatterSlices("s", 6), (f(A, S, B), f(A, S, B)), differentiable=False),
     Case("place_slice", PlaceSlice("s", 12), (f(A, Axis("s", 6), B),), differentiable=False),
     Case("first_part", FirstPart("slice"), (f(A, B),), differentiable=False),
-    Case("keep", Keep("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
+    Case("keep", UpdateCache("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
     Case("concat", Concat(("a", "b"), Z), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),
     Case("gather-two", Gather("v"), (i(A), f(C, V, B)), limit=12),
@@ -522,14 +522,14 @@ CASES: list[Case] = [
     Case("routed_dot-guarded", RoutedDot(("b",), "e", True), (f(A, B), f(E, B, C), i(A)), limit=8),
     Case(
         "routed_outer",
-        RoutedOuter(("b",), "e", (E, B, C)),
+        GroupedWeightGradient(("b",), "e", (E, B, C)),
         (f(A, B), i(A, D), f(A, D, C)),
         limit=6,
         differentiable=False,
     ),
     Case(
         "routed_outer-batch",
-        RoutedOuter(("b",), "e", (E, D, B, C), True),
+        GroupedWeightGradient(("b",), "e", (E, D, B, C), True),
         (f(A, D, B), i(A), f(A, D, C)),
         limit=8,
         differentiable=False,

@@ -18,7 +18,7 @@ from tests.compiler.ops.test_replaced import drawn, node_of
 
 def divided(node: Node, axis: str, parts: int) -> tuple[list[Node], tuple[Value, ...]] | None:
     build = Builder()
-    results = node.op.blockwise(build, node, axis, parts)
+    results = node.op.decompose(build, node, axis, parts)
     return None if results is None else (build.nodes, results)
 
 
@@ -34,7 +34,7 @@ IDS = [f"{case.name}-{axis}" for case, axis in DIVIDED]
 
 def test_every_replacement_has_a_case():
     assert {case.op.name for case, _ in DIVIDED} == {
-        name for name, op in OPS.items() if op.blockwise is not Op.blockwise
+        name for name, op in OPS.items() if op.decompose is not Op.decompose
     }
 
 

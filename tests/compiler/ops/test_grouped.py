@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from partita.compiler.ops.experts import RoutedDot, RoutedOuter
-from partita.compiler.ops.grouped import CombineRows, GroupedDot, GroupedOuter, PutRows, RowOrder, TakeRows
+from partita.compiler.ops.experts import GroupedWeightGradient, RoutedDot
+from partita.compiler.ops.grouped import CombineRows, GroupedDot, GroupedOuter, Permute, SortByExpert, Unpermute
 from partita.compiler.ops.op import Op
 from partita.dsl.types import Axis, Type
 from tests.compiler.ops.op_cases import CASES, Case
@@ -52,15 +52,15 @@ TAKEN = (f(B, S, C, EMBED), f(B, S, EMBED), f(S, EMBED, B), f(EMBED, B, C), f(C)
 def test_rows_taken_into_order_and_put_back_are_as_they_were(ids: Type, type: Type):
     """Once for each position of the axes that they lack; in the order of their ids."""
     given = list(zip((ids, type), drawn(ids, type), strict=True))
-    order, places, (_, ends) = applied(RowOrder(ROWS, EXPERTS), given[0])
+    order, places, (_, ends) = applied(SortByExpert(ROWS, EXPERTS), given[0])
     wanted = Type(type.dtype, (*ROWS, *(axis for axis in type.axes if axis not in ROWS)))
-    (taken,) = applied(TakeRows(ROWS), given[1], order)
-    (put,) = applied(PutRows(ROWS, tuple(reversed(wanted.names))), taken, places)
+    (taken,) = applied(Permute(ROWS), given[1], order)
+    (put,) = applied(Unpermute(ROWS, tuple(reversed(wanted.names))), taken, places)
     full = torch.einsum(given[1][1], [*range(len(type.axes))], [*range(len(type.axes))])
     full = full.permute([type.names.index(a) for a in wanted.names if type.has(a)])
     full = full[tuple(slice(None) if type.has(a) else None for a in wanted.names)].expand(wanted.shape)
     assert equal(put[1], full.permute(*reversed(range(full.dim()))))
-    (own,) = applied(TakeRows(ROWS), (ids, given[0][1]), order)
+    (own,) = applied(Permute(ROWS), (ids, given[0][1]), order)
     assert own[1].tolist() == sorted(own[1].tolist())
     assert ends.tolist() == [sum(x <= k for x in own[1].tolist()) for k in range(3)]
 
@@ -71,8 +71,8 @@ def test_rows_are_summed_as_they_are_put_back(over: tuple[str, ...], weighted: b
     for order_of_weights in list(permutations(ROWS))[::2]:
         types = [Type("i64", ROWS), f(FFN, *ROWS, EMBED), f(*order_of_weights)]
         ids, x, weights = zip(types, drawn(*types), strict=True)
-        order, places, _ = applied(RowOrder(ROWS, EXPERTS), ids)
-        (taken,) = applied(TakeRows(ROWS), x, order)
+        order, places, _ = applied(SortByExpert(ROWS, EXPERTS), ids)
+        (taken,) = applied(Permute(ROWS), x, order)
         others = [weights] if weighted else []
         plain = CombineRows(ROWS, over, ()).plain(x[0], *(type for type, _ in others))
         (wanted,) = applied(plain, x, *others)
@@ -85,21 +85,21 @@ def test_rows_are_summed_as_they_are_put_back(over: tuple[str, ...], weighted: b
 @pytest.mark.parametrize("ids", IDS, ids=str)
 def test_products_are_those_of_rows_in_their_own_order(ids: Type, guarded: bool, shards: tuple):
     """Also where an id may be outside, or experts are on other ranks: such rows yield zeros, and are in no sum."""
-    order_of = RowOrder(ROWS, EXPERTS, guarded, shards)
+    order_of = SortByExpert(ROWS, EXPERTS, guarded, shards)
     share = 2 if shards else 1
     types = [ids, f(B, S, C, EMBED), f(EMBED, EXPERTS, FFN), f(FFN, B, S, C)]
     given = list(zip(types, drawn(*types, limit=7 if guarded or shards else 3), strict=True))
     of_ids, x, w, d = given
     order, places, ends = applied(order_of, of_ids)
-    (x_rows,), (d_rows,) = (applied(TakeRows(ROWS), each, order) for each in (x, d))
+    (x_rows,), (d_rows,) = (applied(Permute(ROWS), each, order) for each in (x, d))
     product = GroupedDot(("embed",), "experts", guarded, share)
     assert product.plain(order_of) == RoutedDot(("embed",), "experts", guarded, shards)
     (wanted,) = applied(product.plain(order_of), x, w, of_ids)
     (rows,) = applied(product, x_rows, w, ends)
-    ((_, found),) = applied(PutRows(ROWS, wanted[0].names), rows, places)
+    ((_, found),) = applied(Unpermute(ROWS, wanted[0].names), rows, places)
     assert equal(found, wanted[1])
     outer = GroupedOuter(("embed",), "experts", w[0].axes, share)
-    assert outer.plain(order_of) == RoutedOuter(("embed",), "experts", w[0].axes, guarded, shards)
+    assert outer.plain(order_of) == GroupedWeightGradient(("embed",), "experts", w[0].axes, guarded, shards)
     ((_, wanted),) = applied(outer.plain(order_of), x, of_ids, d)
     ((_, found),) = applied(outer, x_rows, ends, d_rows)
     assert equal(found, wanted)
@@ -121,13 +121,13 @@ def test_what_computes_row_by_row_does_so_in_any_order(case: Case):
     rows = rows_of(case)
     generator = np.random.default_rng(1)
     given = [(type, tensor(type, case, generator)) for type in case.operands]
-    order = TakeRows(rows), (Type("i64", rows), torch.zeros([axis.size for axis in rows], dtype=torch.int64))
-    type, _, _ = RowOrder(rows, EXPERTS).infer(order[1][0])
+    order = Permute(rows), (Type("i64", rows), torch.zeros([axis.size for axis in rows], dtype=torch.int64))
+    type, _, _ = SortByExpert(rows, EXPERTS).infer(order[1][0])
     mixed = (type, torch.randperm(type.elements, generator=torch.Generator().manual_seed(2)))
     names = {axis.name for axis in rows}
-    taken = [applied(TakeRows(rows), each, mixed)[0] if names & {*each[0].names} else each for each in given]
+    taken = [applied(Permute(rows), each, mixed)[0] if names & {*each[0].names} else each for each in given]
     (result,) = applied(case.op, *given)
-    (wanted,) = applied(TakeRows(rows), result, mixed)
+    (wanted,) = applied(Permute(rows), result, mixed)
     ((found_type, found),) = applied(case.op, *taken)
     assert equal(found.permute([found_type.names.index(name) for name in wanted[0].names]), wanted[1])
 

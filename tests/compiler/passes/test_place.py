@@ -94,13 +94,15 @@ def test_equal_costs_are_cut_evenly(parts, each):
 def test_the_busiest_rank_of_alike_layers_has_the_least_there_can_be(ranks, chunks, more, last, placement):
     """No other number of layers for each rank leaves its busiest with less: that of the last stage has more to do."""
     rank_of = ranks_of(placement(ranks, chunks))
-    homes = [rank_of[stage] for stage in range(ranks * chunks)]
-    layers = len(homes) + more
-    counts = balance([1.0] * (layers - 1) + [1.0 + last], homes)
-    held = [sum(count for count, home in zip(counts, homes, strict=True) if home == rank) for rank in range(ranks)]
+    stage_ranks = [rank_of[stage] for stage in range(ranks * chunks)]
+    layers = len(stage_ranks) + more
+    counts = balance([1.0] * (layers - 1) + [1.0 + last], stage_ranks)
+    held = [
+        sum(count for count, home in zip(counts, stage_ranks, strict=True) if home == rank) for rank in range(ranks)
+    ]
     assert sum(held) == layers
     assert min(counts) >= 1
-    busiest = max(count + last * (rank == homes[-1]) for rank, count in enumerate(held))
+    busiest = max(count + last * (rank == stage_ranks[-1]) for rank, count in enumerate(held))
     if ranks == 1:
         assert busiest == layers + last
         return

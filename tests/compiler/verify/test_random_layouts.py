@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, note, reject, settings
 
 from partita.compiler.verify.equivalence import validate
 from partita.runtime.verification.execution import executed
-from partita.runtime.verification.experiment import Undecided, settled
+from partita.runtime.verification.experiment import Inconclusive, settled
 from tests.files import checked
 from tests.marks import examples
 from tests.programs import SCHEDULES, Program, sharded_programs
@@ -31,7 +31,7 @@ def check(text: str) -> None:
         assert validation.passed, "\n\n".join(d.render() for d in validation.problems)
     try:
         execution = executed(experiment)
-    except Undecided:
+    except Inconclusive:
         reject()  # rounding errors grow in some models, which the single-device program alone has shown
     assert execution.passed, "\n\n".join(d.render() for d in execution.diagnostics)
 

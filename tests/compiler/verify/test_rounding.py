@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partita.compiler.verify.rounding import shaken
+from partita.compiler.verify.rounding import perturbed
 from partita.dsl.load import load
 from partita.runtime.rank import prepare
 from partita.runtime.verification.execution import verify_execution
@@ -61,5 +61,5 @@ def test_without_a_change_it_is_the_same_model(name: str):
     assert spec is not None
     experiment = experiment_of(spec)
     expected = figures(experiment.single, experiment.rates)
-    plan = prepare(shaken(experiment.single.spec, 0.0, 1))
+    plan = prepare(perturbed(experiment.single.spec, 0.0, 1))
     assert max(compare(figures(plan, experiment.rates), expected).values()) == 0.0

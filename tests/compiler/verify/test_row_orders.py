@@ -11,7 +11,7 @@ from attrs import evolve
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import REPLICATED
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.grouped import CombineRows, GroupedDot, GroupedOuter, PutRows, RowOrder, TakeRows
+from partita.compiler.ops.grouped import CombineRows, GroupedDot, GroupedOuter, Permute, SortByExpert, Unpermute
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.shape import Rename
 from partita.compiler.passes.cut import StageGraph
@@ -78,43 +78,43 @@ def test_rows_in_order_are_certified(rule: str):
     state = program(rule)
     found = validate(state)
     assert found.passed, "\n\n".join(each.render() for each in found.problems)
-    assert any(isinstance(node.op, RowOrder) for each in state.partitioned.stages for node in each.nodes)
+    assert any(isinstance(node.op, SortByExpert) for each in state.partitioned.stages for node in each.nodes)
 
 
 def test_rows_stay_in_order_between_products():
     """Only what is summed of them, and its gradient, is not in order: of each token once."""
     kinds = [type(node.op) for node in stage().nodes if node.phase is Phase.FORWARD]
-    assert [kinds.count(kind) for kind in (RowOrder, TakeRows, GroupedDot, CombineRows)] == [2, 2, 4, 2]
+    assert [kinds.count(kind) for kind in (SortByExpert, Permute, GroupedDot, CombineRows)] == [2, 2, 4, 2]
 
 
 def order_of(node: Node) -> Node:
     """What made the order that a node reads."""
-    return next(each for each in nodes(RowOrder) if not {*each.outputs}.isdisjoint(node.inputs))
+    return next(each for each in nodes(SortByExpert) if not {*each.outputs}.isdisjoint(node.inputs))
 
 
 def places_for_order() -> Compilation:
-    node = nodes(TakeRows)[0]
+    node = nodes(Permute)[0]
     return replaced(node, reading(node, 1, order_of(node).outputs[1]))
 
 
 def order_for_places() -> Compilation:
-    node = nodes(PutRows)[0]
+    node = nodes(Unpermute)[0]
     return replaced(node, reading(node, 1, order_of(node).outputs[0]))
 
 
 def order_of_another_layer() -> Compilation:
-    node = nodes(TakeRows)[1]
-    return replaced(node, reading(node, 1, nodes(RowOrder)[0].outputs[0]))
+    node = nodes(Permute)[1]
+    return replaced(node, reading(node, 1, nodes(SortByExpert)[0].outputs[0]))
 
 
 def ends_of_another_layer() -> Compilation:
     node = nodes(GroupedDot)[2]
-    return replaced(node, reading(node, 2, nodes(RowOrder)[0].outputs[2]))
+    return replaced(node, reading(node, 2, nodes(SortByExpert)[0].outputs[2]))
 
 
 def places_of_another_layer() -> Compilation:
     node = nodes(CombineRows)[1]
-    return replaced(node, reading(node, 1, nodes(RowOrder)[0].outputs[1]))
+    return replaced(node, reading(node, 1, nodes(SortByExpert)[0].outputs[1]))
 
 
 def other_weights() -> Compilation:
@@ -144,30 +144,30 @@ def rows_renamed() -> Compilation:
 
 
 def ids_not_yet_known() -> Compilation:
-    node = nodes(RowOrder)[0]
+    node = nodes(SortByExpert)[0]
     others = [each for each in stage().nodes if each is not node]
     return changed([node, *others])
 
 
 def taken_in_a_later_phase() -> Compilation:
-    node = nodes(TakeRows)[0]
+    node = nodes(Permute)[0]
     return replaced(node, evolve(node, phase=Phase.WEIGHT))
 
 
 def other_rows() -> Compilation:
     """The axes of the rows in another order."""
-    node = nodes(PutRows)[0]
+    node = nodes(Unpermute)[0]
     return replaced(node, evolve(node, op=evolve(node.op, rows=tuple(reversed(node.op.rows)))))
 
 
 def other_experts() -> Compilation:
-    node = nodes(RowOrder)[0]
+    node = nodes(SortByExpert)[0]
     return replaced(node, evolve(node, op=evolve(node.op, shards=(("experts", "tensor", 2),))))
 
 
 def another_layout() -> Compilation:
     """Said to be the same rows everywhere."""
-    node = nodes(TakeRows)[0]
+    node = nodes(Permute)[0]
     (value,) = node.outputs
     other = evolve(value, layout=REPLICATED)
     state = replaced(node, evolve(node, outputs=(other,)))

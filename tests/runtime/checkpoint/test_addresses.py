@@ -25,7 +25,7 @@ from partita.runtime.addresses import Address
 from partita.runtime.checkpoint.address_store import AddressStore, steps_in
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.commits import read_manifest
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import RemoteFolder
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import Manifest
@@ -196,7 +196,7 @@ def test_what_ought_to_be_small_is_not_read_where_it_is_not(server: S3):
     folder = RemoteFolder(PLACE)
     folder.put("a.json", b"123456789")
     assert folder.read("a.json", 9) == b"123456789"
-    with pytest.raises(Damaged, match=r"a\.json has 9 bytes; at most 8 are read"):
+    with pytest.raises(Corrupt, match=r"a\.json has 9 bytes; at most 8 are read"):
         folder.read("a.json", 8)
 
 
@@ -477,7 +477,7 @@ def test_a_file_at_an_address_is_read_as_a_file(server: S3, tmp_path: Path):
         damaged.append(content.replace(old, new))
     for each in damaged:
         server.put("t.safetensors", each)
-        with pytest.raises(Damaged, match=r"t\.safetensors is not a file of tensors"):
+        with pytest.raises(Corrupt, match=r"t\.safetensors is not a file of tensors"):
             RemoteTensors.of(Address("s3://runs/t.safetensors"))
 
 
@@ -493,7 +493,7 @@ def test_a_directory_of_the_version_before_is_read(tmp_path: Path):
     changed(tmp_path / "checkpoints", 2, before)
     assert read_manifest(tmp_path / "checkpoints", 2).suffix == ""
     changed(tmp_path / "checkpoints", 2, lambda manifest: manifest.update(version=3, suffix="/../x"))
-    with pytest.raises(Damaged, match="suffix"):
+    with pytest.raises(Corrupt, match="suffix"):
         read_manifest(tmp_path / "checkpoints", 2)
 
 

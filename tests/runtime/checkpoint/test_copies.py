@@ -39,7 +39,7 @@ LAYOUTS = {
 PLANS: dict[int, Plan] = {}
 FULL = Pair([Slot(os.open("/dev/full", os.O_RDWR))] * 2, 0)
 HISTORY = History(1, 0, (0.1, 1 / 3), (2.0,))
-PATIENCE = 20.0  # seconds
+TIMEOUT = 20.0  # seconds
 MANIFEST = b"the manifest of a run"
 
 
@@ -180,7 +180,7 @@ class Said:
 
     def get(self, key: str) -> bytes:
         with self.changed:
-            assert self.changed.wait_for(lambda: key in self.values, PATIENCE)
+            assert self.changed.wait_for(lambda: key in self.values, TIMEOUT)
             return self.values[key]
 
 
@@ -196,7 +196,7 @@ def links_of(rank: int, wires: Wires) -> Links:
 
     def receive(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
         def wait() -> None:
-            tensor.copy_(wires[peer, rank].get(timeout=PATIENCE))
+            tensor.copy_(wires[peer, rank].get(timeout=TIMEOUT))
 
         return wait
 
@@ -214,7 +214,7 @@ def at_once(act: Callable[[int], T], ranks: int) -> list[T]:
     for each in threads:
         each.start()
     for each in threads:
-        each.join(PATIENCE)
+        each.join(TIMEOUT)
     assert len(found) == ranks, "a rank has failed, or waits"
     return [found[rank] for rank in range(ranks)]
 
@@ -374,7 +374,7 @@ def one_rank(directory: Path, memory: Memory | None, copies: str, stop: int | No
     try:
         found.run.train(open_data(plan.program, plan.train, directory), [found], [found.checkpoints])
     except Stopped:
-        found.checkpoints.break_off()
+        found.checkpoints.abort()
     finally:
         found.checkpoints.close()
     return found

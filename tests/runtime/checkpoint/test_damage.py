@@ -18,7 +18,7 @@ from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.checksummed import checked, with_checksum
 from partita.runtime.checkpoint.commits import read_manifest
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import LocalFolder
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import VERSION
@@ -183,7 +183,7 @@ def test_any_flipped_bit_is_found(data: st.DataObject, saved: Path):
 def problems(path: Path) -> list[str]:
     try:
         manifest = read_manifest(path, 4)
-    except Damaged as damage:
+    except Corrupt as damage:
         return [str(damage)]
     with Commit(path, manifest) as commit:
         return list(commit.problems(range(8)))
@@ -199,7 +199,7 @@ def test_a_damaged_marker_is_found(bit: int, tmp_path_factory: pytest.TempPathFa
         folder = LocalFolder(handle)
         assert _marker(path.name, folder).size == 12345
         flip(path, bit % (8 * path.stat().st_size))
-        with pytest.raises(Damaged, match=r"rank-0\.json"):
+        with pytest.raises(Corrupt, match=r"rank-0\.json"):
             _marker(path.name, folder)
     finally:
         os.close(handle)
@@ -253,7 +253,7 @@ FORGERIES: list[tuple[Callable[[dict], None], str]] = [
 @pytest.mark.parametrize(("change", "named"), FORGERIES)
 def test_a_forged_manifest_is_refused(change: Callable[[dict], None], named: str, copy: Path):
     changed(copy / "checkpoints", 4, change)
-    with pytest.raises(Damaged, match=r"manifest\.json") as damaged:
+    with pytest.raises(Corrupt, match=r"manifest\.json") as damaged:
         read_manifest(copy / "checkpoints", 4)
     assert named in str(damaged.value)
 
@@ -313,7 +313,7 @@ def test_a_checkpoint_of_the_first_version_is_read(copy: Path):
 )
 def test_what_is_no_history_and_no_data_is_damaged(change: Callable[[dict], None], copy: Path):
     changed(copy / "checkpoints", 4, change)
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupt):
         read_manifest(copy / "checkpoints", 4)
 
 
@@ -341,7 +341,7 @@ def test_whatever_stands_in_a_manifest_it_is_read_or_damaged(data: st.DataObject
     place[key] = data.draw(JSON)
     try:
         parse(with_checksum(value), "it")
-    except Damaged:
+    except Corrupt:
         pass
     except Refused:
         assert value["version"] > 1  # of a later version
@@ -355,7 +355,7 @@ def test_what_is_no_sealed_json(text: bytes):
     from partita.runtime.checkpoint.checksummed import _tail
 
     for data in (text, text + _tail(text)):
-        with pytest.raises(Damaged):
+        with pytest.raises(Corrupt):
             checked(data)
 
 

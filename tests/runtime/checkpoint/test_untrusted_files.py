@@ -15,7 +15,7 @@ import torch
 
 from partita.runtime.checkpoint.checksummed import checked, with_checksum
 from partita.runtime.checkpoint.commits import read_manifest
-from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.shards import opened
 from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, trained
@@ -158,7 +158,7 @@ def test_a_forged_length_of_the_header_is_found(length: int, copy: Path):
 @pytest.mark.parametrize("data", [b"", b"\0" * 7, b"\0" * 8, b"PK\x03\x04" * 100])
 def test_what_is_no_such_file(data: bytes, tmp_path: Path):
     (tmp_path / FILE).write_bytes(data)
-    with pytest.raises(Damaged, match=r"rank-0\.safetensors is not a file of tensors"), opened(tmp_path / FILE):
+    with pytest.raises(Corrupt, match=r"rank-0\.safetensors is not a file of tensors"), opened(tmp_path / FILE):
         pass
 
 
@@ -167,9 +167,9 @@ def test_nothing_waits_for_a_pipe_and_nothing_follows_into_a_folder(tmp_path: Pa
     (tmp_path / "folder").mkdir()
     (tmp_path / "device").symlink_to("/dev/zero")
     for name in ("pipe", "folder", "device"):
-        with pytest.raises(Damaged, match=f"{name} is not a regular file"), opened(tmp_path / name):
+        with pytest.raises(Corrupt, match=f"{name} is not a regular file"), opened(tmp_path / name):
             pass
-    with pytest.raises(Damaged, match="missing is not a file of tensors"), opened(tmp_path / "missing"):
+    with pytest.raises(Corrupt, match="missing is not a file of tensors"), opened(tmp_path / "missing"):
         pass
 
 

@@ -18,7 +18,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.dsl.spec import Spec
 from partita.runtime.fake_gpu import rank
-from partita.runtime.fake_gpu.rank import Tried, representatives, try_rank, try_ranks
+from partita.runtime.fake_gpu.rank import FakeGpuResult, representatives, try_rank, try_ranks
 from partita.runtime.fake_gpu.watch import Kind
 from partita.runtime.kernels import scores
 from partita.runtime.rank import Plan, prepare
@@ -46,7 +46,7 @@ def spec_of(path: Path, *overrides: str) -> Spec:
     return evolve(spec, expect=())
 
 
-def right(tried: Tried) -> None:
+def right(tried: FakeGpuResult) -> None:
     assert not tried.faults, "\n".join(f"{each.kind}: {each.message}\n  {each.place}" for each in tried.faults)
     assert tried.launches
     assert 0 < tried.peak <= tried.bound

@@ -9,7 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from partita.compiler.ops.decoding import Keep
+from partita.compiler.ops.decoding import UpdateCache
 from partita.compiler.passes.decode import STATE
 from partita.compiler.pipeline import compile_outputs
 from partita.compiler.verify.proxy import single
@@ -137,7 +137,7 @@ def test_states_are_where_they_are_written() -> None:
     """Keys are split by heads, as they are computed, and have all positions."""
     given = model("causal", "seq, past, key, vocab")
     state = compile_outputs(given, ("logits",), ("seq", 1))
-    kept = [node for node in state.sharded.graph.nodes if isinstance(node.op, Keep)]
+    kept = [node for node in state.sharded.graph.nodes if isinstance(node.op, UpdateCache)]
     layouts = {each.name: each.value.layout for each in state.sharded.graph.parameters}
     assert len(kept) == 2 * 4
     for node in kept:

@@ -81,7 +81,7 @@ for name in ("/proc/net/tcp", "/proc/net/tcp6"):
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
                 listening.append(fields[1].split(":")[0])
 
-spun = transport.spun
+busy_wait = transport.busy_wait
 shared = sum(isinstance(end, Outgoing | Incoming) for end in transport._channels.values())
 lost = None
 if "--leave" in sys.argv:
@@ -101,7 +101,7 @@ record = {
     "threads": torch.get_num_threads(),
     "lost": lost,
     "shared": shared,
-    "spun": spun,
+    "busy_wait": busy_wait,
 }
 # One write, so that the ranks' lines do not mix on a shared output.
 os.write(1, (json.dumps(record) + "\n").encode())

@@ -10,7 +10,7 @@ from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.statuses import PEER_LOST
 from partita.runtime.supervision.store import in_file
-from partita.runtime.supervision.views import Views
+from partita.runtime.supervision.views import ProgressExchange
 from partita.runtime.supervision.watchdog import FOLDER, Watchdog, Watcher
 from partita.runtime.supervision.watchdog import prepare as recorder_in
 from partita.runtime.tracing.flight import TRAINING
@@ -20,7 +20,7 @@ spec, _ = load(file)
 assert spec is not None
 run = RunDirectory.open(folder / str(machines[rank]))
 recorder = recorder_in(run, rank)
-views = Views(rank, machines, lambda: in_file(str(folder / "store")))
+views = ProgressExchange(rank, machines, lambda: in_file(str(folder / "store")))
 watchdog = Watchdog(Diagnosis(prepare(spec).program), len(machines), 600.0, run)
 Watcher(watchdog, run.path / FOLDER, views, PEER_LOST).start()
 recorder.begin(TRAINING, 3)

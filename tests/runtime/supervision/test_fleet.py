@@ -18,7 +18,7 @@ from partita.dsl.load import load
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.attempts import Rank
-from partita.runtime.supervision.fleet import Crew, Fleet
+from partita.runtime.supervision.fleet import ElasticGroup, WorkerGroup
 from partita.runtime.supervision.launcher import _Supervision
 from partita.runtime.supervision.statuses import SECONDARY
 
@@ -82,8 +82,10 @@ def test_the_mesh_of_the_ranks_that_are_left(
         assert found.state.program.mesh.ranks == prod(size for _, size in found.spec.mesh.axes) <= ranks
 
 
-def fleet_of(directory: RunDirectory, restarts: int = 0, crew: Callable[[int], Crew | None] | None = None) -> Fleet:
-    return Fleet(2, 4, restarts, crew or (lambda ranks: Crew(("true",), ranks)), directory)
+def fleet_of(
+    directory: RunDirectory, restarts: int = 0, crew: Callable[[int], WorkerGroup | None] | None = None
+) -> ElasticGroup:
+    return ElasticGroup(2, 4, restarts, crew or (lambda ranks: WorkerGroup(("true",), ranks)), directory)
 
 
 @given(restarts=st.integers(0, 3), failures=st.lists(st.integers(0, 3), max_size=12))
@@ -114,7 +116,7 @@ def test_a_rank_that_only_lost_another_is_not_to_blame() -> None:
     watched.stall = None
     statuses = (-signal.SIGKILL, *SECONDARY)
     watched.causes = [Rank(i, SimpleNamespace(returncode=each)) for i, each in enumerate(statuses)]  # type: ignore[arg-type]
-    assert watched.culprits == [0]
+    assert watched.failed_ranks == [0]
 
 
 def test_ranks_return_when_somebody_says_so(tmp_path: Path) -> None:

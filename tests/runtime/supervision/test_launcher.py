@@ -21,7 +21,7 @@ from tests.marks import soak
 
 SUPERVISE = str(ROOT / "tests" / "runtime" / "programs" / "supervise.py")
 LIMIT = 5.0  # seconds in which all ranks must be gone after one has died
-PATIENCE = 60.0  # seconds that a busy machine may take for what has no limit of its own
+TIMEOUT = 60.0  # seconds that a busy machine may take for what has no limit of its own
 
 # What a rank does first: say where it is (its process, its private directory) in a file of its own.
 PREAMBLE = """
@@ -73,7 +73,7 @@ class Run:
 
     def finish(self) -> tuple[int, str]:
         """The exit status and standard error, after checking that nothing remains."""
-        _, errors = self.process.communicate(timeout=PATIENCE)
+        _, errors = self.process.communicate(timeout=TIMEOUT)
         self.check_nothing_remains()
         return self.process.returncode, errors
 
@@ -91,7 +91,7 @@ def alive(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = TIMEOUT) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} s in vain until {what}"
@@ -198,7 +198,7 @@ def test_a_second_signal_does_not_wait_for_the_stubborn(
 ) -> None:
     # The second rank leaves at the first signal, and with it a sign that the supervisor has passed it on. The grace is
     # longer than this test waits.
-    run = start(STUBBORN.replace("signal.signal", "if rank == 0: signal.signal"), grace=2 * PATIENCE, saves=saves)
+    run = start(STUBBORN.replace("signal.signal", "if rank == 0: signal.signal"), grace=2 * TIMEOUT, saves=saves)
     pids = run.wait_ready()
     run.process.send_signal(number)
     wait_until(lambda: not alive(pids[1]), "the first signal arrives")
@@ -208,7 +208,7 @@ def test_a_second_signal_does_not_wait_for_the_stubborn(
 
 
 def test_what_does_not_save_ends_at_the_first_ctrl_c_and_says_so(start: Callable[..., Run]) -> None:
-    run = start(STUBBORN, grace=2 * PATIENCE, saves=False)
+    run = start(STUBBORN, grace=2 * TIMEOUT, saves=False)
     run.wait_ready()
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == (130, "partita: interrupted: nothing is saved\n")
@@ -303,7 +303,7 @@ def test_a_single_rank_needs_no_prefix(start: Callable[..., Run]) -> None:
 
 def test_output_of_ranks_is_passed_through(start: Callable[..., Run]) -> None:
     run = start("if rank == 0: print('shown')")
-    output, _ = run.process.communicate(timeout=PATIENCE)
+    output, _ = run.process.communicate(timeout=TIMEOUT)
     assert output == "shown\n"
 
 
@@ -316,7 +316,7 @@ def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
     try:
         wait_until((tmp_path / "ready0").exists, "the rank starts")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=TIMEOUT)
     finally:
         process.kill()
         os.close(theirs)

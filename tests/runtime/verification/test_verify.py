@@ -18,7 +18,7 @@ from partita.compiler.text.graph import graph_text
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime.verification import experiment
 from partita.runtime.verification.execution import Execution, verify_execution
-from partita.runtime.verification.experiment import Figure, Undecided, error_of, proxy
+from partita.runtime.verification.experiment import Figure, Inconclusive, error_of, proxy
 from tests.files import SPECS, checked
 from tests.marks import soak
 
@@ -155,7 +155,7 @@ def test_a_metric_may_be_no_number():
 
 
 def undecided(text: str = FILE) -> Diagnostic:
-    with pytest.raises(Undecided) as raised:
+    with pytest.raises(Inconclusive) as raised:
         execution(text)
     assert raised.value.diagnostic.code == "W0702"
     return raised.value.diagnostic
