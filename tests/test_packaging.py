@@ -17,12 +17,11 @@ import pytest
 import partita
 from partita.cli.extras import EXTRAS
 from partita.runtime.tracking.tracker import TRACKERS
-from tests.files import ROOT
+from tests.files import ROOT, SHIPPED
 from tests.installed import Installed, build, install
 
 # What is no module, and yet needed by commands.
 DATA = {"specs": (".par", ".npz"), "grammars": (".lark", ".json"), "cli/page": (".css", ".js")}
-SHIPPED = ("grammars", "dsl", "compiler", "runtime", "cli", "testing", "specs")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

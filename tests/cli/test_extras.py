@@ -14,7 +14,7 @@ import pytest
 from partita.cli.command import SUMMARIES
 from partita.cli.extras import EXTRAS, explained, missing
 from partita.cli.main import main
-from tests.files import ROOT
+from tests.files import ROOT, SHIPPED
 from tests.marks import every
 
 BASE = ("attr", "attrs", "lark", "rich", "pygments", "markdown_it", "mdurl")
@@ -44,13 +44,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert spec is not None
         assert spec.origin is not None
         (folder / name).symlink_to(Path(spec.origin).parent)
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     (folder / "partita").mkdir()
-    for path in (ROOT / setuptools["partita"]).iterdir():
+    for path in (*(ROOT / "api").iterdir(), *(ROOT / each for each in SHIPPED)):
         (folder / "partita" / path.name).symlink_to(path)
-    for package, path in setuptools.items():
-        if package.count(".") == 1:
-            (folder / package.replace(".", "/")).symlink_to(ROOT / path)
     return folder
 
 
@@ -112,6 +108,7 @@ def test_what_needs_no_extra(command: str, bare: Path, work: Path) -> None:
 
 ALL = """
 import sys
+import tomllib
 from partita.cli.command import COMMANDS
 from partita.cli.main import main
 for name in COMMANDS:
@@ -189,6 +186,7 @@ def test_what_needs_one(command: str, message: str, bare: Path, work: Path) -> N
 
 REFUSING = """
 import sys
+import tomllib
 
 class Refusing:
     def find_spec(self, name, path=None, target=None):
@@ -199,6 +197,7 @@ sys.meta_path.insert(0, Refusing())
 """
 BROKEN = """
 import sys
+import tomllib
 from importlib.machinery import ModuleSpec
 
 class Broken:

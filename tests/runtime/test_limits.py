@@ -36,7 +36,7 @@ def test_a_file_does_not_fill_a_machine_with_ranks(transport: list[str], tmp_pat
 @pytest.mark.parametrize(
     ("mebibytes", "overrides", "transport", "help"),
     [
-        (400, ["laptop.pipe=4"], [], None),
+        (420, ["laptop.pipe=4"], [], None),
         (340, ["laptop.pipe=4"], [], "`--transport virtual` runs all ranks in one process"),
         (340, ["laptop.pipe=4"], ["--transport", "virtual"], None),
         (400, ["laptop.pipe=4", "embed=1024", "key=256"], [], "use a smaller mesh or batch"),

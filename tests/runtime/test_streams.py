@@ -79,7 +79,7 @@ def cuda() -> Iterator[tuple[Callable[[], Stream], dict[str, Stream]]]:
         yield
         current.pop()
 
-    def new(device: torch.device) -> Stream:
+    def new(device: torch.device, priority: int) -> Stream:
         made.append(Stream(str(len(made))))
         return made[-1]
 

@@ -198,7 +198,7 @@ def test_streams_of_a_gpu_wait_for_each_other(monkeypatch: pytest.MonkeyPatch):
         type = "cuda"
 
     context.device = Gpu()  # type: ignore[assignment]
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda given: given)
     monkeypatch.setattr(torch, "empty_like", lambda x, device: x.new_empty(x.shape))
