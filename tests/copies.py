@@ -12,12 +12,12 @@ from pathlib import Path
 
 from attrs import frozen
 
-from tests.files import ROOT
+from tests.files import ROOT, SHIPPED, parts
 
 # What the tests and `verify` read.
 COPIED = (
-    *("api", "bench", "cli", "compiler", "docs", "dsl", "grammars", "runtime", "specs", "testing", "tests"),
-    *("Makefile", "README.md", "constraints.txt", "pyproject.toml"),
+    *("api", *SHIPPED, "bench", "docs", "tests"),
+    *("Makefile", "README.md", "constraints.txt", "pyproject.toml", "setup.py"),
 )
 
 
@@ -40,11 +40,8 @@ class Copy:
                 copy.tree.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, copy.tree / name)
         package.mkdir(parents=True)
-        for part in (copy.tree / "api").iterdir():
+        for part in parts(copy.tree):
             (package / part.name).symlink_to(part)
-        for part in copy.tree.iterdir():
-            if part.is_dir() and part.name not in ("api", "bench", "docs", "tests"):
-                (package / part.name).symlink_to(part)
         return copy
 
     @property

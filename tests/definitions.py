@@ -10,10 +10,11 @@ from pathlib import Path
 
 from attrs import Factory, frozen
 
+from tests.files import SHIPPED
 from tests.fragments import Holder
 
 # What ships, and the model of devices that tests have; and the files that are not Python.
-FOLDERS = ("api", "cli", "compiler", "dsl", "runtime", "testing")
+FOLDERS = ("api", *SHIPPED)
 MODEL = "tests/runtime/transports/interleaved.py"
 NATIVE = ".cc"
 NAME = re.compile(r"^(?:    (?=def))?(?:def |class )?(\w+)", re.MULTILINE)

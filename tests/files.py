@@ -15,6 +15,11 @@ SPECS = ROOT / "specs"
 GOLDEN = ROOT / "tests" / "golden"
 
 
+def parts(root: Path) -> list[Path]:
+    """What the package `partita` has, of sources that are in a folder."""
+    return [*(root / "api").iterdir(), *(root / each for each in SHIPPED)]
+
+
 def checked(text: str, name: str, overrides: Sequence[str] = ()) -> Spec:
     """The meaning of a file. Raises Refused."""
     spec, diagnostics = load_text(text, name, overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,11 +106,14 @@ def check_graphs(spec: Spec, gpu: bool) -> None:
         raise refuse("E0422", message, help="leave it out, or set `train.graphs=false`")
 
 
-def shared_queues(state: Compilation) -> Diagnostic | None:
+def shared_queues(state: Compilation) -> Iterator[Diagnostic]:
     """A warning (W0607) where streams of a GPU share hardware queues, and the schedule needs one for each."""
-    needed, given = queues([each.instructions for each in state.plan.ranks]), os.environ.get(CONNECTIONS, "")
-    if needed == 1 or not given.isdecimal() or int(given) >= needed:
-        return None
-    message = f"`{CONNECTIONS}` is {given}, and the schedule needs a hardware queue for each of {needed} streams"
+    programs, given = [each.instructions for each in state.plan.ranks], os.environ.get(CONNECTIONS, "")
+    launches = [each.launches for each in state.program.ranks]
+    streams = max(len({each.stream for each in own}) for own in launches)
+    # First what costs nothing: large pipelines take seconds to follow.
+    if not given.isdecimal() or int(given) >= streams or queues(programs, launches) == 1:
+        return
+    message = f"`{CONNECTIONS}` is {given}, and the schedule needs a hardware queue for each of {streams} streams"
     schedule = state.spec.schedule
-    return Diagnostic("W0607", message, None if schedule is None else schedule.span, help=f"unset {CONNECTIONS}")
+    yield Diagnostic("W0607", message, None if schedule is None else schedule.span, help=f"unset {CONNECTIONS}")

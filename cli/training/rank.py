@@ -147,8 +147,7 @@ class _Rank:
         data = bind(plan.program, plan.train, folder_of(arguments))
         plan = plan.evaluating(data.rows, device.type == "cuda").writing(folder_of(arguments), device.type == "cuda")
         if speaks:
-            sharing = shared_queues(plan.training) if kind.gpu else None
-            own = (*plan.training.warnings, *doubts(plan.training), *([sharing] if sharing is not None else ()))
+            own = (*plan.training.warnings, *doubts(plan.training), *(shared_queues(plan.training) if kind.gpu else ()))
             report((*diagnostics, *own, *data.doubts, *plan.doubts))
         return _Planned(plan, kind, device, data)
 

@@ -269,15 +269,14 @@ def likely_keys(there: Declarations, written: str) -> tuple[list[str], bool]:
     """
     whole = list(dict.fromkeys(full_names(there)))
     before, _, last = written.rpartition(".")
+    axes = [f"{name}.{axis}" for name, mesh in there.meshes.items() for axis in _axes(mesh)]
+    named = [each for each in axes if each.endswith(f".{PARALLEL.get(last, last)}")]
     if "mesh" in (before, last):
-        axes = [f"{name}.{axis}" for name, mesh in there.meshes.items() for axis in _axes(mesh)]
-        named = [each for each in axes if each.endswith(f".{PARALLEL.get(last, last)}")]
         return (named or axes)[:MOST_SHOWN], not named
     if within := [each for each in whole if each.startswith(f"{written}.")]:
         return within[:MOST_SHOWN], True
     if last in PARALLEL:
-        axes = [f"{name}.{PARALLEL[last]}" for name, mesh in there.meshes.items() if PARALLEL[last] in _axes(mesh)]
-        return axes[:MOST_SHOWN], False
+        return named[:MOST_SHOWN], False
     ends = {each.rpartition(".")[2] for each in whole}
     near = nearest(written, whole)
     for end in (last, meant(last, ends), None if last in FOLLOWS or near is not None else nearest(last, ends)):

@@ -14,7 +14,7 @@ import pytest
 from partita.cli.command import SUMMARIES
 from partita.cli.extras import EXTRAS, explained, missing
 from partita.cli.main import main
-from tests.files import ROOT, SHIPPED
+from tests.files import ROOT, parts
 from tests.marks import every
 
 BASE = ("attr", "attrs", "lark", "rich", "pygments", "markdown_it", "mdurl")
@@ -45,7 +45,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert spec.origin is not None
         (folder / name).symlink_to(Path(spec.origin).parent)
     (folder / "partita").mkdir()
-    for path in (*(ROOT / "api").iterdir(), *(ROOT / each for each in SHIPPED)):
+    for path in parts(ROOT):
         (folder / "partita" / path.name).symlink_to(path)
     return folder
 
