@@ -20,6 +20,7 @@ from partita.cli.source import report, say
 from partita.cli.training.devices import check_graphs, device_of_rank, shared_queues
 from partita.cli.training.elastic import check_elastic, fitted
 from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
+from partita.cli.training.room import little_memory
 from partita.cli.training.standalone import check_compiler
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
@@ -181,6 +182,9 @@ class _Rank:
         if device.type == "cuda" and paced and leaves_nothing(rank):
             for _ in rehearse(rank, transport):
                 raise AssertionError("a real transport waits inside its handles")
+        doubt = little_memory(plan.training, number, device) if device.type == "cuda" else None
+        if doubt is not None:
+            report((doubt,))
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = None
         if settings is not None:

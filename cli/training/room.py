@@ -1,4 +1,4 @@
-"""Whether the ranks of a run have room on this machine: their number, its memory and its cores."""
+"""Whether the ranks of a run have room on this machine: their number, its memory and its cores, and a GPU's memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from partita.runtime.supervision.fork_server import FORKS
 from partita.runtime.transports.registry import InProcess, Processes
 
 if TYPE_CHECKING:
+    import torch
+
     from partita.compiler.state import Compilation
     from partita.dsl.spec import Spec
 
@@ -68,3 +70,20 @@ def crowded(spec: Spec, kind: Processes) -> Diagnostic | None:
         return None
     share = f"{spec.mesh.ranks} ranks share {cores} core{'s' * (cores > 1)}"
     return Diagnostic("W0606", share, spec.mesh.span, help=f"{VIRTUAL}, to try a mesh out")
+
+
+def little_memory(state: Compilation, rank: int, device: torch.device) -> Diagnostic | None:
+    """A warning (W0608) where a rank's bound is more than its GPU has left beside CUDA, NCCL and other processes. It is
+    asked once the communicators are connected: what they hold depends on NCCL's version and on the links.
+    """
+    import torch
+
+    bound = memory_report(state, state.plan.ranks[state.program.mesh.pipe_rank(rank)]).total
+    free, total = torch.cuda.mem_get_info(device)
+    left = free + torch.cuda.memory_reserved(device)
+    if bound <= left:
+        return None
+    needs = f"rank {rank} may need {bytes_text(bound)}, and {bytes_text(left)} of {bytes_text(total)} are left"
+    others = f"CUDA, NCCL's communicators and other processes hold {bytes_text(total - left)}"
+    help = "`shard param -> data`, `recompute auto` or a smaller batch need less"
+    return Diagnostic("W0608", needs, notes=(others,), help=help)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from partita.cli.training import devices
 from partita.cli.training.devices import (
@@ -18,6 +19,8 @@ from partita.cli.training.devices import (
     gpus_here,
     shared_queues,
 )
+from partita.cli.training.room import little_memory
+from partita.compiler.analysis.memory import peak_memory
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.runtime.rank import prepare
@@ -110,3 +113,20 @@ def test_a_schedule_whose_streams_must_not_share_a_queue_is_warned_of(tmp_path: 
     for given, said in (("4", True), ("5", False), ("32", False)):
         monkeypatch.setenv(CONNECTIONS, given)
         assert ([each.code for each in shared_queues(state)] == ["W0607"]) == said, given
+
+
+def test_memory_that_nccl_and_others_hold_is_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank is held against the bound of its own part of the pipeline, with what torch has reserved already."""
+    spec, diagnostics = load("specs/tiny.par", [])
+    assert spec is not None, diagnostics
+    state = prepare(spec).training
+    bounds = [peak_memory(state, each) for each in state.plan.ranks]
+    assert bounds[0] != bounds[1]
+    reserved = 1 << 20
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    for rank, bound in enumerate(bounds):
+        for more in (0, -1):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=bound - reserved + more: (free, 80 << 30))
+            doubt = little_memory(state, rank, torch.device("cuda", rank))
+            assert (doubt is not None) == (more < 0)
+            assert doubt is None or (doubt.code == "W0608" and f"rank {rank}" in doubt.message)
