@@ -3,6 +3,7 @@
 import os
 import signal
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import Phase, settings
 # How long an example takes is the machine's business: no test depends on it. `make test` runs the same examples each
 # time, so that what fails is what was changed; `make soak` runs others, and more (`--hypothesis-profile=new`). What
 # failed can be run again from the printed blob.
-settings.register_profile("partita", deadline=None, derandomize=True, print_blob=True, max_examples=50)
+settings.register_profile("partita", deadline=None, derandomize=True, print_blob=True, max_examples=20)
 settings.register_profile("new", deadline=None, derandomize=False, print_blob=True)
 # Where mistakes are planted (`python -m tests.planted`) an example that fails is enough, however large it is.
 FIRST_FAILURE = {"phases": [Phase.explicit, Phase.generate], "report_multiple_bugs": False}
@@ -25,6 +26,21 @@ os.environ["PARTITA_CACHE"] = _CACHE.name
 # What a shell starts in the background ignores Ctrl-C, and so would every run that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `few(n)`, all cases but n, evenly spread, are for long runs."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("few") is not None and item.get_closest_marker("soak") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for own in cases.values():
+        (count,) = next(own[0].iter_markers("few")).args
+        chosen = {i * len(own) // count for i in range(count)}
+        for i, item in enumerate(own):
+            if i not in chosen:
+                item.add_marker(pytest.mark.soak)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -225,6 +225,7 @@ def everywhere(path: str, capsys: pytest.CaptureFixture[str], folder: Path) -> N
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.soak
 def test_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     call = "eager(microbatches = 4, more = 2)"
     path = file(tmp_path, SCHEDULE=call)
@@ -245,6 +246,7 @@ def test_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["check", path]) == 1
 
 
+@pytest.mark.soak
 def test_an_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = file(tmp_path, OPTIMIZER="signum(lr = 1e-3)")
     with added("optimizer", OPTIMIZER, tmp_path):
@@ -405,6 +407,7 @@ def texts(path: Path) -> frozenset[str]:
     return frozenset(each for each in constants if isinstance(each, str))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", REGISTRIES)
 def test_names_stand_in_their_own_file_and_in_their_registry(kind: str):
     registry, home, folders = PLACES[kind]

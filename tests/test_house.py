@@ -49,6 +49,7 @@ def imports(path: Path):
                     yield f"partita.{alias.name}", node.lineno
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("folder", sorted(MAY_IMPORT))
 def test_imports_point_one_way(folder: str):
     for path in sorted((ROOT / folder).rglob("*.py")):
@@ -58,6 +59,7 @@ def test_imports_point_one_way(folder: str):
                 assert part in MAY_IMPORT[folder], f"{path.relative_to(ROOT)}:{line} imports {name}"
 
 
+@pytest.mark.soak
 def test_the_front_needs_neither_torch_nor_numpy():
     modules = [
         "partita." + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -156,6 +158,7 @@ def own(name: str, known: Collection[str]) -> str:
     return name
 
 
+@pytest.mark.soak
 def test_imports_within_functions_keep_something_heavy_out():
     known = modules()
     trees = {name: tree_of(path) for name, path in known.items()}
@@ -250,6 +253,7 @@ def kinds_of_ops() -> set[str]:
     return {kind.__name__ for op in OPS.values() for kind in op.__mro__ if issubclass(kind, Op) and kind is not Op}
 
 
+@pytest.mark.soak
 def test_passes_do_not_ask_which_operation_one_is():
     found = [f"{path.relative_to(ROOT)}:{line}" for path in modules().values() for line in which_op(tree_of(path), OPS)]
     assert len(found) <= ASKED, "\n".join(sorted(found))

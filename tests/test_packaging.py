@@ -42,6 +42,7 @@ def wheel(built: tuple[Path, Path, str]) -> zipfile.ZipFile:
     return zipfile.ZipFile(built[1])
 
 
+@pytest.mark.soak
 def test_building_warns_of_nothing(built: tuple[Path, Path, str]) -> None:
     """But for what MANIFEST.in leaves out and is not there, and what the environment has switched off."""
     said = [line for line in built[2].splitlines() if "warning" in line.lower() or "deprecat" in line.lower()]
@@ -100,6 +101,7 @@ def bare(built: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathFactory
     return install(tmp_path_factory.mktemp("bare") / "environment", built[1])
 
 
+@pytest.mark.soak
 def test_the_wheel_works_alone(bare: Installed, tmp_path: Path) -> None:
     """The command starts, what it starts from is there, and what is missing is said with what installs it."""
     for command in ("init first", "check first.par", "compile first.par"):

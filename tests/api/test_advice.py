@@ -126,6 +126,7 @@ def advice() -> Iterator[tuple[str, str]]:
                     yield f"{name}:{each.lineno}", text
 
 
+@pytest.mark.soak
 def test_all_advice_that_functions_can_give_is_without_options():
     found = list(advice())
     assert len(found) > 5

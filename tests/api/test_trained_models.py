@@ -32,6 +32,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.soak
 def test_what_train_returns_computes_outputs(file: Path, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     trained = partita.train(file, run_dir=tmp_path / "run", on_step=told.append)

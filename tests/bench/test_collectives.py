@@ -100,6 +100,7 @@ def held(op: Collective, types: Sequence[Type], sums: bool) -> tuple[int, int]:
     return flying, live.peak
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("adds", [True, False], ids=["the ranks add", "the backend adds"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=12)

@@ -55,6 +55,7 @@ def test_the_recipe_decays_what_nanogpt_decays(folder: Path):
     assert sum(weight.numel() for weight in work.weights.values()) == 804_096
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("wrong", ["rate", "decay", "clip"])
 def test_what_differs_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: str):
     """The comparison can fail."""

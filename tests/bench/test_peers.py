@@ -38,6 +38,7 @@ def plain(work: Workload, microbatches: int) -> list[float]:
     return [loop.step(*batch) for batch in islice(work.batches(), STEPS)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_the_plain_loop_trains_what_ours_trains(file: str, microbatches: int):

@@ -33,7 +33,6 @@ from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.planner.search import Search
 from partita.compiler.planner.space import space_of
 from partita.compiler.state import Scheduled
-from tests.marks import soak
 
 ROWS = {family: tuple(rows(family)) for family in families()}
 TABLE_1 = [row for row in ROWS["megatron_sc21"] if row.table == "Table 1"]
@@ -53,6 +52,7 @@ def test_every_row_is_a_run_of_its_own():
         assert own[0].load().mesh is not None
 
 
+@pytest.mark.soak
 def test_the_formula_gives_the_papers_own_figures():
     """8 FLOPs a token for each parameter, nearly, recomputation included; and percent is of 312 TFLOP/s."""
     state = compile_spec(TABLE_1[0].load())
@@ -71,7 +71,8 @@ FOLDED, OTHERS = (
 )
 
 
-@pytest.mark.parametrize("table", [*FOLDED, *soak(*OTHERS)])
+@pytest.mark.soak
+@pytest.mark.parametrize("table", [*FOLDED, *OTHERS])
 def test_flops_of_mixtures_are_those_that_their_source_counts(table: str):
     """By Megatron-LM's formula of April 2025 (num_floating_point_operations): all of attention, no router."""
     state = compile_spec(next(row for row in ROWS["parallel_folding"] if row.table == table).load())
@@ -84,6 +85,7 @@ def test_flops_of_mixtures_are_those_that_their_source_counts(table: str):
     assert state.flops + unseen(state) == pytest.approx(counted, rel=0.002)
 
 
+@pytest.mark.soak
 def test_what_no_source_says_of_utilization_is_our_count():
     """Of DeepSeek-V3's products in the time that is published."""
     (row,) = ROWS["deepseek"]
@@ -105,7 +107,8 @@ def test_a_constant_that_was_wrong_is_found_by_the_rows():
     assert "mean absolute error 0.0" in line("x", [one.points(fitted(off)) for one in off], ["a", "b", "c"])
 
 
-@pytest.mark.parametrize("which", [0, *soak(3, 4)], ids=["1.7 B", "18.4 B", "39.1 B"])
+@pytest.mark.soak
+@pytest.mark.parametrize("which", [0, 3, 4], ids=["1.7 B", "18.4 B", "39.1 B"])
 def test_a_row_is_predicted(which: int):
     assert abs(off(TABLE_1[which])) <= 3
 
@@ -163,6 +166,7 @@ def test_what_fsdp_does_besides_takes_time(small: Scheduled, less: FSDP, more: F
     assert step_seconds(small, less) < step_seconds(small, more)
 
 
+@pytest.mark.soak
 @given(st.floats(1e9, 1e13), st.integers(0, 100), st.sampled_from([FSDP(), FSDP(kept=True), FSDP(version=2)]))
 def test_a_step_of_fsdp_takes_what_it_computes_and_what_it_sends_at_most_one_after_the_other(
     small: Scheduled, bandwidth: float, blocks: int, fsdp: FSDP

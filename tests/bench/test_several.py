@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from tests.files import ROOT
-from tests.marks import soak
 
 LEFT_OUT = ("streams", "queues", "branches", "messages", "priority")
 
 
-@pytest.mark.parametrize("parts", [("communicators", "queues"), *soak(((),))])
+@pytest.mark.soak
+@pytest.mark.parametrize("parts", [("communicators", "queues"), ()])
 def test_what_needs_no_gpu_runs_and_the_rest_is_named(parts: tuple[str, ...]) -> None:
     command = [sys.executable, str(ROOT / "bench" / "several.py"), "--device", "cpu", *parts]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

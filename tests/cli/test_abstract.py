@@ -38,6 +38,7 @@ def test_published_bubbles(capsys, name):
     assert len(given["actions"]) == len(given["peak_live"]) == ROW["stages"]
 
 
+@pytest.mark.soak
 def test_times_are_of_a_rank_whatever_its_chunks(capsys):
     given = found(capsys, "interleaved_1f1b", *SIZE, *TIMES, "--chunks", "3")
     assert given["bubble"] == pytest.approx(ROW["bubble"]["interleaved_1f1b"], abs=0.005)
@@ -50,6 +51,7 @@ def test_times_are_of_a_rank_whatever_its_chunks(capsys):
 PUBLISHED = json.loads((GOLDEN / "vocabulary_parallel.json").read_text())["rows"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("row", [row for row in PUBLISHED if row["method"].startswith("one_f_one_b")], ids=str)
 def test_measured_iterations_of_unequal_stages(capsys, tmp_path, row):
     """Simulated from the times of F and B on each rank, they are within 2% of what was measured on 8 GPUs."""
@@ -63,9 +65,10 @@ def test_measured_iterations_of_unequal_stages(capsys, tmp_path, row):
 SHARED = [row for row in PUBLISHED if not row["method"].startswith("one_f_one_b")]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "row",
-    [row if row["vocabulary"] == 128000 else pytest.param(row, marks=pytest.mark.soak) for row in SHARED],
+    SHARED,
     ids=lambda row: f"{row['method']}-{row['vocabulary']}",
 )
 def test_measured_iterations_of_shared_vocabularies(capsys, tmp_path, row):
@@ -118,6 +121,7 @@ def test_wrong_files_of_times(capsys, tmp_path, text, status, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_auto_searches_within_a_limit_and_says_how_good_it_is(capsys):
     limit = "--memory-limit", str(2 * ROW["stages"]), "--memory", f"F=1,W={ROW['M_W']}"
     given = found(capsys, "auto", *SIZE, *TIMES, *limit)
@@ -183,6 +187,7 @@ def test_the_picture_has_numbers_without_a_unit(capsys):
     assert lines[-1].startswith("on GPUs")
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

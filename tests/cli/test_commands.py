@@ -122,6 +122,7 @@ def test_check_imports_neither_torch_nor_what_builds_the_grammar():
     assert done.stdout.splitlines()[-1] == f"[] {[*variants, 'runtime.data']}"
 
 
+@pytest.mark.soak
 def test_a_reader_that_leaves_gives_no_traceback(tmp_path):
     path = tmp_path / "x.par"
     path.write_text("".join(f"axis a{i} = 1\n" for i in range(3000)))

@@ -42,6 +42,7 @@ def completed(folder: Path, *lines: str) -> list[list[str]]:
     return [[word.strip() for word in each.split()] for each in done.stdout.split("--\n")][: len(lines)]
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_what_may_follow(tmp_path: Path) -> None:
     (tmp_path / "gpt.par").write_text((SPECS / "gpt.par").read_text())

@@ -10,10 +10,10 @@ import pytest
 
 from partita.cli.main import main
 from tests.commands import partita
-from tests.marks import soak
 
 
-@pytest.mark.parametrize("launched", [None, *soak(3)])
+@pytest.mark.soak
+@pytest.mark.parametrize("launched", [None, 3])
 def test_this_machine_passes(launched: int | None, tmp_path: Path) -> None:
     start: tuple[str, ...] = (sys.executable,)
     if launched is not None:
@@ -31,6 +31,7 @@ def test_this_machine_passes(launched: int | None, tmp_path: Path) -> None:
         assert {each["wrong"] for each in rank["tests"]} == {None}
 
 
+@pytest.mark.soak
 def test_ranks_that_do_not_end_in_time_are_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
     monkeypatch.setattr("partita.cli.doctor.gpus.from_driver", lambda: ([], [], "nvidia-smi does not answer"))

@@ -15,7 +15,6 @@ from partita.cli.command import SUMMARIES
 from partita.cli.extras import EXTRAS, explained, missing
 from partita.cli.main import main
 from tests.files import ROOT, parts
-from tests.marks import every
 
 BASE = ("attr", "attrs", "lark", "rich", "pygments", "markdown_it", "mdurl")
 FILE = """\
@@ -78,28 +77,26 @@ def ran(command: str, packages: Path, cwd: Path) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "command",
-    every(
-        4,
-        [
-            "--version",
-            "--help",
-            "check m.par",
-            "fmt --check m.par",
-            "compile m.par",
-            "explain m.par",
-            "schedule m.par",
-            "schedule m.par -o picture.json",
-            "plan m.par --devices 2 --within 1",
-            "checkpoint ls kept",
-            "report runs/m -o page.html",
-            "checkpoint list kept",
-            "checkpoint show kept",
-            "run --help",
-            "checkpoint verify --help",
-        ],
-    ),
+    [
+        "--version",
+        "--help",
+        "check m.par",
+        "fmt --check m.par",
+        "compile m.par",
+        "explain m.par",
+        "schedule m.par",
+        "schedule m.par -o picture.json",
+        "plan m.par --devices 2 --within 1",
+        "checkpoint ls kept",
+        "report runs/m -o page.html",
+        "checkpoint list kept",
+        "checkpoint show kept",
+        "run --help",
+        "checkpoint verify --help",
+    ],
 )
 def test_what_needs_no_extra(command: str, bare: Path, work: Path) -> None:
     done = ran(command, bare, work)
@@ -119,6 +116,7 @@ for name in COMMANDS:
 """
 
 
+@pytest.mark.soak
 def test_every_command_says_what_it_does_without_any_extra(bare: Path, work: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-S", "-B", "-c", ALL],
@@ -133,7 +131,8 @@ def test_every_command_says_what_it_does_without_any_extra(bare: Path, work: Pat
     assert {f"usage: partita {name}" in done.stdout for name in SUMMARIES} == {True}
 
 
-@pytest.mark.parametrize("call", every(2, ["train('m.par')", "verify('m.par')", "load_model('m.par')"]))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("call", ["train('m.par')", "verify('m.par')", "load_model('m.par')"])
 def test_a_function_that_needs_torch_says_so(call: str, bare: Path, work: Path) -> None:
     code = f"import partita\ntry:\n  partita.{call}\nexcept ImportError as error:\n  print(error)"
     done = subprocess.run(
@@ -149,30 +148,28 @@ def test_a_function_that_needs_torch_says_so(call: str, bare: Path, work: Path) 
     assert done.stdout == f"`partita.{call.partition('(')[0]}` {needs}\n"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("command", "message"),
-    every(
-        3,
-        [
-            ("run m.par", "`partita run` needs torch, numpy, safetensors: pip install 'partita[run]'"),
-            ("run m.par --transport virtual", "`partita run` needs torch"),
-            ("verify m.par", "`partita verify` needs torch, numpy, safetensors: pip install 'partita[run]'"),
-            ("evaluate m.par", "`partita evaluate` needs torch, numpy, safetensors: pip install 'partita[run]'"),
-            ("predict m.par -o out.npz", "`partita predict` needs torch"),
-            ("sample m.par", "`partita sample` needs torch"),
-            ("lsp", "`partita lsp` needs pygls, lsprotocol"),
-            ("profile", "`partita profile` needs torch, numpy, safetensors: pip install 'partita[run]'"),
-            ("checkpoint verify kept", "`partita checkpoint` needs torch, numpy, safetensors"),
-            ("checkpoint export kept -o out.safetensors", "`partita checkpoint` needs torch"),
-            ("checkpoint import new out.safetensors m.par", "`partita checkpoint` needs torch"),
-            (
-                "schedule m.par -o picture.svg",
-                "drawing picture.svg needs matplotlib, numpy: pip install 'partita[plot]'",
-            ),
-            ("schedule m.par -o picture.png", "or name a .json file (a Chrome trace)"),
-            ("run m.par --track tensorboard,wandb", "`partita run` needs torch"),
-        ],
-    ),
+    [
+        ("run m.par", "`partita run` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+        ("run m.par --transport virtual", "`partita run` needs torch"),
+        ("verify m.par", "`partita verify` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+        ("evaluate m.par", "`partita evaluate` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+        ("predict m.par -o out.npz", "`partita predict` needs torch"),
+        ("sample m.par", "`partita sample` needs torch"),
+        ("lsp", "`partita lsp` needs pygls, lsprotocol"),
+        ("profile", "`partita profile` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+        ("checkpoint verify kept", "`partita checkpoint` needs torch, numpy, safetensors"),
+        ("checkpoint export kept -o out.safetensors", "`partita checkpoint` needs torch"),
+        ("checkpoint import new out.safetensors m.par", "`partita checkpoint` needs torch"),
+        (
+            "schedule m.par -o picture.svg",
+            "drawing picture.svg needs matplotlib, numpy: pip install 'partita[plot]'",
+        ),
+        ("schedule m.par -o picture.png", "or name a .json file (a Chrome trace)"),
+        ("run m.par --track tensorboard,wandb", "`partita run` needs torch"),
+    ],
 )
 def test_what_needs_one(command: str, message: str, bare: Path, work: Path) -> None:
     done = ran(command, bare, work)
@@ -233,6 +230,7 @@ def by_all(command: str, packages: Path, cwd: Path) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("command", "names"),
     [("run m.par", ("torch",)), ("verify m.par", ("numpy",)), ("checkpoint verify kept", ("safetensors",))],
@@ -244,6 +242,7 @@ def test_a_single_module_that_is_missing(command: str, names: tuple[str, ...], w
     assert done.returncode == 2
 
 
+@pytest.mark.soak
 def test_torch_that_is_found_and_lacks_what_it_needs(work: Path, tmp_path: Path) -> None:
     names = {"NAMES": ("torch",), "KIND": "ModuleNotFoundError", "WHY": "No module named 'numpy'", "WHICH": "numpy"}
     done = by_all("verify m.par", customized(tmp_path, BROKEN, **names), work)
@@ -251,6 +250,7 @@ def test_torch_that_is_found_and_lacks_what_it_needs(work: Path, tmp_path: Path)
     assert done.returncode == 2
 
 
+@pytest.mark.soak
 def test_torch_that_is_broken(work: Path, tmp_path: Path) -> None:
     why = "libcudart.so.13: cannot open shared object file"
     names = {"NAMES": ("torch",), "KIND": "ImportError", "WHY": why, "WHICH": "torch"}

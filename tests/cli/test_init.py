@@ -10,7 +10,6 @@ from partita.cli.main import main
 from partita.cli.starters import starter_names
 from partita.dsl.load import load
 from tests.files import SPECS
-from tests.marks import every
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +152,8 @@ def test_into_another_directory() -> None:
     assert "partita run     first.par" in Path("there/first.par").read_text()
 
 
-@pytest.mark.parametrize("name", every(6, starter_names()))
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", starter_names())
 def test_a_starter_comes_with_what_it_reads(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--from", name]) == 0
     assert f"wrote {name}.par" in capsys.readouterr().out

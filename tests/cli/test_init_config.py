@@ -11,7 +11,6 @@ import pytest
 from partita.cli.families.registry import FAMILIES
 from partita.cli.main import main
 from partita.dsl.load import load
-from tests.marks import every
 
 
 @pytest.fixture
@@ -69,7 +68,8 @@ PUBLISHED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("config", every(3, PUBLISHED), ids=lambda config: config["model_type"])
+@pytest.mark.few(2)
+@pytest.mark.parametrize("config", PUBLISHED, ids=lambda config: config["model_type"])
 def test_published_configs_are_said(config: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]):
     status, out, err = init(capsys, config, "-o", "m.par")
     assert (status, err) == (0, "")
@@ -109,6 +109,7 @@ def test_comments_say_what_the_file_has(
     assert "# Sizes and constants are those of config.json." in comment
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [

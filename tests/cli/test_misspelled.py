@@ -22,7 +22,7 @@ from partita.dsl.names.declarations import gather
 from partita.dsl.syntax.reader import Reader
 from partita.dsl.syntax.source import Source
 from tests.files import SPECS
-from tests.marks import every, soak
+from tests.marks import soak
 
 LONG = 4  # letters from which on a misspelled word is always recognised
 MEANT = re.compile(r"did you mean (`[^`]+`(?:(?:, | or )`[^`]+`)*)\?")
@@ -81,6 +81,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_option_of_every_command(name: str, capsys: pytest.CaptureFixture[str]):
     words, parser = PARSERS[name]
@@ -96,6 +97,7 @@ def test_every_option_of_every_command(name: str, capsys: pytest.CaptureFixture[
                 assert not found or found[0] == option or found[0] in near(wrong) or found[0].startswith(wrong)
 
 
+@pytest.mark.few(23)
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_choice_of_every_option(name: str, capsys: pytest.CaptureFixture[str]):
     words, parser = PARSERS[name]
@@ -111,6 +113,7 @@ def test_every_choice_of_every_option(name: str, capsys: pytest.CaptureFixture[s
                 assert found or len(choice) <= LONG, (wrong, choice)
 
 
+@pytest.mark.soak
 def test_every_command(capsys: pytest.CaptureFixture[str]):
     names = [*COMMANDS, *(" ".join(words) for words, _ in PARSERS.values() if len(words) > 1)]
     for name in names:
@@ -139,7 +142,8 @@ def wrong_key(override: str) -> list[tuple[str, int]]:
     return [(each, one.span.start) for one in found for each in suggested(one.help or "")] or [("", 0)] * bool(found)
 
 
-@pytest.mark.parametrize("key", every(5, KEYS))
+@pytest.mark.few(2)
+@pytest.mark.parametrize("key", KEYS)
 def test_every_key_of_an_override(key: str):
     assert not wrong_key(f"{key}=1")
     for wrong in {*misspelled(key)} - {*KEYS}:
@@ -203,7 +207,8 @@ WORDS: Mapping[str, Collection[str]] = {
 }
 
 
-@pytest.mark.parametrize("key", every(2, [key for key, words in WORDS.items() if len(words) > 1]))
+@pytest.mark.soak
+@pytest.mark.parametrize("key", [key for key, words in WORDS.items() if len(words) > 1])
 def test_every_word_that_a_value_may_be(key: str):
     more = "optimizer mixed { update all -> sgd(lr = 0.1) }\nlayout other_layout on cluster { shard batch -> data }\n"
     model = re.search(r"^model \w+(\(.*?^}\n)", TEXT, re.MULTILINE | re.DOTALL)

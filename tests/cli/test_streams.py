@@ -15,7 +15,7 @@ import pytest
 from partita.cli.colors import is_colored
 from partita.cli.source import rendered
 from partita.dsl.load import load_text
-from tests.marks import every, soak
+from tests.marks import every
 
 FILE = """\
 axis batch = 8, embed = 6
@@ -91,6 +91,7 @@ def test_ascii(command: str, work: Path) -> None:
     assert done.stderr.isascii()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1", "koi8-r"])
 def test_other_encodings(encoding: str, work: Path) -> None:
     done = ran("schedule m.par", work, PYTHONIOENCODING=encoding)
@@ -98,6 +99,7 @@ def test_other_encodings(encoding: str, work: Path) -> None:
     assert done.stdout
 
 
+@pytest.mark.soak
 def test_signs_have_plain_ones(work: Path) -> None:
     text = ran("schedule m.par", work, PYTHONIOENCODING="ascii").stdout.decode()
     rich = ran("schedule m.par", work, PYTHONIOENCODING="utf-8").stdout.decode()
@@ -105,6 +107,7 @@ def test_signs_have_plain_ones(work: Path) -> None:
     assert not rich.isascii()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "locale", [{"LC_ALL": "C"}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}]
 )
@@ -115,9 +118,8 @@ def test_the_plain_locale(command: str, locale: dict[str, str], work: Path) -> N
     assert done.returncode == (1 if "wrong" in command else 0)
 
 
-@pytest.mark.parametrize(
-    "command", ["compile m.par", *soak("check wrong.par", "schedule m.par", "explain m.par", "--help")]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("command", ["compile m.par", "check wrong.par", "schedule m.par", "explain m.par", "--help"])
 def test_a_reader_that_leaves(command: str, work: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "partita", *command.split()],
@@ -137,6 +139,7 @@ def test_a_reader_that_leaves(command: str, work: Path) -> None:
     assert "Exception ignored" not in told
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("command", ["check m.par", "schedule m.par", "--help", "check wrong.par"])
 def test_no_standard_output_at_all(command: str, work: Path) -> None:
     line = f"{sys.executable} -m partita {command} >&-"
@@ -145,6 +148,7 @@ def test_no_standard_output_at_all(command: str, work: Path) -> None:
     assert done.returncode == (1 if "wrong" in command else 0)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("command", ["check m.par", "schedule m.par", "--version", "compile m.par --emit python"])
 def test_a_disk_that_is_full(command: str, work: Path) -> None:
@@ -190,6 +194,7 @@ COLORS = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE")
 NO_COLORS = {name: value for name, value in os.environ.items() if name not in COLORS}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("command", ["check wrong.par", "compile wrong.par"])
 def test_diagnostics_are_coloured_on_a_terminal_and_say_the_same(command: str, work: Path) -> None:
     plain = subprocess.run(

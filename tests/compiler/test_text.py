@@ -20,7 +20,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Spec
 from tests.compiler.same import difference
 from tests.files import ROOT, checked
-from tests.marks import every, examples, soak
+from tests.marks import examples, soak
 from tests.programs import programs, sharded_programs
 from tests.reference.programs import Maker
 
@@ -85,6 +85,7 @@ PROGRAMS = (
 SLOW = list(HealthCheck)
 
 
+@pytest.mark.soak
 @given(text=PROGRAMS)
 @examples(5, suppress_health_check=SLOW)
 def test_text_of_random_programs(text: str) -> None:
@@ -98,8 +99,9 @@ def test_text_of_many_random_programs(text: str) -> None:
     check_if_it_compiles(text)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("training", [True, *soak(False)], ids=["training", "evaluation"])
-@pytest.mark.parametrize("file", every(4, FILES), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_text_of_files(file: Path, training: bool) -> None:
     check_every_pass(checked(file.read_text(encoding="utf-8"), file.name), training)
 
@@ -143,6 +145,7 @@ def test_a_graph_has_one_loss() -> None:
         parse_graph(SMALL.replace("loss %loss\n", ""))
 
 
+@pytest.mark.soak
 def test_forms_for_people_read_back(capsys: pytest.CaptureFixture[str]) -> None:
     """What `partita compile --emit` prints is the same text, source places and all."""
     from partita.cli.main import main

@@ -37,8 +37,11 @@ def test_a_file_in_the_documentation_is_in_canonical_form(fence: Fence, text: st
     assert format_text(text, str(fence)) == text
 
 
-# Pages whose sessions train or search for long; `make docs` runs all of them, too.
-LONG = ("run.md", "plan.md", "checkpoints.md", "finetuning.md")
+# Pages whose sessions train, verify or search for long; `make docs` runs all of them, too.
+LONG = {
+    *("tutorial.md", "run.md", "plan.md", "verify.md", "checkpoint.md", "checkpoints.md", "finetuning.md"),
+    *("experts.md", "layouts.md", "python.md"),
+}
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def test_the_usage_names_every_option(command: str) -> None:
     assert shown == wanted, page.name
 
 
+@pytest.mark.few(37)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_an_option_in_the_text_is_one_of_its_command(page: Path) -> None:
     """Of the command before it in the line; without one, on the page of a command, of that; else of any."""

@@ -36,6 +36,7 @@ def test_a_defect_that_the_certificate_finds(spec):
     shown(found.problems[0].render())
 
 
+@pytest.mark.soak
 def test_a_defect_that_the_execution_finds(spec, monkeypatch: pytest.MonkeyPatch):
     """One rank's rectifier lets through a millionth more."""
     tampered(monkeypatch, "= torch.relu(", "= (1.0 + 1e-6 * (c.coordinates['tensor'] == 1)) * torch.relu(")

@@ -215,6 +215,7 @@ def test_a_function_of_another_framework(statement: str, help: str) -> None:
     assert help in help_in(statement)
 
 
+@pytest.mark.few(85)
 @pytest.mark.parametrize("name", sorted(foreign.FUNCTIONS))
 def test_no_function_of_ours_is_passed_off_as_another(name: str) -> None:
     """No guess by letters, such as `greater` for `gather`."""
@@ -357,6 +358,7 @@ def test_a_declaration_written_as_elsewhere(before: str, after: str, help: str) 
     assert help in changed(before, after)
 
 
+@pytest.mark.soak
 @given(st.text(max_size=300), st.data())
 def test_any_text_around_an_unexpected_place(text: str, data: st.DataObject) -> None:
     """Looking something up never fails, whatever stands there."""

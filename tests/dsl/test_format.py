@@ -28,6 +28,7 @@ def comments(text):
     return [comment.text for comment in found]
 
 
+@pytest.mark.soak
 @given(texts())
 def test_a_printed_tree_parses_to_itself(pair):
     item, text = pair
@@ -44,6 +45,7 @@ def test_formatting_keeps_the_tree_and_the_comments_and_is_idempotent(pair):
     assert format_text(once) == once, once
 
 
+@pytest.mark.soak
 @given(files)
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
 def test_formatted_lines_are_clean_and_short(item):

@@ -29,6 +29,7 @@ def test_every_rule_has_a_builder():
     assert built == set(BUILDERS)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_tokens_are_larks(path):
     text = path.read_text()

@@ -116,6 +116,7 @@ def test_the_only_ones_are_chosen_and_a_schedule_may_be_called_in_place():
     assert loaded(text).schedule.call.name == "gpipe"
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("unit", sorted(UNITS))
 @given(whole=st.integers(0, 10**6), thousandths=st.integers(0, 999), exponent=st.integers(-5, 5))
 def test_numbers_are_read_exactly(unit, whole, thousandths, exponent):

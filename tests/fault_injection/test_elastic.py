@@ -123,7 +123,8 @@ def test_a_run_goes_on_with_fewer_ranks(runs: Callable[..., Run], whole, layout:
     loses(runs("zero3"), 3, layout, 40, 1, whole(layout, 40))
 
 
-@pytest.mark.parametrize(("restarts", "ranks"), [("0", 2), *soak(("1", 3))])
+@pytest.mark.soak
+@pytest.mark.parametrize(("restarts", "ranks"), [("0", 2), ("1", 3)])
 def test_a_loss_costs_the_steps_since_the_last_copy_and_no_checkpoint(
     runs: Callable[..., Run], whole, restarts: str, ranks: int
 ) -> None:

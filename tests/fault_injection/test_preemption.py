@@ -18,7 +18,6 @@ from partita.runtime.tracing.flight import ACTIVITIES, CONNECTING, ENDED, STARTI
 from tests.fault_injection.moments import ACTIONS, SAVES, await_moment
 from tests.fault_injection.processes import PROC, wait_until
 from tests.fault_injection.runs import STEPS, TORCHRUN, Run
-from tests.marks import soak
 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
 
@@ -74,7 +73,8 @@ def preempted(run: Run, seed: int, undisturbed: Callable[[str], tuple[list[dict]
     return phase, seconds
 
 
-@pytest.mark.parametrize("seed", [7, *soak(*range(50))])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [7, *range(50)])
 def test_a_preempted_run_has_saved(
     seed: int, runs: Callable[..., Run], undisturbed, record_property: Callable[[str, object], None]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def calls(draw: st.DrawFn) -> str:
     return f"{function.name}({', '.join(written)})"
 
 
+@pytest.mark.soak
 @many
 @given(calls(), st.sampled_from(["", " + x", " * 2", " < 1", " / 0", " == b"]), st.sampled_from(["0", "q", "mean(q)"]))
 def test_any_call_of_a_function(call: str, operator: str, used: str):
@@ -138,6 +140,7 @@ plans = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.soak
 @many
 @given(plans)
 def test_any_call_of_a_setting(plan: dict[str, str]):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.lark import from_lark
@@ -64,6 +65,7 @@ IN_EXPRESSIONS = TERMINALS.keys() - {"PARAM", "MODEL", "LAYOUT", "SCHEDULE"}
 slow = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.soak
 @slow
 @given(derived("file"))
 def test_what_the_grammar_derives_parses(text: str):
@@ -76,12 +78,14 @@ def test_it_is_checked(text: str):
     targets.checker(text.encode())
 
 
+@pytest.mark.soak
 @slow
 @given(derived("file"))
 def test_it_is_formatted(text: str):
     targets.formatter(text.encode())
 
 
+@pytest.mark.soak
 @slow
 @given(
     st.sampled_from(["batch", "train.steps", "train.optimizer", "schedule", "laptop.pipe"]),

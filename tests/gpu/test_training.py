@@ -60,6 +60,7 @@ def close(plan: Plan, found: list[float], expected: list[float], tolerance: floa
 # ---------------------------------------------------------------- the executor
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("file", "overrides", "tolerance"),
@@ -94,6 +95,7 @@ def test_a_compiled_program_trains_the_same(precision: str, tolerance: float, de
     close(plain, second, first, tolerance)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", ["offload layer", "offload state"])
 def test_what_lies_in_the_hosts_memory_comes_back(rule: str, device: str, tmp_path: Path) -> None:
@@ -163,6 +165,7 @@ def test_a_pipeline_of_four_chunks_on_one_rank(device: str, tmp_path: Path) -> N
     assert found == pytest.approx(numbers(reference, VirtualRun(reference))[: 2 * STEPS], rel=2e-4)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_steps_that_are_captured_are_the_same(precision: str, device: str, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ CASES = {
     "vocabulary": ((),),
     "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),
 }
+# Whose parts other files have, too.
+LONG = ("gpu", "groups", "slices", "validation", "v", "copies")
 # What changes nothing on one device.
 LAID_OUT = ("layout=", "schedule=", "schedule.microbatches=", "s.microbatches=")
 ARRAYS = (
@@ -87,7 +89,12 @@ def test_every_file_has_a_case():
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        pytest.param(name, overrides, id=f"{name}-{number}" if number else name)
+        pytest.param(
+            name,
+            overrides,
+            id=f"{name}-{number}" if number else name,
+            marks=[pytest.mark.soak] * ((number > 0 and name != "rules") or name in LONG),
+        )
         for name, each in CASES.items()
         for number, overrides in enumerate(each)
     ],

@@ -79,6 +79,7 @@ def files(folder: Path, ignored: int, overrides: tuple[str, ...], targets: np.nd
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("ignored", "overrides"), [(2, ()), *((-1, layout) for layout in LAYOUTS)])
 def test_the_mean_is_over_what_counts_of_the_whole_batch(tmp_path: Path, ignored: int, overrides: tuple[str, ...]):
     expected = meant(files(tmp_path, ignored, LAYOUTS[0]), tmp_path)
@@ -88,6 +89,7 @@ def test_the_mean_is_over_what_counts_of_the_whole_batch(tmp_path: Path, ignored
     assert wrong(found, expected) == []
 
 
+@pytest.mark.soak
 def test_the_reference_agrees_with_torch() -> None:
     logits, targets = torch.randn(5, 7, dtype=torch.float64), torch.tensor([3, -1, 0, -1, 6])
     found = named.cross_entropy(

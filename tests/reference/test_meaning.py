@@ -83,7 +83,7 @@ def holds(program: Program, folder: Path) -> str:
 
 
 @given(random=st.randoms(use_true_random=False), cutting=st.sampled_from([True, True, True, False]))
-@examples(10, suppress_health_check=SLOW)
+@examples(4, suppress_health_check=SLOW)
 @pytest.mark.timeout(1200)
 def test_a_program_computes_what_it_means(random: Random, cutting: bool):
     with TemporaryDirectory() as folder:

@@ -141,6 +141,7 @@ def same(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(parameter, other[1][name]), name
 
 
+@pytest.mark.few(4)
 @pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize("name", USUAL)
 def test_a_step_that_is_captured_computes_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -170,6 +171,7 @@ def on_gpus(path: Path, *overrides: str, added: str = "") -> int:
     return most
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("name", "most"), [("tiny", 40), ("llama", 25)])
 def test_a_rank_launches_a_graph_and_its_update(name: str, most: int):
     """Without graphs, up to 667 and 1,156."""

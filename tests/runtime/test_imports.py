@@ -8,6 +8,7 @@ import sys
 import pytest
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "module",
     [

@@ -36,6 +36,7 @@ def losses(folder: Path) -> list[float]:
 # ---------------------------------------------------------------- when it runs
 
 
+@pytest.mark.soak
 def test_no_other_command_runs_a_files_python(tmp_path: Path):
     path = written(tmp_path, MARK + FORWARD + BACKWARD)
     for command in (
@@ -256,6 +257,7 @@ train {
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backward", [True, False], ids=["backward", "autograd"])
 def test_an_operation_may_have_several_results(tmp_path: Path, backward: bool):
     """Each may be used or not; those that are not have no cotangent."""
@@ -396,6 +398,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_goes_wrong_in_python_is_a_diagnostic(tmp_path: Path, name: str):
     kernels, code, said = WRONG[name]

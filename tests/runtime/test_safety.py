@@ -83,6 +83,7 @@ def place(path: Path, node: ast.AST) -> str:
 # ---------------------------------------------------------------- the sources
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_sources_execute_no_data(folder: str):
     for path, called, node in ((each, *call) for each in sources(folder) for call in calls(each)):
@@ -99,6 +100,7 @@ def test_sources_execute_no_data(folder: str):
         assert not re.search(r"_object(_list|s)?$|object_list|gather_object", last), f"{place(path, node)}: {called}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_sources_import_nothing_that_unpickles_or_serves(folder: str):
     for path, node in ((each, node) for each in sources(folder) for node in ast.walk(tree_of(each))):
@@ -110,6 +112,7 @@ def test_sources_import_nothing_that_unpickles_or_serves(folder: str):
             assert first in allowed or first not in MODULES, f"{place(path, node)} imports {name}"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_source_says_pickle(folder: str):
     """Nor by the names of others: an attribute, an import."""

@@ -127,6 +127,7 @@ def test_a_mutant_is_refused_or_computes_the_same(mutant):
         assert torch.equal(gradients[name], gradient), (mistake, name)
 
 
+@pytest.mark.soak
 @examples(20)
 @given(st.data())
 def test_a_mutant_of_an_order_with_copies_is_refused_or_computes_the_same(data):
@@ -145,6 +146,7 @@ def test_a_mutant_of_an_order_with_copies_is_refused_or_computes_the_same(data):
         assert all(torch.equal(found[name], gradient) for name, gradient in gradients.items()), mistake
 
 
+@pytest.mark.soak
 @given(mutants(schedules(sizes)).filter(lambda mutant: mutant[0].ranks > 1))
 def test_a_lower_bound_than_a_schedule_needs_is_refused(mutant):
     schedule, _, _ = mutant
@@ -172,6 +174,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("call", CALLS)
 def test_training_and_evaluation_are_those_of_one_device(call):
     """Evaluation too: it runs where the training schedule has placed its stages."""
@@ -238,6 +241,7 @@ def test_b_and_w_are_functions_of_their_own_where_a_schedule_runs_them():
             assert set(stage.functions) == kinds, call
 
 
+@pytest.mark.soak
 def test_auto_keeps_within_the_memory_that_it_is_given():
     """The less there is, the more it costs, within what a search may miss; and too little is said to be so."""
     text = NETWORK.format(layers=3, ranks=3, schedule="auto(microbatches = 12, memory = 1GiB)")

@@ -32,6 +32,7 @@ def test_the_example_of_the_page_passes():
     names["test_one_at_a_time_is_lawful"]()
 
 
+@pytest.mark.soak
 def test_the_example_with_a_mistake_fails():
     names = {}
     exec(EXAMPLE.replace('("F", "B", "W")', '("F", "W", "B")'), names)
@@ -57,6 +58,7 @@ def test_pictures_of_the_page_are_what_is_drawn(name, ranks, chunks, microbatche
     assert picture in PAGE, picture
 
 
+@pytest.mark.soak
 def test_random_orders_reach_what_no_named_schedule_has():
     """Placements in a V, split and whole backwards side by side, a W that is left for long."""
 

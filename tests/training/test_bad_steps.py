@@ -23,7 +23,7 @@ from partita.runtime.data.binding import open_data
 from partita.runtime.learning_rates import learning_rates
 from partita.runtime.training import StepResult, VirtualRun
 from tests.commands import partita, records
-from tests.marks import every, soak
+from tests.marks import soak
 from tests.runtime.checkpoint.runs import Outcome, plan_of, same, tensors, trained, without_checkpoints
 
 # Two stages, three mesh axes, a tied parameter; every item is seen once in eight steps.
@@ -115,7 +115,8 @@ def run_in(folder: Path, *overrides: str, keep: Path | None = None, text: str = 
 # ---------------------------------------------------------------- skip
 
 
-@pytest.mark.parametrize("layout", every(3, list(LAYOUTS)))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_bad_step_changes_nothing_and_the_others_are_as_if_it_were_not(layout: str, optimizer: str, folder: Path):
     bad = steps_with({9, 36}, folder)
@@ -162,6 +163,7 @@ def by_torch(folder: Path, optimizer: str, bad: list[int]) -> dict[str, torch.Te
     return {name: tensor.detach() for name, tensor in parameters.items()}
 
 
+@pytest.mark.soak
 def test_no_bad_step_no_difference(tmp_path: Path):
     written(tmp_path)
     skipping, stopping = run_in(tmp_path), run_in(tmp_path, "train.on_bad_step=stop")
@@ -294,6 +296,7 @@ def test_a_spike_ends_a_run_that_asks_for_it():
     assert judged(BadStepPolicy(Call("stop", {"spike": None, "window": 100})), [(0.5, 1.0)] * 12 + [(7e11, 1.0)]) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_spike_of_the_loss_is_left_out_under_every_layout(layout: str, tmp_path: Path):
     folder = written(tmp_path, {9: 1e6})
@@ -333,7 +336,8 @@ def by_hand(folder: Path, keep: Path, bad: int, to: int, overrides: tuple[str, .
     return run
 
 
-@pytest.mark.parametrize(("layout", "interval"), [("zero3", 2), *soak(("zero1", 3), ("plain", 5), ("one", 8))])
+@pytest.mark.soak
+@pytest.mark.parametrize(("layout", "interval"), [("zero3", 2), ("zero1", 3), ("plain", 5), ("one", 8)])
 def test_going_back_leaves_out_all_since_the_checkpoint(layout: str, interval: int, tmp_path: Path):
     folder = written(tmp_path, {9: math.nan})
     (bad,) = steps_with({9}, folder)
@@ -371,6 +375,7 @@ def test_the_beginning_is_as_it_was():
     same(tensors(run), tensors(fresh))
 
 
+@pytest.mark.soak
 def test_going_back_is_said_and_ends(folder: Path, tmp_path: Path):
     first, second = steps_with({9, 36}, folder)
     said: list[Diagnostic] = []
@@ -427,6 +432,7 @@ def test_a_run_that_is_killed_after_it_went_back_goes_back_again(tmp_path: Path)
 # ---------------------------------------------------------------- stop, and what it says
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_row_that_is_not_finite_is_named(layout: str, folder: Path):
     bad = steps_with({9, 36}, folder)[0]
@@ -444,6 +450,7 @@ def _program(layout: str):
     return plan.program, plan.train
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shift", [0, 1])
 def test_so_is_the_row_of_which_something_is_computed(layout: str, shift: int, tmp_path: Path):
@@ -465,6 +472,7 @@ def test_so_is_the_row_of_which_something_is_computed(layout: str, shift: int, t
 # ---------------------------------------------------------------- evaluation
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["zero3", "one"])
 def test_an_evaluation_that_is_not_finite_is_said_and_training_goes_on(layout: str, tmp_path: Path):
     held = TRAINED + 9  # in the second of two batches

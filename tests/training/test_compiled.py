@@ -116,6 +116,7 @@ def test_segments_are_pure_and_change_nothing(uncompiled: None, program: Program
         assert torch.equal(value, others[name]), name
 
 
+@pytest.mark.soak
 def test_compiled_as_without():
     """Over pipeline and tensor, with dropout, rope and both norms: the same training to rounding."""
     plain, compiled = (trained(MODEL, f"train.compile={flag}") for flag in ("false", "true"))
@@ -129,6 +130,7 @@ def test_compiled_as_without():
     assert all(torch.equal(value, again[1][name]) for name, value in compiled[1].items())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_what_is_turned_back_in_a_segment_is_read_as_a_matrix(dtype: torch.dtype):
     """It lies in memory as its result's axes do, whoever traces it."""

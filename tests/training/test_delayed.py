@@ -165,7 +165,7 @@ def test_a_run_with_a_delay_resumes_with_the_same_bits(by: int, tmp_path: Path) 
     same(everything(again.run), everything(whole.run))
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4])
+@pytest.mark.parametrize("step", [2, *soak(1, 3, 4)])
 def test_a_run_in_pairs_resumes_with_the_same_bits_after_any_step(step: int, tmp_path: Path) -> None:
     plan = paired()
     plan = saved_every(evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, steps=8))), step, keep=9)
@@ -181,6 +181,7 @@ def test_a_run_in_pairs_resumes_with_the_same_bits_after_any_step(step: int, tmp
     same(everything(again.run), everything(whole.run))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("sync", [partial(delayed, by=2), paired])
 def test_gradients_that_are_late_resume_on_another_mesh(sync: Callable[..., Plan], tmp_path: Path) -> None:
     whole = trained(kept_every(sync(), 8), tmp_path)

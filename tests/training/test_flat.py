@@ -109,6 +109,7 @@ def meshes(draw: st.DrawFn) -> dict[str, int]:
 SIZES = st.tuples(st.integers(2, 9), st.integers(1, 5).map(lambda half: 2 * half), st.integers(3, 13))
 
 
+@pytest.mark.soak
 @given(
     mesh=meshes(),
     sizes=SIZES,

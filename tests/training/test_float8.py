@@ -139,6 +139,7 @@ def test_everything_that_is_verified_holds() -> None:
     assert verify(found).passed
 
 
+@pytest.mark.soak
 def test_a_split_row_has_one_scale_and_what_is_gathered_has_eight_bits() -> None:
     """`wo` and `down` of Llama sum over axes that tensor parallelism splits: maxima are reduced over its ranks. Before
     other products sequences are gathered.

@@ -238,6 +238,7 @@ READERS = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("layout", ["whole", "rows", "classes", "stages"])
 @pytest.mark.parametrize("read", READERS)
 def test_what_is_frozen_may_be_read_by_anything(

@@ -187,6 +187,7 @@ def test_a_run_of_groups_resumes_with_the_same_bits_in_the_middle_of_a_round(tmp
     same(everything(again.run), everything(whole.run))
 
 
+@pytest.mark.soak
 def test_groups_resume_on_another_mesh(tmp_path: Path) -> None:
     whole = trained(kept_every(apart(*on(data=8), layout="zero3")), tmp_path / "run")
     forget(tmp_path / "run")

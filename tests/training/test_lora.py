@@ -169,6 +169,7 @@ def measured(state: Compilation, plan: Plan) -> tuple[int, int]:
     return peak_memory(state, state.program.ranks[0]), peak
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("more", ["clip=1", "ema=0.9", "precision=bf16", "optimizer=adamw(lr=1e-3)"])
 def test_the_bound_of_memory_holds_and_is_near(more: str):
     alone = ("ranks.data=1", "ranks.pipe=1", "batch=16", "seq=32", "layers=2", "train.data=random()")
@@ -205,6 +206,7 @@ def test_a_base_is_rounded_to_the_dtype_that_reads_it_and_widened_again(layout: 
                 assert torch.equal(each.run.parameters()[name].float(), value.bfloat16().float()), name
 
 
+@pytest.mark.soak
 def test_what_was_frozen_may_be_trained_later(tmp_path: Path) -> None:
     """Without states, which would be others."""
     rules = "optimizer some {\n  update query_a -> sgd(lr = 0.1)\n  RULE\n}\noptimizer adapters {"
@@ -224,6 +226,7 @@ def test_what_was_frozen_may_be_trained_later(tmp_path: Path) -> None:
         assert is_adapter(name) or not torch.equal(value, first[name].float()), name
 
 
+@pytest.mark.soak
 def test_the_base_stays_and_is_the_same_under_every_layout(tmp_path: Path):
     first = trained(plan_of("train.steps=2"), tmp_path).run.parameters()
     initial = VirtualRun(plan_of()).parameters()

@@ -145,6 +145,7 @@ def same_with_and_without(program: Program, rule: str, tmp_path: Path) -> None:
 RULES = st.sampled_from(["offload all", "offload layer", "offload all, state"])
 
 
+@pytest.mark.soak
 @given(program=programs() | sharded_programs(), rule=RULES)
 @examples(2, suppress_health_check=list(HealthCheck))
 def test_the_numbers_are_the_same_to_the_last_bit(program: Program, rule: str, tmp_path_factory):

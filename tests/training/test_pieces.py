@@ -21,7 +21,7 @@ from tests.commands import computed, here, partita
 from tests.compiler.analysis.test_memory import peak_of
 from tests.compiler.test_text import check_every_pass
 from tests.files import ROOT, SPECS
-from tests.marks import examples, soak
+from tests.marks import examples
 
 FILE = ROOT / "tests" / "planted" / "files" / "pieces.par"
 TEXT = FILE.read_text()
@@ -76,12 +76,14 @@ def test_the_numbers_are_those_of_one_device_however_it_is_cut(case: tuple[str, 
     holds(spec_of(*case[1], text=case[0]))
 
 
-@pytest.mark.parametrize("name", ["llama", *soak("gpt")])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["llama", "gpt"])
 def test_models_of_the_field_are_verified(name: str):
     text = (SPECS / f"{name}.par").read_text()
     holds(spec_of(text=text.replace("shard seq -> tensor", "shard seq -> tensor\n  overlap tensor in 4")))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("overrides", [(), ("layout=rows_", "schedule=apart_"), ("layout=sums_",)])
 def test_what_the_passes_make_reads_back_as_the_same(overrides: tuple[str, ...]):
     check_every_pass(spec_of(*overrides))

@@ -163,6 +163,7 @@ def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int):
         assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("checkpoint", ["none", "every(1000)"])
 def test_ctrl_c_ends_all_ranks_and_what_is_said_to_be_saved_is(tmp_path: Path, checkpoint: str):
     overrides = [*SMALL, "train.steps=5000", f"train.checkpoint={checkpoint}"]
@@ -229,6 +230,7 @@ def test_under_torchrun_on_two_nodes(tmp_path: Path):
     assert all("loss" in output for output in outputs), "each machine shows the loss"
 
 
+@pytest.mark.soak
 def test_wrong_input_is_said_once(tmp_path: Path):
     (tmp_path / "wrong.par").write_text("axis batch = 4\nmodel m(x: [batch]) { loss mean(y) }\n")
     done = partita("run", "wrong.par", cwd=tmp_path)

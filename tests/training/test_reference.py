@@ -39,6 +39,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("file", "overrides", "ranks"), CASES)
 def test_equals_torch(file: str, overrides: tuple[str, ...], ranks: int):
     path = SPECS / file if (SPECS / file).exists() else STAGES_ONLY / file

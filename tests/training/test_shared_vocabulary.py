@@ -134,6 +134,7 @@ def test_copies_of_its_gradients_to_the_host_are_waited_for(changes):
     assert validate(compile_spec(given)).passed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["mine.sched", "mine.json"])
 def test_a_written_order_with_its_passes_is_taken_as_it_is(name, tmp_path):
     """`compile --emit schedule` and `schedule --json` say what all ranks share, and `from_file` puts in no more."""

@@ -192,6 +192,7 @@ CASES = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("rules", "call", "changes"), CASES)
 def test_layouts_and_orders_change_no_number(rules: str, call: str, changes: dict[str, str], tmp_path) -> None:
     text = text_of(changes, call, rules)
@@ -200,6 +201,7 @@ def test_layouts_and_orders_change_no_number(rules: str, call: str, changes: dic
     assert validate(state).passed, [each.render() for each in validate(state).problems]
 
 
+@pytest.mark.soak
 def test_verify_runs_slices_too() -> None:
     """The proxy has fewer of them, of a shorter sequence."""
     found = verify(checked(text_of({"seq = 12": "seq = 48"}, CALL.replace("slices = 3", "slices = 8")), "lm.par"))
@@ -375,9 +377,9 @@ def test_every_order_sums_the_same(schedule: Schedule) -> None:
         assert torch.equal(found[name], gradient), name
 
 
-@pytest.mark.parametrize("count", [10, *soak(200)])
-def test_a_mutant_of_an_order_is_refused_or_computes_the_same(count: int) -> None:
-    @settings(max_examples=count, suppress_health_check=list(HealthCheck), deadline=None)
+@pytest.mark.soak
+def test_a_mutant_of_an_order_is_refused_or_computes_the_same() -> None:
+    @settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None)
     @given(mutants(random_orders(FEW)))
     def refused_or_the_same(mutant: tuple[Schedule, Schedule, str]) -> None:
         original, changed, mistake = mutant
@@ -415,6 +417,7 @@ def test_two_real_processes_train_on_slices(tmp_path: Path) -> None:
         assert one == pytest.approx(other, rel=1e-9)
 
 
+@pytest.mark.soak
 def test_verify_names_the_first_value_that_slices_get_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of all slices are put together before they are compared."""
 

@@ -92,6 +92,7 @@ def same(one: Trained, other: Trained) -> None:
     assert all(same_bits(values[name], parameters[name]) for name in parameters)
 
 
+@pytest.mark.soak
 @given(texts=shared(), seed=st.integers(0, 1000))
 @examples(2, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
 def test_what_is_shared_changes_no_bit(texts: tuple[str, ...], seed: int, tmp_path_factory) -> None:

@@ -113,6 +113,7 @@ CASES = {
 QUICK = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
+@pytest.mark.soak
 @given(**CASES)
 @examples(2, phases=(Phase.explicit, Phase.generate), **QUICK)
 def test_it_is_the_run_whose_updates_wait(text: str, quantile: float | None, calm: int, tmp_path_factory) -> None:
@@ -177,6 +178,7 @@ def test_bad_steps_are_left_out_alike(layout: str, policy: str, clip: str, wrong
     assert [each.message for each in ours.said] == [each.message for each in waiting.said]
 
 
+@pytest.mark.soak
 def test_a_run_ends_at_the_step_that_is_bad(wrong: Path) -> None:
     """With everything as it was before that step, whose rows are named."""
     first = steps_with({9, 36}, wrong)[0]

@@ -34,6 +34,7 @@ def test_the_same_numbers(name: str):
     model(name).same_numbers()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_training(name: str):
     model(name).same_training()

@@ -89,6 +89,7 @@ def laid_out(path: Path, layout: str) -> spec.Spec:
     return found
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_checks_without_a_warning(path: Path):
     assert [each.render() for each in partita.check(path)] == []
@@ -104,6 +105,7 @@ CASES = [(path, layout) for path in FILES for layout in LAYOUTS]
 ALWAYS = [("gpt2", "all"), ("gla", "all"), ("mixtral", "all"), ("dlrm", "all")]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("path", "layout"),
     [each for case in CASES for each in ([case] if (case[0].stem, case[1]) in ALWAYS else soak(case))],

@@ -11,7 +11,6 @@ from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.load import load
 from tests.cli.editor.client import Editor, talk
 from tests.files import SPECS
-from tests.marks import soak
 
 WRONG = Path(__file__).parents[2] / "dsl" / "wrong"
 
@@ -37,10 +36,10 @@ def said(each: lsp.Diagnostic) -> tuple[object, int, int, str]:
 FILES = sorted(WRONG.glob("*.par"))
 
 
-@pytest.mark.parametrize("files", [FILES[::5], *soak(FILES)], ids=["some", "all"])
-def test_wrong_files_are_as_check_says(files: list[Path]) -> None:
+@pytest.mark.soak
+def test_wrong_files_are_as_check_says() -> None:
     async def session(editor: Editor) -> None:
-        for path in files:
+        for path in FILES:
             editor.told.clear()
             editor.send(path, path.read_text(), 1)
             await editor.heard_of(path, lambda told: True)
@@ -57,6 +56,7 @@ def test_wrong_files_are_as_check_says(files: list[Path]) -> None:
     talk(session)
 
 
+@pytest.mark.soak
 def test_what_is_typed_fast_is_not_checked_key_by_key(tmp_path: Path) -> None:
     path = SPECS / "gpt.par"
     text = path.read_text()

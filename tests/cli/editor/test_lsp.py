@@ -17,7 +17,6 @@ from partita.cli.editor.hover import described
 from partita.cli.editor.renaming import rename
 from tests.cli.editor.client import Editor, edited, place, talk
 from tests.commands import here
-from tests.marks import soak
 
 FILE = """axis batch = 4, embed = 8  # 𝒳
 
@@ -218,17 +217,16 @@ def test_any_text_is_known_as_far_as_it_goes(text: str) -> None:
 INITIALIZE = {"id": 1, "method": "initialize", "params": {"processId": None, "rootUri": None, "capabilities": {}}}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("messages", "status"),
     [
         ([], 0),
         ([INITIALIZE, {"method": "exit"}], 1),
         ([INITIALIZE, {"id": 2, "method": "shutdown"}, {"method": "exit"}], 0),
-        *soak(
-            ([INITIALIZE], 0),
-            ([{"method": "exit"}], 1),
-            ([INITIALIZE, {"id": 2, "method": "shutdown"}], 0),
-        ),
+        ([INITIALIZE], 0),
+        ([{"method": "exit"}], 1),
+        ([INITIALIZE, {"id": 2, "method": "shutdown"}], 0),
     ],
 )
 def test_it_ends_without_a_word(messages: list[dict], status: int) -> None:

@@ -81,7 +81,8 @@ QUICK = SPECS / "tiny.par"
 OTHERS = sorted(set(SPECS.rglob("*.par")) - {QUICK})
 
 
-@pytest.mark.parametrize("path", [QUICK, *soak(*OTHERS)], ids=lambda path: path.stem)
+@pytest.mark.soak
+@pytest.mark.parametrize("path", [QUICK, *OTHERS], ids=lambda path: path.stem)
 def test_with_other_names_a_file_is_the_same_program(path: Path) -> None:
     """All names, one after the other: what is left of a name would be an error, or another program."""
     before = files = Workspace().changed({str(path): path.read_text()})
@@ -164,6 +165,7 @@ weights theirs {
 FILES = {"main.par": MAIN, "parts/blocks.par": BLOCKS}
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("file", "word", "nth", "to", "main", "blocks"),
     [

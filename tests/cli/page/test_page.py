@@ -234,6 +234,7 @@ def test_report_of_a_run_that_was_done(tmp_path: Path) -> None:
 FAILS = TEXT.replace("mean(x * w)", "mean(log(-1.0 * abs(x * w)))")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("where", ["virtual", "ranks", "python"])
 def test_a_run_that_fails_says_why(tmp_path: Path, where: str) -> None:
     """However it is run, and in the words that it ended with."""

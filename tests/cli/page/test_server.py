@@ -96,6 +96,7 @@ def test_a_run_that_cannot_be_read_is_said_and_read_later(server: Server, tmp_pa
     assert asked(server, f"/?token={server.token}")[0] == 200
 
 
+@pytest.mark.soak
 def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
     written(tmp_path)
     command = [sys.executable, "-m", "partita", "watch", "run"]

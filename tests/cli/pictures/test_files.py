@@ -35,6 +35,7 @@ def test_live_activations_have_the_peak_that_the_schedule_states(schedule, data)
         assert all(before[0] <= after[0] for before, after in pairwise(counts))
 
 
+@pytest.mark.soak
 @given(schedules(shapes(4, 3, 6)), st.data())
 def test_a_trace_has_every_action_and_transfer_when_it_runs(schedule, data):
     timeline = assert_lawful(schedule, data.draw(costs(schedule.stages)))
@@ -86,6 +87,7 @@ def test_pictures_of_one_title_are_one_process():
     assert [(e["name"], e["ts"]) for e in found if e.get("cat") == "step"] == [(f"step {i}", i * 1e8) for i in range(3)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_an_svg_has_every_action_in_its_colour(tmp_path, chunks):
     schedule = make("interleaved_1f1b", 2, chunks, 4)
@@ -122,6 +124,7 @@ def test_nothing_to_draw_is_drawn_too(tmp_path):
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.soak
 def test_the_command_writes_what_the_name_of_the_file_says(tmp_path, capsys):
     begins = {".svg": b"<?xml", ".png": b"\x89PNG", ".json": b'{"traceEvents"'}
     for suffix, start in begins.items():

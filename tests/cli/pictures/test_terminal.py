@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -26,6 +27,7 @@ def test_a_picture():
     assert legend(schedule).plain == "F─ forward   BW═ full backward   · idle   numbers: microbatch"
 
 
+@pytest.mark.soak
 @given(schedules(shapes(4, 3, 6)), st.integers(1, 200), st.data())
 def test_each_column_shows_what_runs_at_its_middle(schedule, width, data):
     timeline = assert_lawful(schedule, data.draw(costs(schedule.stages)))
@@ -57,6 +59,7 @@ def test_the_table_of_ranks():
     ]
 
 
+@pytest.mark.soak
 @given(schedules(shapes(4, 3, 6)))
 def test_json_is_that_of_the_contract(schedule):
     timeline = assert_lawful(schedule)

@@ -67,6 +67,7 @@ def peak_of(run: Callable[[], None]) -> int:
     return most
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("rules", ["", "recompute layer"])
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "zb_h1", "zb_v"])
 def test_the_bound_holds_and_is_near(schedule: str, rules: str) -> None:

@@ -92,6 +92,7 @@ def test_what_adds_itself_is_one_statement():
 # ---------------------------------------------------------------- what statements rest on
 
 
+@pytest.mark.soak
 def test_an_operation_knows_whether_its_source_reads_the_context():
     told = set()
     for state in compilations():
@@ -147,6 +148,7 @@ def test_values_say_what_they_are_made_of():
     assert copies > 20
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("probe", [None, Recorded()], ids=["plain", "recorded"])
 def test_functions_of_turns_have_no_parameter_that_they_do_not_read(probe: Recorded | None):
     """Also where the name of one stands in a comment or in what a probe writes."""

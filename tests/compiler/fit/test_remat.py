@@ -71,6 +71,7 @@ def test_blocks_come_first_and_turns_last() -> None:
     assert set(second[4:]) == {"net.layer.2", "net.layer.3"}
 
 
+@pytest.mark.soak
 def test_as_little_as_lets_the_bound_fit() -> None:
     """Down to what is left where everything is computed again: the bound keeps within each limit, and one candidate
     less on a rank would not do.

@@ -128,6 +128,7 @@ def added(tmp_path: Path) -> Iterator[None]:
         del registry["running_sum"]
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("added")
 def test_every_command_takes_what_three_modules_add(tmp_path: Path):
     path = file_with(tmp_path / "own", "running_sum(h, over = steps)")

@@ -38,6 +38,7 @@ def test_every_replacement_has_a_case():
     }
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
 @pytest.mark.parametrize(("case", "axis"), DIVIDED, ids=IDS)
 def test_replacement_equals_the_node(case: Case, axis: str, dtype: str):

@@ -115,6 +115,7 @@ def rows_of(case: Case) -> tuple[Axis, ...]:
 BY_ROW = [case for case in CASES if rows_of(case)]
 
 
+@pytest.mark.few(131)
 @pytest.mark.parametrize("case", BY_ROW, ids=lambda case: case.name)
 def test_what_computes_row_by_row_does_so_in_any_order(case: Case):
     """Of rows in some order, it makes its results in that order: positions of two axes as one."""

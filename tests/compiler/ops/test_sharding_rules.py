@@ -22,7 +22,6 @@ from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
 from partita.dsl.types import Type
 from tests.compiler.ops.op_cases import CASES, Case, fitted
 from tests.compiler.ops.placing import cut, equal, join, layouts, local_op, on_ranks, run
-from tests.marks import every
 
 BY_NAME = {case.name: case for case in CASES}
 COMPARISONS = [name for name, function in FUNCTIONS.items() if function.boolean]
@@ -93,6 +92,7 @@ def all_ways(op: Op, types: Sequence[Type]) -> tuple[ShardingRule, ...]:
     return (ShardingRule((None,) * len(types), (None,) * len(results)), *op.sharding_rules(types, results))
 
 
+@pytest.mark.few(90)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_way_is_sound(name: str):
     """In two parts and in three, with the operands' axes in several orders."""
@@ -107,7 +107,8 @@ def test_every_way_is_sound(name: str):
                 holds(case, types, [rule], {"x": parts}, order)
 
 
-@pytest.mark.parametrize("name", every(3, [*BY_NAME]))
+@pytest.mark.few(13)
+@pytest.mark.parametrize("name", [*BY_NAME])
 def test_ways_on_two_mesh_axes_are_sound(name: str):
     """Any two together, also on one axis, where the first mesh axis cuts the larger parts.
 
@@ -237,7 +238,8 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("name", every(3, [*BY_NAME]))
+@pytest.mark.few(8)
+@pytest.mark.parametrize("name", [*BY_NAME])
 def test_no_way_is_missing(name: str):
     """What holds is in the table, but for what is left out on purpose; all of which is found."""
     case = BY_NAME[name]

@@ -87,6 +87,7 @@ def test_what_products_read_next_lies_in_the_order_of_its_type(case: Case):
     assert all(each.is_contiguous() for each in results)
 
 
+@pytest.mark.few(223)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_takes_no_time_has_no_kernel(case: Case):
     build = Builder()
@@ -94,6 +95,7 @@ def test_what_takes_no_time_has_no_kernel(case: Case):
     assert (kernel_of(build.nodes[0]) is None) == (case.op.is_view or case.op.of_slices)
 
 
+@pytest.mark.few(195)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_arithmetic_has_a_size(case: Case):
     """Products are part of the arithmetic; only what makes products has matrices."""
@@ -156,6 +158,7 @@ OPERATIONS: list[tuple[Op, int]] = [
 ENDS = st.tuples(st.integers(-9, 9), st.integers(-9, 9)).map(lambda pair: (min(pair), max(pair)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("op", "count"), OPERATIONS, ids=lambda x: re.sub(r"\W+", "-", str(x)))
 @given(data=st.data())
 def test_results_lie_in_their_interval(op: Op, count: int, data: st.DataObject):

@@ -34,7 +34,6 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.dsl.spec import OverlapRule, RecomputeRule, ShardRule
 from tests.files import SPECS
-from tests.marks import soak
 
 GPT = SPECS / "gpt.par"
 
@@ -83,6 +82,7 @@ def test_factors_multiply_to_the_devices_and_divide():
     assert set(space_of(spec_of(GPT), keep=True).factors()) == {(2, 4, 2)}
 
 
+@pytest.mark.soak
 def test_a_mesh_axis_keeps_its_role_whatever_it_is_called():
     """An axis `data` that only stores parameters in shards splits no batch."""
     text = (SPECS / "tiny.par").read_text().replace("mesh laptop(pipe = 2)", "mesh laptop(pipe = 1, data = 2)")
@@ -96,6 +96,7 @@ def test_a_mesh_axis_keeps_its_role_whatever_it_is_called():
     assert Search(space, 1, 1.0).run().plans
 
 
+@pytest.mark.soak
 def test_a_mesh_axis_without_a_purpose_goes():
     """The rule of the vocabulary gives `pipe` the part of `tensor`; nothing is left for the axis of that name."""
     text = (SPECS / "tiny.par").read_text()
@@ -148,6 +149,7 @@ DEEP = "embed=5120", "heads=40", "key=128", "batch=128"
 LARGE = "embed=10240", "heads=80", "key=128", "batch=128"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("sizes", "candidate"),
     [
@@ -175,6 +177,7 @@ def test_estimates_are_near_what_is_compiled(sizes, candidate):
     assert plan.parts.step == pytest.approx(plan.prediction.step_time)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "candidate",
     [
@@ -228,15 +231,14 @@ train {{ data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }}
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("body", "runs", "layers"),
     [
         ("let x = tower(x) repeat 2 as layer { let x = mlp(mlp(x)) }", 2, 6),
-        *soak(
-            ("let x = tower(x)", 1, 4),
-            ("let x = tower(tower(x))", 2, 8),
-            ("repeat 3 as outer { let x = tower(x) }", 3, 12),
-        ),
+        ("let x = tower(x)", 1, 4),
+        ("let x = tower(tower(x))", 2, 8),
+        ("repeat 3 as outer { let x = tower(x) }", 3, 12),
     ],
 )
 def test_repeats_that_run_several_times(body, runs, layers):
@@ -282,6 +284,7 @@ def test_the_files_own_schedule_may_be_broken(tmp_path):
 # ---------------------------------------------------------------- contexts, experts, orders
 
 
+@pytest.mark.soak
 def test_long_sequences_are_split_and_keep_the_files_way():
     """A layout's own context axis is searched, and comes back as it was written."""
     text = GPT.read_text().replace("pipe = 4, tensor = 2", "pipe = 2, context = 2, tensor = 2")
@@ -346,6 +349,7 @@ def test_experts_are_split_over_an_axis_of_their_own_or_over_tensor(body):
         assert plan.peak < planned(space, evolve(candidate, data=4, tensor=1, expert=1, routed=False)).peak
 
 
+@pytest.mark.soak
 def test_orders_are_searched_for_pipelines_that_wait():
     given = spec_of(GPT)
     space = space_of(given)
@@ -368,6 +372,7 @@ def test_a_vocabulary_is_shared_where_its_rank_has_most_to_do():
     assert not list(orders(space, base, SimpleNamespace(bubble=0.0, idle=0.0)))
 
 
+@pytest.mark.soak
 def test_the_best_does_not_depend_on_how_many_are_shown():
     space = space_of(spec_of(GPT))
     one, two = (Search(space, top, 3.0).run().plans for top in (1, 2))
@@ -549,6 +554,7 @@ def test_operations_of_stages_that_are_alike_compile_sooner():
 # ---------------------------------------------------------------- the file as it is
 
 
+@pytest.mark.soak
 def test_nothing_slower_than_the_file_is_proposed_however_short_the_search_is():
     found = Search(space_of(spec_of(GPT)), 3, within=0.001).run()
     assert found.own_fits
@@ -556,6 +562,7 @@ def test_nothing_slower_than_the_file_is_proposed_however_short_the_search_is():
     assert found.own.prediction.step_time == predicted(spec_of(GPT), found.own.candidate).prediction.step_time
 
 
+@pytest.mark.soak
 def test_the_same_seconds_find_the_same_plans_on_a_slow_machine(monkeypatch):
     given = spec_of(SPECS / "tiny.par")
     found = Search(space_of(given), 3, within=0.5).run()
@@ -601,6 +608,7 @@ train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("text", [CONTRASTIVE, NORM_OF_THE_BATCH])
 def test_a_batch_that_cannot_be_split_is_planned_whole(text: str):
     given, diagnostics = load_text(text)
@@ -645,6 +653,7 @@ def _written(folder: Path, schedule: str) -> Path:
     return path
 
 
+@pytest.mark.soak
 def test_overrides_of_the_file_are_written_with_it(tmp_path, capsys):
     (tmp_path / "lib.par").write_text("schedule there = looped_bfs(microbatches = 8, chunks = 2)\n")
     path = _written(tmp_path, "one_f_one_b(microbatches = 8)")
@@ -679,6 +688,7 @@ def test_a_file_that_does_not_compile_is_planned_all_the_same(tmp_path, capsys):
     assert "the original file does not compile: axis `batch` of 4096 does not divide into 3 microbatches" in out
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("microbatches", [1, 2, 4, 8, 32])
 def test_bounds_know_what_few_microbatches_take(microbatches):
     """A long pipeline waits for the first of them and for the last: no schedule can do without. Bounds are such, and
@@ -695,6 +705,7 @@ def test_bounds_know_what_few_microbatches_take(microbatches):
         assert near * (found.step - found.end) <= bound <= found.step - found.end, (schedule, chunks)
 
 
+@pytest.mark.soak
 def test_the_file_brings_what_it_recomputes_and_the_size_of_its_microbatches():
     text = GPT.read_text().replace("stage layer -> pipe", "stage layer -> pipe\n  recompute attention, layer.mlp")
     given, diagnostics = load_text(text, overrides=["batch=96", "fast.microbatches=16"])
@@ -745,6 +756,7 @@ train {
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("groups", [2, 8])
 def test_groups_that_train_apart_are_planned(groups, devices):
@@ -784,6 +796,7 @@ def test_the_best_is_no_worse_than_any_candidate():
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.soak
 def test_what_is_written_holds(tmp_path, capsys):
     text = GPT.read_text().replace("repeat 12", "repeat 4")
     (tmp_path / "gpt.par").write_text(text)
@@ -810,6 +823,7 @@ def test_what_is_written_holds(tmp_path, capsys):
     assert not failures(outcomes(state, summarize(state)))
 
 
+@pytest.mark.soak
 def test_imports_stay(tmp_path):
     (tmp_path / "model.par").write_text(GPT.read_text())
     (tmp_path / "main.par").write_text(
@@ -824,6 +838,7 @@ def test_imports_stay(tmp_path):
     assert compile_spec(given).mesh.ranks == 16
 
 
+@pytest.mark.soak
 def test_a_search_that_ends_with_its_budget_says_so(capsys):
     """What was tried of what promised something, and what to give; nothing where all of that was tried."""
     assert main(["plan", str(GPT), "--within", "3"]) == 0
@@ -848,6 +863,7 @@ def test_nothing_found_within_the_budget_is_not_said_to_be_all(capsys):
     assert "`--within 4`, since the budget has ended the search" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.soak
 def test_json(capsys):
     assert main(["plan", str(SPECS / "tiny.par"), "--json", "--top", "3", "--within", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -874,6 +890,7 @@ def test_a_device_brings_its_links():
     }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -942,6 +959,7 @@ def test_a_mesh_that_is_kept_may_have_any_size():
     assert {each[:3] for each in space_of(given, keep=True).factors()} == {(1, 2, 12)}
 
 
+@pytest.mark.soak
 def test_slices_are_no_microbatches():
     found = Search(space_of(load_text(KEPT)[0])).run()
     assert found.own.microbatches == 2
@@ -995,6 +1013,7 @@ def test_nothing_fits_says_what_came_nearest():
     assert "GiB" in diagnostic.notes[0]
 
 
+@pytest.mark.soak
 def test_a_plan_is_not_written_where_it_would_find_nothing(tmp_path, capsys):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -1054,6 +1073,7 @@ def test_a_trillion_parameters_in_twenty_seconds():
     assert found.plans[0].prediction.mfu > 0.5
 
 
+@pytest.mark.soak
 def test_what_is_left_out_is_said(tmp_path, capsys):
     path = tmp_path / "tiny.par"
     text = (SPECS / "tiny.par").read_text()

@@ -23,7 +23,7 @@ from partita.dsl.syntax.source import Source, Span
 from partita.dsl.syntax.units import BYTES, PLAIN, RATIO, SECONDS, read, written
 from tests.compiler.report.layout_files import GPT, NETWORK
 from tests.files import SPECS, checked
-from tests.marks import every, examples
+from tests.marks import examples
 from tests.programs import Program, sharded_programs
 
 # For each measure a claim of specs/gpt.par that holds, and one that fails.
@@ -126,7 +126,8 @@ def test_a_value_near_its_limit_is_written_in_full() -> None:
     assert len(outcome.shown) > len("8.43%")
 
 
-@pytest.mark.parametrize("comparison", every(3, list(COMPARISONS)))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("comparison", list(COMPARISONS))
 def test_every_comparison_is_exact(comparison: str) -> None:
     """On a count of 10."""
     state = transformer(" ".join(f"collectives(tensor) {comparison} {limit}" for limit in (9, 10, 11)))
@@ -296,6 +297,7 @@ def test_a_run_warns_and_trains(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert captured.err.count("warning[W0701]") == 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gpt", "llama", "mlp", "tiny"])
 def test_the_claims_of_the_files_that_users_start_from_hold(name: str) -> None:
     spec = checked((SPECS / f"{name}.par").read_text(encoding="utf-8"), f"{name}.par")

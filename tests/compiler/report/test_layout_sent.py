@@ -19,6 +19,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SMALL = ("seq=16", "embed=16", "key=4", "ffn=16", "vocab=32", "train.steps=1")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [

@@ -183,6 +183,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return status, output.out + output.err
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

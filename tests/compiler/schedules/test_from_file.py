@@ -153,6 +153,7 @@ def test_files_have_limits(tmp_path):
     assert found.code == "E0506"
 
 
+@pytest.mark.soak
 def test_files_have_a_limit_together(tmp_path):
     declared = [f'schedule s{i} = from_file("{i % 3}.sched")' for i in range(100)]
     (tmp_path / "net.par").write_text("\n".join(declared))

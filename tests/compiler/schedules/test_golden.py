@@ -26,6 +26,7 @@ def costs(row: dict, chunks: int = 1) -> Costs:
     return equal_costs(*(row[key] / chunks for key in ("T_F", "T_B", "T_W")), row["T_comm"])
 
 
+@pytest.mark.few(5)
 @rows
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "zb_h2"])
 def test_published_bubbles(row, name):

@@ -54,6 +54,7 @@ SPLIT = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "auto")
 parts = st.floats(0.0, 1.0)
 
 
+@pytest.mark.soak
 @examples(20)
 @given(named_schedules(shapes(5, 2, 10), names=SPLIT), parts, st.data())
 def test_filled_gaps_are_lawful_and_within_memory(schedule, weight, data):
@@ -103,6 +104,7 @@ def test_filling_says_what_does_not_fit_or_deadlocks():
     assert enough.orders([first, (second[1], second[0], *second[2:])], none) is None
 
 
+@pytest.mark.soak
 @examples(20)
 @given(schedules(shapes(5, 3, 10)), st.booleans(), st.data())
 def test_the_critical_path_accounts_for_the_time_that_counts(schedule, whole, data):
@@ -194,6 +196,7 @@ def test_auto_is_no_worse_than_the_published_zb_v(row):
     assert schedule.placement in (v_placement(ranks), loop_placement(ranks, 2))
 
 
+@pytest.mark.few(2)
 @rows
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "zb_h2"])
 def test_published_bubbles_beside_zb_v(row, name):

@@ -112,6 +112,7 @@ def test_every_form_that_can_say_copies_reads_them_back(given_, data):
         assert torch_csv.write(found) == torch_csv.write(schedule)
 
 
+@pytest.mark.soak
 @examples(60, suppress_health_check=SLOW)
 @given(st.data())
 def test_a_mistake_is_found_or_makes_no_difference(data):

@@ -57,6 +57,7 @@ def in_all_shapes(name: str, ranks: int) -> None:
             assert timeline.peak_live == schedule.bound, schedule
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", sorted(set(BY_SHAPE) - set(SEARCHED)))
 def test_every_schedule_is_lawful_in_every_small_shape(name, ranks):
@@ -102,6 +103,7 @@ def with_groups(ranks: int, chunks: int, microbatches: int, groups: set[int]) ->
             assert timeline.makespan - 3 * microbatches * chunks == 3 * (ranks - 1), group
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_interleaving_is_lawful_with_groups(ranks, chunks):
@@ -120,6 +122,7 @@ def test_interleaving_is_lawful_with_every_group(ranks, chunks):
 # ---------------------------------------------------------------- closed forms
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ranks", every(5, range(2, 18)))
 def test_schedules_of_controllable_memory_hold_and_lose_what_their_paper_says(ranks: int):
     """Qi et al., arXiv 2405.15362: half and a third of the activations of 1F1B in the limit, for so many slots."""
@@ -182,6 +185,7 @@ def test_bounds_are_the_closed_forms(shape: Shape):
     assert bound("dualpipe_v", 2) == [min(2 * P + 1, 2 * M, M + r + 1) for r in range(P)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved_1f1b", "looped_bfs"])
 @given(shapes(8, 4, 6))
 def test_bubbles_are_the_closed_forms_at_equal_costs(name: str, shape: Shape):
@@ -196,6 +200,7 @@ def test_bubbles_are_the_closed_forms_at_equal_costs(name: str, shape: Shape):
     assert timeline.bubble == pytest.approx((P - 1) / (V * M + P - 1))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [name for name, each in SCHEDULES.items() if each.live is not None])
 @examples(15)
 @given(shapes(6, 3, 12))
@@ -237,6 +242,7 @@ def test_zb_h1_and_h2_idle_as_published(shape: Shape, forward: int, backward: in
         assert timeline.cost - M * (forward + backward + W) == idle
 
 
+@pytest.mark.soak
 @examples(20)
 @given(shapes(8, 1, 24))
 def test_zb_v_has_no_bubble_at_equal_costs(shape: Shape):
@@ -452,6 +458,7 @@ def joined(schedule: Schedule, group: int) -> Schedule:
     return evolve(schedule, actions=lines, bound=tuple(map(peak_live, lines)))
 
 
+@pytest.mark.soak
 @examples(15)
 @given(shapes(6, 3, 30), st.integers(1, 6), st.integers(1, 6))
 def test_spreading_what_is_left_over_takes_less_memory_and_no_longer(shape: Shape, forward: int, backward: int):

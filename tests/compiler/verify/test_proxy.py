@@ -56,6 +56,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join([case[0].name, *case[1:3]]))
 def test_structure_is_kept(case: tuple):
     whole = loaded(*case)
@@ -102,6 +103,7 @@ def test_a_window_that_divides_by_no_smaller_mesh_keeps_the_files():
     assert (small.axes["tap"].size, small.axes["batch"].size % 4) == (3, 0)
 
 
+@pytest.mark.soak
 def test_parameters_that_a_quarter_of_memory_cannot_hold_are_gathered_as_before():
     whole = loaded(SPECS / "llama.par")
     tight = {**whole.meshes}
@@ -112,6 +114,7 @@ def test_parameters_that_a_quarter_of_memory_cannot_hold_are_gathered_as_before(
     assert structure(compile_spec(whole)) != structure(compile_spec(proxy_of(whole)))
 
 
+@pytest.mark.soak
 @given(program=sharded_programs())
 @examples(5, suppress_health_check=list(HealthCheck))
 def test_any_program_shrinks(program: Program):

@@ -41,6 +41,7 @@ train { data = random()  optimizer = adamw(lr = 1e-3)  steps = 6 }
 """
 
 
+@pytest.mark.soak
 def test_a_choice_among_equal_elements_is_no_error_of_a_layout():
     assert verify_execution(checked(ROUTED, "routed.par")).passed
 

@@ -92,7 +92,8 @@ def code_of(refused: pytest.ExceptionInfo[Refused]) -> str:
 # ---------------------------------------------------------------- a run and the next
 
 
-@pytest.mark.parametrize(("text", "one", "two"), [(SMALL, ONE, ()), *soak((TEXT, ONE_RANK, TWO))])
+@pytest.mark.soak
+@pytest.mark.parametrize(("text", "one", "two"), [(SMALL, ONE, ()), (TEXT, ONE_RANK, TWO)])
 def test_a_run_resumes_from_an_address_bit_for_bit_on_any_mesh(
     text: str, one: tuple[str, ...], two: tuple[str, ...], server: S3, tmp_path: Path
 ):
@@ -129,6 +130,7 @@ def test_what_has_no_manifest_is_no_commit_and_goes_at_the_next_start(server: S3
     assert not set(left) & set(server.names())
 
 
+@pytest.mark.soak
 def test_a_damaged_commit_is_passed_over_and_its_step_saved_again(server: S3, tmp_path: Path):
     trained(small("train.steps=4", saving()), tmp_path)
     name = next(name for name in server.names() if "step-00000004/rank-1" in name)
@@ -359,6 +361,7 @@ def checkpoint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
     return status, output.out, output.err
 
 
+@pytest.mark.soak
 def test_commands_take_addresses(server: S3, folder: Path, capsys: pytest.CaptureFixture[str]):
     (row,) = json.loads(checkpoint(capsys, "ls", str(PLACE), "--json")[1])
     assert (row["step"], row["ranks"], row["problem"]) == (2, 2, None)
@@ -391,6 +394,7 @@ def test_commands_take_addresses(server: S3, folder: Path, capsys: pytest.Captur
         assert (status, f"error[{code}]" in err) == (1, True), (arguments, err)
 
 
+@pytest.mark.soak
 def test_models_of_others_come_from_addresses_and_go_there(
     server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -30,12 +30,14 @@ def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(tmp_path: Path):
     same(tensors(resumed.run), tensors(undisturbed.run))
 
 
+@pytest.mark.soak
 def test_buffers_are_the_same_under_another_layout(tmp_path: Path):
     saved = trained(saving(2), tmp_path)
     for other in (("layout=plain_",), ALONE):
         same(trained(saving(2, *other), tmp_path).run.parameters(), saved.run.parameters())
 
 
+@pytest.mark.soak
 def test_buffers_are_exported_and_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -386,6 +386,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     return one_rank(tmp_path_factory.mktemp("whole"), None, "")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("stop", "copies", "lost", "from_step", "codes"),
     [

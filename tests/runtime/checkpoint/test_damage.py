@@ -23,7 +23,7 @@ from partita.runtime.checkpoint.folders import LocalFolder
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import VERSION
 from partita.runtime.checkpoint.saving import _marker
-from tests.marks import every, examples
+from tests.marks import examples
 from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, same, tensors, trained, without_checkpoints
 
 NEWEST = "step-00000004"
@@ -106,7 +106,8 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "damage", "named"), every(11, DAMAGES))
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "damage", "named"), DAMAGES)
 def test_damage_is_named_and_the_commit_before_is_used(
     name: str, damage: Callable[[Path], None], named: str, copy: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -149,6 +150,7 @@ def test_what_is_damaged_stays_for_as_long_as_a_whole_one_would(copy: Path):
     assert sorted(os.listdir(copy / "checkpoints")) == ["lock", "step-00000006", "step-00000008", "step-00000010"]
 
 
+@pytest.mark.soak
 def test_what_follows_is_the_undisturbed_run(copy: Path, tmp_path: Path):
     flip(copy / "checkpoints" / NEWEST / FIRST, 12345)
     plan = plan_of()
@@ -156,6 +158,7 @@ def test_what_follows_is_the_undisturbed_run(copy: Path, tmp_path: Path):
     same(tensors(trained(plan, copy).run), tensors(undisturbed.run))
 
 
+@pytest.mark.soak
 def test_where_none_is_whole_the_run_does_not_begin_anew(copy: Path):
     for step in ("step-00000002", NEWEST):
         (copy / "checkpoints" / step / LAST).unlink()

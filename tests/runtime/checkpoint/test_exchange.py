@@ -45,6 +45,7 @@ def test_export_gives_whole_tensors_under_their_names(saved, folder: Path, capsy
     assert sorted(os.listdir()) == ["checkpoints", "m.par", "m.safetensors", "p.safetensors"]
 
 
+@pytest.mark.soak
 def test_there_and_back_is_the_same_run(saved, folder: Path, capsys: pytest.CaptureFixture[str]):
     """With states and under the same step, the run goes on as from the checkpoint itself, bit for bit."""
     assert partita(capsys, "export", ".", "-o", "m.safetensors", "--states")[0] == 0

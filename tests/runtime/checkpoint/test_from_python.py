@@ -121,6 +121,7 @@ def test_without_checkpoints_nothing_is_written_but_to_a_directory_that_is_named
     assert len(computed(Path("there"))) == 7
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dir", [None, "kept/here"])
 def test_twice_is_once_and_a_run_goes_on_from_it(dir: str | None, folder: Path, capsys: pytest.CaptureFixture[str]):
     """Python and the command by turns, in the directory that both have by themselves."""

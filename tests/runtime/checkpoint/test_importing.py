@@ -377,6 +377,7 @@ def test_json_has_every_tensor(folder: Path, capsys: pytest.CaptureFixture[str])
     assert found["unused"] == ["other"]
 
 
+@pytest.mark.soak
 def test_of_many_names_that_do_not_repeat_some_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]):
     count = 2 * MOST_LINES
     body = "\n".join(f"  param p{i}: [features] ~ ones()\n  let x = x + p{i}" for i in range(count))
@@ -455,6 +456,7 @@ def test_sets_of_numbers(numbers: list[int], text: str):
 # ---------------------------------------------------------------- how to train from it
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("directory", "checkpoint", "entry"),
     [
@@ -520,6 +522,7 @@ train { data = random()  layout = split  optimizer = adamw(lr = 0.1)  steps = 4 
 """
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -719,6 +722,7 @@ def saved(once: Path, tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
+@pytest.mark.soak
 @given(name=st.text(st.characters(exclude_categories=()), min_size=1, max_size=20))
 @example("__metadata__")
 @example("\ud800")

@@ -23,7 +23,7 @@ from partita.runtime.checkpoint.store import Store
 from partita.runtime.progress import Display
 from partita.runtime.training import VirtualRun
 from tests.commands import computed
-from tests.marks import every, soak
+from tests.marks import soak
 from tests.runtime.checkpoint.runs import (
     ONE_RANK,
     TEXT,
@@ -58,6 +58,7 @@ def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(layout: str, optimizer
     assert resumed.said == []
 
 
+@pytest.mark.soak
 def test_saving_changes_nothing(tmp_path: Path):
     plan = plan_of()
     saved, alone = trained(plan, tmp_path), trained(without_checkpoints(plan), tmp_path)
@@ -76,6 +77,7 @@ def test_the_last_step_is_saved_and_the_newest_are_kept(tmp_path: Path):
     ]
 
 
+@pytest.mark.soak
 def test_leftovers_of_a_run_that_died_are_removed(tmp_path: Path):
     trained(plan_of("train.steps=2"), tmp_path)
     directory = tmp_path / "checkpoints"
@@ -90,6 +92,7 @@ def test_leftovers_of_a_run_that_died_are_removed(tmp_path: Path):
     assert (tmp_path / "checkpoints").exists()  # what the link led to is untouched
 
 
+@pytest.mark.soak
 def test_other_settings_are_said_and_allowed(tmp_path: Path):
     trained(plan_of("train.steps=2"), tmp_path)
     resumed = trained(plan_of("train.optimizer.lr=0.5", "batch=16", "train.seed=6", "train.eval=every(1)"), tmp_path)
@@ -102,6 +105,7 @@ def test_other_settings_are_said_and_allowed(tmp_path: Path):
     assert "eval" not in notes
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("overrides", "replaced", "note"),
     [
@@ -131,6 +135,7 @@ def test_another_model_is_refused_with_the_difference(
     assert any(note in each for each in diagnostic.notes), diagnostic.notes
 
 
+@pytest.mark.soak
 def test_what_numbers_do_not_depend_on_is_no_difference(tmp_path: Path):
     trained(plan_of("train.steps=2"), tmp_path)
     text = TEXT.replace("block mlp", "# renamed\nblock mlp").replace("logits", "result")
@@ -192,6 +197,7 @@ def partita(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return status, output.out, output.err
 
 
+@pytest.mark.soak
 def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.par").write_text(TEXT)
@@ -213,7 +219,8 @@ def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert len(computed(tmp_path / "parts")) == len(whole) + 1
 
 
-@pytest.mark.parametrize("where", every(2, ["", "parts", "some parts", "."]))
+@pytest.mark.soak
+@pytest.mark.parametrize("where", ["", "parts", "some parts", "."])
 def test_a_finished_run_says_how_to_go_on_and_how_to_begin_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
 ):
@@ -231,6 +238,7 @@ def test_a_finished_run_says_how_to_go_on_and_how_to_begin_anew(
     assert (status, "W0810" in err, "step 1/6" in out) == (0, False, True), out
 
 
+@pytest.mark.soak
 def test_a_finished_run_says_how_to_begin_anew_beside_a_directory_of_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -43,6 +43,7 @@ def content(directory: Path, step: int) -> dict[str, torch.Tensor]:
         return {tensor.name: commit.read(tensor.name) for tensor in manifest.tensors}
 
 
+@pytest.mark.soak
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The disk is so slow that step 2 is written only when step 3 is done: and it is step 2 that is written."""
     third = threading.Event()

@@ -122,6 +122,7 @@ def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", sorted(OPENED))
 @given(data=st.data(), seed=st.sampled_from([0, 1]), step=st.integers(1, 10**6), holdout=st.booleans())
 def test_rows_alone_equal_the_rows_of_the_whole(
@@ -145,6 +146,7 @@ def test_rows_alone_equal_the_rows_of_the_whole(
         np.testing.assert_array_equal(part[input.name], expected)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", sorted(OPENED))
 @given(step=st.integers(1, 10**6))
 def test_a_batch_is_a_function_of_seed_and_step(
@@ -488,6 +490,7 @@ def npy_header(shape: str, version: bytes = b"\x01\x00", length: int | None = No
     return b"\x93NUMPY" + version + size + text
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("header", "zeros", "told"),
     [

@@ -395,6 +395,7 @@ def writer(seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", WRITER, str(seconds)], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.soak
 def test_of_several_processes_one_makes_it_and_a_killed_one_leaves_nothing(kept: Path):
     killed = writer(100)
     assert killed.stdout is not None

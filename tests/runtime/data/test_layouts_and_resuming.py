@@ -120,8 +120,8 @@ def test_every_source_is_tried() -> None:
     assert [name for name in DATA if f"{name}(" not in tried] == []
 
 
-# The others take as long, and read what other tests hold to be functions of seed and step.
-@pytest.mark.parametrize("source", [pytest.param(each, marks=[pytest.mark.soak] * (each != "mix")) for each in SOURCES])
+@pytest.mark.soak
+@pytest.mark.parametrize("source", SOURCES)
 def test_a_run_reads_the_same_under_every_layout_and_after_resuming(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

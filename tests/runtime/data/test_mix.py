@@ -39,6 +39,7 @@ def mixed(root: Path, shares: list[float], seed: int = 0) -> Mixture:
 SHARES = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(lambda each: [one / sum(each) for one in each])
 
 
+@pytest.mark.soak
 @given(shares=SHARES, seed=st.integers(0, 5), blocks=st.integers(1, 2000))
 def test_shares_are_kept_to_the_row(
     shares: list[float], seed: int, blocks: int, tmp_path_factory: pytest.TempPathFactory

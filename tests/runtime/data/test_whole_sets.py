@@ -102,6 +102,7 @@ def of_one_batch(root: Path, written: str, rows: int) -> tuple[float, dict[str, 
     return loss, metrics
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [1, 3, 4, 8, 11])
 def test_a_whole_set_is_one_batch(layout: str, rows: int, tmp_path: Path):
@@ -219,6 +220,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", sorted(WRONG))
 def test_what_cannot_be_evaluated_is_refused(name: str, tmp_path: Path):
     eval, more, message, code, place = WRONG[name]

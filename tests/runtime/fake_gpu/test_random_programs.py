@@ -9,7 +9,6 @@ import pytest
 from partita.dsl.diagnostic import Refused
 from partita.runtime.fake_gpu.rank import representatives, try_rank
 from partita.runtime.fake_gpu.watch import Kind
-from tests.marks import soak
 from tests.runtime.fake_gpu.programs import drawn
 
 FEW = {"expressions": 2, "layers": 1, "files": 1}
@@ -19,9 +18,10 @@ CHUNK = 50
 CHUNKS = [(kind, range(first, first + CHUNK)) for kind, count in MANY.items() for first in range(0, count, CHUNK)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kind", "numbers"),
-    [*((kind, range(count)) for kind, count in FEW.items()), FOUND, *soak(*CHUNKS)],
+    [*((kind, range(count)) for kind, count in FEW.items()), FOUND, *CHUNKS],
     ids=lambda given: given if isinstance(given, str) else f"{given.start}-{given.stop}",
 )
 def test_memory_of_random_programs_is_within_its_bound(kind: str, numbers: range, tmp_path: Path):

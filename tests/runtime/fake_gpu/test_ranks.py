@@ -23,7 +23,7 @@ from partita.runtime.fake_gpu.watch import Kind
 from partita.runtime.kernels import scores
 from partita.runtime.rank import Plan, prepare
 from tests.files import ROOT, SPECS
-from tests.marks import every
+from tests.marks import every, soak
 from tests.zoo.layouts import FILES, draw
 
 PLANTED = ROOT / "tests" / "planted" / "files"
@@ -39,6 +39,8 @@ CASES = {
     **{path.stem: (path, ()) for path in sorted((ROOT / "bench" / "models" / "memory").glob("*.par"))},
 }
 
+SHORT = ("tables", "experts", "offloaded_state", "two_towers")
+
 
 def spec_of(path: Path, *overrides: str) -> Spec:
     spec, diagnostics = load(path, overrides)
@@ -52,13 +54,14 @@ def right(tried: FakeGpuResult) -> None:
     assert 0 < tried.peak <= tried.bound
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*SHORT, *soak(*(CASES.keys() - SHORT))])
 def test_ranks_run_on_gpus(case: str):
     path, overrides = CASES[case]
     for tried in try_ranks(prepare(spec_of(path, *overrides), gpu=True)):
         right(tried)
 
 
+@pytest.mark.soak
 def test_what_is_above_the_bound_is_what_is_reported():
     """The line of the fault and the table that is printed have the same figures."""
     with patch.object(rank, "peak_memory", lambda *given: peak_memory(*given) // 2):
@@ -81,6 +84,7 @@ train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("distribution", ["normal(1.0)", "uniform(1.0)"])
 @pytest.mark.parametrize(
     "use",
@@ -97,6 +101,7 @@ def test_memory_is_bounded_where_numbers_are_drawn(distribution: str, use: str):
         right(tried)
 
 
+@pytest.mark.soak
 def test_the_host_waits_once_a_step():
     """For the statistics; all else is launched ahead."""
     (tried,) = try_ranks(prepare(spec_of(SPECS / "zoo" / "llama3.par"), gpu=True))
@@ -110,6 +115,7 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.mark.few(1)
 def test_attention_makes_no_scores_on_gpus(kernel: str):
     """And no copies of keys that heads share."""
     plan = prepare(spec_of(PLANTED / "gpu.par"), gpu=True)
@@ -161,6 +167,7 @@ SHARDS = ["", "shard batch -> context", "shard seq -> context", "shard seq -> co
 ODD_SIZES = [(33, 8, 8), (64, 6, 6), (100, 12, 20), (20, 20, 12)]  # of `seq`, `key` and `value`
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("precision", "shard", "sizes", "options"), every(7, [*product(PRECISIONS, SHARDS, ODD_SIZES, OPTIONS)])
 )
@@ -181,6 +188,7 @@ def test_attention_makes_no_scores_on_gpus_whatever_its_sizes(
     assert any("attention" in each.operation for each in tried.launches)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("key", [128, 136, 256, 264])
 @pytest.mark.parametrize("options", OPTIONS)
@@ -192,6 +200,7 @@ def test_scores_are_made_of_heads_that_are_too_large_and_counted(key: int, optio
     assert any("attention" in each.operation for each in tried.launches) == (key <= (256 if flash else 128))
 
 
+@pytest.mark.soak
 def test_a_layer_of_llama_launches_no_more_than_by_hand():
     """Plain torch with autograd and FlashAttention has 20 kernels forward, and 42 backward with sums of gradients in
     f32 (`bench/kernels.py`). One kernel updates all parameters.
@@ -247,6 +256,7 @@ def laid_out(path: Path, seed: int) -> None:
         raise
 
 
+@pytest.mark.soak
 def test_nothing_of_it_is_left():
     before = torch.Tensor.__getitem__, torch.cuda.Stream, torch.tensor
     try_ranks(prepare(spec_of(PLANTED / "tables.par"), gpu=True))

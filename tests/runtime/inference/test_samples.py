@@ -58,6 +58,7 @@ def alone(folder: Path) -> dict[int, str]:
         return texts(partita.train(folder / "m.par", *ALONE, "train.checkpoint=none"))
 
 
+@pytest.mark.soak
 def test_the_text_is_the_same_in_every_layout(folder: Path, alone: dict[int, str]) -> None:
     """Sequence, tensor and data parallel with parameters split, on two stages of two chunks; and one device."""
     assert alone.keys() == {2, 4}

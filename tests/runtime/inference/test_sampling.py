@@ -59,6 +59,7 @@ def shares(choice: Choice) -> list[float]:
     return [drawn.count(id) / len(drawn) for id in range(4)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [

@@ -50,6 +50,7 @@ def test_both_libraries_multiply(
             torch.testing.assert_close(products.add_matmul(total, left, right), (3 + a.double() @ b.double()).float())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["axes", "skips", "tied"])
 def test_products_are_the_same_where_they_count_as_large(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What is emitted for them adds into accumulators, and into what they are added to, as that of small ones does."""

@@ -79,6 +79,7 @@ def test_attention_in_pieces_is_timed_on_ranks_that_take_turns(monkeypatch: pyte
             assert name.replace("_block", "").removesuffix(".pieces") in alike
 
 
+@pytest.mark.soak
 def test_no_ranks_are_refused():
     command = [sys.executable, "-m", "partita", "profile", "--ranks", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -19,7 +19,6 @@ from partita.runtime.rank import Plan, prepare
 from partita.runtime.supervision.consistency import Statement, agree, compared, compared_kernels, digest
 from partita.runtime.transports.failures import ConnectionLost
 from tests.files import SPECS
-from tests.marks import soak
 
 TINY = (SPECS / "tiny.par").read_text()
 SMALL = ("batch=8", "seq=16", "embed=32", "key=8", "train.steps=2", "train.eval=every(2, batches=1)")
@@ -56,6 +55,7 @@ def test_programs_of_both_kinds_of_steps_count():
     assert digest(plan.evaluation.program) != digest(plan.program)
 
 
+@pytest.mark.soak
 def test_nor_does_where_things_stand_in_any_of_the_models():
     for path in sorted((SPECS / "zoo").glob("*.par")):
         text = path.read_text()
@@ -73,6 +73,7 @@ def test_nor_does_what_others_call_the_parameters():
     assert digest(here) == digest(there)
 
 
+@pytest.mark.soak
 def test_nor_does_the_process():
     """Names are hashed differently in every process, and nothing hangs on that."""
     code = (
@@ -93,6 +94,7 @@ def test_nor_does_the_process():
     assert found == {" ".join(hashes(plan_of(TINY))) + "\n"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("override", "program"),
     [
@@ -256,9 +258,10 @@ def outcomes(
     return [(process.returncode, errors) for process, errors in zip(processes, found, strict=True)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("mesh laptop(pipe = 2", "mesh laptop(pipe = 1"), *soak(("peak = 3e-3", "peak = 2e-3"))],
+    [("mesh laptop(pipe = 2", "mesh laptop(pipe = 1"), ("peak = 3e-3", "peak = 2e-3")],
 )
 def test_a_rank_with_another_file_ends_the_run(tmp_path: Path, old: str, new: str):
     changed = TINY.replace(old, new)
@@ -271,6 +274,7 @@ def test_a_rank_with_another_file_ends_the_run(tmp_path: Path, old: str, new: st
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX") or "c++") is None, reason="no C++ compiler")
 def test_a_rank_without_kernels_among_others_ends_the_run(tmp_path: Path):
     def start(folder: Path, rank: int) -> dict[str, str]:

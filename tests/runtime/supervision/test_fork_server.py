@@ -41,6 +41,7 @@ def until_forked(process: Forked) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.soak
 def test_it_is_a_child_with_what_it_was_given(server: ForkServer, tmp_path: Path) -> None:
     read, write = os.pipe()
     (tmp_path / "m.par").write_text(TEXT)
@@ -101,6 +102,7 @@ main(["run", "specs/tiny.par", "--run-dir", sys.argv[1]])
 """
 
 
+@pytest.mark.soak
 def test_the_supervisor_does_without_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROBE, str(tmp_path / "run")], capture_output=True, text=True)
     assert done.stdout == "False\n", done

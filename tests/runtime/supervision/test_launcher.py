@@ -17,7 +17,6 @@ import pytest
 from partita.runtime.supervision.cores import share, usable
 from partita.runtime.supervision.launcher import GRACE_SECONDS, PEER_LOST, death, rank_environment
 from tests.files import ROOT
-from tests.marks import soak
 
 SUPERVISE = str(ROOT / "tests" / "runtime" / "programs" / "supervise.py")
 LIMIT = 5.0  # seconds in which all ranks must be gone after one has died
@@ -115,6 +114,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         run.process.wait()
 
 
+@pytest.mark.soak
 def test_success_is_silent(start: Callable[..., Run]) -> None:
     run = start("ready()")
     assert run.finish() == (0, "")
@@ -123,6 +123,7 @@ def test_success_is_silent(start: Callable[..., Run]) -> None:
     assert places.pop().endswith(" 0o700")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("others", [SLEEP, STUBBORN], ids=["sleeping", "stubborn"])
 def test_a_killed_rank_ends_the_others_in_time_and_is_named(start: Callable[..., Run], rank: int, others: str) -> None:
@@ -138,11 +139,13 @@ def test_a_killed_rank_ends_the_others_in_time_and_is_named(start: Callable[...,
     )
 
 
+@pytest.mark.soak
 def test_a_rank_that_fails_is_named_with_its_status(start: Callable[..., Run]) -> None:
     status, errors = start("ready()\nif rank == 1: sys.exit(7)\ntime.sleep(600)").finish()
     assert (status, errors) == (3, "partita: rank 1 ended with exit status 7; the other ranks were killed\n")
 
 
+@pytest.mark.soak
 def test_a_rank_that_lost_its_peer_is_not_the_cause(start: Callable[..., Run]) -> None:
     program = f"""
 if rank == 0:
@@ -161,6 +164,7 @@ if rank == 0:
     assert errors.startswith("partita: rank 1 was killed by SIGKILL")
 
 
+@pytest.mark.soak
 def test_a_cause_that_ends_after_its_peer_is_named(start: Callable[..., Run]) -> None:
     """Who fails closes its connections first; who loses one may be gone before it."""
     program = f"""
@@ -172,8 +176,9 @@ sys.exit(7)"""
     assert (status, errors) == (3, "partita: rank 1 ended with exit status 7; the other ranks were killed\n")
 
 
-@pytest.mark.parametrize("ranks", [2, *soak(1)])
-@pytest.mark.parametrize("program", [STUBBORN, *soak(SLEEP)], ids=["stubborn", "sleeping"])
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 1])
+@pytest.mark.parametrize("program", [STUBBORN, SLEEP], ids=["stubborn", "sleeping"])
 @pytest.mark.parametrize(
     ("number", "line"),
     [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")],
@@ -188,6 +193,7 @@ def test_a_signal_ends_all_ranks_with_one_line(
     assert run.finish() == (128 + number, f"partita: {line}\n")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("number", "saves", "line"),
     [(signal.SIGTERM, None, "ended by SIGTERM"), (signal.SIGINT, True, "interrupted")],
@@ -207,6 +213,7 @@ def test_a_second_signal_does_not_wait_for_the_stubborn(
     assert run.finish() == (128 + number, f"partita: {line}\n")
 
 
+@pytest.mark.soak
 def test_what_does_not_save_ends_at_the_first_ctrl_c_and_says_so(start: Callable[..., Run]) -> None:
     run = start(STUBBORN, grace=2 * TIMEOUT, saves=False)
     run.wait_ready()
@@ -214,6 +221,7 @@ def test_what_does_not_save_ends_at_the_first_ctrl_c_and_says_so(start: Callable
     assert run.finish() == (130, "partita: interrupted: nothing is saved\n")
 
 
+@pytest.mark.soak
 def test_ctrl_c_of_a_terminal_reaches_the_supervisor_only(start: Callable[..., Run]) -> None:
     # A terminal signals the foreground group; a rank in it would print a traceback of its own.
     run = start(SLEEP)
@@ -223,6 +231,7 @@ def test_ctrl_c_of_a_terminal_reaches_the_supervisor_only(start: Callable[..., R
     assert run.finish() == (130, "partita: interrupted\n")
 
 
+@pytest.mark.soak
 def test_a_hangup_ends_the_run_unless_nohup_says_otherwise(start: Callable[..., Run]) -> None:
     run = start(SLEEP, prefix=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
     run.wait_ready()
@@ -231,6 +240,7 @@ def test_a_hangup_ends_the_run_unless_nohup_says_otherwise(start: Callable[..., 
     assert run.finish() == (130, "partita: interrupted\n")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("program", [SLEEP, STUBBORN], ids=["sleeping", "stubborn"])
 def test_nothing_remains_when_the_supervisor_is_killed(start: Callable[..., Run], program: str) -> None:
     run = start(program, ranks=3)
@@ -240,6 +250,7 @@ def test_nothing_remains_when_the_supervisor_is_killed(start: Callable[..., Run]
     run.check_nothing_remains()
 
 
+@pytest.mark.soak
 def test_a_supervisor_killed_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
     for turn in range(10):
         folder = tmp_path / str(turn)
@@ -282,6 +293,7 @@ with open(f"child{rank}", "w") as file: file.write(str(child.pid))
     wait_until(lambda: not any(map(alive, children)), "the ranks' children end")
 
 
+@pytest.mark.soak
 def test_errors_are_passed_through_line_by_line_with_the_rank(start: Callable[..., Run]) -> None:
     program = r"""
 for line in range(200):
@@ -301,6 +313,7 @@ def test_a_single_rank_needs_no_prefix(start: Callable[..., Run]) -> None:
     assert run.finish() == (3, "hello\npartita: rank 0 ended with exit status 1\n")
 
 
+@pytest.mark.soak
 def test_output_of_ranks_is_passed_through(start: Callable[..., Run]) -> None:
     run = start("if rank == 0: print('shown')")
     output, _ = run.process.communicate(timeout=TIMEOUT)
@@ -333,6 +346,7 @@ def test_cores_are_shared_and_the_users_threads_are_kept(monkeypatch: pytest.Mon
     assert (mine["OMP_NUM_THREADS"], mine["MKL_NUM_THREADS"]) == ("7", "7")
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no processes")
 @pytest.mark.parametrize("threads", ["1", "4096"])
 def test_ranks_are_bound_to_cores_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: str) -> None:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, note
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import WaitReceive
@@ -46,6 +46,7 @@ from partita.runtime.transports.virtual import Deadlock, VirtualCluster
 from partita.runtime.verification.experiment import experiment_of
 from tests.fault_injection.processes import wait_until
 from tests.files import ROOT, SPECS
+from tests.marks import examples
 
 
 @given(st.lists(st.one_of(st.integers(0, 600), st.sampled_from([TRAINING, EVALUATING, BETWEEN]).map(str)), max_size=6))
@@ -123,6 +124,7 @@ def test_what_a_device_has_not_done_is_said_once_it_stands_still(tmp_path: Path,
     assert rank["undone"][0] == text.partition("\n")[0]
 
 
+@pytest.mark.soak
 def test_operations_that_are_not_done_are_named_by_torch():
     """Gloo's, of which torch does not say when they are: the line is that of NCCL's."""
     code = (
@@ -182,7 +184,7 @@ def plan_of(name: str) -> Plan:
 
 
 @given(st.sampled_from(["tiny.par", "llama.par", "gpt.par"]), st.data())
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@examples(8, suppress_health_check=list(HealthCheck))
 def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
     """Wherever a rank freezes, the others come to wait for it, and it is the one that is named."""
     plan = plan_of(name)
@@ -308,6 +310,7 @@ def test_a_run_that_moves_does_not_stall(tmp_path: Path):
     assert "is at the start for 0 s (step 1)" in text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "activity", [None, flight.STARTING, flight.READY, flight.CONNECTING, flight.LOADING, flight.ENDED]
 )

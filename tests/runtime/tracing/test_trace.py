@@ -146,6 +146,7 @@ def test_costs_are_those_of_the_middle_half_of_the_steps():
 # ---------------------------------------------------------------- pictures
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mesh", "rules", "sync"),
     every(3, [*product(MESHES, ["", "shard vocab -> pipe"], ["none", "local(groups = 2, every = 2)"])]),

@@ -60,6 +60,7 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
+@pytest.mark.soak
 def test_tensorboard_has_the_numbers_of_a_run_that_was_resumed(tmp_path: Path) -> None:
     (tmp_path / "m.par").write_text(FILE)
     run = ["run", "m.par", "--transport", "virtual", "--track", "tensorboard"]

@@ -162,6 +162,7 @@ def test_any_order_computes_the_same_bits_at_length(kind: st.SearchStrategy[Prog
     check()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", [OFFLOADING, SHARED], ids=["offloading", "shared"])
 def test_many_orders_of_one_program(text: str):
     """Of copies, gathers that go ahead, reductions, chunks; and of parameters that stages share."""
@@ -403,6 +404,7 @@ def small_plan(name: str, layout: str) -> Plan:
         return prepare(checked(text, "small.par"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "layout"), WHERE.items())
 def test_schedules_run_in_any_order_whenever_hosts_wait(name: str, layout: str):
     plan = small_plan(name, layout)
@@ -427,6 +429,7 @@ UNSAFE = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("how", UNSAFE)
 @pytest.mark.parametrize("name", NAMED)
 def test_ranks_deadlock_where_a_schedule_is_said_to_be_unsafe_and_nowhere_else(

@@ -57,6 +57,7 @@ def test_gradients_are_derivatives_of_a_loss_with_what_has_no_gradient():
     assert found.error < 1e-8
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("name", ["siamese.w1", "siamese.w2", "siamese.gain"])
 def test_a_lost_contribution_is_found(name: str, number: int, monkeypatch: pytest.MonkeyPatch):

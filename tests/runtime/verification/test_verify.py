@@ -142,6 +142,7 @@ def test_what_is_not_finite_on_random_values_begins_as_declared():
     assert execution(FILE.replace("let y = x * w", "let y = x * w + log(w)")).passed
 
 
+@pytest.mark.soak
 def test_a_mean_over_few_elements_is_of_more_of_them():
     """Of as few as make a proxy there is often nothing to take the mean of."""
     rare = "let some = cast(abs(x) > 3.0, f32) loss sum(some * (y - wanted) * (y - wanted)) / sum(some)"
@@ -167,6 +168,7 @@ def test_what_is_never_finite_is_not_decided():
     assert diagnostic.span.line == 12
 
 
+@pytest.mark.soak
 def test_what_is_not_finite_once_it_is_updated_is_not_decided(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(experiment, "UPDATE", 1e200)
     undecided()
@@ -184,6 +186,7 @@ def test_what_rounding_alone_changes_is_not_decided():
     assert "rounding errors grow" in undecided(CHAOS).message
 
 
+@pytest.mark.soak
 def test_chaos_in_a_metric_hides_nothing_else(monkeypatch: pytest.MonkeyPatch):
     text = CHAOS.replace("  loss mse(z, wanted)", "  loss mse(y, wanted)\n  metric chaos = mean(z)")
     found = execution(text)
@@ -281,6 +284,7 @@ def test_the_command_on_a_wrong_file(capsys: pytest.CaptureFixture):
     assert "E0310" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_a_file_without_a_small_copy_is_certified_all_the_same(capsys: pytest.CaptureFixture, tmp_path: Path):
     file = tmp_path / "part.par"
     file.write_text(FILE.replace("let y = x * w", "let y = log(x) * w"), encoding="utf-8")

@@ -32,7 +32,6 @@ from partita.compiler.ops.sparse import ExchangeRows
 from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
 from partita.dsl.types import Axis, Type
 from tests.compiler.ops.placing import cut, join, ranks, run
-from tests.marks import every
 
 SIZES = {"x": 2, "y": 3}
 TYPE = Type("f64", (Axis("a", 6), Axis("b", 12)))
@@ -84,7 +83,8 @@ def flat_layouts() -> list[Layout]:
     return found
 
 
-@pytest.mark.parametrize("source", every(5, [*every_layout(), *flat_layouts()]), ids=str)
+@pytest.mark.few(3)
+@pytest.mark.parametrize("source", [*every_layout(), *flat_layouts()], ids=str)
 def test_every_path_leads_to_its_layout(source: Layout):
     """From any layout to any that is not a maximum in parts: the ranks then hold the same tensor, laid out so."""
     generator = np.random.default_rng(1)
