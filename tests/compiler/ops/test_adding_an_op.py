@@ -148,8 +148,8 @@ def test_every_command_takes_what_three_modules_add(tmp_path: Path):
 def test_every_process_of_a_run_has_what_three_files_add(tmp_path: Path):
     copy = Copy.made(tmp_path / "copy")
     tree = copy.tree
-    with (tree / "dsl" / "rules.py").open("a") as rules:
-        rules.write(RULE)
+    rules = tree / "dsl" / "functions" / "rules.py"
+    rules.write_text(rules.read_text() + RULE)
     (tree / "compiler" / "ops" / "running_sum.py").write_text(OP)
     (tree / "runtime" / "kernels" / "running_sum.py").write_text(KERNEL)
     path = file_with(tmp_path / "own", "running_sum(h, over = steps)")
