@@ -21,7 +21,6 @@ from partita.runtime.tracing.flight import ACTIVITIES, ENDED, READY, STARTING
 from tests.fault_injection.moments import ACTIONS, EDGES, SAVES, await_moment, doing
 from tests.fault_injection.processes import PROC, marked, private_networks, rank_of, wait_until
 from tests.fault_injection.runs import ALL, INTERVAL, LAYOUTS, RANKS, STALL_SECONDS, STEPS, Ended, Run
-from tests.marks import soak
 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
 
@@ -199,7 +198,8 @@ def survives(run: Run, seed: int, undisturbed) -> None:
     assert case.number in (signal.SIGTERM, signal.SIGINT) or not any(step % INTERVAL for step in run.expected())
 
 
-@pytest.mark.parametrize("seed", [0, *soak(*range(1, 12))])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(12))
 def test_a_run_survives(seed: int, run: Run, undisturbed):
     survives(run, seed, undisturbed)
 

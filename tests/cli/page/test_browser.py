@@ -210,6 +210,7 @@ def live(browser: Browser, path: Path) -> Iterator[Page]:
             thread.join()
 
 
+@pytest.mark.soak
 def test_a_live_page_follows_the_run(browser: Browser, tmp_path: Path) -> None:
     path = written(tmp_path, records=[*RECORDS, SAMPLE])
     with live(browser, path) as page:

@@ -232,7 +232,9 @@ def test_all_machines_are_told_of_a_death(tmp_path: Path):
     """Where no connection tells of it: all that wait for the dead end within seconds, of 600 without progress, and one
     says why.
     """
-    program = [sys.executable, str(ROOT / "tests/runtime/programs/waiting.py"), str(SPECS / "gpt.par")]
+    text = (SPECS / "tiny.par").read_text().replace("repeat 4", "repeat 6").replace("pipe = 2", "pipe = 3")
+    (file := tmp_path / "three.par").write_text(text)
+    program = [sys.executable, str(ROOT / "tests/runtime/programs/waiting.py"), str(file)]
     for machine in "01":
         (tmp_path / machine).mkdir()
     ranks = [
