@@ -260,6 +260,7 @@ def test_an_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 SAVED = ("train.checkpoint=every(3)",)
 
 
+@pytest.mark.soak
 def test_a_source_of_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = file(tmp_path, DATA='counted("corpus.txt")')
     with added("data", DATA, tmp_path):

@@ -50,6 +50,7 @@ def test_building_warns_of_nothing(built: tuple[Path, Path, str]) -> None:
     assert [line for line in said if not any(each in line for each in usual)] == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [

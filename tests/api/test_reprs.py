@@ -58,6 +58,7 @@ def test_a_compilation_says_what_it_is() -> None:
     assert repr(partita.load(path)) == "<Spec tiny.par: model tiny, layout stages, schedule fast, 2 ranks>"
 
 
+@pytest.mark.soak
 def test_plans_and_verifications() -> None:
     for plan in partita.plan(SMALL, devices=2, within=1.0, top=2):
         assert repr(plan).startswith("<Plan of ")

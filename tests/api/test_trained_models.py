@@ -44,6 +44,7 @@ def test_what_train_returns_computes_outputs(file: Path, tmp_path: Path) -> None
     assert list(trained.outputs({"ids": IDS}, ["likely"])) == ["likely"]
 
 
+@pytest.mark.soak
 def test_a_loaded_model_is_that_of_the_newest_checkpoint(file: Path, tmp_path: Path) -> None:
     trained = partita.train(file, run_dir=tmp_path / "run")
     model = partita.load_model(file, run_dir=tmp_path / "run")

@@ -169,6 +169,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("expected", WRONG)
 def test_wrong_input_is_said(expected: str, trained: Path) -> None:
     command, *arguments = WRONG[expected]

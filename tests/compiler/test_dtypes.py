@@ -52,6 +52,7 @@ def test_what_lasts_is_wide(name: str):
     assert {type.dtype for type in types if type.axes and type.is_float} == {"bf16"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(path.stem for path in FILES.glob("*.par")))
 def test_sums_and_losses_are_wide(name: str):
     graph = compiled(name).forward

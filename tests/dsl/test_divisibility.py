@@ -132,6 +132,7 @@ train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("names", "layers"), [("outer", 3), ("inner", 14), ("outer, inner", 5)])
 def test_iterations_are_counted_as_the_compiler_does(names: str, layers: int) -> None:
     """Of repeats in blocks that are called in repeats; and of several, of which one is in the other."""

@@ -91,6 +91,7 @@ def changed(before: str, after: str) -> str:
 # ---------------------------------------------------------------- overrides
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize(
     ("override", "help"),
     [
@@ -185,6 +186,7 @@ def test_the_axes_of_a_mesh_are_listed_and_nothing_else() -> None:
 # ---------------------------------------------------------------- functions
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("statement", "help"),
     [
@@ -261,6 +263,7 @@ def test_every_setting_that_is_meant_exists() -> None:
 # ---------------------------------------------------------------- ways to write
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize(
     ("statement", "help"),
     [
@@ -306,6 +309,7 @@ def test_a_statement_written_as_elsewhere(statement: str, help: str) -> None:
     assert help in help_in(statement)
 
 
+@pytest.mark.few(19)
 @pytest.mark.parametrize(
     ("before", "after", "help"),
     [

@@ -213,6 +213,7 @@ def test_an_unclosed_brace_is_the_one_that_another_seems_to_close():
 H = "let h = rms_norm(x, over = embed)"
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize(
     ("statement", "code", "underlined", "help"),
     [
@@ -270,6 +271,7 @@ def test_a_statement_of_another_language(statement: str, code: str, underlined: 
     check(H, statement, code, underlined, help)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("word", sorted(foreign.WORDS))
 def test_every_word_of_another_language_is_known(word: str):
     diagnostics = said(H, f"{word} x")
@@ -317,6 +319,7 @@ def test_how_a_body_ends(before: str, after: str, message: str, underlined: str,
 # ---------------------------------------------------------------- arguments
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("before", "after", "help"),
     [
@@ -861,6 +864,7 @@ def near(a: str, b: str) -> bool:
     return abs(len(a) - len(b)) <= 2 and SequenceMatcher(None, a, b).ratio() > 0.6
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("before", "after", "help"),
     [

@@ -22,6 +22,7 @@ def test_axes_and_what_depends_on_them():
     assert found.model.body.types[0].axis("embed").size == 12
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize(
     ("overrides", "read", "expected"),
     [

@@ -13,6 +13,7 @@ from tests.fuzz.targets import TARGETS
 CASES = [(name, path) for name in TARGETS for path in sorted((HERE / "corpus" / name).glob("*"))]
 
 
+@pytest.mark.few(30)
 @pytest.mark.timeout(INPUT_SECONDS)
 @pytest.mark.parametrize(("target", "path"), CASES, ids=lambda each: each.name if isinstance(each, Path) else each)
 def test_what_was_found_stays_mended(target: str, path: Path):

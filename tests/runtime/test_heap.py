@@ -29,6 +29,7 @@ print(first, faults())
 """
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's heap")
 def test_memory_that_is_made_again_is_not_mapped_again():
     """A block of 64 MiB, which glibc would otherwise return to the kernel."""

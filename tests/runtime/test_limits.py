@@ -63,6 +63,7 @@ def test_what_does_not_fit_the_memory_is_refused_before_a_rank_starts(
     assert help is None or f"help: {help}" in shown
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cores", [1, 2])
 def test_more_ranks_than_cores_are_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, cores: int

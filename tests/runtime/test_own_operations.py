@@ -79,6 +79,7 @@ def test_an_operation_that_is_not_called_is_not_imported(tmp_path: Path):
 # ---------------------------------------------------------------- what it computes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("entries", [ENTRIES, FORWARD_ONLY], ids=["backward", "autograd"])
 def test_it_computes_what_the_same_by_the_language_does(tmp_path: Path, entries: str):
     written(tmp_path / "own", FORWARD + BACKWARD, entries)
@@ -422,6 +423,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_what_is_wrong_with_gradients_is_a_diagnostic(tmp_path: Path, name: str):
     body, said = GRADIENTS[name]

@@ -227,6 +227,7 @@ LAYOUT = (
 SEVERAL = "repeat 4 as layer { let x = net(x) }"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("wrong", "right"), [*RULES, *LAYOUT])
 def test_a_rule_for_some_iterations_is_written_as_told(wrong: str, right: str) -> None:
     def written(rule: str, statements: str) -> str:

@@ -73,6 +73,7 @@ train { model = a layout = cut schedule = s data = random() optimizer = sgd(lr =
 """
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("repeat", ["layer", "stage0", "stage1", "rank0", "kernels"])
 def test_hostile_names_shadow_nothing(repeat: str, tmp_path: Path):
     """Names of a file that are Python's, torch's, or those of emitted functions and arguments stay names of values."""

@@ -14,7 +14,6 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from tests.commands import here
 from tests.files import ROOT, SPECS, checked
-from tests.marks import every
 
 FILES = sorted(path.name for path in SPECS.glob("*.par"))
 
@@ -53,8 +52,9 @@ def test_a_mesh_axis_that_no_rule_uses_is_an_error():
     assert "`data` of 2, `tensor` of 2" in diagnostic.message
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
-    "form", every(4, ["sharded", "graph", "joint", "microbatch", "python", "partitioned", "schedule", "streams"])
+    "form", ["sharded", "graph", "joint", "microbatch", "python", "partitioned", "schedule", "streams"]
 )
 def test_every_form_is_emitted(form: str):
     whole = here("compile", str(SPECS / "tiny.par"), "--emit", form, cwd=ROOT)

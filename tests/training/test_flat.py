@@ -142,6 +142,7 @@ def test_every_rank_keeps_as_much_as_any(mesh, sizes, kind, optimizer, over, tmp
 BITS = [("sgd(lr = 0.1, momentum = 0.9)", "ema = 0.9"), *soak(*((each, "") for each in ELEMENTWISE[1:]))]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("optimizer", "extra"), BITS)
 def test_the_numbers_are_those_of_data_parallelism_to_the_last_bit(optimizer: str, extra: str, tmp_path: Path):
     """As where axes divide: a reduction adds the same numbers in the same order. (What a kernel rounds may depend on
@@ -159,6 +160,7 @@ def test_the_numbers_are_those_of_data_parallelism_to_the_last_bit(optimizer: st
         same(stored.gradients(), alone.gradients())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("matrices", ["muon(lr = 0.01)", "adafactor(lr = 0.01)"])
 def test_what_needs_whole_tensors_gets_them(matrices: str, tmp_path: Path):
     """Matrices for Muon are gathered; what Adafactor updates stays whole."""

@@ -226,6 +226,7 @@ def test_what_a_rank_sends_for_each_of_its_groups_is_counted() -> None:
     assert sent[0] > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mesh", "members"), [(on(data=8), 1), (on(data=4, pipe=2), 1), (on(data=2, pipe=2), 2)], ids=str
 )

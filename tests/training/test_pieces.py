@@ -109,6 +109,7 @@ def test_processes_train_as_the_virtual_cluster_does_to_the_last_bit(tmp_path: P
 # ---------------------------------------------------------------- memory and time
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["places", "rows_"])
 def test_the_bound_of_memory_holds(layout: str):
     sizes = ("batch=4", "seq=64", "embed=64", "ffn=256", "key=16", "vocab=128", "train.precision=f32")

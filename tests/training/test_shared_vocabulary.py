@@ -117,6 +117,7 @@ def test_the_numbers_are_those_of_one_device(rule, order, changes, tmp_path):
     check(SimpleNamespace(text=text, single=WHOLE), 3, tmp_path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("changes", [{}, TIED])
 def test_what_its_passes_make_reads_back_as_the_same(changes):
     given, _ = load_text(text_of(changes=changes), "lm.par")
@@ -124,6 +125,7 @@ def test_what_its_passes_make_reads_back_as_the_same(changes):
     check_every_pass(given)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("changes", [{}, TIED])
 def test_copies_of_its_gradients_to_the_host_are_waited_for(changes):
     """Reductions begin them, as nothing is clipped, and updates know the parts of a parameter by their own names."""
@@ -153,6 +155,7 @@ def test_a_written_order_with_its_passes_is_taken_as_it_is(name, tmp_path):
                 compile_spec(again)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("changes", [{}, TIED])
 def test_the_certificate(changes):
     given, _ = load_text(text_of(changes=changes), "lm.par")
@@ -170,6 +173,7 @@ def compiled(order: str):
     return schedule_spec(given)
 
 
+@pytest.mark.soak
 def test_a_search_finds_what_is_best_with_the_passes_over_parts():
     names = ("one_f_one_b", "zb_h1", "zb_h2", "gpipe")
     named = {name: compiled(f"{name}(microbatches = 4)") for name in names}
@@ -185,6 +189,7 @@ def test_a_search_finds_what_is_best_with_the_passes_over_parts():
     assert max(peak_memory(state, rank) for rank in state.plan.ranks) <= limit
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("changes", [{}, TIED])
 def test_reports_count_what_each_rank_holds(changes):
     """All ranks together hold as much as with the vocabulary on some of them; no part is called tied that is not."""

@@ -228,6 +228,7 @@ def refused(text: str):
 LAST = "let logits = dot(rms_norm(x, over = embed), table, over = embed)"
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("changes", "code", "place", "words", "help"),
     [

@@ -78,6 +78,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rules", "optimizer", "precision", "where"), CASES)
 def test_the_numbers_are_the_same_to_the_last_bit(rules, optimizer, precision, where, tmp_path, monkeypatch):
     expected = trained(text_of(rules, optimizer, precision), tmp_path)

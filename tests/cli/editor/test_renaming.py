@@ -232,6 +232,7 @@ def test_files_that_are_open_count_as_they_are(tmp_path: Path) -> None:
     assert len(texts) == 2
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("file", "word", "to", "why"),
     [

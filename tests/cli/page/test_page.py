@@ -112,6 +112,7 @@ def begun_as(**command: object) -> bytes:
 HUGE = b"1" + b"0" * 400
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "data"),
     [

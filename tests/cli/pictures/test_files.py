@@ -115,6 +115,7 @@ def test_an_svg_has_every_action_in_its_colour(tmp_path, chunks):
     assert {shade: corners[shade] for shade in expected} == {shade: 2 * count for shade, count in expected.items()}
 
 
+@pytest.mark.soak
 def test_nothing_to_draw_is_drawn_too(tmp_path):
     schedule = make("gpipe", 1, 1, 1)
     assert save([Picture("", assert_lawful(schedule, equal_costs(0.0, 0.0, 0.0)), schedule)], tmp_path / "a.png")

@@ -60,6 +60,7 @@ def test_stages_that_are_alike_take_as_long_and_need_as_much():
     as_each_alone(state)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "forms"),
     [

@@ -81,6 +81,7 @@ def inside(data: int) -> int:
     return BATCH // MICROBATCHES // data * EXPERTS * SLOTS * EMBED * F32 * (data - 1) // data
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("data", [2, 4])
 def test_tokens_travel_by_two_exchanges_forward_and_two_backward(tmp_path: Path, data: int):
     iteration = iteration_of(compiled(tmp_path, SLOTTED, data, 1, "shard batch -> data", "shard experts -> data"))
@@ -109,6 +110,7 @@ def test_each_expert_may_be_split_as_well(tmp_path: Path):
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("link", ["memory", "link(bandwidth = 100MB/s, latency = 1us)"])
 def test_what_is_partial_in_slots_of_split_sequences_is_added_up_before_tokens_travel(tmp_path: Path, link: str):
     """Then a rank has slots of its own part alone: they travel as without tensor parallelism, however slow their link,

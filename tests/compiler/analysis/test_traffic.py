@@ -66,6 +66,7 @@ def test_tensor_parallel(ranks: int) -> None:
     assert sum(row[4] for row in rows(iteration, "parameters")) <= 2 * half(VECTORS * F32, ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("data", [1, 2])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sequence_parallel(ranks: int, data: int) -> None:
@@ -191,6 +192,7 @@ SPLIT_VOCABULARY = [(TENSOR,), (TENSOR, SEQUENCE), (DATA, TENSOR, SEQUENCE, "sha
 ACCURACY = "metric right = accuracy(dot(x, wte, over = embed), targets, over = vocab)"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rules", SPLIT_VOCABULARY)
 def test_logits_are_never_moved(rules: tuple[str, ...]) -> None:
     """Lookup, loss and accuracy work on a part of the classes; nor does the table leave its part."""
@@ -234,6 +236,7 @@ def test_heads_and_sequence_are_exchanged(ranks: int) -> None:
     assert backward[3] <= 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_pipeline_sends_an_activation_forward_and_a_gradient_back(ranks: int) -> None:
     """Once between two stages, in the parts in which sequence parallelism has them."""

@@ -111,6 +111,7 @@ def test_an_operation_knows_whether_its_source_reads_the_context():
     assert told == {True, False}
 
 
+@pytest.mark.soak
 def test_an_operation_takes_the_views_that_it_says():
     """No view of an operand stands in its source beside them."""
     taken = 0

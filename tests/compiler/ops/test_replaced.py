@@ -70,6 +70,7 @@ def test_axis_has_no_way_of_its_own(case: Case, axis: str):
     assert case.op.name not in {new.op.name for new in nodes}
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
 @pytest.mark.parametrize(("case", "axis"), REPLACED, ids=IDS)
 def test_replacement_equals_the_node(case: Case, axis: str, dtype: str):

@@ -88,6 +88,7 @@ def test_the_first_rule_that_matches_is_that_of_a_parameter():
     assert found["bias"] == "update all -> adamw"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("path", "wanted"),
     [

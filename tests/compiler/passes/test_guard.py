@@ -18,6 +18,7 @@ train {{ data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }}
 """
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("ids", "guarded"),
     [

@@ -60,6 +60,7 @@ def test_scaled_norms_and_gated_products():
     assert kept == 4 * (2 * layer - rows + rows * 16)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("iterations", [6, 3000])
 def test_chains_are_cut(iterations: int):
     """The end of a long chain does not bring all of it back."""

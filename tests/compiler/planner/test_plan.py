@@ -272,6 +272,7 @@ def test_the_inputs_of_many_microbatches_are_estimated():
     assert outlook.peak == pytest.approx(plan.peak, rel=0.1)
 
 
+@pytest.mark.soak
 def test_the_files_own_schedule_may_be_broken(tmp_path):
     (tmp_path / "bad.txt").write_text("F0.0 nonsense")
     (tmp_path / "net.par").write_text(TOWERS.format(body="let x = tower(x)", schedule='from_file("bad.txt")'))
@@ -336,6 +337,7 @@ SLOTS = """
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("body", [DROPLESS, SLOTS], ids=["dropless", "slots"])
 def test_experts_are_split_over_an_axis_of_their_own_or_over_tensor(body):
     given, diagnostics = load_text(EXPERTS.format(body=body))
@@ -681,6 +683,7 @@ def test_a_file_that_does_not_fit_is_said_not_to(tmp_path, capsys):
     assert not any(plan["given"] for plan in found["plans"])
 
 
+@pytest.mark.soak
 def test_a_file_that_does_not_compile_is_planned_all_the_same(tmp_path, capsys):
     path = _written(tmp_path, "gpipe(microbatches = 3)")
     assert main(["plan", str(path), "--top", "1", "--within", "1"]) == 0

@@ -57,6 +57,7 @@ def test_every_measure_of_the_language_has_a_value() -> None:
     assert set(MEASURES) == set(builtins.MEASURES) == set(CLAIMS)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("measure", CLAIMS)
 def test_every_measure_holds_and_fails(measure: str) -> None:
     true, false = CLAIMS[measure]
@@ -118,6 +119,7 @@ def test_of_a_bubble_the_ranks_and_the_critical_path_are_named() -> None:
     assert "on rank 3" in second
 
 
+@pytest.mark.soak
 def test_a_value_near_its_limit_is_written_in_full() -> None:
     value = found()["bubble <= 10%"].value
     state = transformer(f"bubble <= {(value - 1e-9) * 100:.12f}%")
@@ -142,6 +144,7 @@ def test_every_comparison_is_exact(comparison: str) -> None:
     assert [each.holds for each in outcomes(state, summarize(state))] == expected[comparison]
 
 
+@pytest.mark.soak
 def test_bytes_along_the_pipeline_are_those_of_its_messages() -> None:
     """The first rank holds three of twelve stages and a copy of the tied embedding."""
     activation = 64 // 16 // 2 * 1024 // 2 * 768 * 2

@@ -46,6 +46,7 @@ def shown(show: Callable[[Console], None], width: int) -> list[str]:
     return output.getvalue().splitlines()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [80, 110])
 def test_what_is_printed_fits(state: Compilation, width: int) -> None:
     pages = [
@@ -208,6 +209,7 @@ def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str], name: str, expe
     assert expected in output
 
 
+@pytest.mark.soak
 def test_names_are_shown_instead_of_one_that_is_like_none(capsys: pytest.CaptureFixture[str]) -> None:
     _, output = answer(capsys, "nothing_like_it")
     names = re.findall("`(\\w+)`", output.splitlines()[1])

@@ -57,6 +57,7 @@ def searched(row: dict, microbatches_in_memory: int) -> tuple[Timeline, float]:
     return timeline, 1 - max(timeline.busy) / schedule.search.least
 
 
+@pytest.mark.few(1)
 @rows
 @pytest.mark.parametrize(("name", "times"), [("zb_1p", 1), *soak(("zb_2p", 2))])
 def test_auto_is_no_worse_than_the_published_search(row, name, times):
@@ -69,6 +70,7 @@ def test_auto_is_no_worse_than_the_published_search(row, name, times):
     assert round(timeline.bubble, 4) <= min(row["bubble"][each] for each in fitting)
 
 
+@pytest.mark.few(1)
 @rows
 def test_the_published_search_in_the_memory_of_1f1b_was_optimal(row):
     _, least = searched(row, row["stages"])

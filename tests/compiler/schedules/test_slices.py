@@ -21,7 +21,7 @@ from partita.compiler.schedules.timeline import Timeline
 from partita.dsl.diagnostic import Refused
 from partita.dsl.syntax.source import Source
 from partita.testing import assert_lawful, random_orders, shapes
-from tests.marks import every, examples, soak
+from tests.marks import examples, soak
 
 SLICED = {"gpipe": (1,), "one_f_one_b": (1,), "interleaved_1f1b": (1, 2, 3)}
 SHAPES = [(name, chunks, P) for name, several in SLICED.items() for chunks in several for P in range(1, 6)]
@@ -48,7 +48,8 @@ def test_every_order_is_lawful_and_holds_what_it_declares(name: str, chunks: int
             assert timeline.makespan == 3 * (microbatches * slices + ranks - 1)
 
 
-@pytest.mark.parametrize("ranks", every(3, range(1, 9)))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("ranks", range(1, 9))
 def test_memory_falls_as_the_paper_says(ranks: int) -> None:
     """With 1F1B, rank r holds P−r microbatches; with S slices of each, P−r+S−1 of these, 1/S as large. In the limit of
     many slices it is one microbatch, for however many ranks.

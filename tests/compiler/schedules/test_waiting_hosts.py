@@ -160,6 +160,7 @@ def test_receives_in_the_way_of_the_next_action_are_refused():
     assert not ends(programs, launches)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NAMED)
 def test_streams_may_share_a_hardware_queue_with_any_schedule_that_has_a_name(name: str):
     for ranks, microbatches in ((2, 2), (2, 4), (4, 4), (4, 8), (4, 9), (8, 16)):

@@ -69,6 +69,7 @@ def reading(node: Node, position: int, value: Value) -> Node:
     return evolve(node, inputs=inputs)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("pieces", "microbatches"), [(2, 1), (4, 1), (3, 2), (4, 4), (2, 4)])
 def test_what_is_in_pieces_is_certified(pieces: int, microbatches: int):
     state = program(pieces, microbatches)
@@ -177,6 +178,7 @@ def read_before_it_is_made() -> Compilation:
     return changed([*others, node])
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "broken",
     [

@@ -10,7 +10,6 @@ from partita.runtime.rank import prepare
 from partita.runtime.verification.execution import verify_execution
 from partita.runtime.verification.experiment import compare, experiment_of, figures, rounded
 from tests.files import SPECS, checked
-from tests.marks import soak
 
 # Positions with the same token are equal in exact arithmetic, and the router chooses some of them.
 ROUTED = """
@@ -46,6 +45,7 @@ def test_a_choice_among_equal_elements_is_no_error_of_a_layout():
     assert verify_execution(checked(ROUTED, "routed.par")).passed
 
 
+@pytest.mark.soak
 def test_other_last_digits_choose_other_elements():
     experiment = experiment_of(checked(ROUTED, "routed.par"))
     expected = figures(experiment.single, experiment.rates)
@@ -55,7 +55,8 @@ def test_other_last_digits_choose_other_elements():
     assert other != change
 
 
-@pytest.mark.parametrize("name", ["lstm", *soak("mixtral", "vqvae")])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["lstm", "mixtral", "vqvae"])
 def test_without_a_change_it_is_the_same_model(name: str):
     """Through blocks, repeats, scans and updates of buffers."""
     spec, _ = load(SPECS / "zoo" / f"{name}.par")

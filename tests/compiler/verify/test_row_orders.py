@@ -73,6 +73,7 @@ def reading(node: Node, position: int, value: Value) -> Node:
     return evolve(node, inputs=inputs)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", ["ffn", "embed", "experts", "seq", "chosen"])
 def test_rows_in_order_are_certified(rule: str):
     state = program(rule)
@@ -176,6 +177,7 @@ def another_layout() -> Compilation:
     return changed(found)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("broken", "message"),
     [

@@ -285,6 +285,7 @@ BROKEN: dict[str, tuple[Callable[[], Compilation], str, int | None, str]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_named(name: str):
     build, message, line, note = BROKEN[name]

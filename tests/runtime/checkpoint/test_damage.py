@@ -253,6 +253,7 @@ FORGERIES: list[tuple[Callable[[dict], None], str]] = [
 ]
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(("change", "named"), FORGERIES)
 def test_a_forged_manifest_is_refused(change: Callable[[dict], None], named: str, copy: Path):
     changed(copy / "checkpoints", 4, change)
@@ -261,6 +262,7 @@ def test_a_forged_manifest_is_refused(change: Callable[[dict], None], named: str
     assert named in str(damaged.value)
 
 
+@pytest.mark.soak
 def test_a_file_that_is_not_what_the_manifest_says(copy: Path):
     """Sizes and hashes can be forged; what is in the file is looked at too."""
     path = copy / "checkpoints" / NEWEST

@@ -33,6 +33,7 @@ def partita(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(tmp_path: Path):
     undisturbed = trained(plan_of("train.checkpoint=none", text=MEANS), tmp_path)
     assert undisturbed.run.means().keys() == undisturbed.run.parameters().keys() - {"m.gain"}

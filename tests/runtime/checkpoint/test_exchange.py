@@ -87,6 +87,7 @@ def change(name: str, tensor: torch.Tensor | None) -> None:
     save_file(found, "p.safetensors")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "tensor", "told"),
     [

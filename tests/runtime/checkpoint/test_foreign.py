@@ -211,6 +211,7 @@ def test_several_names_are_of_one_tensor(folder: Path, capsys: pytest.CaptureFix
 # ---------------------------------------------------------------- what does not fit
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "tensor", "code", "told"),
     [
@@ -278,6 +279,7 @@ def test_damaged_files_are_refused(folder: Path, capsys: pytest.CaptureFixture[s
     assert not Path("run").exists()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("index", "told"),
     [

@@ -279,6 +279,7 @@ def test_another_model_is_a_diagnostic_of_the_command(
         assert err.count("error[E0804]: runs/m/checkpoints/step-00000002 is of another model") == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/../../x", "out/x", "a\0b", "."])
 def test_checkpoints_stay_under_the_folder_of_the_file(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

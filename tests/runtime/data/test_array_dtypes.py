@@ -26,6 +26,7 @@ def opened(dtype: str, array: np.ndarray, root: Path) -> None:
     open_dataset(CALL, (Input("image", Type(dtype, (BATCH, PIXELS)), "batch"),), 0, root)
 
 
+@pytest.mark.few(21)
 @pytest.mark.parametrize("wanted", WANTED)
 @pytest.mark.parametrize("there", THERE)
 def test_the_help_leads_on(wanted: str, there: str, tmp_path: Path) -> None:

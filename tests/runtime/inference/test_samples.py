@@ -70,6 +70,7 @@ def test_the_text_is_the_same_in_every_layout(folder: Path, alone: dict[int, str
     assert texts(partita.train(folder / "m.par", "train.checkpoint=none")) == alone
 
 
+@pytest.mark.soak
 def test_the_text_is_the_same_when_the_run_resumes(folder: Path, alone: dict[int, str]) -> None:
     """In another layout, and after evaluations at other steps."""
     partita.train(folder / "m.par", *ALONE, "train.steps=3", run_dir=folder / "runs" / "resumed")
@@ -104,6 +105,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("expected", WRONG)
 def test_a_prompt_that_cannot_be_is_refused_before_the_run_at_its_place(expected: str, folder: Path) -> None:
     text = (folder / "m.par").read_text()

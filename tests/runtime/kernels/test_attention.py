@@ -107,6 +107,7 @@ def test_memory_efficient_attention_is_taken_as_far_as_it_is_right(key: int, key
         assert Scores(False, 0.125).efficient(q, k, k) == taken
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("start", [0, SEQ // 4, SEQ - SEQ // 4])
 @pytest.mark.parametrize("more", [{}, {"window": 16}], ids=["plain", "window"])
 def test_queries_of_a_slice_make_no_scores_and_read_no_later_keys(start: int, more: dict[str, Any]):

@@ -69,6 +69,7 @@ def test_adafactor_is_that_of_torch(shape: tuple[int, ...]):
     same(ours("adafactor", shape, 0.1), theirs(make, shape))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6)])
@@ -121,6 +122,7 @@ def test_eight_bits_are_relative_to_their_block(magnitude: float):
     assert float((dequantized(codes, scales, 32, signed=False) - x).abs().max()) < 0.02 * float(x.max())
 
 
+@pytest.mark.soak
 def test_eight_bits_are_those_of_torchao():
     """But for an element between two codes, which rounding sends to the other."""
     optim = pytest.importorskip("torchao.optim")

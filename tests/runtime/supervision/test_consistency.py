@@ -38,6 +38,7 @@ def hashes(plan: Plan) -> tuple[str, str]:
     return digest(plan.spec), digest(plan.program)
 
 
+@pytest.mark.soak
 def test_how_a_file_is_written_does_not_count(tmp_path: Path):
     plain = hashes(plan_of(TINY))
     moved = TINY.replace("axis", "# elsewhere\n\n   axis", 1).replace("\n}", "  # the end\n}")

@@ -52,6 +52,7 @@ train {{
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mesh", "rules", "ranks", "overrides"),
     [

@@ -63,6 +63,7 @@ def test_it_is_a_child_with_what_it_was_given(server: ForkServer, tmp_path: Path
     assert waiting.wait() == -signal.SIGKILL
 
 
+@pytest.mark.soak
 def test_what_it_says_comes_by_its_own_pipe(server: ForkServer) -> None:
     process = forked(server, "check")
     assert process.wait() == 2
@@ -88,6 +89,7 @@ def test_one_that_is_killed_before_it_is_forked_ends_the_server() -> None:
         assert not server.can_start(COMMAND, ())
 
 
+@pytest.mark.soak
 def test_only_ranks_are_forked(server: ForkServer) -> None:
     assert not server.can_start([sys.executable, "-c", "pass"], ())
     assert not server.can_start(COMMAND, range(1000))

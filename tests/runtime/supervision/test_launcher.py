@@ -277,6 +277,7 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.soak
 def test_children_of_ranks_end_with_them(start: Callable[..., Run]) -> None:
     program = (
         """
@@ -308,6 +309,7 @@ os.write(2, b"no end")
     assert len(errors.splitlines()) == 402
 
 
+@pytest.mark.soak
 def test_a_single_rank_needs_no_prefix(start: Callable[..., Run]) -> None:
     run = start("sys.stderr.write('hello\\n'); sys.exit(1)", ranks=1)
     assert run.finish() == (3, "hello\npartita: rank 0 ended with exit status 1\n")
@@ -320,6 +322,7 @@ def test_output_of_ranks_is_passed_through(start: Callable[..., Run]) -> None:
     assert output == "shown\n"
 
 
+@pytest.mark.soak
 def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PREAMBLE + "os.write(1, b'half a line \\x1b[?25l')\n" + SLEEP)
     ours, theirs = os.openpty()

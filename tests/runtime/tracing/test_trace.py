@@ -274,6 +274,7 @@ def test_torchrun_hands_the_option_over(tmp_path: Path):
     hold_trace(tmp_path / "trace", 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

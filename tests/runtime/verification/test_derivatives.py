@@ -81,6 +81,7 @@ def test_gradients_of_twice_the_loss_are_found(monkeypatch: pytest.MonkeyPatch, 
     assert "derivatives  wrong    gradients of 8 parameters, with differences of the loss" in output.out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "value",
     [

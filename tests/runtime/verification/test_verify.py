@@ -100,6 +100,7 @@ def the(found: Execution) -> Diagnostic:
     return diagnostic
 
 
+@pytest.mark.soak
 def test_a_wrong_constant_is_found_where_it_is(monkeypatch: pytest.MonkeyPatch):
     tampered(monkeypatch, " * 1.25", " * 1.2500001")
     diagnostic = the(execution())
@@ -110,6 +111,7 @@ def test_a_wrong_constant_is_found_where_it_is(monkeypatch: pytest.MonkeyPatch):
     assert any("gradient of `m" in note or "loss" in note for note in diagnostic.notes[1:])
 
 
+@pytest.mark.soak
 def test_a_wrong_value_of_one_rank_alone_is_found(monkeypatch: pytest.MonkeyPatch):
     tampered(monkeypatch, "= torch.tanh(", "= (1.0 + 1e-6 * (c.coordinates['data'] == 1)) * torch.tanh(")
     diagnostic = the(execution())
@@ -117,6 +119,7 @@ def test_a_wrong_value_of_one_rank_alone_is_found(monkeypatch: pytest.MonkeyPatc
     assert diagnostic.span.line == 5
 
 
+@pytest.mark.soak
 def test_a_wrong_update_is_found_at_its_parameter(monkeypatch: pytest.MonkeyPatch):
     tampered(monkeypatch, ", c.update, 0.9, ", ", c.update, 0.90001, ")
     diagnostic = the(execution())
@@ -162,6 +165,7 @@ def undecided(text: str = FILE) -> Diagnostic:
     return raised.value.diagnostic
 
 
+@pytest.mark.soak
 def test_what_is_never_finite_is_not_decided():
     diagnostic = undecided(FILE.replace("let y = x * w", "let y = log(x) * w"))
     assert "no finite loss" in diagnostic.message
@@ -201,6 +205,7 @@ def test_a_loss_that_depends_on_no_parameter_is_verified():
     assert execution(FILE.replace("loss mse(y, wanted)", "loss mean(softmax(y, over = embed)) + mean(wanted)")).passed
 
 
+@pytest.mark.soak
 def test_ids_out_of_range_are_the_same_in_every_layout():
     """They count as zeros, and there is a count of them: a run ends by it."""
     text = FILE.replace("wanted: [batch, seq, embed])", "wanted: [batch, seq, embed], ids: i64[batch])")
@@ -210,6 +215,7 @@ def test_ids_out_of_range_are_the_same_in_every_layout():
     assert execution(text.replace("ids + 1", "ids * ids - 1")).passed
 
 
+@pytest.mark.soak
 def test_sizes_shrink_with_what_was_computed_of_them(monkeypatch: pytest.MonkeyPatch):
     text = FILE.replace(
         "let y = x * w", "let y = x * w + embedding(iota(embed) + size(ffn) - size(embed), v, over = ffn)"
@@ -246,6 +252,7 @@ def test_the_command(capsys: pytest.CaptureFixture):
     assert "verified in" in out
 
 
+@pytest.mark.soak
 def test_the_command_as_json(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     assert main(["verify", str(SPECS / "mlp.par"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -305,6 +312,7 @@ def test_a_file_without_a_small_copy_is_certified_all_the_same(capsys: pytest.Ca
     assert not evolve(found, validations=(right, wrong)).as_json()["certificate"]["passed"]
 
 
+@pytest.mark.soak
 def test_what_is_larger_than_its_device_is_named(capsys: pytest.CaptureFixture, tmp_path: Path):
     file = tmp_path / "part.par"
     mesh = "mesh cluster(pipe = 2, data = 2, tensor = 2)"
@@ -353,6 +361,7 @@ def test_the_command_writes_to_a_file(capsys: pytest.CaptureFixture, tmp_path: P
     assert main(["verify", str(SPECS / "mlp.par"), "-o", str(tmp_path / "no" / "where")]) == 2
 
 
+@pytest.mark.soak
 def test_with_gpu_a_rank_of_each_stage_runs_on_one_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     file = SPECS / "mlp.par"
     assert main(["verify", str(file), "--gpu", "--json"]) == 0

@@ -9,6 +9,7 @@ from partita.compiler.pipeline import compile_spec
 from tests.files import ROOT, checked
 
 
+@pytest.mark.soak
 def test_what_is_decided_is_known_to_later_compilations(monkeypatch: pytest.MonkeyPatch):
     """But to none whose layout says another exchange."""
     text = (ROOT / "tests" / "planted" / "files" / "attention.par").read_text()
