@@ -157,7 +157,7 @@ def _parse(path: str, source: Source) -> Parsed:
     try:
         file = parse_file(source, report)
     except Full:
-        file = tree.File((), Span(source, 0, len(source.text)))
+        file = tree.File((), span=Span(source, 0, len(source.text)))
     return Parsed(path, file, not report.errors)
 
 

@@ -200,7 +200,7 @@ class BodyChecker:
     def sample(self, statement: tree.Sample) -> None:
         """`sample names: type ~ distribution`."""
         type = self.float_type(statement.type, "a sample")
-        call = self.distribution(statement.distribution, SAMPLED, "distribution")
+        call = self.distribution(statement.initial, SAMPLED, "distribution")
         self.declare(statement.names, "sample", spec.Sample, type, call)
 
     def declare(

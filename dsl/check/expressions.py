@@ -49,7 +49,7 @@ from partita.dsl.names.scope import Binding, Instance, Scope, Unknown, Value, co
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.units import PLAIN, RATIO, Quantity, read, shortened
-from partita.dsl.syntax.walk import bindings_in, repeats_in
+from partita.dsl.syntax.walk import bindings_in, nodes
 from partita.dsl.types import DTYPES, Axis, Type
 
 Result = Tensor | Constant
@@ -120,7 +120,7 @@ class Expressions:
                 raise refuse("E0202", f"`{name.text}` is a value, not an axis", name.span, help=help)
             return axes.find(name)
         self.known.axes.used.add(name.text)
-        return self.known.axes.find(tree.Name(other, name.span))
+        return self.known.axes.find(tree.Name(other, span=name.span))
 
     def kinds(self, written: tree.Expression) -> frozenset[str]:
         """The kinds of slots that might take an expression, by its form and what its name means."""
@@ -222,9 +222,8 @@ class Expressions:
     def _repeat(self, name: tree.Name) -> tree.Repeat | None:
         """The repeat of that name: in this body, or else in another, which may call this one."""
         declared = self.known.declarations
-        others = (each.body for table in (declared.blocks, declared.models) for each in table.values())
-        found = (each for body in (self.body, *others) for each in repeats_in(body) if each.name.text == name.text)
-        return next(found, None)
+        inside = nodes(*self.body, *declared.blocks.values(), *declared.models.values())
+        return next((each for each in inside if isinstance(each, tree.Repeat) and each.name.text == name.text), None)
 
     def _operator(
         self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None

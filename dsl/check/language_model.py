@@ -18,7 +18,7 @@ from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_expression
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.unparse import expression_text
-from partita.dsl.syntax.walk import subexpressions
+from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import INTEGERS, Axis, Type
 
 USUAL = "logits"
@@ -100,7 +100,7 @@ def _declared_as(model: Model) -> str:
             names = parameters_of_call(call, [slot.name for slot in FUNCTIONS["cross_entropy"].slots])
             read = call.arguments[names.index("logits")].value
             text = expression_text(read)
-            if all(each.name.text in FUNCTIONS for each in subexpressions([read]) if isinstance(each, tree.Call)):
+            if all(each.name.text in FUNCTIONS for each in nodes(read) if isinstance(each, tree.Call)):
                 return f"in the model, `output {USUAL} = {text}`"
             # Another call of a block would have parameters of its own.
             return f"`let {USUAL} = {text}` for the loss to read, and `output {USUAL} = {USUAL}`"

@@ -22,7 +22,7 @@ from partita.dsl.names.declarations import unreserved
 from partita.dsl.names.origins import origin
 from partita.dsl.names.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.syntax import tree
-from partita.dsl.syntax.walk import rebound, subexpressions
+from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import Axis, Type
 
 # Checks statements in a scope of their own; whether it is known what they mean.
@@ -84,8 +84,8 @@ class Loops:
         made = inner.bindings[name.text]
         if not isinstance(made.meaning, Value) or self.expressions.is_read(made):
             return False
-        for each in subexpressions([last.value]):
-            read = tree.single(each)
+        for each in nodes(last.value):
+            read = tree.single(each) if isinstance(each, tree.Path) else None
             outer = self.scope.find(read.text) if read is not None and read.text not in inner.bindings else None
             meaning = outer.meaning if outer is not None else None
             if read is not None and isinstance(meaning, Value) and meaning.type == made.meaning.type:
@@ -139,7 +139,7 @@ class Loops:
     def bound_before(self, body: Sequence[tree.Statement]) -> dict[str, Binding]:
         """The names that a body rebinds, as they are bound before it."""
         before: dict[str, Binding] = {}
-        for name in rebound(body):
+        for name in (name for each in nodes(*body) if isinstance(each, tree.Let) for name in each.names):
             found = self.scope.find(name.text)
             if found is not None and name.text not in before:
                 self.expressions.mark_read(found)

@@ -202,7 +202,7 @@ class Settings:
                 help = called(name.text, kind.signatures, self.axes.constants if kind.number is not None else ())
                 raise refuse("E0309", f"unknown {noun} `{name.text}`", name.span, help=help)
             if kind.bare:
-                return self.call(tree.Call(name, (), name.span), kind.signatures, noun, lookup)
+                return self.call(tree.Call(name, (), span=name.span), kind.signatures, noun, lookup)
             help = f"write `{call_of(kind.signatures[name.text])}`"
             raise refuse("E0306", f"`{name.text}` must be called", name.span, help=help)
         if kind.number is not None and not isinstance(written, tree.String | tree.List | tree.Boolean):
