@@ -16,7 +16,7 @@ from partita.dsl.check.expressions import Expressions
 from partita.dsl.check.known import CheckContext
 from partita.dsl.check.loops import Loops
 from partita.dsl.config.builtins import INITIAL, SAMPLED, Signature
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.functions.signatures import Constant, Tensor
 from partita.dsl.names.declarations import unreserved
 from partita.dsl.names.scope import UNKNOWN, Binding, Scope, Unknown, Value
@@ -93,7 +93,7 @@ class BodyChecker:
             help = suggestion(dtype, DTYPES)
             self.report.error("E0207", f"unknown dtype `{dtype}`", written.dtype.span, help=help)
         for name in written.axes:
-            try:
+            with self.report:
                 axis = self.expressions.axis(name)
                 if axis is not None and any(axis.name == other.name for other in axes):
                     second = f"{axis.name}_"
@@ -104,8 +104,6 @@ class BodyChecker:
                     raise refuse("E0216", f"axis `{axis.name}` appears twice in this type", name.span, help=help)
                 complete = complete and axis is not None
                 axes += [axis] if axis else []
-            except Refused as refused:
-                self.report.refused(refused)
         if self.report.errors > errors or not complete:
             return None
         type = Type(dtype, tuple(axes))

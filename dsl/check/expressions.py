@@ -83,16 +83,13 @@ class Expressions:
 
     def several(self, written: tree.Expression, count: int, name: str | None = None) -> list[Result] | None:
         """Check an expression that must have `count` results."""
-        try:
+        with self.report:
             found = self._results(written, name)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
-        if found is not None and len(found) != count:
-            message = f"this gives {_results(len(found))}, and {count} {'is' if count == 1 else 'are'} taken"
-            self.report.error("E0219", message, written.span)
-            return None
-        return found
+            if found is not None and len(found) != count:
+                message = f"this gives {_results(len(found))}, and {count} {'is' if count == 1 else 'are'} taken"
+                raise refuse("E0219", message, written.span)
+            return found
+        return None
 
     def number_of(self, written: tree.Path | tree.Call) -> Quantity:
         """The value of a name or call that must be a number; a `Lookup` of `partita.dsl.check.constants`."""
@@ -453,14 +450,9 @@ class Expressions:
             elif left.text in found:
                 self.report.error("E0223", f"axis `{left.text}` is renamed twice", argument.span)
             found[left.text] = right.text
-            self._guarded_axis(right)
+            with self.report:
+                self.axis(right)
         return list(found.items()) if self.report.errors == errors else None
-
-    def _guarded_axis(self, name: tree.Name) -> None:
-        try:
-            self.axis(name)
-        except Refused as refused:
-            self.report.refused(refused)
 
     def _fit(self, written: tree.Call, inputs: Sequence[tuple[str, Type]], tensors: Sequence[Tensor]) -> None:
         """Check that the arguments of a block or an op fit its inputs. Raises Refused (E0204, E0205)."""

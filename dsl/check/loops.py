@@ -16,7 +16,7 @@ from partita.dsl.advice.report import Report, nearest
 from partita.dsl.check import constants
 from partita.dsl.check.axes import positive_integer
 from partita.dsl.check.expressions import MADE_BEFORE, Expressions
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.functions.signatures import Constant, Origin
 from partita.dsl.names.declarations import unreserved
 from partita.dsl.names.origins import origin
@@ -101,11 +101,9 @@ class Loops:
         are seen at one position of it.
         """
         before = self.bound_before(statement.body)
-        try:
+        axis: Axis | None = None
+        with self.report:
             axis = self.expressions.axis(statement.axis)
-        except Refused as refused:
-            self.report.refused(refused)
-            axis = None
         if axis is None:
             self.forget(before)
             return False
@@ -207,16 +205,14 @@ class Loops:
     def count(self, written: tree.Expression) -> int | None:
         """The number of iterations; None after reporting errors."""
         name = tree.single(written)
-        try:
+        with self.report:
             if name is not None and self.scope.find(name.text) is None and not nearest(name.text, self.scope.names()):
                 raise refuse(
                     "E0201", f"unknown name `{name.text}`", name.span, help=f"declare it: `const {name.text} = 4`"
                 )
             quantity = constants.evaluate(written, self.expressions.number_of)
             return positive_integer(quantity, written, "the count of a `repeat`")
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     def carried_results(self, inner: Scope, before: Mapping[str, Binding]) -> list[spec.Operand] | None:
         """The carried values after an iteration; None if one is unknown or changed its type."""

@@ -17,7 +17,7 @@ from partita.dsl.check.bodies import BodyChecker
 from partita.dsl.check.known import CheckContext
 from partita.dsl.config.builtins import Number
 from partita.dsl.config.settings import number
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.names.scope import Scope
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Source, Span
@@ -148,11 +148,9 @@ class Operations:
 
     def guarded(self, check: Callable[[], Found]) -> Found | None:
         """What a check finds; None after reporting what it raises."""
-        try:
+        with self.report:
             return check()
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
 
 def _splits(name: tree.Name, checker: BodyChecker, operands: Mapping[str, Type], results: tuple[Type, ...]) -> None:

@@ -29,7 +29,6 @@ from partita.dsl.config.builtins import (
 )
 from partita.dsl.config.overrides import Chosen, selected_schedule
 from partita.dsl.config.settings import Settings
-from partita.dsl.diagnostic import Refused
 from partita.dsl.names.correspondence import Weights
 from partita.dsl.names.declarations import Declarations
 from partita.dsl.names.paths import known_paths
@@ -214,11 +213,9 @@ class Plans:
 
     def count(self, written: tree.Expression, what: str, largest: int) -> int | None:
         """A positive integer; None after reporting errors."""
-        try:
+        with self.report:
             return positive_integer(constants.evaluate(written, self.axes.number), written, what, largest)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     def links(self, written: tree.Expression, axes: Sequence[str]) -> dict[str, spec.Call]:
         """`[tensor -> nvlink4, …]`, or one link for all axes."""
@@ -284,11 +281,9 @@ class Plans:
         model = self.models.get(first, chosen)
         if model is None:
             return None
-        try:
+        with self.report:
             return Checker(model.name, parameters_of(model), self.axes.number, self.report).weights(written)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     # ------------------------------------------------------------ train and expect
 
@@ -419,14 +414,12 @@ class Plans:
     def writes(self, data: spec.Call, model: spec.Model | None, schedule: spec.Schedule | None, prompt: Span) -> bool:
         """Whether the model writes text (`sample`), and the data say how text becomes ids; reports why not."""
         batch = schedule.batch if schedule is not None else spec.BATCH
-        try:
+        with self.report:
             if model is not None:
                 language_model(model, batch, span=prompt)
             spelling_of(data, prompt, '`tokenizer = "tokenizer.json"` of the data, that of its ids')
-        except Refused as refused:
-            self.report.refused(refused)
-            return False
-        return True
+            return True
+        return False
 
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:
         """The claims of all expect blocks; if `mesh_axes` is None (unknown), any mesh axis is accepted."""

@@ -55,19 +55,14 @@ def apply_overrides(declarations: Declarations, overrides: Sequence[str], report
     """
     read: list[tuple[tuple[tree.Name, ...], tree.Expression]] = []
     for text in overrides:
-        try:
+        with report:
             key, value = _read(Source(PLACE, text), report)
-        except Refused as refused:
-            report.refused(refused)
-            continue
-        if value is not None:
-            read.append((key, value))
+            if value is not None:
+                read.append((key, value))
     chosen = Chosen()
     for key, value in sorted(read, key=lambda pair: _chooses(pair[0])):
-        try:
+        with report:
             chosen = _Override(declarations, chosen, key, value).applied()
-        except Refused as refused:
-            report.refused(refused)
     return chosen
 
 

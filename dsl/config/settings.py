@@ -35,7 +35,7 @@ from partita.dsl.config.builtins import (
     Text,
     TextFile,
 )
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call, Share
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Source, Span
@@ -119,11 +119,9 @@ class Settings:
 
     def value(self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup | None = None) -> Any:
         """A value of a kind; None after reporting errors. Messages call it `what`."""
-        try:
+        with self.report:
             return self._convert(tree.bare(written), kind, what, lookup or self.axes.number)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     def _convert(self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup) -> Any:
         match kind:

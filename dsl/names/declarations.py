@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 from partita.dsl import limits
 from partita.dsl.advice.report import Report
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import RESERVED, parse_file
 from partita.dsl.syntax.reader import Reader
@@ -125,10 +125,10 @@ class _Gathering:
             self.report.error("E0013", f"more than {limits.IMPORTS} files are imported", span)
             return None
         name = os.path.normpath(os.path.join(os.path.dirname(importer.name), written))
-        try:
+        source = None
+        with self.report:
             source = self.reader.source(real, name, span)
-        except Refused as refused:
-            self.report.refused(refused)
+        if source is None:
             return None
         self.bytes += len(source.text)
         if self.bytes > limits.FILE_BYTES:

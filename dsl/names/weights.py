@@ -72,17 +72,13 @@ class Checker:
         named: dict[str, Span] = {}
         for line in written.lines:
             if isinstance(line, tree.Correspondence):
-                try:
+                with self.report:
                     lines += [self.line(each, named) for each in _alone(line)]
-                except Refused as refused:
-                    self.report.refused(refused)
         skips = [each for line in written.lines if isinstance(line, tree.Skip) for each in line.patterns]
         found = Weights(written.name.text, self.model, tuple(lines), tuple(each.value for each in skips), written.span)
         if self.report.errors == errors:
-            try:
+            with self.report:
                 self.twice(found)
-            except Refused as refused:
-                self.report.refused(refused)
         return found if self.report.errors == errors else None
 
     def twice(self, weights: Weights) -> None:

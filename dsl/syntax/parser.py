@@ -237,17 +237,17 @@ def _parts(span: Span, *parts: Any) -> tuple[Any, ...]:
     return tuple(_name(span, part) if isinstance(part, Token) else part for part in parts)
 
 
-def _node(kind: type[tree.Node]) -> Builder:
+def _node(kind: Builder) -> Builder:
     """Builds a node whose fields are the parts."""
     return lambda span, *parts: kind(*_parts(span, *parts), span=span)
 
 
-def _first_optional(kind: type[tree.Node]) -> Builder:
+def _first_optional(kind: Builder) -> Builder:
     """Builds a node of two fields, of which the first may be missing."""
     return lambda span, *parts: kind(*_parts(span, *(None,) * (2 - len(parts)), *parts), span=span)
 
 
-def _listing(kind: type[tree.Node], first: int) -> Builder:
+def _listing(kind: Builder, first: int) -> Builder:
     """Builds a node whose last field is a tuple of all parts after the `first` ones."""
     return lambda span, *parts: kind(*_parts(span, *parts[:first]), _parts(span, *parts[first:]), span=span)
 

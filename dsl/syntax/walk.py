@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 from attrs import fields
 
@@ -11,15 +10,10 @@ from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
 
 
-@cache
-def _fields(kind: type[tree.Node]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.name != "span")
-
-
 def parts(node: tree.Node) -> Iterator[tree.Node]:
     """The nodes that a node consists of, in source order."""
-    for name in _fields(type(node)):
-        value = getattr(node, name)
+    for field in fields(type(node)):
+        value = getattr(node, field.name)
         if isinstance(value, tree.Node):
             yield value
         elif isinstance(value, tuple):
