@@ -14,11 +14,11 @@ from typing import Any
 from attrs import field, frozen
 
 from partita.dsl import limits
-from partita.dsl.advice.report import Report
+from partita.dsl.advice.report import Full, Report
 from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import RESERVED, parse_file
-from partita.dsl.syntax.reader import Reader
+from partita.dsl.syntax.reader import Reader, inside
 from partita.dsl.syntax.source import Source, Span
 
 
@@ -95,45 +95,33 @@ class _Gathering:
         merged.train.extend(found.train)
         merged.expect.extend(found.expect)
         for declaration in imports:
-            other = self.imported(declaration, source, path, (*importers, real))
-            if other is not None:
-                self.merge(merged, found, other)
+            with self.report:
+                self.merge(merged, found, self.imported(declaration, source, path, (*importers, real)))
         self.files[real] = merged
         return merged
 
     def imported(
         self, declaration: tree.Import, importer: Source, path: str | None, importers: tuple[str, ...]
-    ) -> Declarations | None:
-        """The declarations of an imported file; None after reporting an error."""
+    ) -> Declarations:
+        """The declarations of an imported file. Raises Refused."""
         written, span = declaration.path.value, declaration.path.span
         if path is None or not written or "\0" in written:
-            self.report.error("E0010", f"`{written}` cannot be imported here", span)
-            return None
+            raise refuse("E0010", f"`{written}` cannot be imported here", span)
         target = os.path.join(os.path.dirname(path), written)
-        real = imported_path(target, self.root)
-        if real is None:
-            help = "move it there, or pass a directory that contains both as --root"
-            notes = [f"the root directory is `{self.root}`"]
-            self.report.error("E0010", f"`{written}` is outside the root directory", span, notes, help)
-            return None
+        real = inside(self.root, target, written, span)
         if real in importers:
-            self.report.error("E0011", f"`{written}` imports itself, directly or through other files", span)
-            return None
+            raise refuse("E0011", f"`{written}` imports itself, directly or through other files", span)
         if real in self.files:
             return self.files[real]
         if len(self.files) >= limits.IMPORTS:
-            self.report.error("E0013", f"more than {limits.IMPORTS} files are imported", span)
-            return None
+            raise refuse("E0013", f"more than {limits.IMPORTS} files are imported", span)
         name = os.path.normpath(os.path.join(os.path.dirname(importer.name), written))
-        source = None
-        with self.report:
-            source = self.reader.source(real, name, span)
-        if source is None:
-            return None
+        source = self.reader.source(real, name, span)
         self.bytes += len(source.text)
         if self.bytes > limits.FILE_BYTES:
             message = f"the imported files have, together, more than {limits.FILE_BYTES:,} characters"
-            raise refuse("E0004", message, span)
+            self.report.error("E0004", message, span)
+            raise Full
         return self.file(source, target, importers)
 
     def declare(self, found: Declarations, declaration: tree.Declaration) -> None:
@@ -195,12 +183,6 @@ class _Gathering:
                         notes,
                         "rename one of them",
                     )
-
-
-def imported_path(target: str, root: str) -> str | None:
-    """The real path of an imported file; None if that is outside the root directory."""
-    real = os.path.realpath(target)
-    return real if os.path.commonpath([real, root]) == root else None
 
 
 def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:

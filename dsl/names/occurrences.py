@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from partita.dsl.advice.report import Full, Report
 from partita.dsl.check.layouts import CLASSES as STORED
 from partita.dsl.check.optimizers import CLASSES as TARGETS
-from partita.dsl.names.members import Body, Member, Members
+from partita.dsl.names.members import Member, Members
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_expression
 from partita.dsl.syntax.source import Span
@@ -92,7 +92,6 @@ class _Names:
     blocks: dict[str, tree.Block] = field(factory=dict)
     inputs: dict[str, dict[str, tree.Name]] = field(factory=dict)  # of blocks and operations
     called: Sequence[str] = ()  # what calls refer to, here
-    body: Body | None = None  # the one whose members are entered, here
 
     def run(self) -> None:
         """Find all: bodies first, since paths name what is in them."""
@@ -120,14 +119,14 @@ class _Names:
         return min(there, key=lambda each: order.get(id(each), 0))
 
     def _block(self, declaration: tree.Block | tree.Model) -> None:
-        self.called, self.body = CALLED, declaration
-        self.members.body(declaration)
-        self.members.reserve(declaration, declaration.body)
+        self.called = CALLED
+        self.members.begin(declaration)
         scope = self._inputs(declaration.inputs)
         self._nodes(declaration.body, scope)
         if isinstance(declaration, tree.Block):
             self._node(declaration.results, scope)
-        self.called, self.body = (), None
+        self.members.end()
+        self.called = ()
 
     def _declaration(self, declaration: tree.Declaration) -> None:
         match declaration:
@@ -256,8 +255,7 @@ class _Names:
                 self._repeat(node, scope)
             case tree.Scan(axis=axis, body=body):
                 self._refer(axis, ("axis",))
-                assert self.body is not None
-                self.members.reserve(self.body, body)
+                self.members.reserve(body)
                 self._nodes(body, dict(scope))
             case tree.Update(name=name, value=value):
                 self._refer(name, (), scope)
@@ -286,34 +284,29 @@ class _Names:
             if argument.name is not None and argument.name.text in named:
                 self.found.append(Occurrence(argument.name, "tensor", named[argument.name.text]))
             self._node(argument.value, scope)
-        if self.body is not None and name.text in self.blocks and name.text not in self.known.get("op", {}):
+        if name.text in self.blocks and name.text not in self.known.get("op", {}):
             block = self.blocks[name.text]
-            self.members.enter(self.body, block.name, "block", block)
+            self.members.enter(block.name, "block", block)
 
     def _repeat(self, repeat: tree.Repeat, scope: Scope) -> None:
         """What the body of a repeat or scan binds again is carried, so the same; other names stay there.
 
         Repeats of one name in a body are the same to a layout, which cuts all of them.
         """
-        outer = self.body
-        assert outer is not None
         self._node(repeat.count, scope)
-        same = [each.declared for each in self.members.of(outer) if each.kind == "repeat"]
+        same = [each.declared for each in self.members.here() if each.kind == "repeat"]
         first = next((each for each in same if each.text == repeat.name.text), repeat.name)
         self.found.append(Occurrence(repeat.name, "repeat", first))
-        self.members.body(repeat)
-        self.members.reserve(repeat, repeat.body)
-        self.body = repeat
+        self.members.begin(repeat)
         self._nodes(repeat.body, dict(scope))
-        self.body = outer
-        self.members.enter(outer, first, "repeat", repeat)
+        self.members.end()
+        self.members.enter(first, "repeat", repeat)
 
     def _bind(self, name: tree.Name, scope: Scope, kind: str = "tensor") -> None:
         """A name that a body binds. Bound again, in an iteration or after it, it is the same to a reader."""
         first, kind = scope.setdefault(name.text, (name, kind))
         self.found.append(Occurrence(name, kind, first))
-        if self.body is not None:
-            self.members.enter(self.body, first, kind)
+        self.members.enter(first, kind)
 
     def _table(self, table: tree.Table | None, scope: Scope) -> None:
         for entry in table.entries if table is not None else ():
