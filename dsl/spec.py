@@ -10,7 +10,7 @@ Dtype `f32` in a body means "the float dtype of the computation", which `train.p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from attrs import Factory, field, frozen
 
@@ -277,6 +277,18 @@ def parameters(body: Body) -> Iterator[Parameter]:
     return (step for step in steps(body) if isinstance(step, Parameter))
 
 
+def bodies(body: Body) -> Iterator[Body]:
+    """A body and all nested ones, each once."""
+    seen: set[int] = set()
+    stack = [body]
+    while stack:
+        top = stack.pop()
+        if id(top) not in seen:
+            seen.add(id(top))
+            yield top
+            stack += [step.body for step in top.steps if isinstance(step, CallBlock | Repeat | Scan)]
+
+
 def steps(body: Body) -> Iterator[Step]:
     """The steps of a body and all nested bodies, each once."""
     seen = {id(body)}
@@ -396,6 +408,14 @@ class OverlapRule(Shortened):
 
 
 Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule | OffloadRule | OverlapRule
+
+
+Kind = TypeVar("Kind", bound=Rule)
+
+
+def rules_of(layout: Layout | None, kind: type[Kind]) -> list[Kind]:
+    """The rules of a kind in a layout, if there is one."""
+    return [rule for rule in (layout.rules if layout else ()) if isinstance(rule, kind)]
 
 
 @frozen(repr=False)

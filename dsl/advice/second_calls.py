@@ -19,7 +19,7 @@ from partita.dsl.syntax.source import Source
 
 def report_second_calls(model: spec.Model, source: Source, report: Report) -> None:
     """Warn of the second call of each block in a body of the file `source`."""
-    for body in _bodies(model.answering):
+    for body in spec.bodies(model.answering):
         for first, second in _alike(body):
             if second.span.source is source:
                 notes = [f"`{first.span.text}`   ({first.span.place}) has parameters of its own"]
@@ -61,17 +61,5 @@ def _operands(step: spec.Step) -> Sequence[spec.Operand]:
 
 def _has_parameters(body: spec.Body) -> bool:
     """Whether anything in a body is trained."""
-    steps = (step for each in _bodies(body) for step in each.steps)
+    steps = (step for each in spec.bodies(body) for step in each.steps)
     return any(isinstance(step, spec.Parameter) and not step.buffer for step in steps)
-
-
-def _bodies(body: spec.Body) -> Iterator[spec.Body]:
-    """A body and those in it and in what it calls, each once."""
-    seen: set[int] = set()
-    waiting = [body]
-    while waiting:
-        top = waiting.pop()
-        if id(top) not in seen:
-            seen.add(id(top))
-            yield top
-            waiting += [each.body for each in top.steps if isinstance(each, spec.CallBlock | spec.Repeat | spec.Scan)]

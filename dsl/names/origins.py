@@ -47,8 +47,7 @@ class Values:
         """Each step with one of its results and the position of that among them; the last ones first."""
         found: list[tuple[spec.Step, int, int]] = []
         for step in self.steps:
-            inner = step.body if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan) else None
-            for position in range(len(inner.results) if inner is not None else 1):
+            for position in range(spec.result_count(step)):
                 found.append((step, self.inputs + len(found), position))
         return found[::-1]
 
