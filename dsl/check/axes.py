@@ -157,12 +157,7 @@ def positive_integer(quantity: Quantity, written: tree.Expression, what: str, la
             "E0310", message, written.span, help=None if "/" in written.span.text else "a whole number of 1 or more"
         )
     if value > largest:
-        raise refuse(
-            "E0007",
-            f"{what} is too large: {int(value):,}",
-            written.span,
-            help=f"at most {largest:,}",
-        )
+        raise refuse("E0007", f"{what} is too large: {int(value):,}", written.span, help=f"at most {largest:,}")
     return int(value)
 
 

@@ -46,12 +46,7 @@ class Cut:
 
 
 def undivided(
-    axis: Axis,
-    over: Iterable[tuple[str, int]],
-    rule: Span,
-    tensor: str,
-    declared: Span | None,
-    cut: Cut | None = None,
+    axis: Axis, over: Iterable[tuple[str, int]], rule: Span, tensor: str, declared: Span | None, cut: Cut | None = None
 ) -> Diagnostic:
     """E0411: an axis of `tensor` does not divide evenly over the mesh axes that a rule shards it over. Of an axis that
     is cut, the size may be that of a part.

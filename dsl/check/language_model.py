@@ -109,12 +109,7 @@ def _declared_as(model: Model) -> str:
     return f"declare one in the model: `output {USUAL} = …`"
 
 
-def language_model(
-    model: Model,
-    batch: str,
-    output: str = USUAL,
-    span: Span | None = None,
-) -> LanguageModel:
+def language_model(model: Model, batch: str, output: str = USUAL, span: Span | None = None) -> LanguageModel:
     """The language model whose logits are an `output`; `batch` is the axis of rows.
 
     Raises Refused at a place, or at the model: E0302 if it has no such output, E1001 if that is not of a model that

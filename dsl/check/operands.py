@@ -193,10 +193,7 @@ class Operands:
             raise refuse("E0223", f"`{function.name}` takes no arrow", arrows[0].span)
         if len(arrows) < least:
             raise refuse(
-                "E0223",
-                f"`{function.name}` needs an arrow",
-                written.span,
-                help=f"`{EXAMPLES[function.name]}`",
+                "E0223", f"`{function.name}` needs an arrow", written.span, help=f"`{EXAMPLES[function.name]}`"
             )
         if most is not None and len(arrows) > most:
             raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)

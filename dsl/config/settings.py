@@ -63,11 +63,7 @@ class Settings:
         self.report, self.axes, self.mesh_axes, self.beside = report, axes, mesh_axes, beside
 
     def call(
-        self,
-        call: tree.Call,
-        signatures: Mapping[str, Signature],
-        what: str,
-        lookup: constants.Lookup | None = None,
+        self, call: tree.Call, signatures: Mapping[str, Signature], what: str, lookup: constants.Lookup | None = None
     ) -> Call | None:
         """Check a call of one of the signatures, which messages call `what`; None after reporting errors.
 

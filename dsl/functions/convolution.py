@@ -174,13 +174,7 @@ def _fill(use: Use, dtype: str) -> float:
 
 @function(
     "conv",
-    slots=[
-        *("image", "kernel"),
-        Slot("over", AXES, ()),
-        *SLIDING,
-        Slot("groups", AXES, ()),
-        Slot("size", AXES, None),
-    ],
+    slots=[*("image", "kernel"), Slot("over", AXES, ()), *SLIDING, Slot("groups", AXES, ()), Slot("size", AXES, None)],
     arrows=(1, 1),
 )
 def _conv(use: Use) -> Typed:

@@ -38,14 +38,7 @@ OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
 OPTIONAL_OVER = Slot("over", AXES, None)
 
 ARITHMETIC = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
-COMPARISONS = {
-    "<": "less",
-    "<=": "less_equal",
-    ">": "greater",
-    ">=": "greater_equal",
-    "==": "equal",
-    "!=": "not_equal",
-}
+COMPARISONS = {"<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal", "==": "equal", "!=": "not_equal"}
 OPERATORS = ARITHMETIC | COMPARISONS | {"and": "logical_and", "or": "logical_or"}
 # The functions of booleans, as they are for constants.
 LOGIC: Mapping[str, Callable[..., bool]] = {

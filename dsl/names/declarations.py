@@ -177,11 +177,7 @@ class _Gathering:
                     kinds = {"axes": "axis", "meshes": "mesh", "operations": "op", "weights": "weights"}
                     kind = kinds.get(table, table[:-1])
                     self.report.error(
-                        "E0012",
-                        f"imported {kind} `{name}` is declared twice",
-                        place,
-                        notes,
-                        "rename one of them",
+                        "E0012", f"imported {kind} `{name}` is declared twice", place, notes, "rename one of them"
                     )
 
 
@@ -194,10 +190,7 @@ def unreserved(name: tree.Name, report: Report) -> bool:
     """Whether a name may be declared; reports E0104 if not."""
     if name.text in RESERVED:
         report.error(
-            "E0104",
-            f"`{name.text}` is reserved and cannot be declared",
-            name.span,
-            help="choose another name",
+            "E0104", f"`{name.text}` is reserved and cannot be declared", name.span, help="choose another name"
         )
         return False
     return True
