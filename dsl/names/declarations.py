@@ -59,6 +59,7 @@ KINDS: dict[type, tuple[str, str]] = {
 
 # The tables of entries, each with the other one of the same namespace.
 SIZES = {"axes": "constants", "constants": "axes"}
+CALLED = {"axes": "axis", "constants": "constant"} | {table: kind for kind, table in KINDS.values()}
 
 
 def gather(main: Source, path: str | None, root: str | None, reader: Reader, report: Report) -> Declarations:
@@ -89,11 +90,9 @@ class _Gathering:
                 imports.append(declaration)
             else:
                 self.declare(found, declaration)
-        merged = Declarations(source)
+        merged = Declarations(source, train=found.train, expect=found.expect)
         for kind, names in _tables(found):
             getattr(merged, kind).update(names)
-        merged.train.extend(found.train)
-        merged.expect.extend(found.expect)
         for declaration in imports:
             with self.report:
                 self.merge(merged, found, self.imported(declaration, source, path, (*importers, real)))
@@ -174,11 +173,8 @@ class _Gathering:
                 elif not (table in SIZES and name in owned):
                     notes = [f"also declared at {there.span.place}"]
                     place = value.key.span if table in SIZES else value.name.span
-                    kinds = {"axes": "axis", "meshes": "mesh", "operations": "op", "weights": "weights"}
-                    kind = kinds.get(table, table[:-1])
-                    self.report.error(
-                        "E0012", f"imported {kind} `{name}` is declared twice", place, notes, "rename one of them"
-                    )
+                    message = f"imported {CALLED[table]} `{name}` is declared twice"
+                    self.report.error("E0012", message, place, notes, "rename one of them")
 
 
 def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -189,8 +185,7 @@ def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def unreserved(name: tree.Name, report: Report) -> bool:
     """Whether a name may be declared; reports E0104 if not."""
     if name.text in RESERVED:
-        report.error(
-            "E0104", f"`{name.text}` is reserved and cannot be declared", name.span, help="choose another name"
-        )
+        message = f"`{name.text}` is reserved and cannot be declared"
+        report.error("E0104", message, name.span, help="choose another name")
         return False
     return True
