@@ -277,6 +277,17 @@ def parameters(body: Body) -> Iterator[Parameter]:
     return (step for step in steps(body) if isinstance(step, Parameter))
 
 
+def operands_of(step: Step) -> tuple[Operand, ...]:
+    """The values of the enclosing body that a step reads; those of a body in it are its inputs."""
+    match step:
+        case Apply(operands=operands) | CallBlock(arguments=operands):
+            return operands
+        case Repeat() | Scan():
+            return (*step.carried, *step.captured)
+        case _:
+            return ()
+
+
 def bodies(body: Body) -> Iterator[Body]:
     """A body and all nested ones, each once."""
     seen: set[int] = set()

@@ -9,7 +9,7 @@ calls there reads what another gives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 
 from partita.dsl import spec
@@ -36,7 +36,7 @@ def _alike(body: spec.Body) -> Iterator[tuple[spec.CallBlock, spec.CallBlock]]:
     roots: list[frozenset[int]] = [frozenset([number]) for number in range(len(body.inputs))]
     calls: dict[int, list[tuple[spec.CallBlock, frozenset[int]]]] = {}
     for step in body.steps:
-        found = frozenset().union(*(roots[each] for each in _operands(step) if isinstance(each, int)))
+        found = frozenset().union(*(roots[each] for each in spec.operands_of(step) if isinstance(each, int)))
         if isinstance(step, spec.CallBlock):
             calls.setdefault(id(step.body), []).append((step, found))
         own = frozenset([len(roots)]) if isinstance(step, spec.Sample) else frozenset()
@@ -47,16 +47,6 @@ def _alike(body: spec.Body) -> Iterator[tuple[spec.CallBlock, spec.CallBlock]]:
         if all(one - other and other - one for (_, one), (_, other) in combinations(alike, 2)):
             (first, _), (second, _) = alike[:2]
             yield first, second
-
-
-def _operands(step: spec.Step) -> Sequence[spec.Operand]:
-    """The values that a step reads."""
-    match step:
-        case spec.Apply(operands=operands) | spec.CallBlock(arguments=operands):
-            return operands
-        case spec.Repeat() | spec.Scan():
-            return (*step.carried, *step.captured)
-    return ()
 
 
 def _has_parameters(body: spec.Body) -> bool:

@@ -32,6 +32,9 @@ RECORDED = (
     *("sample", "slow_ranks", "skipped", "bad", "rows", "rewound_to"),
 )
 
+# Statements of models alone, and the error of one elsewhere.
+AT_TOP: Mapping[type, str] = {tree.Loss: "E0221", tree.Metric: "E0222", tree.Output: "E0226"}
+
 # What is meant by a number as an initial value; any other is a standard deviation.
 INITIAL_OF = {"0": "zeros()", "0.0": "zeros()", "1": "ones()", "1.0": "ones()"}
 
@@ -121,6 +124,9 @@ class BodyChecker:
             self.known.spend(statement.span)
             errors = self.report.errors
             match statement:
+                case tree.Loss() | tree.Metric() | tree.Output() if not self.top:
+                    message = f"`{type(statement).__name__.lower()}` must be at the top level of a model"
+                    self.report.error(AT_TOP[type(statement)], message, statement.span)
                 case tree.Let():
                     self.let(statement)
                 case tree.Param():
@@ -250,9 +256,6 @@ class BodyChecker:
 
     def set_loss(self, statement: tree.Loss) -> None:
         """`loss value`."""
-        if not self.top:
-            self.report.error("E0221", "`loss` must be at the top level of a model", statement.span)
-            return
         if self.has_loss:
             self.report.error("E0221", "a second `loss`: a model has only one", statement.span, help="add them up")
             return
@@ -269,9 +272,6 @@ class BodyChecker:
     def metric(self, statement: tree.Metric) -> None:
         """`metric name = value`."""
         name = statement.name
-        if not self.top:
-            self.report.error("E0222", "`metric` must be at the top level of a model", statement.span)
-            return
         if not unreserved(name, self.report):
             return
         if name.text in RECORDED:
@@ -291,9 +291,7 @@ class BodyChecker:
     def output(self, statement: tree.Output) -> None:
         """`output name = value`: checked at the end, so that its steps follow those of the training."""
         name = statement.name
-        if not self.top:
-            self.report.error("E0226", "`output` must be at the top level of a model", statement.span)
-        elif unreserved(name, self.report):
+        if unreserved(name, self.report):
             if name.text in (known.name.text for known, _ in self.outputs):
                 self.report.error("E0226", f"there is already an output `{name.text}`", name.span)
             self.outputs.append((statement, dict(self.scope.bindings)))

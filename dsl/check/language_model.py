@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NoReturn
 
 from attrs import frozen
@@ -139,11 +138,8 @@ def language_model(model: Model, batch: str, output: str = USUAL, span: Span | N
     if not logits.is_float or len(vocab) != 1 or not all(logits.has(axis.name) for axis in type.axes):
         expected = ", ".join([*type.names, "vocab"])
         refused(f"`{output}` does not have logits at each position", f"`output {output}` over [{expected}]")
-    for name in _others(inputs, ids[0]):
+    others = tuple(name for name in inputs if name != ids[0])
+    for name in others:
         if types[name].dtype not in INTEGERS or set(types[name].names) != set(type.names):
             refused(f"`{name}` is not integers along `{ids[0]}`", shape)
-    return LanguageModel(output, logits, ids[0], sequence[0], vocab[0], _others(inputs, ids[0]))
-
-
-def _others(inputs: Collection[str], tokens: str) -> tuple[str, ...]:
-    return tuple(name for name in inputs if name != tokens)
+    return LanguageModel(output, logits, ids[0], sequence[0], vocab[0], others)

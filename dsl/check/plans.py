@@ -105,13 +105,7 @@ class Plans:
         What an override replaces still counts as used by the file.
         """
         found = [("mesh", layout.mesh.text) for layout in self.declarations.layouts.values()]
-        tables: Mapping[str, Mapping[str, object]] = {
-            "model": self.declarations.models,
-            "layout": self.declarations.layouts,
-            "schedule": self.declarations.schedules,
-            "optimizer": self.declarations.optimizers,
-        }
-        for kind, table in tables.items():
+        for kind, table in self.declarations.alternatives.items():
             entry = self.entry(kind)
             named = tree.single(entry.value) if entry else None
             if named is not None:

@@ -40,6 +40,16 @@ class Declarations:
     train: list[tree.Train] = field(factory=list)
     expect: list[tree.Expect] = field(factory=list)
 
+    @property
+    def alternatives(self) -> dict[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule | tree.Optimizer]]:
+        """The declarations of which `train` chooses one of each kind."""
+        return {
+            "model": self.models,
+            "layout": self.layouts,
+            "schedule": self.schedules,
+            "optimizer": self.optimizers,
+        }
+
     def own(self, span: Span) -> bool:
         """Whether a span is in the main file, not in an imported one."""
         return span.source is self.source

@@ -104,8 +104,7 @@ def _followed(
             found, reached = known[id(body), result]
             if found is not None:
                 return found, set()
-            given = step.arguments if isinstance(step, spec.CallBlock) else (*step.carried, *step.captured)
-            outside = {given[each] for each in reached}
+            outside = {spec.operands_of(step)[each] for each in reached}
             wanted.update(each for each in outside if isinstance(each, int) and values.type(each).has(axis) == having)
     scope = values.scope
     captured = {scope.captured[-1 - each] for each in wanted if each < 0} if scope is not None else set()

@@ -46,32 +46,23 @@ class ModelNames:
 
 
 def known_paths(model: spec.Model) -> ModelNames:
-    """Collect the names of a model, visiting each body once."""
-    names, parts, repeats, seen = {model.name, *model.body.inputs}, set[str](), set[str](), set[int]()
-    bodies = [model.body]
-    while bodies:
-        body = bodies.pop()
-        if id(body) in seen:
-            continue
-        seen.add(id(body))
-        for step in body.steps:
-            match step:
-                case spec.CallBlock():
-                    names |= {*step.body.inputs}
-                    parts |= {step.scope, step.block}
-                    bodies.append(step.body)
-                case spec.Repeat():
-                    names |= {*step.names}
-                    repeats |= {step.scope, step.name}
-                    bodies.append(step.body)
-                case spec.Scan():
-                    names |= {*step.names}
-                    bodies.append(step.body)
-                case spec.Parameter():
-                    parts.add(step.name)
-                case spec.Sample():
-                    names.add(step.name)
-                case spec.Apply() if step.name is not None:
-                    names.add(step.name)
+    """Collect the names of a model."""
+    names, parts, repeats = {model.name, *model.body.inputs}, set[str](), set[str]()
+    for step in spec.steps(model.body):
+        match step:
+            case spec.CallBlock():
+                names |= {*step.body.inputs}
+                parts |= {step.scope, step.block}
+            case spec.Repeat():
+                names |= {*step.names}
+                repeats |= {step.scope, step.name}
+            case spec.Scan():
+                names |= {*step.names}
+            case spec.Parameter():
+                parts.add(step.name)
+            case spec.Sample():
+                names.add(step.name)
+            case spec.Apply() if step.name is not None:
+                names.add(step.name)
     parts |= repeats
     return ModelNames(model.name, frozenset(names | parts), frozenset(parts), frozenset(repeats))

@@ -18,6 +18,7 @@ from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_expression
 from partita.dsl.syntax.source import Source, Span
 from partita.dsl.syntax.units import PLAIN, Quantity
+from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import Type
 
 NAMES = "an axis of theirs is a product of ours, such as `heads * key`, or 1"
@@ -199,7 +200,8 @@ class Checker:
         missing = [name for name in indexed if not type.has(name)]
         if missing:
             raise refuse("E0320", f"`{parameter.name}` has no axis `{missing[0]}`", path.span)
-        written = {name.text: name for axis in line.axes for each in axis.expressions for name in _names(each)}
+        paths = (each for each in nodes(*line.axes) if isinstance(each, tree.Path))
+        written = {name.text: name for path in paths for name in path.parts}
         for name in (name for group in groups for name in group):
             if not type.has(name):
                 message = f"`{parameter.name}` has no axis `{name}`"
@@ -353,17 +355,6 @@ def _factors(term: tree.Expression) -> Iterator[str]:
         yield from _factors(term.right)
     else:
         raise refuse("E0320", "expected axes", term.span, help=NAMES)
-
-
-def _names(expression: tree.Expression) -> Iterator[tree.Name]:
-    """The names in sums and products."""
-    if isinstance(expression, tree.Binary):
-        yield from _names(expression.left)
-        yield from _names(expression.right)
-    elif isinstance(expression, tree.Group):
-        yield from _names(expression.inner)
-    elif isinstance(expression, tree.Path):
-        yield from expression.parts
 
 
 def parameters_in(types: Mapping[str, Type]) -> list[Parameter]:
