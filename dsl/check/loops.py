@@ -67,9 +67,7 @@ class Loops:
             statement.span,
         )
         types = [type for type in map(_carried_type, before.values()) if type is not None]
-        values = self.scope.add(step, types, nodes, checked.depth + 1)
-        for name, value in zip(before, values, strict=True):
-            self.scope.bind(name, value, inner.bindings[name].span)
+        self.bind_after(step, types, nodes, checked.depth + 1, inner)
         return True
 
     def unused(self, statement: tree.Repeat, inner: Scope, body: spec.Body) -> bool:
@@ -128,11 +126,15 @@ class Loops:
         step = spec.Scan(axis, statement.backward, checked.body, carried, inner.captured, names, head)
         types = [type for type in map(_carried_type, before.values()) if type is not None]
         made = [Type(type.dtype, (axis, *type.axes)) for type in types]
-        for name, value in zip(
-            before, self.scope.add(step, made, max(1, checked.nodes), checked.depth + 1), strict=True
-        ):
-            self.scope.bind(name, value, inner.bindings[name].span)
+        self.bind_after(step, made, max(1, checked.nodes), checked.depth + 1, inner)
         return True
+
+    def bind_after(
+        self, step: spec.Repeat | spec.Scan, types: Sequence[Type], nodes: int, depth: int, inner: Scope
+    ) -> None:
+        """Append a loop, and bind the names that it carries to its results."""
+        for name, value in zip(step.names, self.scope.add(step, types, nodes, depth), strict=True):
+            self.scope.bind(name, value, inner.bindings[name].span)
 
     def bound_before(self, body: Sequence[tree.Statement]) -> dict[str, Binding]:
         """The names that a body rebinds, as they are bound before it."""
