@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import groupby
 
 from attrs import evolve
 
@@ -304,15 +305,11 @@ def _around(parameter: Parameter) -> tuple[object, ...]:
 
 def _together(parts: Sequence[str | Term]) -> Iterator[str | Term]:
     """The parts, with texts that follow each other as one."""
-    text = ""
-    for part in parts:
-        if isinstance(part, str):
-            text += part
-            continue
-        yield from [text] * bool(text)
-        yield part
-        text = ""
-    yield from [text] * bool(text)
+    for is_text, group in groupby(parts, lambda part: isinstance(part, str)):
+        if not is_text:
+            yield from group
+        elif text := "".join(map(str, group)):
+            yield text
 
 
 def _terms(axis: tree.WeightAxis) -> tuple[int, list[tuple[str, ...]]]:
