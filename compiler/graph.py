@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from partita.compiler.layout import REPLICATED, Layout
-from partita.dsl.reprs import count, outline, shortened
+from partita.dsl.reprs import Shortened, count, outline
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis, Type
@@ -83,8 +83,8 @@ class Value:
         return f"%{self.name}: {self.type}" + (f" {{{self.layout}}}" if self.layout.states else "")
 
 
-@frozen(eq=False)
-class Node:
+@frozen(eq=False, repr=False)
+class Node(Shortened):
     """An operation applied to values. `stage` is None until placement."""
 
     op: Op
@@ -94,8 +94,6 @@ class Node:
     span: Span | None = field(default=None, repr=False)
     phase: Phase = Phase.FORWARD
     stage: int | None = None
-
-    __repr__ = shortened
 
     def changed(
         self,
@@ -146,8 +144,8 @@ class Part:
     rank: int
 
 
-@frozen(eq=False)
-class Parameter:
+@frozen(eq=False, repr=False)
+class Parameter(Shortened):
     """A trained tensor or a buffer. `value` is what the model computes with; the master copy has type `master`, in
     the dtype of accumulation or, if it is not trained, that of the value.
 
@@ -170,8 +168,6 @@ class Parameter:
     frozen: bool = False
     part: Part | None = None
     is_state: bool = False
-
-    __repr__ = shortened
 
     @property
     def name(self) -> str:

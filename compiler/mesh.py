@@ -15,11 +15,11 @@ from attrs import evolve, frozen
 from partita.compiler.costs.links import Link, link_of
 from partita.dsl import spec
 from partita.dsl.check.groups import Groups
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 
 
-@frozen
-class Mesh:
+@frozen(repr=False)
+class Mesh(Shortened):
     """`axes` in declared order, the last varying fastest over ranks; `pipe` is that of the pipeline, if any. Ranks at
     different coordinates of the axis `apart` train different groups: a step splits nothing over it.
     """
@@ -28,8 +28,6 @@ class Mesh:
     pipe: str | None = None
     links: tuple[tuple[str, Link], ...] = ()
     apart: str | None = None
-
-    __repr__ = shortened
 
     @property
     def ranks(self) -> int:

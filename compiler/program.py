@@ -47,14 +47,14 @@ from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import OFFLOAD, Schedule
 from partita.compiler.streams import Launch
-from partita.dsl.reprs import count, outline, shortened
+from partita.dsl.reprs import Shortened, count, outline
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import INTEGERS, Axis, Type
 
 
-@frozen
-class InputRecord:
+@frozen(repr=False)
+class InputRecord(Shortened):
     """A model input over the full batch. `limit`: the axis that its integers index, except those that are `ignored`."""
 
     name: str
@@ -63,11 +63,9 @@ class InputRecord:
     span: Span | None = field(default=None, eq=False, repr=False)
     ignored: tuple[int, ...] = ()
 
-    __repr__ = shortened
 
-
-@frozen(cache_hash=True)
-class InputPart:
+@frozen(cache_hash=True, repr=False)
+class InputPart(Shortened):
     """A stage's part of an input: per microbatch, split along `batch`; or unsplit and once a step, if `batch` is None.
     `layout` gives its shard. Stages with equal parts share them.
     """
@@ -75,8 +73,6 @@ class InputPart:
     name: str
     batch: str | None
     layout: Layout
-
-    __repr__ = shortened
 
 
 @frozen
@@ -106,8 +102,8 @@ def older_names(delay: int, paired: bool) -> tuple[str, ...]:
     return (*(late_name(age) for age in range(1, delay + 1)), *((FIRST, ESTIMATE) if paired else ()))
 
 
-@frozen
-class ParameterRecord:
+@frozen(repr=False)
+class ParameterRecord(Shortened):
     """A parameter: its master type, initializer, stages, and its optimizer states.
 
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
@@ -129,15 +125,13 @@ class ParameterRecord:
     mapped: bool = False
     besides: tuple[StateRecord, ...] = ()
 
-    __repr__ = shortened
-
     def stored(self, state: StateRecord) -> Layout:
         """The layout of one of its states, or of what is kept besides."""
         return self.layout if state.name == ESTIMATE else within_axes(self.state_layout, state.type)
 
 
-@frozen
-class AccumulatorRecord:
+@frozen(repr=False)
+class AccumulatorRecord(Shortened):
     """An accumulator of a stage. `parameter` names the parameter whose gradient it sums, or of whose gradient it is a
     `term`; `type` is that of a rank's part in the `layout`.
     """
@@ -148,8 +142,6 @@ class AccumulatorRecord:
     maximum: bool
     layout: Layout = REPLICATED
     term: Term | None = None
-
-    __repr__ = shortened
 
 
 @frozen
@@ -191,8 +183,8 @@ class StageNeeds:
     reduced: int
 
 
-@frozen(kw_only=True)
-class StagePlan(StageNeeds):
+@frozen(kw_only=True, repr=False)
+class StagePlan(Shortened, StageNeeds):
     """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch."""
 
     index: int
@@ -203,10 +195,8 @@ class StagePlan(StageNeeds):
     inputs: tuple[InputPart, ...]
     accumulators: tuple[AccumulatorRecord, ...]
 
-    __repr__ = shortened
 
-
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class StageProgram(StagePlan):
     """A stage plan with its functions, and the slots of its `frame`: those of inputs (`input_slots`), of messages
     (`sends` and `receives`), of sent values that no later function of this stage reads (`released`), and of what is
@@ -222,11 +212,9 @@ class StageProgram(StagePlan):
     copied: tuple[int, ...]
     functions: Mapping[str, str]
 
-    __repr__ = shortened
 
-
-@frozen
-class TiedTransfer:
+@frozen(repr=False)
+class TiedTransfer(Shortened):
     """A total of a tied parameter that another rank needs: `accumulator` of `stage`, sent on `transfer`'s channel."""
 
     transfer: Transfer
@@ -234,11 +222,9 @@ class TiedTransfer:
     accumulator: str
     type: Type
 
-    __repr__ = shortened
 
-
-@frozen(kw_only=True)
-class RankPlan:
+@frozen(kw_only=True, repr=False)
+class RankPlan(Shortened):
     """One pipeline rank: its stages by chunk, its instructions for the microbatches, the tied totals that it then sends
     and receives, and the order of its totals.
 
@@ -258,10 +244,8 @@ class RankPlan:
     statistics: tuple[int, ...]  # the entries of the statistics vector that `finish` returns
     copied: tuple[str, ...] = ()
 
-    __repr__ = shortened
 
-
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class RankProgram(RankPlan):
     """A rank plan with the names of its functions for the end of the step, and for the average of groups. `launches`
     says of each instruction on which stream it runs, and behind which events.
@@ -271,8 +255,6 @@ class RankProgram(RankPlan):
     finish: str
     update: str | None
     outer: str | None = None
-
-    __repr__ = shortened
 
 
 @frozen(eq=False, kw_only=True)

@@ -27,7 +27,6 @@ from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, Spread
 from partita.dsl import spec as language
-from partita.dsl.check.exclusions import offload_rules
 from partita.dsl.check.groups import Groups
 from partita.dsl.check.layouts import PARAM, STATE
 from partita.dsl.diagnostic import Diagnostic
@@ -92,7 +91,7 @@ class Configured:
     @property
     def offload_rules(self) -> list[language.OffloadRule]:
         """The rules that keep tensors in the host's memory."""
-        return offload_rules(self.spec.layout)
+        return language.rules_of(self.spec.layout, language.OffloadRule)
 
     @property
     def offload_rule(self) -> language.OffloadRule | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from partita.dsl import spec
@@ -26,7 +27,7 @@ from partita.dsl.check.operations import Operations
 from partita.dsl.check.plans import Plans
 from partita.dsl.check.reach import report_unreached
 from partita.dsl.config.overrides import apply_overrides
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.names.declarations import gather
 from partita.dsl.names.scope import Instance
 from partita.dsl.syntax.attached import Attached
@@ -85,12 +86,8 @@ def _loaded(
 ) -> Loaded:
     report = Report()
     found = None
-    try:
+    with suppress(Full), report:
         found = _check(read(), path, overrides, root, files, report, fitting, types)
-    except Refused as refused:
-        report.refused(refused)
-    except Full:
-        pass
     return (found if not report.errors else None), report.diagnostics()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 from reprlib import Repr
+from typing import Any, ClassVar
 
 import attrs
 
@@ -31,12 +32,16 @@ def outline(kind: str, name: str, facts: Iterable[object | None]) -> str:
     return _cut(f"<{kind} {name if len(name) <= 60 else name[:59] + '…'}: {told}", ">")
 
 
-def shortened(record: attrs.AttrsInstance) -> str:
-    """For a class's `__repr__`: its fields as attrs shows them, with long values shortened."""
-    fields = (
-        f"{each.name}={_FIELDS.repr(getattr(record, each.name))}" for each in attrs.fields(type(record)) if each.repr
-    )
-    return _cut(f"{type(record).__name__}({', '.join(fields)}", ")")
+class Shortened:
+    """A record, shown with its fields as attrs shows them, but with long values shortened."""
+
+    __slots__ = ()
+    __attrs_attrs__: ClassVar[tuple[attrs.Attribute[Any], ...]]
+
+    def __repr__(self) -> str:
+        fields = (field.name for field in self.__attrs_attrs__ if field.repr)
+        told = ", ".join(f"{name}={_FIELDS.repr(getattr(self, name))}" for name in fields)
+        return _cut(f"{type(self).__name__}({told}", ")")
 
 
 def _cut(text: str, end: str) -> str:

@@ -10,20 +10,20 @@ Dtype `f32` in a body means "the float dtype of the computation", which `train.p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from attrs import Factory, field, frozen
 
 from partita.dsl.check.formulas import Formula, Size, resized, value_of
 from partita.dsl.diagnostic import refuse
 from partita.dsl.names.correspondence import Weights
-from partita.dsl.reprs import Pictured, count, outline, shortened
+from partita.dsl.reprs import Pictured, Shortened, count, outline
 from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
 
 
-@frozen
-class Call:
+@frozen(repr=False)
+class Call(Shortened):
     """A settings call such as `adamw(lr = 1e-3)`, with defaults filled in and values converted.
 
     Numbers are in base units: bytes, seconds, FLOP/s, bytes/s, ratios (8% is 0.08). A name is a string, a nested call a
@@ -33,8 +33,6 @@ class Call:
     name: str
     arguments: Mapping[str, Any]
     span: Span | None = field(default=None, eq=False)
-
-    __repr__ = shortened
 
 
 # The default of `over` in the call of a schedule.
@@ -81,8 +79,8 @@ class Literal:
 Operand: TypeAlias = int | Literal
 
 
-@frozen(eq=False)
-class Apply:
+@frozen(eq=False, repr=False)
+class Apply(Shortened):
     """A built-in function applied to values. One result.
 
     `options` holds what is not a tensor, as the function's typing rule returns it, with axes by name. `name` is that of
@@ -96,11 +94,9 @@ class Apply:
     span: Span = field(eq=False)
     name: str | None = None
 
-    __repr__ = shortened
 
-
-@frozen(eq=False)
-class Parameter:
+@frozen(eq=False, repr=False)
+class Parameter(Shortened):
     """A trained tensor, or a `buffer`. Its full name is the path of its scope and `name`. One result."""
 
     name: str
@@ -109,11 +105,9 @@ class Parameter:
     span: Span = field(eq=False)
     buffer: bool = False
 
-    __repr__ = shortened
 
-
-@frozen(eq=False)
-class Sample:
+@frozen(eq=False, repr=False)
+class Sample(Shortened):
     """A random tensor, drawn again in each step. One result."""
 
     name: str
@@ -121,11 +115,9 @@ class Sample:
     distribution: Call
     span: Span = field(eq=False)
 
-    __repr__ = shortened
 
-
-@frozen(eq=False)
-class CallBlock:
+@frozen(eq=False, repr=False)
+class CallBlock(Shortened):
     """A call of a block. `scope` is its path segment (`attention`; the second in a scope, `attention_2`).
 
     The results are those of `body`, in order.
@@ -137,11 +129,9 @@ class CallBlock:
     arguments: tuple[Operand, ...]
     span: Span = field(eq=False)
 
-    __repr__ = shortened
 
-
-@frozen(eq=False)
-class Repeat:
+@frozen(eq=False, repr=False)
+class Repeat(Shortened):
     """`repeat count as name`. `scope` is its path segment (`layer`; the second of that name, `layer_2`).
 
     The inputs of `body` are the carried values, then the captured ones; its results are the carried values after one
@@ -158,11 +148,9 @@ class Repeat:
     names: tuple[str, ...]
     span: Span = field(eq=False)
 
-    __repr__ = shortened
 
-
-@frozen(eq=False)
-class Scan:
+@frozen(eq=False, repr=False)
+class Scan(Shortened):
     """`scan axis`: the body at one position of the axis after the other, or with `backward` from the last one.
 
     The inputs of `body` are the carried values, then the captured ones, which it sees without the axis; its results are
@@ -178,8 +166,6 @@ class Scan:
     names: tuple[str, ...]
     span: Span = field(eq=False)
 
-    __repr__ = shortened
-
 
 Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat | Scan
 
@@ -191,15 +177,13 @@ def result_count(step: Step) -> int:
     return len(step.carried) if isinstance(step, Repeat | Scan) else 1
 
 
-@frozen(eq=False)
-class Update:
+@frozen(eq=False, repr=False)
+class Update(Shortened):
     """What a buffer, the result of a step of the same body, is after a training step."""
 
     buffer: int
     value: int
     span: Span = field(eq=False)
-
-    __repr__ = shortened
 
 
 @frozen(eq=False)
@@ -216,19 +200,17 @@ class Body:
         return f"<Body: {count(len(self.steps), 'step')}>"
 
 
-@frozen(eq=False)
-class PythonFunction:
+@frozen(eq=False, repr=False)
+class PythonFunction(Shortened):
     """`python("kernels.py", "fused_norm")`: a function of a Python file, whose text was read and not run."""
 
     source: Source
     name: str
     span: Span = field(eq=False)
 
-    __repr__ = shortened
 
-
-@frozen(eq=False)
-class Operation:
+@frozen(eq=False, repr=False)
+class Operation(Shortened):
     """`op name(operands) -> results { … }`: an operation that the file defines by Python functions.
 
     `split` are axes along which it may be computed in parts, in the order of the first result; `linear` are the
@@ -248,8 +230,6 @@ class Operation:
     span: Span = field(eq=False)
     split_spans: tuple[Span, ...] = field(eq=False)
     linear_spans: tuple[Span, ...] = field(eq=False)
-
-    __repr__ = shortened
 
     @property
     def functions(self) -> tuple[PythonFunction, ...]:
@@ -297,6 +277,29 @@ def parameters(body: Body) -> Iterator[Parameter]:
     return (step for step in steps(body) if isinstance(step, Parameter))
 
 
+def operands_of(step: Step) -> tuple[Operand, ...]:
+    """The values of the enclosing body that a step reads; those of a body in it are its inputs."""
+    match step:
+        case Apply(operands=operands) | CallBlock(arguments=operands):
+            return operands
+        case Repeat() | Scan():
+            return (*step.carried, *step.captured)
+        case _:
+            return ()
+
+
+def bodies(body: Body) -> Iterator[Body]:
+    """A body and all nested ones, each once."""
+    seen: set[int] = set()
+    stack = [body]
+    while stack:
+        top = stack.pop()
+        if id(top) not in seen:
+            seen.add(id(top))
+            yield top
+            stack += [step.body for step in top.steps if isinstance(step, CallBlock | Repeat | Scan)]
+
+
 def steps(body: Body) -> Iterator[Step]:
     """The steps of a body and all nested bodies, each once."""
     seen = {id(body)}
@@ -312,8 +315,8 @@ def steps(body: Body) -> Iterator[Step]:
 # ---------------------------------------------------------------- mesh and layout
 
 
-@frozen
-class Mesh:
+@frozen(repr=False)
+class Mesh(Shortened):
     """A device mesh. Ranks are numbered with the last axis fastest.
 
     `device` is `Call(preset)` or `Call("device", …)`, or None for this machine's; `links` likewise, by mesh axis.
@@ -324,8 +327,6 @@ class Mesh:
     device: Call | None
     links: Mapping[str, Call]
     span: Span | None = field(default=None, eq=False)
-
-    __repr__ = shortened
 
     def size(self, axis: str) -> int:
         """The size of a mesh axis; 1 if the mesh has no such axis."""
@@ -340,8 +341,8 @@ class Mesh:
         return product
 
 
-@frozen
-class Target:
+@frozen(repr=False)
+class Target(Shortened):
     """What a shard rule applies to: an axis name or a class (`param`, `grad`, `state`), of one tensor or of all."""
 
     path: tuple[str, ...] | None
@@ -349,11 +350,9 @@ class Target:
     is_class: bool
     span: Span = field(eq=False)
 
-    __repr__ = shortened
 
-
-@frozen
-class ShardRule:
+@frozen(repr=False)
+class ShardRule(Shortened):
     """`shard targets -> mesh axes by order, exchange`.
 
     `zigzag`: the positions of the axis stand in that order (`partita.compiler.passes.zigzag`). `exchange` is how
@@ -366,11 +365,9 @@ class ShardRule:
     zigzag: bool = False
     exchange: str | None = None
 
-    __repr__ = shortened
 
-
-@frozen
-class StageRule:
+@frozen(repr=False)
+class StageRule(Shortened):
     """`stage repeats -> mesh axis [layers per stage]`."""
 
     repeats: tuple[str, ...]
@@ -378,11 +375,9 @@ class StageRule:
     counts: tuple[int, ...] | None
     span: Span = field(eq=False)
 
-    __repr__ = shortened
 
-
-@frozen
-class PlaceRule:
+@frozen(repr=False)
+class PlaceRule(Shortened):
     """`place paths -> mesh axis[first .. last]`, both inclusive. `path_spans` has one span per path."""
 
     paths: tuple[tuple[str, ...], ...]
@@ -392,22 +387,18 @@ class PlaceRule:
     span: Span = field(eq=False)
     path_spans: tuple[Span, ...] = field(eq=False)
 
-    __repr__ = shortened
 
-
-@frozen
-class RecomputeRule:
+@frozen(repr=False)
+class RecomputeRule(Shortened):
     """`recompute paths`; the paths `("all",)` and `("auto",)` are keywords."""
 
     paths: tuple[tuple[str, ...], ...]
     span: Span = field(eq=False)
     path_spans: tuple[Span, ...] = field(eq=False)
 
-    __repr__ = shortened
 
-
-@frozen
-class OffloadRule:
+@frozen(repr=False)
+class OffloadRule(Shortened):
     """`offload paths`; the paths `("all",)`, `("param",)` and `("state",)` are keywords. `mapped`: parameters are files
     that are mapped into memory (`by mmap`).
     """
@@ -417,25 +408,29 @@ class OffloadRule:
     path_spans: tuple[Span, ...] = field(eq=False)
     mapped: bool = False
 
-    __repr__ = shortened
 
-
-@frozen
-class OverlapRule:
+@frozen(repr=False)
+class OverlapRule(Shortened):
     """`overlap mesh axes in pieces`: into how many pieces collectives along them are cut, beside products."""
 
     mesh_axes: tuple[str, ...]
     pieces: int
     span: Span = field(eq=False)
 
-    __repr__ = shortened
-
 
 Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule | OffloadRule | OverlapRule
 
 
-@frozen
-class Layout:
+Kind = TypeVar("Kind", bound=Rule)
+
+
+def rules_of(layout: Layout | None, kind: type[Kind]) -> list[Kind]:
+    """The rules of a kind in a layout, if there is one."""
+    return [rule for rule in (layout.rules if layout else ()) if isinstance(rule, kind)]
+
+
+@frozen(repr=False)
+class Layout(Shortened):
     """A layout's rules, in the order in which they are tried."""
 
     name: str
@@ -443,21 +438,17 @@ class Layout:
     rules: tuple[Rule, ...]
     span: Span | None = field(default=None, eq=False)
 
-    __repr__ = shortened
-
 
 # ---------------------------------------------------------------- schedule, train, expect
 
 
-@frozen
-class Schedule:
+@frozen(repr=False)
+class Schedule(Shortened):
     """A declared schedule, or a built-in that `train` or the command line calls in place."""
 
     name: str
     call: Call
     span: Span | None = field(default=None, eq=False)
-
-    __repr__ = shortened
 
     @property
     def batch(self) -> str:
@@ -473,8 +464,8 @@ class Schedule:
         return (axis, int(count)) if count is not None and count > 1 else None
 
 
-@frozen
-class OptimizerRule:
+@frozen(repr=False)
+class OptimizerRule(Shortened):
     """`update targets -> call`, or `freeze targets` if there is no call. `index` numbers the rules that update.
 
     A target is a path; the paths `("all",)`, `("matrices",)`, `("vectors",)` and `("embeddings",)` are keywords.
@@ -486,16 +477,14 @@ class OptimizerRule:
     span: Span | None = field(default=None, eq=False)
     target_spans: tuple[Span | None, ...] = field(default=(), eq=False)
 
-    __repr__ = shortened
-
     def __str__(self) -> str:
         """The rule without the optimizer's arguments."""
         targets = ", ".join(".".join(target) for target in self.targets)
         return f"freeze {targets}" if self.call is None else f"update {targets} -> {self.call.name}"
 
 
-@frozen
-class Optimizer:
+@frozen(repr=False)
+class Optimizer(Shortened):
     """How parameters are updated: rules in order, the first that matches a parameter is its own.
 
     A call in the train block is an optimizer with one rule, for all parameters.
@@ -504,8 +493,6 @@ class Optimizer:
     name: str
     rules: tuple[OptimizerRule, ...]
     span: Span | None = field(default=None, eq=False)
-
-    __repr__ = shortened
 
     @staticmethod
     def of(call: Call) -> Optimizer:
@@ -526,8 +513,8 @@ class Share:
     share: float
 
 
-@frozen
-class Train:
+@frozen(repr=False)
+class Train(Shortened):
     """The train block, with defaults filled in. `spans` has the place of each entry that was written. `mixed`: what
     computes has a narrower dtype than masters; `float8`: some products are in eight bits; a proxy keeps both in mind.
     `dense`: gradients of tables have all rows, where that makes no difference to updates, as a reference has them.
@@ -552,8 +539,6 @@ class Train:
     dense: bool = field(default=False, eq=False)
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
-
-    __repr__ = shortened
 
     @property
     def dtype(self) -> str:
@@ -592,8 +577,8 @@ class Train:
         return self.local is not None and (step % int(self.local.arguments["every"]) == 0 or step == self.steps)
 
 
-@frozen
-class Claim:
+@frozen(repr=False)
+class Claim(Shortened):
     """`measure(argument) comparison limit` of an expect block; the limit is in base units."""
 
     measure: str
@@ -601,8 +586,6 @@ class Claim:
     comparison: str
     limit: float
     span: Span = field(eq=False)
-
-    __repr__ = shortened
 
 
 @frozen(eq=False)

@@ -37,7 +37,7 @@ def symbols(declarations: Iterable[tree.Declaration]) -> Iterator[Symbol]:
             case tree.Train() | tree.Expect():
                 word = type(each).__name__.lower()
                 start = Span(each.span.source, each.span.start, each.span.start + len(word))
-                yield Symbol(tree.Name(word, start), word, each.span)
+                yield Symbol(tree.Name(word, span=start), word, each.span)
             case tree.Import():
                 pass
             case _:

@@ -12,11 +12,10 @@ from attrs import define, field, frozen
 from partita.dsl.advice.report import Full, Report
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load_text
-from partita.dsl.names.declarations import imported_path
 from partita.dsl.names.occurrences import Names, Occurrence, names
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_file
-from partita.dsl.syntax.reader import Reader, source_of
+from partita.dsl.syntax.reader import Reader, real_path_inside, source_of
 from partita.dsl.syntax.source import Source, Span
 
 MOST = 2000  # files that are looked through, in all folders
@@ -123,7 +122,8 @@ class Workspace:
         for declaration in importer.file.declarations:
             if isinstance(declaration, tree.Import) and "\0" not in declaration.path.value:
                 written = declaration.path.value
-                real = imported_path(os.path.join(os.path.dirname(importer.path), written), root) if written else None
+                target = os.path.join(os.path.dirname(importer.path), written)
+                real = real_path_inside(root, target) if written else None
                 name = os.path.normpath(os.path.join(os.path.dirname(importer.file.span.source.name), written))
                 other = self.parsed(real, name) if real is not None else None
                 if other is not None:
@@ -157,7 +157,7 @@ def _parse(path: str, source: Source) -> Parsed:
     try:
         file = parse_file(source, report)
     except Full:
-        file = tree.File((), Span(source, 0, len(source.text)))
+        file = tree.File((), span=Span(source, 0, len(source.text)))
     return Parsed(path, file, not report.errors)
 
 

@@ -76,15 +76,15 @@ from partita.compiler.program import SLAB, InputPart, ParameterRecord, RankPlan,
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.compiler.state import Scheduled
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.types import BYTES
 
 # For tensors of a few elements: statistics, the step number, constants. There are about a dozen.
 _NUMBERS = 1 << 10
 
 
-@frozen
-class MemoryReport:
+@frozen(repr=False)
+class MemoryReport(Shortened):
     """Bytes of a rank at its greatest `moment`, by purpose; and what it keeps in the memory of its `host`. The moment
     is one of a step or, if it is `evaluating`, of an evaluation.
     """
@@ -97,8 +97,6 @@ class MemoryReport:
     buffers: int
     host: int = 0
     evaluating: bool = False
-
-    __repr__ = shortened
 
     @property
     def total(self) -> int:

@@ -40,7 +40,7 @@ from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Cut, Scheduled, State
 from partita.dsl import spec as language
 from partita.dsl.check.divisibility import shared_axes
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.types import BYTES
 
 # A link on which messages take no time.
@@ -49,8 +49,8 @@ _NOTHING = Link("nothing", float("inf"), 0.0)
 OUT, IN = "~copies out", "~copies in"
 
 
-@frozen(eq=False)
-class Prediction:
+@frozen(eq=False, repr=False)
+class Prediction(Shortened):
     """The prediction of a step, with times in seconds: of the microbatches (`timeline`), then of the end of the step on
     each rank of the pipeline (`ends`). `flops` are the model's in one step on all ranks, without recomputation; `peak`
     is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`. `period` is the time from the
@@ -74,8 +74,6 @@ class Prediction:
     average: float = 0.0
     copying: float = 0.0
     exposed_copies: float = 0.0
-
-    __repr__ = shortened
 
     @property
     def step_time(self) -> float:

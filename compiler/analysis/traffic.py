@@ -26,7 +26,7 @@ from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
 from partita.compiler.state import Partitioned, Scheduled
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
@@ -37,8 +37,8 @@ Record = TypeVar("Record")
 EACH_MICROBATCH = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
 
 
-@frozen(eq=False)
-class Traffic:
+@frozen(eq=False, repr=False)
+class Traffic(Shortened):
     """One tensor in a collective `kind` along mesh axis `axis`, over a step, on each rank of a pipeline rank.
 
     `tensor` is the value that is resharded from `source` to `target`, and `type` its local type before. `parameter`
@@ -62,8 +62,6 @@ class Traffic:
     launches: float
     bytes: float
     seconds: float
-
-    __repr__ = shortened
 
 
 @frozen

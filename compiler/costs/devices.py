@@ -12,7 +12,7 @@ from math import ceil
 from attrs import evolve, field, frozen
 
 from partita.compiler.costs.record import Timings, recorded
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.spec import Mesh
 
 MIB, GIB = 2**20, 2**30
@@ -74,8 +74,8 @@ class Fused:
         return self.best * share * length / (length + self.half)
 
 
-@frozen
-class Device:
+@frozen(repr=False)
+class Device(Shortened):
     """Peak FLOP/s of matrix products by dtype, and of other arithmetic (`vector`; 0: the same); memory in bytes;
     bandwidth in bytes/s, of which the share `streaming` is reached.
 
@@ -115,8 +115,6 @@ class Device:
     timings: Timings = field(factory=Timings, eq=False, repr=False)
     sources: tuple[str, ...] = ()
     known: dict[Hashable, float] = field(factory=dict, init=False, eq=False, repr=False)
-
-    __repr__ = shortened
 
     def generation(self, flash: int) -> Device:
         """This device with a generation of FlashAttention. Raises KeyError if it has none."""

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.record import recorded
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.spec import Call, Mesh
 
 
@@ -41,8 +41,8 @@ class Measured:
     seconds: float
 
 
-@frozen
-class Link:
+@frozen(repr=False)
+class Link(Shortened):
     """Unidirectional bandwidth in bytes/s, as a rank's messages reach it, and latency of a message in seconds; `post`
     is the seconds for which a rank is busy posting a message or waiting for it (0 if a device does that itself).
     Collectives may reach less and then have numbers of their own (0: the same); they take the fastest of `protocols`
@@ -74,8 +74,6 @@ class Link:
     blocks: int = 0
     measured: tuple[Measured, ...] = ()
     sources: tuple[str, ...] = ()
-
-    __repr__ = shortened
 
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
         """Latency and transfer time of an all-gather of `bytes`."""

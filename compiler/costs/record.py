@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from partita.compiler.ops.op import Kernel
 from partita.dsl.diagnostic import refuse
 from partita.dsl.limits import NAME_CHARACTERS
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Source
 
@@ -38,8 +38,8 @@ class Timing:
     seconds: float
 
 
-@define(eq=False)
-class Timings:
+@define(eq=False, repr=False)
+class Timings(Shortened):
     """Timings, interpolated: the time for each unit of work is averaged over the nearest, in the log space of
     features. A kernel that was not measured takes as long as one that is alike or, if nothing but bytes counts, as
     those that move about as many.
@@ -47,8 +47,6 @@ class Timings:
 
     all: tuple[Timing, ...] = ()
     _found: dict[tuple[str, Kernel], float | None] = field(factory=dict, init=False)
-
-    __repr__ = shortened
 
     def seconds(self, kernel: Kernel, dtype: str) -> float | None:
         """The time of a kernel; None if no timing has the name, dtype and number of features of it or of one alike."""

@@ -20,7 +20,7 @@ from partita.compiler.naming import matches
 from partita.dsl.check.stages import no_such_stage, other_counts, stage_rules, too_few_layers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.names.paths import is_end
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
 from partita.dsl.syntax.source import Span
 
@@ -62,16 +62,14 @@ def pipeline_of(layout: Layout | None, mesh: Mesh | None, chunks: int) -> Pipeli
     return Pipeline(axis, mesh.size(axis), chunks, span=span)
 
 
-@frozen
-class Iterations:
+@frozen(repr=False)
+class Iterations(Shortened):
     """The stages of iterations, by path: `staged` are those of the repeats that `stage` names, `placed` those that
     `place` has put on a range of stages.
     """
 
     staged: Mapping[str, int] = field(factory=dict)
     placed: Mapping[str, int] = field(factory=dict)
-
-    __repr__ = shortened
 
 
 # The seconds that nodes of a graph of the forward pass take, with all that training computes for them, by their stages.

@@ -32,12 +32,12 @@ from partita.compiler.ops.stack import MATRIX, OfMatrices, Stack, Unstack
 from partita.compiler.passes.buckets import BUCKET_BYTES
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.sharded_builder import ShardedBuilder
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.syntax.source import Span
 
 
-@frozen(eq=False)
-class Stacked:
+@frozen(eq=False, repr=False)
+class Stacked(Shortened):
     """Nodes that several updates share, between the `prepare` and the `update` of each of these parameters, all of
     which `stages` update.
     """
@@ -45,8 +45,6 @@ class Stacked:
     parameters: tuple[str, ...]
     stages: tuple[int, ...]
     nodes: tuple[Node, ...]
-
-    __repr__ = shortened
 
 
 @frozen(eq=False)

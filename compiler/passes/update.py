@@ -49,7 +49,7 @@ from partita.compiler.passes.shard.choice import local_op
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.stacked import Stacked, StackingBuilder
-from partita.dsl.reprs import count, shortened
+from partita.dsl.reprs import Shortened, count
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis
 
@@ -61,8 +61,8 @@ STATISTIC = "f64"
 SQUARE = "square "  # prefix of the entries for stages' shares of the squared gradient norm
 
 
-@frozen(eq=False)
-class ParameterUpdate:
+@frozen(eq=False, repr=False)
+class ParameterUpdate(Shortened):
     """The update of one parameter.
 
     `stages` are those that read it; `totals` the reduced totals to sum, each with its accumulator and the stage that
@@ -87,11 +87,9 @@ class ParameterUpdate:
     touched: Value | None = None
     coming: Value | None = None
 
-    __repr__ = shortened
 
-
-@frozen(eq=False)
-class BufferUpdate:
+@frozen(eq=False, repr=False)
+class BufferUpdate(Shortened):
     """The update of one buffer: `new`, in the layout in which it is stored, is written over `master`.
 
     `stages` are those that keep it. `totals` are the statistics that the update is made of, each with its accumulator
@@ -104,16 +102,14 @@ class BufferUpdate:
     master: Value
     new: Value
 
-    __repr__ = shortened
-
     @property
     def store(self) -> Node:
         """The node that writes the new value."""
         return Node(Store(), (self.master, self.new), (), self.name, None, Phase.UPDATE)
 
 
-@frozen(eq=False)
-class OuterUpdate:
+@frozen(eq=False, repr=False)
+class OuterUpdate(Shortened):
     """The average of one parameter or buffer over groups that train apart (`partita.compiler.passes.outer`).
 
     `masters` are the copies of this rank's groups, which are overwritten. `states` are kept besides, by `state_names`:
@@ -126,8 +122,6 @@ class OuterUpdate:
     states: tuple[Value, ...]
     state_names: tuple[str, ...]
     nodes: tuple[Node, ...]
-
-    __repr__ = shortened
 
 
 @frozen(eq=False)

@@ -18,11 +18,11 @@ from partita.compiler.passes.shard.reasons import undivided
 from partita.compiler.report.shares import MatrixShare, matrix_shares
 from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Compilation
-from partita.dsl.reprs import Pictured, count, outline, shortened
+from partita.dsl.reprs import Pictured, Shortened, count, outline
 
 
-@frozen(eq=False)
-class StageSummary:
+@frozen(eq=False, repr=False)
+class StageSummary(Shortened):
     """One stage: where it runs, its iterations, its parameters, and the predicted seconds of F, B and W. In bytes, what
     a microbatch keeps from F (`saved`), and what of it the host's memory keeps (`offloaded`), for so many microbatches
     of a step (`offloads`).
@@ -39,11 +39,9 @@ class StageSummary:
     offloaded: int = 0
     offloads: int = 0
 
-    __repr__ = shortened
 
-
-@frozen(eq=False)
-class RuleSummary:
+@frozen(eq=False, repr=False)
+class RuleSummary(Shortened):
     """A rule of the optimizer: its parameters without iteration numbers, their elements, and the bytes of their
     optimizer states, of all ranks together and each once. `left` are those that it leaves to a later rule, by why.
     """
@@ -53,8 +51,6 @@ class RuleSummary:
     elements: int
     state: int
     left: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-    __repr__ = shortened
 
 
 @frozen(eq=False)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.syntax.source import Span
 
 FORWARD, BACKWARD, WEIGHT, FULL_BACKWARD = "F", "B", "W", "BW"
@@ -98,8 +98,8 @@ class Spread:
         return tuple(lines)
 
 
-@frozen
-class Schedule:
+@frozen(repr=False)
+class Schedule(Shortened):
     """The actions of every pipeline rank.
 
     `placement[rank][chunk]` is the stage that a rank runs as that chunk; every stage occurs once. `bound` is the
@@ -129,8 +129,6 @@ class Schedule:
     spread: Spread | None = None
     ascending: bool = True
     slices: int = 1
-
-    __repr__ = shortened
 
     @property
     def ranks(self) -> int:

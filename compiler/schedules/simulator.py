@@ -30,11 +30,11 @@ from partita.compiler.instructions import (
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action
 from partita.compiler.schedules.timeline import Interval, Timeline
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 
 
-@frozen
-class Costs:
+@frozen(repr=False)
+class Costs(Shortened):
     """Seconds of an action, by stage and kind; of a message's transfer; and of an overlapped `pair` of a forward and a
     full backward, by their stages (default: their sum; never less than either). A rank is busy for `post` seconds with
     each message that it sends or receives. The first action of a stage does not end before the stage is `ready`, in
@@ -48,8 +48,6 @@ class Costs:
     post: float = 0.0
     ready: Mapping[int, float] = field(factory=dict)
     copy: Callable[[int], float] = lambda stage: 0.0
-
-    __repr__ = shortened
 
 
 def equal_costs(

@@ -8,11 +8,11 @@ from attrs import field, frozen
 
 from partita.compiler.instructions import Channel, Transfer
 from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, LOAD, OFFLOAD, WEIGHT, Action, peak_live
-from partita.dsl.reprs import Pictured, shortened
+from partita.dsl.reprs import Pictured, Shortened
 
 
-@frozen
-class Interval:
+@frozen(repr=False)
+class Interval(Shortened):
     """One action of a rank (copies included), or one transfer from a rank, in seconds from the start of the step."""
 
     rank: int
@@ -20,16 +20,14 @@ class Interval:
     start: float
     end: float
 
-    __repr__ = shortened
-
     @property
     def duration(self) -> float:
         """Seconds from start to end."""
         return self.end - self.start
 
 
-@frozen
-class Timeline(Pictured):
+@frozen(repr=False)
+class Timeline(Shortened, Pictured):
     """The actions of every rank and the transfers of every channel, in execution order.
 
     `critical_path` is a chain of actions and transfers from the start of the step to its last action, each starting
@@ -41,8 +39,6 @@ class Timeline(Pictured):
     transfers: Mapping[Channel, tuple[Interval, ...]] = field(repr=False)
     critical_path: tuple[Interval, ...] = field(repr=False)
     copies: tuple[tuple[Interval, ...], ...] = field(default=(), repr=False)
-
-    __repr__ = shortened
 
     @property
     def makespan(self) -> float:

@@ -64,10 +64,7 @@ def completed(call: tree.Call, missing: Mapping[str, Collection[str]]) -> str:
 
 
 def reordered(
-    refused: Refused,
-    call: tree.Call,
-    arguments: Mapping[str, tree.Argument],
-    fits: Callable[[Mapping[str, str]], bool],
+    refused: Refused, call: tree.Call, arguments: Mapping[str, tree.Argument], fits: Callable[[Mapping[str, str]], bool]
 ) -> Refused:
     """What is said of a call that was refused, also if some of its arguments, by name, fit in another order.
 

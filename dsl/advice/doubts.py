@@ -34,8 +34,11 @@ def _own_scores(model: spec.Model) -> Iterator[Diagnostic]:
     itself only.
     """
     seen: set[Span] = set()
-    for body, captured in _bodies(model.answering):
-        made = dict(zip(range(len(body.inputs), len(body.types)), _each_result(body), strict=True))
+    loops = (step for step in spec.steps(model.answering) if isinstance(step, spec.Repeat | spec.Scan))
+    carried = {id(loop.body): len(loop.carried) for loop in loops}
+    for body in spec.bodies(model.answering):
+        made, inputs = _made(body), len(body.inputs)
+        captured = range(carried.get(id(body), inputs), inputs)
         for step in body.steps:
             if not isinstance(step, spec.Apply) or step.function not in COMPARING:
                 continue
@@ -62,8 +65,8 @@ def _own_scores(model: spec.Model) -> Iterator[Diagnostic]:
 def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
     """W0317: a cross_entropy of what a softmax gives, which takes the softmax of it again."""
     seen: set[Span] = set()
-    for body, _ in _bodies(model.answering):
-        made = dict(zip(range(len(body.inputs), len(body.types)), _each_result(body), strict=True))
+    for body in spec.bodies(model.answering):
+        made = _made(body)
         for step in body.steps:
             if not isinstance(step, spec.Apply) or step.function != "cross_entropy":
                 continue
@@ -79,27 +82,10 @@ def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
                 yield Diagnostic("W0317", message, step.span, (note,), help)
 
 
-def _bodies(body: spec.Body) -> Iterator[tuple[spec.Body, range]]:
-    """A body and all nested ones, each once, with its inputs that are captured values."""
-    stack, seen = [(body, range(0))], set[int]()
-    while stack:
-        each, captured = stack.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each, captured
-            for step in each.steps:
-                if isinstance(step, spec.CallBlock):
-                    stack.append((step.body, range(0)))
-                elif isinstance(step, spec.Repeat | spec.Scan):
-                    stack.append((step.body, range(len(step.carried), len(step.body.inputs))))
-
-
-def _each_result(body: spec.Body) -> Iterator[spec.Step]:
+def _made(body: spec.Body) -> dict[int, spec.Step]:
     """The step of each value that the steps of a body make."""
-    for step in body.steps:
-        inner = step.body if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan) else None
-        for _ in range(1 if inner is None else len(inner.results)):
-            yield step
+    steps = (step for step in body.steps for _ in range(spec.result_count(step)))
+    return dict(enumerate(steps, len(body.inputs)))
 
 
 def _products(value: spec.Operand, made: dict[int, spec.Step]) -> Iterator[spec.Apply]:

@@ -7,349 +7,271 @@ here before spelling is compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 
-def _by_name(rows: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What is said of each name; a row is for all the names in it."""
-    return {name: text for names, text in rows for name in names.split()}
+def _by_name(text: str) -> dict[str, str]:
+    """What is said of each name: a line is for all the names before its colon, and goes on in the indented ones."""
+    rows = (line.split(": ", 1) for line in re.sub(r"\n +", " ", text.strip()).split("\n"))
+    return {name: said for names, said in rows for name in names.split()}
+
+
+def _choices(text: str) -> dict[str, tuple[str, ...]]:
+    """What each name may stand for: the words after the colon."""
+    return {name: tuple(words.split()) for name, words in _by_name(text).items()}
 
 
 # Functions: the equivalent.
-FUNCTIONS: Mapping[str, str] = _by_name(
-    (
-        (
-            "matmul mm bmm einsum linear tensordot dense",
-            "a product is `dot(a, b, over = axis)`; other axes match by name",
-        ),
-        ("transpose permute swapaxes t", "axes are matched by name, so their order never matters"),
-        (
-            "reshape view flatten unflatten rearrange",
-            "`split(x, axis -> [slow, fast])` and `merge(x, [slow, fast] -> axis)`",
-        ),
-        ("unsqueeze broadcast broadcast_to repeat_interleave tile", "`expand(x, axis)`"),
-        ("squeeze", "`sum(x, over = axis)`, of an axis of size 1"),
-        ("take index_select take_along_dim take_along_axis", "`gather(x, ids, along = axis)`"),
-        ("select first last unbind", "`gather(x, 0, along = axis)`; the last position is `size(axis) - 1`"),
-        ("lookup", "`embedding(ids, table, over = axis)` looks up rows of a table"),
-        ("onehot", "`one_hot(ids, axis)`"),
-        ("argmax", "`arg_max(x, over = axis)`"),
-        ("argmin", "`arg_max(-x, over = axis)`"),
-        ("cumulative_sum cumsum_", "`cumsum(x, over = axis)`"),
-        ("cumprod", "`exp(cumsum(log(x), over = axis))`, of positive numbers"),
-        ("sort argsort", "`top_k(x, axis -> ranks)`, with an axis `ranks` of the same size, gives both"),
-        (
-            "flip reverse",
-            "`gather(x, size(axis) - 1 - iota(ranks), along = axis)`, with an axis `ranks` of the same size",
-        ),
-        ("roll", "`concat(slice(x, axis -> rest, start = …), slice(x, axis -> part), [rest, part] -> axis)`"),
-        ("pad", "`concat(x, zeros([…]), [axis, more] -> longer)`; `conv` and `patches` have `padding`"),
-        (
-            "scatter scatter_add index_add segment_sum scatter_sum",
-            "`dot(one_hot(ids, axis), x, over = …)` adds up at each position of `axis` what has its id",
-        ),
-        ("logical_xor xor", "`a != b`, of booleans"),
-        ("cat concatenate hstack vstack", "`concat(x, y, [first, second] -> both)`"),
-        ("stack", "`concat(expand(x, one), expand(y, one), [one, one] -> two)`, with `axis one = 1, two = 2`"),
-        ("chunk narrow crop", "`slice(x, axis -> part, start = 0)`"),
-        ("arange range positions", "`iota(axis)`"),
-        ("pow square", "`power(x, 2)`"),
-        ("clamp clip", "`minimum(maximum(x, low), high)`"),
-        ("detach no_grad", "`stop_gradient(x)`"),
-        ("nll_loss softmax_cross_entropy crossentropy crossentropyloss", "`cross_entropy(logits, ids, over = axis)`"),
-        ("mse_loss l2_loss mseloss", "`mse(x, y)`"),
-        ("l1_loss mae", "`mean(abs(x - y))`"),
-        (
-            "attention scaled_dot_product_attention sdpa flash_attention multiheadattention",
-            "`attend(q, k, v, over = seq, along = key)`: softmax over the positions of `k`, products along the keys",
-        ),
-        ("swish", "`silu(x)`"),
-        ("leaky_relu", "`maximum(x, 0.01 * x)`"),
-        ("logsigmoid", "`log_sigmoid(x)`"),
-        ("mul", "`x * y`"),
-        ("mod fmod remainder", "`x - n * floor(x / n)`, of floats"),
-        ("sub", "`x - y`"),
-        ("div", "`x / y`"),
-        ("neg", "`-x`"),
-        ("eq ne lt le gt ge", "comparisons are `x == y`, `x < y`, `x >= y` and so on"),
-        ("float to astype type_as int", "`cast(x, f32)`"),
-        ("ones full ones_like", "numbers and tensors mix directly: `x * 0 + 1`"),
-        ("randn rand randn_like rand_like", "`sample noise: [batch, seq] ~ normal(1.0)` is a statement"),
-        ("layernorm", "`layer_norm(x, over = axis)`"),
-        ("rmsnorm", "`rms_norm(x, over = axis)`"),
-        ("rotary apply_rotary_emb rotary_embedding", "`rope(x, over = seq, pairs = key)`"),
-        ("tril triu masked_fill", "`where(mask, x, y)`, with a mask made of `iota(axis)`"),
-        ("var std", "the mean of the squares of `x - mean(x, over = axis)`"),
-        ("norm", "`sqrt(sum(x * x, over = axis))`"),
-        ("normalize cosine_similarity", "`x * rsqrt(sum(x * x, over = axis) + 1e-12)` has length 1"),
-        ("checkpoint remat", "`recompute` is a rule of the layout"),
-        ("associative_scan selective_scan mamba ssm", "`linear_scan(a, b, over = axis)`: h[t] = a[t]·h[t−1] + b[t]"),
-        (
-            "grad grads gradient jacobian hessian jvp vjp value_and_grad autograd backward",
-            "only the loss is differentiated: write the derivative out: `w * (1 - y * y)` by x, of `y = tanh(x * w)`",
-        ),
-        (
-            "fft rfft",
-            "`dot(x, cos(angle), over = seq)` and `-dot(x, sin(angle), over = seq)` are its parts, with "
-            "`let angle = 6.2831853 / size(seq) * expand(cast(iota(seq), f32), waves) * cast(iota(waves), f32)`, "
-            "`axis waves = seq`",
-        ),
-        (
-            "ifft irfft fft2 ifft2 stft dct inverse inv pinv solve lstsq cholesky svd qr lu eig eigh det slogdet "
-            "atan arctan atan2 arctan2 asin arcsin acos arccos",
-            "no function here does that: an `op` is an operation of your own, which torch computes",
-        ),
-        ("logaddexp", "`maximum(x, y) - log_sigmoid(abs(x - y))`"),
-        ("log1p", "`log(1 + x)`"),
-        ("expm1", "`exp(x) - 1`"),
-        ("log2", "`log(x) / 0.69314718`"),
-        ("log10", "`log(x) / 2.30258509`"),
-        ("exp2", "`exp(0.69314718 * x)`"),
-        ("sinh", "`(exp(x) - exp(-x)) / 2`"),
-        ("cosh", "`(exp(x) + exp(-x)) / 2`"),
-        ("selu", "`1.05070099 * where(x > 0, x, 1.67326324 * (exp(minimum(x, 0)) - 1))`"),
-        ("celu", "`where(x > 0, x, exp(minimum(x, 0)) - 1)`"),
-        ("prelu", "`maximum(x, 0) + w * minimum(x, 0)`, with a parameter `w`"),
-        ("mish", "`x * tanh(softplus(x))`"),
-        ("softsign", "`x / (1 + abs(x))`"),
-        ("hardsigmoid", "`minimum(relu(x + 3), 6) / 6`"),
-        ("hardtanh", "`minimum(maximum(x, -1), 1)`"),
-        ("glu", "`x * sigmoid(y)`, of two products"),
-        ("swiglu", "`silu(x) * y`, of two products"),
-        ("geglu", "`gelu(x) * y`, of two products"),
-        ("reciprocal", "`1 / x`"),
-        ("outer", "`expand(x, column) * y`, of an `x` with the axis `row` and a `y` with `column`"),
-        ("lerp", "`x + w * (y - x)`"),
-        ("prod", "`exp(sum(log(x), over = axis))`, of positive numbers"),
-        ("any", "`max(cast(x, f32), over = axis) > 0`"),
-        ("all", "`min(cast(x, f32), over = axis) > 0`"),
-        ("isnan", "`x != x`"),
-        (
-            "median quantile",
-            "`top_k(x, axis -> ranks)`, with an axis `ranks` of the same size, sorts them for a `gather`",
-        ),
-        ("eye", "`one_hot(iota(row), column)`"),
-        ("diag diagonal", "`sum(x * one_hot(iota(row), column), over = column)`"),
-        ("trace", "`sum(x * one_hot(iota(row), column), over = [row, column])`"),
-        ("clone copy contiguous identity", "`x` itself: values do not change"),
-        ("vmap", "functions apply along all axes that they do not name"),
-        ("tan", "`sin(x) / cos(x)`"),
-        ("ceil", "`-floor(-x)`"),
-        ("trunc", "`sign(x) * floor(abs(x))`"),
-        ("topk", "`top_k(x, axis -> chosen)` gives the greatest elements and their indices"),
-        ("bincount histc", "`load(ids, over = axis, into = experts)` counts how often each id occurs"),
-        ("moe mixture_of_experts grouped_mm", "`routed_dot(x, w, ids, over = axis, along = experts)`, after `top_k`"),
-        ("route router", "`top_k(softmax(logits, over = experts), experts -> chosen)`"),
-        (
-            "conv1d conv2d conv3d convolution depthwise_conv",
-            "`conv(image, kernel, [height, width] -> [rows, columns], over = channels)`",
-        ),
-        ("unfold im2col", "`patches(image, [height, width] -> [rows, columns], size = [kh, kw])`"),
-        (
-            "max_pool maxpool max_pool1d max_pool2d maxpool2d",
-            "`max(patches(x, [height, width] -> [rows, columns], size = [kh, kw], stride = 2), over = [kh, kw])`",
-        ),
-        (
-            "avg_pool avgpool avg_pool1d avg_pool2d avgpool2d",
-            "`mean(patches(x, [height, width] -> [rows, columns], size = [kh, kw], stride = 2), over = [kh, kw])`",
-        ),
-        ("adaptive_avg_pool2d global_avg_pool", "`mean(x, over = [height, width])`"),
-        ("interpolate upsample", "`merge(expand(x, twice), [height, twice] -> tall)`: each element repeated"),
-        (
-            "group_norm groupnorm",
-            "`layer_norm(split(x, channels -> [groups, part]), over = [part, height, width])`, merged again",
-        ),
-        (
-            "batch_norm batchnorm batch_norm2d batchnorm2d",
-            "blocks to import: `batch_norm` and `batch_norm_image` of specs/zoo/blocks/batch_norm.par",
-        ),
-        ("bce bce_loss bce_with_logits", "`binary_cross_entropy(logits, targets)`"),
-        ("relu6", "`minimum(relu(x), 6)`"),
-        ("elu", "`where(x > 0, x, exp(minimum(x, 0)) - 1)`"),
-        ("hardswish", "`x * minimum(relu(x + 3), 6) / 6`"),
-        ("kl_div", "`sum(p * (log_p - log_q), over = axis)`, of two results of `log_softmax`, and `exp` of the first"),
-        ("huber huber_loss smooth_l1 smooth_l1_loss", "`where(abs(e) < 1, 0.5 * e * e, abs(e) - 0.5)`"),
-        ("lstm gru rnn", "a block with `scan seq { … }`, which runs a cell at one position after the other"),
-        (
-            "conv_transpose conv_transpose1d conv_transpose2d convtranspose2d deconv",
-            "each element repeated, by `expand` and `merge`, and a `conv`; or, without overlap, a `dot` and `merge`",
-        ),
-        (
-            "bernoulli",
-            "`sample u: [batch, seq] ~ uniform(1.0)` is a statement, and `u < 2 * p - 1` is true with probability p",
-        ),
-        (
-            "all_reduce allreduce all_gather reduce_scatter all_to_all psum send recv barrier",
-            "communication is implicit: the layout says how tensors are split, and the compiler inserts collectives",
-        ),
-    )
-)
+FUNCTIONS: Mapping[str, str] = _by_name("""
+matmul mm bmm einsum linear tensordot dense: a product is `dot(a, b, over = axis)`; other axes match by name
+transpose permute swapaxes t: axes are matched by name, so their order never matters
+reshape view flatten unflatten rearrange: `split(x, axis -> [slow, fast])` and `merge(x, [slow, fast] -> axis)`
+unsqueeze broadcast broadcast_to repeat_interleave tile: `expand(x, axis)`
+squeeze: `sum(x, over = axis)`, of an axis of size 1
+take index_select take_along_dim take_along_axis: `gather(x, ids, along = axis)`
+select first last unbind: `gather(x, 0, along = axis)`; the last position is `size(axis) - 1`
+lookup: `embedding(ids, table, over = axis)` looks up rows of a table
+onehot: `one_hot(ids, axis)`
+argmax: `arg_max(x, over = axis)`
+argmin: `arg_max(-x, over = axis)`
+cumulative_sum cumsum_: `cumsum(x, over = axis)`
+cumprod: `exp(cumsum(log(x), over = axis))`, of positive numbers
+sort argsort: `top_k(x, axis -> ranks)`, with an axis `ranks` of the same size, gives both
+flip reverse: `gather(x, size(axis) - 1 - iota(ranks), along = axis)`, with an axis `ranks` of the same size
+roll: `concat(slice(x, axis -> rest, start = …), slice(x, axis -> part), [rest, part] -> axis)`
+pad: `concat(x, zeros([…]), [axis, more] -> longer)`; `conv` and `patches` have `padding`
+scatter scatter_add index_add segment_sum scatter_sum:
+    `dot(one_hot(ids, axis), x, over = …)` adds up at each position of `axis` what has its id
+logical_xor xor: `a != b`, of booleans
+cat concatenate hstack vstack: `concat(x, y, [first, second] -> both)`
+stack: `concat(expand(x, one), expand(y, one), [one, one] -> two)`, with `axis one = 1, two = 2`
+chunk narrow crop: `slice(x, axis -> part, start = 0)`
+arange range positions: `iota(axis)`
+pow square: `power(x, 2)`
+clamp clip: `minimum(maximum(x, low), high)`
+detach no_grad: `stop_gradient(x)`
+nll_loss softmax_cross_entropy crossentropy crossentropyloss: `cross_entropy(logits, ids, over = axis)`
+mse_loss l2_loss mseloss: `mse(x, y)`
+l1_loss mae: `mean(abs(x - y))`
+attention scaled_dot_product_attention sdpa flash_attention multiheadattention:
+    `attend(q, k, v, over = seq, along = key)`: softmax over the positions of `k`, products along the keys
+swish: `silu(x)`
+leaky_relu: `maximum(x, 0.01 * x)`
+logsigmoid: `log_sigmoid(x)`
+mul: `x * y`
+mod fmod remainder: `x - n * floor(x / n)`, of floats
+sub: `x - y`
+div: `x / y`
+neg: `-x`
+eq ne lt le gt ge: comparisons are `x == y`, `x < y`, `x >= y` and so on
+float to astype type_as int: `cast(x, f32)`
+ones full ones_like: numbers and tensors mix directly: `x * 0 + 1`
+randn rand randn_like rand_like: `sample noise: [batch, seq] ~ normal(1.0)` is a statement
+layernorm: `layer_norm(x, over = axis)`
+rmsnorm: `rms_norm(x, over = axis)`
+rotary apply_rotary_emb rotary_embedding: `rope(x, over = seq, pairs = key)`
+tril triu masked_fill: `where(mask, x, y)`, with a mask made of `iota(axis)`
+var std: the mean of the squares of `x - mean(x, over = axis)`
+norm: `sqrt(sum(x * x, over = axis))`
+normalize cosine_similarity: `x * rsqrt(sum(x * x, over = axis) + 1e-12)` has length 1
+checkpoint remat: `recompute` is a rule of the layout
+associative_scan selective_scan mamba ssm: `linear_scan(a, b, over = axis)`: h[t] = a[t]·h[t−1] + b[t]
+grad grads gradient jacobian hessian jvp vjp value_and_grad autograd backward:
+    only the loss is differentiated: write the derivative out: `w * (1 - y * y)` by x, of `y = tanh(x * w)`
+fft rfft:
+    `dot(x, cos(angle), over = seq)` and `-dot(x, sin(angle), over = seq)` are its parts, with `let angle = 6.2831853 /
+    size(seq) * expand(cast(iota(seq), f32), waves) * cast(iota(waves), f32)`, `axis waves = seq`
+ifft irfft fft2 ifft2 stft dct inverse inv pinv solve lstsq cholesky svd qr lu eig eigh det slogdet atan arctan atan2
+    arctan2 asin arcsin acos arccos:
+    no function here does that: an `op` is an operation of your own, which torch computes
+logaddexp: `maximum(x, y) - log_sigmoid(abs(x - y))`
+log1p: `log(1 + x)`
+expm1: `exp(x) - 1`
+log2: `log(x) / 0.69314718`
+log10: `log(x) / 2.30258509`
+exp2: `exp(0.69314718 * x)`
+sinh: `(exp(x) - exp(-x)) / 2`
+cosh: `(exp(x) + exp(-x)) / 2`
+selu: `1.05070099 * where(x > 0, x, 1.67326324 * (exp(minimum(x, 0)) - 1))`
+celu: `where(x > 0, x, exp(minimum(x, 0)) - 1)`
+prelu: `maximum(x, 0) + w * minimum(x, 0)`, with a parameter `w`
+mish: `x * tanh(softplus(x))`
+softsign: `x / (1 + abs(x))`
+hardsigmoid: `minimum(relu(x + 3), 6) / 6`
+hardtanh: `minimum(maximum(x, -1), 1)`
+glu: `x * sigmoid(y)`, of two products
+swiglu: `silu(x) * y`, of two products
+geglu: `gelu(x) * y`, of two products
+reciprocal: `1 / x`
+outer: `expand(x, column) * y`, of an `x` with the axis `row` and a `y` with `column`
+lerp: `x + w * (y - x)`
+prod: `exp(sum(log(x), over = axis))`, of positive numbers
+any: `max(cast(x, f32), over = axis) > 0`
+all: `min(cast(x, f32), over = axis) > 0`
+isnan: `x != x`
+median quantile: `top_k(x, axis -> ranks)`, with an axis `ranks` of the same size, sorts them for a `gather`
+eye: `one_hot(iota(row), column)`
+diag diagonal: `sum(x * one_hot(iota(row), column), over = column)`
+trace: `sum(x * one_hot(iota(row), column), over = [row, column])`
+clone copy contiguous identity: `x` itself: values do not change
+vmap: functions apply along all axes that they do not name
+tan: `sin(x) / cos(x)`
+ceil: `-floor(-x)`
+trunc: `sign(x) * floor(abs(x))`
+topk: `top_k(x, axis -> chosen)` gives the greatest elements and their indices
+bincount histc: `load(ids, over = axis, into = experts)` counts how often each id occurs
+moe mixture_of_experts grouped_mm: `routed_dot(x, w, ids, over = axis, along = experts)`, after `top_k`
+route router: `top_k(softmax(logits, over = experts), experts -> chosen)`
+conv1d conv2d conv3d convolution depthwise_conv:
+    `conv(image, kernel, [height, width] -> [rows, columns], over = channels)`
+unfold im2col: `patches(image, [height, width] -> [rows, columns], size = [kh, kw])`
+max_pool maxpool max_pool1d max_pool2d maxpool2d:
+    `max(patches(x, [height, width] -> [rows, columns], size = [kh, kw], stride = 2), over = [kh, kw])`
+avg_pool avgpool avg_pool1d avg_pool2d avgpool2d:
+    `mean(patches(x, [height, width] -> [rows, columns], size = [kh, kw], stride = 2), over = [kh, kw])`
+adaptive_avg_pool2d global_avg_pool: `mean(x, over = [height, width])`
+interpolate upsample: `merge(expand(x, twice), [height, twice] -> tall)`: each element repeated
+group_norm groupnorm: `layer_norm(split(x, channels -> [groups, part]), over = [part, height, width])`, merged again
+batch_norm batchnorm batch_norm2d batchnorm2d:
+    blocks to import: `batch_norm` and `batch_norm_image` of specs/zoo/blocks/batch_norm.par
+bce bce_loss bce_with_logits: `binary_cross_entropy(logits, targets)`
+relu6: `minimum(relu(x), 6)`
+elu: `where(x > 0, x, exp(minimum(x, 0)) - 1)`
+hardswish: `x * minimum(relu(x + 3), 6) / 6`
+kl_div: `sum(p * (log_p - log_q), over = axis)`, of two results of `log_softmax`, and `exp` of the first
+huber huber_loss smooth_l1 smooth_l1_loss: `where(abs(e) < 1, 0.5 * e * e, abs(e) - 0.5)`
+lstm gru rnn: a block with `scan seq { … }`, which runs a cell at one position after the other
+conv_transpose conv_transpose1d conv_transpose2d convtranspose2d deconv:
+    each element repeated, by `expand` and `merge`, and a `conv`; or, without overlap, a `dot` and `merge`
+bernoulli: `sample u: [batch, seq] ~ uniform(1.0)` is a statement, and `u < 2 * p - 1` is true with probability p
+all_reduce allreduce all_gather reduce_scatter all_to_all psum send recv barrier:
+    communication is implicit: the layout says how tensors are split, and the compiler inserts collectives
+""")
 
 # Parallelism degrees -> the usual name of the mesh axis.
-PARALLEL: Mapping[str, str] = _by_name(
-    (
-        ("dp data_parallel data_parallel_size", "data"),
-        ("tp tensor_parallel tensor_parallel_size tensor_model_parallel_size", "tensor"),
-        ("pp pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size", "pipe"),
-        ("cp context_parallel context_parallel_size", "context"),
-    )
-)
+PARALLEL: Mapping[str, str] = _by_name("""
+dp data_parallel data_parallel_size: data
+tp tensor_parallel tensor_parallel_size tensor_model_parallel_size: tensor
+pp pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size: pipe
+cp context_parallel context_parallel_size: context
+""")
 
 # Axes, arguments, entries, dtypes -> names here, in order of preference; the first one that exists is used.
-SETTINGS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(ours.split())
-    for name, ours in _by_name(
-        (
-            ("axis axes dim dims dimension", "over along axis"),
-            ("p prob dropout drop dropout_p attention_dropout attn_dropout", "rate dropout"),
-            ("sliding_window window_size", "window"),
-            ("soft_cap logit_softcapping attn_logit_softcapping", "softcap"),
-            ("segment_ids document_ids doc_ids", "segments"),
-            ("sinks attention_sink", "sink"),
-            ("rope_scaling", "scaling"),
-            ("theta rope_theta", "base"),
-            ("ignore_index ignore_id", "ignore"),
-            ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
-            ("ema_decay ema_rate ema_momentum model_ema model_ema_decay use_ema polyak swa averaging", "ema"),
-            ("learning_rate", "lr peak"),
-            ("lr", "peak"),
-            ("wd", "weight_decay"),
-            ("beta1 beta2 adam_beta1 adam_beta2", "betas"),
-            ("epsilon adam_eps", "eps"),
-            ("max_steps num_steps iterations iters max_iters train_iters num_train_steps", "steps total"),
-            ("steps every frequency period", "interval"),
-            (
-                "micro_batches num_microbatches accumulate grad_accum gradient_accumulation_steps",
-                "microbatches",
-            ),
-            ("virtual_stages num_chunks", "chunks"),
-            ("dataset train_data", "data"),
-            ("optim", "optimizer"),
-            ("dtype amp mixed_precision", "precision"),
-            ("checkpoints save save_every save_interval save_steps ckpt", "checkpoint"),
-            ("evaluate evaluation validation val eval_interval eval_every eval_steps", "eval"),
-            ("random_seed", "seed"),
-            ("cuda_graph cuda_graphs enable_cuda_graph cudagraphs reduce_overhead", "graphs"),
-            ("warmup_steps warmup_iters", "warmup"),
-            ("total_steps decay_steps lr_decay_iters", "total"),
-            ("max_lr", "peak"),
-            ("min_lr", "floor"),
-            ("val_split test_split validation_split", "holdout"),
-            ("file filename", "path glob"),
-            ("on_nan skip_nan nan_policy terminate_on_nan detect_anomaly", "on_bad_step"),
-            ("path files pattern", "glob"),
-            ("batch_size bs global_batch_size train_batch_size", "batch"),
-            ("seq_len seq_length sequence_length block_size context_length max_seq_len max_seq_length n_ctx", "seq"),
-            ("hidden_size hidden_dim d_model n_embd embed_dim embedding_dim model_dim", "embed width hidden features"),
-            ("intermediate_size ffn_dim d_ff ffn_hidden_size mlp_dim", "ffn hidden"),
-            ("vocab_size padded_vocab_size", "vocab"),
-            ("n_head n_heads num_heads num_attention_heads", "heads"),
-            ("num_kv_heads num_key_value_heads num_query_groups n_kv_heads", "groups kv_heads"),
-            ("head_dim d_head kv_channels", "key"),
-            ("fp32 float32 float", "f32"),
-            ("fp64 float64 double", "f64"),
-            ("bfloat16 fp16 float16 f16 half", "bf16"),
-            ("int64 long", "i64"),
-            ("int32 int", "i32"),
-            ("boolean", "bool"),
-            ("uint8", "u8"),
-            ("uint16", "u16"),
-            ("uint32", "u32"),
-            ("he kaiming_normal kaiming_uniform", "kaiming"),
-            ("glorot xavier_normal xavier_uniform", "xavier"),
-            ("std stddev sigma", "deviation"),
-            ("params parameters weights", "param"),
-            ("grads gradients", "grad"),
-            ("states optimizer optimizer_state moments", "state"),
-            ("randn gaussian trunc_normal normal_", "normal"),
-            ("step steplr step_lr multistep exponential", "stepwise"),
-            ("noam inverse_square_root inv_sqrt rsqrt", "inverse_sqrt"),
-            ("uniform_ rand", "uniform"),
-            ("zero zeros_", "zeros"),
-            ("one ones_", "ones"),
-            *PARALLEL.items(),
-        )
-    ).items()
-}
+SETTINGS: Mapping[str, tuple[str, ...]] = _choices("""
+axis axes dim dims dimension: over along axis
+p prob dropout drop dropout_p attention_dropout attn_dropout: rate dropout
+sliding_window window_size: window
+soft_cap logit_softcapping attn_logit_softcapping: softcap
+segment_ids document_ids doc_ids: segments
+sinks attention_sink: sink
+rope_scaling: scaling
+theta rope_theta: base
+ignore_index ignore_id: ignore
+grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm: clip
+ema_decay ema_rate ema_momentum model_ema model_ema_decay use_ema polyak swa averaging: ema
+learning_rate: lr peak
+lr: peak
+wd: weight_decay
+beta1 beta2 adam_beta1 adam_beta2: betas
+epsilon adam_eps: eps
+max_steps num_steps iterations iters max_iters train_iters num_train_steps: steps total
+steps every frequency period: interval
+micro_batches num_microbatches accumulate grad_accum gradient_accumulation_steps: microbatches
+virtual_stages num_chunks: chunks
+dataset train_data: data
+optim: optimizer
+dtype amp mixed_precision: precision
+checkpoints save save_every save_interval save_steps ckpt: checkpoint
+evaluate evaluation validation val eval_interval eval_every eval_steps: eval
+random_seed: seed
+cuda_graph cuda_graphs enable_cuda_graph cudagraphs reduce_overhead: graphs
+warmup_steps warmup_iters: warmup
+total_steps decay_steps lr_decay_iters: total
+max_lr: peak
+min_lr: floor
+val_split test_split validation_split: holdout
+file filename: path glob
+on_nan skip_nan nan_policy terminate_on_nan detect_anomaly: on_bad_step
+path files pattern: glob
+batch_size bs global_batch_size train_batch_size: batch
+seq_len seq_length sequence_length block_size context_length max_seq_len max_seq_length n_ctx: seq
+hidden_size hidden_dim d_model n_embd embed_dim embedding_dim model_dim: embed width hidden features
+intermediate_size ffn_dim d_ff ffn_hidden_size mlp_dim: ffn hidden
+vocab_size padded_vocab_size: vocab
+n_head n_heads num_heads num_attention_heads: heads
+num_kv_heads num_key_value_heads num_query_groups n_kv_heads: groups kv_heads
+head_dim d_head kv_channels: key
+fp32 float32 float: f32
+fp64 float64 double: f64
+bfloat16 fp16 float16 f16 half: bf16
+int64 long: i64
+int32 int: i32
+boolean: bool
+uint8: u8
+uint16: u16
+uint32: u32
+he kaiming_normal kaiming_uniform: kaiming
+glorot xavier_normal xavier_uniform: xavier
+std stddev sigma: deviation
+params parameters weights: param
+grads gradients: grad
+states optimizer optimizer_state moments: state
+randn gaussian trunc_normal normal_: normal
+step steplr step_lr multistep exponential: stepwise
+noam inverse_square_root inv_sqrt rsqrt: inverse_sqrt
+uniform_ rand: uniform
+zero zeros_: zeros
+one ones_: ones
+""") | {name: (axis,) for name, axis in PARALLEL.items()}
 
 # Settings that have no entry here, because they follow from something else.
-FOLLOWS: Mapping[str, str] = _by_name(
-    (
-        ("lr learning_rate", "the learning rate is the optimizer's: `optimizer = adamw(lr = 1e-3)`"),
-        ("scheduler lr_scheduler", "the learning rate schedule is the value of `lr`: `adamw(lr = cosine(…))`"),
-        ("batch_size bs global_batch_size train_batch_size", "the batch is an axis: `axis batch = 32`"),
-        ("epochs num_epochs num_train_epochs", "training length is given in steps: `train.steps`"),
-        (
-            "micro_batch_size microbatch_size per_device_train_batch_size",
-            "the schedule's `microbatches` is the number of microbatches; each is an equal part of the batch",
-        ),
-        ("n_layer n_layers num_layers layers depth", "the number of layers is that of a `repeat` in the model"),
-        (
-            "world_size gpus num_gpus n_gpus ngpus devices nproc nproc_per_node ranks",
-            "the number of ranks is the product of the mesh's axes",
-        ),
-        ("mesh", "ranks are those of a declared mesh: `mesh m(data = 2)`, `layout l on m { }`, `layout = l`"),
-        (
-            "gradient_accumulation_steps gradient_accumulation accumulation_steps accumulate_grad_batches grad_accum "
-            "grad_accumulation_steps accumulate microbatches num_microbatches",
-            "that is the number of microbatches: `schedule accumulate = gpipe(microbatches = 4)`",
-        ),
-        ("fp16 float16 bf16 bfloat16 half use_amp use_fp16 use_bf16", "numbers are in bf16 with `precision = bf16`"),
-        (
-            "log_every log_interval log_freq log_steps log_every_n_steps logging_steps print_every print_interval",
-            "every step is recorded, in `metrics.jsonl` of the run's directory",
-        ),
-        (
-            "device cuda gpu gpu_id use_gpu use_cuda no_cuda accelerator mps nvidia",
-            "a run takes a GPU for each rank where there are any; `partita run --transport gloo` keeps to CPUs",
-        ),
-        (
-            "resume resume_from resume_from_checkpoint auto_resume load restore",
-            "a run goes on by itself from the newest checkpoint in its directory: `partita run FILE --run-dir DIR`",
-        ),
-        (
-            "output_dir out_dir output out save_dir log_dir logdir run_dir checkpoint_dir run_name name",
-            "a run writes to `runs/NAME`, or where `partita run FILE --run-dir DIR` says",
-        ),
-        (
-            "wandb use_wandb wandb_project tensorboard mlflow trackio logger loggers report_to",
-            "metrics are handed on by `partita run FILE --track NAME`: tensorboard, wandb, mlflow or trackio",
-        ),
-        (
-            "num_workers dataloader_num_workers workers prefetch prefetch_factor pin_memory",
-            "data is read while the step before computes; there is nothing to set",
-        ),
-    )
-)
+FOLLOWS: Mapping[str, str] = _by_name("""
+lr learning_rate: the learning rate is the optimizer's: `optimizer = adamw(lr = 1e-3)`
+scheduler lr_scheduler: the learning rate schedule is the value of `lr`: `adamw(lr = cosine(…))`
+batch_size bs global_batch_size train_batch_size: the batch is an axis: `axis batch = 32`
+epochs num_epochs num_train_epochs: training length is given in steps: `train.steps`
+micro_batch_size microbatch_size per_device_train_batch_size:
+    the schedule's `microbatches` is the number of microbatches; each is an equal part of the batch
+n_layer n_layers num_layers layers depth: the number of layers is that of a `repeat` in the model
+world_size gpus num_gpus n_gpus ngpus devices nproc nproc_per_node ranks:
+    the number of ranks is the product of the mesh's axes
+mesh: ranks are those of a declared mesh: `mesh m(data = 2)`, `layout l on m { }`, `layout = l`
+gradient_accumulation_steps gradient_accumulation accumulation_steps accumulate_grad_batches grad_accum
+    grad_accumulation_steps accumulate microbatches num_microbatches:
+    that is the number of microbatches: `schedule accumulate = gpipe(microbatches = 4)`
+fp16 float16 bf16 bfloat16 half use_amp use_fp16 use_bf16: numbers are in bf16 with `precision = bf16`
+log_every log_interval log_freq log_steps log_every_n_steps logging_steps print_every print_interval:
+    every step is recorded, in `metrics.jsonl` of the run's directory
+device cuda gpu gpu_id use_gpu use_cuda no_cuda accelerator mps nvidia:
+    a run takes a GPU for each rank where there are any; `partita run --transport gloo` keeps to CPUs
+resume resume_from resume_from_checkpoint auto_resume load restore:
+    a run goes on by itself from the newest checkpoint in its directory: `partita run FILE --run-dir DIR`
+output_dir out_dir output out save_dir log_dir logdir run_dir checkpoint_dir run_name name:
+    a run writes to `runs/NAME`, or where `partita run FILE --run-dir DIR` says
+wandb use_wandb wandb_project tensorboard mlflow trackio logger loggers report_to:
+    metrics are handed on by `partita run FILE --track NAME`: tensorboard, wandb, mlflow or trackio
+num_workers dataloader_num_workers workers prefetch prefetch_factor pin_memory:
+    data is read while the step before computes; there is nothing to set
+""")
 
 # Options of commands and arguments of functions -> what stands for them here: the first that a command or function has.
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(ours.split())
-    for name, ours in _by_name(
-        (
-            ("gpus num_gpus n_gpus ngpus nproc nproc_per_node world_size ranks num_devices", "devices"),
-            (
-                "checkpoint checkpoints ckpt ckpt_path checkpoint_path resume resume_from load",
-                "place directory",
-            ),
-            (
-                "run run_dir rundir dir path output_dir out_dir save_dir log_dir logdir folder checkpoint_dir from",
-                "place run_dir directory",
-            ),
-            ("tokens max_tokens max_new_tokens num_tokens max_length n_tokens new_tokens", "length"),
-            ("text input message", "prompt"),
-            ("backend dist_backend", "transport"),
-            ("wandb tensorboard mlflow trackio logger report_to", "track"),
-            ("profile profiler", "trace"),
-            ("time time_limit budget max_time timeout", "within stall_timeout"),
-            ("dataset test_data eval_data", "data"),
-            ("trust_remote_code", "allow_python"),
-            ("callback callbacks hook hooks on_step_end log_fn", "on_step"),
-            ("params state_dict", "parameters"),
-            ("batch data", "inputs"),
-        )
-    ).items()
-}
+OPTIONS: Mapping[str, tuple[str, ...]] = _choices("""
+gpus num_gpus n_gpus ngpus nproc nproc_per_node world_size ranks num_devices: devices
+checkpoint checkpoints ckpt ckpt_path checkpoint_path resume resume_from load: place directory
+run run_dir rundir dir path output_dir out_dir save_dir log_dir logdir folder checkpoint_dir from:
+    place run_dir directory
+tokens max_tokens max_new_tokens num_tokens max_length n_tokens new_tokens: length
+text input message: prompt
+backend dist_backend: transport
+wandb tensorboard mlflow trackio logger report_to: track
+profile profiler: trace
+time time_limit budget max_time timeout: within stall_timeout
+dataset test_data eval_data: data
+trust_remote_code: allow_python
+callback callbacks hook hooks on_step_end log_fn: on_step
+params state_dict: parameters
+batch data: inputs
+""")
 
 # What paths of modules begin with; before the dot of a method stands a value.
 MODULES = frozenset((
@@ -378,26 +300,20 @@ VALUES: Mapping[str, str] = {
 }
 
 # Words with which statements and operators of other languages begin.
-_IF = (
-    "`where(condition, a, b)` chooses elementwise, `where(training(), a, b)` between training and evaluation; "
-    "what changes from run to run is a `const`, such as the count of a `repeat`"
-)
-_LOOP = "`repeat 4 as layer { … }` repeats statements, and `scan seq { … }` runs them along an axis"
-_BLOCK = "a part of a model is a block: `block mlp(x: [batch, embed]) { … return y }`"
-WORDS: Mapping[str, str] = _by_name(
-    (
-        ("if else elif switch match case", _IF),
-        ("for while loop do", _LOOP),
-        ("def class function func fn struct", _BLOCK),
-        ("lambda", "a function is a `block`, with a name"),
-        ("var val auto mut", "values are named with `let`: `let y = …`"),
-        ("print", "a scalar is reported by `metric name = …`, and a tensor by `output name = …`"),
-        ("assert", "claims about the compiled program stand in `expect { … }`"),
-        ("with", "`stop_gradient(x)` cuts gradients off, and `train.precision` says the dtype"),
-        ("is in", "values are compared by `==` and `!=`"),
-        ("from", '`import "file.par"` reads a file; functions are built in'),
-    )
-)
+WORDS: Mapping[str, str] = _by_name("""
+if else elif switch match case:
+    `where(condition, a, b)` chooses elementwise, `where(training(), a, b)` between training and evaluation; what
+    changes from run to run is a `const`, such as the count of a `repeat`
+for while loop do: `repeat 4 as layer { … }` repeats statements, and `scan seq { … }` runs them along an axis
+def class function func fn struct: a part of a model is a block: `block mlp(x: [batch, embed]) { … return y }`
+lambda: a function is a `block`, with a name
+var val auto mut: values are named with `let`: `let y = …`
+print: a scalar is reported by `metric name = …`, and a tensor by `output name = …`
+assert: claims about the compiled program stand in `expect { … }`
+with: `stop_gradient(x)` cuts gradients off, and `train.precision` says the dtype
+is in: values are compared by `==` and `!=`
+from: `import "file.par"` reads a file; functions are built in
+""")
 
 # Characters that have no meaning here.
 SIGNS: Mapping[str, str] = {

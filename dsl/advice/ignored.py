@@ -65,11 +65,9 @@ def _readers(body: spec.Body, known: dict[int, Readers]) -> Readers:
                 same[number] = computed.setdefault((step.function, operands, repr(step.options)), number)
                 if step.function in LABELLED:
                     found[operands[1]].append(step)
-            case spec.CallBlock(arguments=sources):
-                _add(found, _readers(step.body, known), [same.get(each, each) for each in sources])
-            case spec.Repeat() | spec.Scan():
-                sources = (*step.carried, *step.captured)
-                _add(found, _readers(step.body, known), [same.get(each, each) for each in sources])
+            case spec.CallBlock() | spec.Repeat() | spec.Scan():
+                sources = [same.get(each, each) for each in spec.operands_of(step)]
+                _add(found, _readers(step.body, known), sources)
         number += spec.result_count(step)
     known[id(body)] = found
     return found

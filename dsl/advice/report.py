@@ -19,7 +19,7 @@ NO_AXIS = "E0202"
 
 
 class Report:
-    """Diagnostics in the order in which they were found."""
+    """Diagnostics in the order in which they were found. What is refused in a `with` of a report is added to it."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int | str | None, int], Diagnostic] = {}
@@ -54,10 +54,15 @@ class Report:
         """Add a warning."""
         self.add(Diagnostic(code, message, span, tuple(notes), help))
 
-    def refused(self, refused: Refused) -> None:
-        """Add the diagnostics of a refusal."""
-        for diagnostic in refused.diagnostics:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Refused):
+            return False
+        for diagnostic in error.diagnostics:
             self.add(diagnostic)
+        return True
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """All diagnostics, by file in the order of first mention, then by position; those without a span last."""

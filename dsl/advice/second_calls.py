@@ -9,7 +9,7 @@ calls there reads what another gives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 
 from partita.dsl import spec
@@ -19,7 +19,7 @@ from partita.dsl.syntax.source import Source
 
 def report_second_calls(model: spec.Model, source: Source, report: Report) -> None:
     """Warn of the second call of each block in a body of the file `source`."""
-    for body in _bodies(model.answering):
+    for body in spec.bodies(model.answering):
         for first, second in _alike(body):
             if second.span.source is source:
                 notes = [f"`{first.span.text}`   ({first.span.place}) has parameters of its own"]
@@ -36,7 +36,7 @@ def _alike(body: spec.Body) -> Iterator[tuple[spec.CallBlock, spec.CallBlock]]:
     roots: list[frozenset[int]] = [frozenset([number]) for number in range(len(body.inputs))]
     calls: dict[int, list[tuple[spec.CallBlock, frozenset[int]]]] = {}
     for step in body.steps:
-        found = frozenset().union(*(roots[each] for each in _operands(step) if isinstance(each, int)))
+        found = frozenset().union(*(roots[each] for each in spec.operands_of(step) if isinstance(each, int)))
         if isinstance(step, spec.CallBlock):
             calls.setdefault(id(step.body), []).append((step, found))
         own = frozenset([len(roots)]) if isinstance(step, spec.Sample) else frozenset()
@@ -49,29 +49,7 @@ def _alike(body: spec.Body) -> Iterator[tuple[spec.CallBlock, spec.CallBlock]]:
             yield first, second
 
 
-def _operands(step: spec.Step) -> Sequence[spec.Operand]:
-    """The values that a step reads."""
-    match step:
-        case spec.Apply(operands=operands) | spec.CallBlock(arguments=operands):
-            return operands
-        case spec.Repeat() | spec.Scan():
-            return (*step.carried, *step.captured)
-    return ()
-
-
 def _has_parameters(body: spec.Body) -> bool:
     """Whether anything in a body is trained."""
-    steps = (step for each in _bodies(body) for step in each.steps)
+    steps = (step for each in spec.bodies(body) for step in each.steps)
     return any(isinstance(step, spec.Parameter) and not step.buffer for step in steps)
-
-
-def _bodies(body: spec.Body) -> Iterator[spec.Body]:
-    """A body and those in it and in what it calls, each once."""
-    seen: set[int] = set()
-    waiting = [body]
-    while waiting:
-        top = waiting.pop()
-        if id(top) not in seen:
-            seen.add(id(top))
-            yield top
-            waiting += [each.body for each in top.steps if isinstance(each, spec.CallBlock | spec.Repeat | spec.Scan)]

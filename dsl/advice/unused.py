@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from partita.dsl.advice.report import Report
 from partita.dsl.check.known import CheckContext
@@ -44,12 +44,7 @@ def report_unused(
     # Where `train` names a declaration, others of the kind are alternatives for the command line to choose. Where it
     # names none, what is declared was probably meant: one warning covers all. Without a train block the file is a
     # library.
-    tables: Mapping[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule | tree.Optimizer]] = {
-        "model": declarations.models,
-        "layout": declarations.layouts,
-        "schedule": declarations.schedules,
-        "optimizer": declarations.optimizers,
-    }
+    tables = declarations.alternatives
     named = {kind for kind, name in chosen if name in tables.get(kind, ())}
     idle = [
         (kind, declared.name)

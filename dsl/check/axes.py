@@ -136,14 +136,12 @@ class Axes:
             unknown = unknown or axis is None
             return Quantity(Fraction(axis.size), formula=Size(axis.name, axis.size)) if axis else Quantity(Fraction(1))
 
-        try:
+        with report:
             quantity = constants.evaluate(entry.value, lookup)
             if name in self.entries and not unknown:
                 positive_integer(quantity, entry.value, f"axis `{name}`")
             return None if unknown else quantity
-        except Refused as refused:
-            report.refused(refused)
-            return None
+        return None
 
 
 def positive_integer(quantity: Quantity, written: tree.Expression, what: str, largest: int = limits.AXIS_SIZE) -> int:
@@ -159,12 +157,7 @@ def positive_integer(quantity: Quantity, written: tree.Expression, what: str, la
             "E0310", message, written.span, help=None if "/" in written.span.text else "a whole number of 1 or more"
         )
     if value > largest:
-        raise refuse(
-            "E0007",
-            f"{what} is too large: {int(value):,}",
-            written.span,
-            help=f"at most {largest:,}",
-        )
+        raise refuse("E0007", f"{what} is too large: {int(value):,}", written.span, help=f"at most {largest:,}")
     return int(value)
 
 

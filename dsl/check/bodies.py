@@ -16,7 +16,7 @@ from partita.dsl.check.expressions import Expressions
 from partita.dsl.check.known import CheckContext
 from partita.dsl.check.loops import Loops
 from partita.dsl.config.builtins import INITIAL, SAMPLED, Signature
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.functions.signatures import Constant, Tensor
 from partita.dsl.names.declarations import unreserved
 from partita.dsl.names.scope import UNKNOWN, Binding, Scope, Unknown, Value
@@ -31,6 +31,9 @@ RECORDED = (
     *("step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu", "learning_rates"),
     *("sample", "slow_ranks", "skipped", "bad", "rows", "rewound_to"),
 )
+
+# Statements of models alone, and the error of one elsewhere.
+AT_TOP: Mapping[type, str] = {tree.Loss: "E0221", tree.Metric: "E0222", tree.Output: "E0226"}
 
 # What is meant by a number as an initial value; any other is a standard deviation.
 INITIAL_OF = {"0": "zeros()", "0.0": "zeros()", "1": "ones()", "1.0": "ones()"}
@@ -93,7 +96,7 @@ class BodyChecker:
             help = suggestion(dtype, DTYPES)
             self.report.error("E0207", f"unknown dtype `{dtype}`", written.dtype.span, help=help)
         for name in written.axes:
-            try:
+            with self.report:
                 axis = self.expressions.axis(name)
                 if axis is not None and any(axis.name == other.name for other in axes):
                     second = f"{axis.name}_"
@@ -104,8 +107,6 @@ class BodyChecker:
                     raise refuse("E0216", f"axis `{axis.name}` appears twice in this type", name.span, help=help)
                 complete = complete and axis is not None
                 axes += [axis] if axis else []
-            except Refused as refused:
-                self.report.refused(refused)
         if self.report.errors > errors or not complete:
             return None
         type = Type(dtype, tuple(axes))
@@ -123,6 +124,9 @@ class BodyChecker:
             self.known.spend(statement.span)
             errors = self.report.errors
             match statement:
+                case tree.Loss() | tree.Metric() | tree.Output() if not self.top:
+                    message = f"`{type(statement).__name__.lower()}` must be at the top level of a model"
+                    self.report.error(AT_TOP[type(statement)], message, statement.span)
                 case tree.Let():
                     self.let(statement)
                 case tree.Param():
@@ -200,7 +204,7 @@ class BodyChecker:
     def sample(self, statement: tree.Sample) -> None:
         """`sample names: type ~ distribution`."""
         type = self.float_type(statement.type, "a sample")
-        call = self.distribution(statement.distribution, SAMPLED, "distribution")
+        call = self.distribution(statement.initial, SAMPLED, "distribution")
         self.declare(statement.names, "sample", spec.Sample, type, call)
 
     def declare(
@@ -252,9 +256,6 @@ class BodyChecker:
 
     def set_loss(self, statement: tree.Loss) -> None:
         """`loss value`."""
-        if not self.top:
-            self.report.error("E0221", "`loss` must be at the top level of a model", statement.span)
-            return
         if self.has_loss:
             self.report.error("E0221", "a second `loss`: a model has only one", statement.span, help="add them up")
             return
@@ -271,9 +272,6 @@ class BodyChecker:
     def metric(self, statement: tree.Metric) -> None:
         """`metric name = value`."""
         name = statement.name
-        if not self.top:
-            self.report.error("E0222", "`metric` must be at the top level of a model", statement.span)
-            return
         if not unreserved(name, self.report):
             return
         if name.text in RECORDED:
@@ -293,9 +291,7 @@ class BodyChecker:
     def output(self, statement: tree.Output) -> None:
         """`output name = value`: checked at the end, so that its steps follow those of the training."""
         name = statement.name
-        if not self.top:
-            self.report.error("E0226", "`output` must be at the top level of a model", statement.span)
-        elif unreserved(name, self.report):
+        if unreserved(name, self.report):
             if name.text in (known.name.text for known, _ in self.outputs):
                 self.report.error("E0226", f"there is already an output `{name.text}`", name.span)
             self.outputs.append((statement, dict(self.scope.bindings)))

@@ -14,7 +14,7 @@ from attrs import frozen
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
 from partita.dsl.check.groups import groups_of
-from partita.dsl.check.stages import stage_misfits
+from partita.dsl.check.stages import stage_misfits, stage_rules
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.names.paths import is_end
 from partita.dsl.syntax.source import Span
@@ -46,12 +46,7 @@ class Cut:
 
 
 def undivided(
-    axis: Axis,
-    over: Iterable[tuple[str, int]],
-    rule: Span,
-    tensor: str,
-    declared: Span | None,
-    cut: Cut | None = None,
+    axis: Axis, over: Iterable[tuple[str, int]], rule: Span, tensor: str, declared: Span | None, cut: Cut | None = None
 ) -> Diagnostic:
     """E0411: an axis of `tensor` does not divide evenly over the mesh axes that a rule shards it over. Of an axis that
     is cut, the size may be that of a part.
@@ -101,9 +96,9 @@ def mesh_axis_conflicts(given: spec.Spec) -> Iterator[Diagnostic]:
     """E0412 for each rule that shards tensors over the mesh axis of the pipeline stages, except axes of a vocabulary:
     all its ranks can share these.
     """
-    stages = _stage_rule(given.layout)
-    for rule in given.layout.rules if given.layout else ():
-        if stages is None or not isinstance(rule, spec.ShardRule) or stages.mesh_axis not in rule.mesh_axes:
+    stages = next(iter(stage_rules(given.layout)), None)
+    for rule in spec.rules_of(given.layout, spec.ShardRule):
+        if stages is None or stages.mesh_axis not in rule.mesh_axes:
             continue
         known = _vocabularies(given)
         wrong = [each for each in rule.targets if each.is_class or each.path is not None or each.name not in known]
@@ -121,32 +116,23 @@ def mesh_axis_conflicts(given: spec.Spec) -> Iterator[Diagnostic]:
 
 def shared_axes(given: spec.Spec) -> dict[str, Span]:
     """The axes that all ranks of the pipeline share, each with the place that says so."""
-    stages = _stage_rule(given.layout)
-    rules = given.layout.rules if given.layout and stages else ()
-    return {
-        target.name: target.span
-        for rule in rules
-        if isinstance(rule, spec.ShardRule) and stages is not None and stages.mesh_axis in rule.mesh_axes
-        for target in rule.targets
-    }
+    stages = stage_rules(given.layout)[:1]
+    rules = spec.rules_of(given.layout, spec.ShardRule)
+    shared = (rule for stage in stages for rule in rules if stage.mesh_axis in rule.mesh_axes)
+    return {target.name: target.span for rule in shared for target in rule.targets}
 
 
 def zigzag_axes(given: spec.Spec) -> dict[str, tuple[tuple[tuple[str, int], ...], Span]]:
     """The axes that a layout puts into zigzag order: the mesh axes that split each, with sizes, and the place."""
-    if given.layout is None or given.mesh is None:
+    if given.mesh is None:
         return {}
     mesh = given.mesh
     return {
         rule.targets[0].name: (over, rule.span)
-        for rule in given.layout.rules
-        if isinstance(rule, spec.ShardRule) and rule.zigzag
+        for rule in spec.rules_of(given.layout, spec.ShardRule)
+        if rule.zigzag
         if (over := tuple((name, size) for name, size in mesh.axes if size > 1 and name in rule.mesh_axes))
     }
-
-
-def _stage_rule(layout: spec.Layout | None) -> spec.StageRule | spec.PlaceRule | None:
-    rules = layout.rules if layout else ()
-    return next((rule for rule in rules if isinstance(rule, spec.StageRule | spec.PlaceRule)), None)
 
 
 def _vocabularies(given: spec.Spec) -> set[str]:
@@ -171,12 +157,8 @@ def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
     mesh, layout = given.mesh, given.layout
     if mesh is None or layout is None:
         return
-    used: set[str] = set()
-    for rule in layout.rules:
-        if isinstance(rule, spec.ShardRule):
-            used.update(rule.mesh_axes)
-        elif isinstance(rule, spec.StageRule | spec.PlaceRule):
-            used.add(rule.mesh_axis)
+    used = {axis for rule in spec.rules_of(layout, spec.ShardRule) for axis in rule.mesh_axes}
+    used |= {rule.mesh_axis for rule in stage_rules(layout)}
     unused = [f"`{name}` of {size}" for name, size in mesh.axes if size > 1 and name not in used]
     if unused:
         yield Diagnostic(
@@ -247,8 +229,7 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
     cuts = cuts_of(given)
     targets = [
         (target, rule.mesh_axes)
-        for rule in layout.rules
-        if isinstance(rule, spec.ShardRule)
+        for rule in spec.rules_of(layout, spec.ShardRule)
         for target in rule.targets
         if not target.is_class
     ]

@@ -52,7 +52,7 @@ def _trained_apart(given: spec.Spec, train: spec.Train, model: spec.Model) -> It
     """E0401: what groups that train apart, or paired steps, cannot have yet."""
     if train.local is None and not train.paired:
         return
-    for rule in offload_rules(given.layout):
+    for rule in spec.rules_of(given.layout, spec.OffloadRule):
         if (PARAM,) in rule.paths or (STATE,) in rule.paths:
             yield on_host_apart(train, rule.span)
             break
@@ -79,7 +79,7 @@ def _captured(given: spec.Spec, train: spec.Train, model: spec.Model) -> Iterato
             isinstance(step, spec.Apply) and (step.options.get("rate") or step.options.get("dropout"))
         ):
             yield uncaptured("this draws random numbers", step.span)
-    for rule in offload_rules(given.layout):
+    for rule in spec.rules_of(given.layout, spec.OffloadRule):
         yield uncaptured("the host waits for what is copied to its memory", rule.span, " or the rule")
 
 
@@ -115,8 +115,3 @@ def uncaptured(why: str, place: Span | None, or_else: str = "") -> Diagnostic:
     """E0422: a step cannot be captured, for a reason at a place."""
     help = f"leave out `graphs`{',' + or_else if or_else else ''}"
     return Diagnostic("E0422", f"a step cannot be captured: {why}", place, help=help)
-
-
-def offload_rules(layout: spec.Layout | None) -> list[spec.OffloadRule]:
-    """The rules that keep tensors in the host's memory."""
-    return [rule for rule in (layout.rules if layout else ()) if isinstance(rule, spec.OffloadRule)]

@@ -49,7 +49,7 @@ from partita.dsl.names.scope import Binding, Instance, Scope, Unknown, Value, co
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.units import PLAIN, RATIO, Quantity, read, shortened
-from partita.dsl.syntax.walk import bindings_in, repeats_in
+from partita.dsl.syntax.walk import bindings_in, nodes
 from partita.dsl.types import DTYPES, Axis, Type
 
 Result = Tensor | Constant
@@ -83,16 +83,13 @@ class Expressions:
 
     def several(self, written: tree.Expression, count: int, name: str | None = None) -> list[Result] | None:
         """Check an expression that must have `count` results."""
-        try:
+        with self.report:
             found = self._results(written, name)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
-        if found is not None and len(found) != count:
-            message = f"this gives {_results(len(found))}, and {count} {'is' if count == 1 else 'are'} taken"
-            self.report.error("E0219", message, written.span)
-            return None
-        return found
+            if found is not None and len(found) != count:
+                message = f"this gives {_results(len(found))}, and {count} {'is' if count == 1 else 'are'} taken"
+                raise refuse("E0219", message, written.span)
+            return found
+        return None
 
     def number_of(self, written: tree.Path | tree.Call) -> Quantity:
         """The value of a name or call that must be a number; a `Lookup` of `partita.dsl.check.constants`."""
@@ -120,7 +117,7 @@ class Expressions:
                 raise refuse("E0202", f"`{name.text}` is a value, not an axis", name.span, help=help)
             return axes.find(name)
         self.known.axes.used.add(name.text)
-        return self.known.axes.find(tree.Name(other, name.span))
+        return self.known.axes.find(tree.Name(other, span=name.span))
 
     def kinds(self, written: tree.Expression) -> frozenset[str]:
         """The kinds of slots that might take an expression, by its form and what its name means."""
@@ -222,9 +219,8 @@ class Expressions:
     def _repeat(self, name: tree.Name) -> tree.Repeat | None:
         """The repeat of that name: in this body, or else in another, which may call this one."""
         declared = self.known.declarations
-        others = (each.body for table in (declared.blocks, declared.models) for each in table.values())
-        found = (each for body in (self.body, *others) for each in repeats_in(body) if each.name.text == name.text)
-        return next(found, None)
+        inside = nodes(*self.body, *declared.blocks.values(), *declared.models.values())
+        return next((each for each in inside if isinstance(each, tree.Repeat) and each.name.text == name.text), None)
 
     def _operator(
         self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None
@@ -454,14 +450,9 @@ class Expressions:
             elif left.text in found:
                 self.report.error("E0223", f"axis `{left.text}` is renamed twice", argument.span)
             found[left.text] = right.text
-            self._guarded_axis(right)
+            with self.report:
+                self.axis(right)
         return list(found.items()) if self.report.errors == errors else None
-
-    def _guarded_axis(self, name: tree.Name) -> None:
-        try:
-            self.axis(name)
-        except Refused as refused:
-            self.report.refused(refused)
 
     def _fit(self, written: tree.Call, inputs: Sequence[tuple[str, Type]], tensors: Sequence[Tensor]) -> None:
         """Check that the arguments of a block or an op fit its inputs. Raises Refused (E0204, E0205)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from attrs import evolve, field, frozen
 
 from partita.dsl import spec
+from partita.dsl.check.stages import stage_rules
 from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.source import Span
 
@@ -49,10 +50,9 @@ def groups_of(given: spec.Spec) -> Groups | None:
 
 def _splits_batch(given: spec.Spec) -> str | None:
     """The first mesh axis of several ranks that splits the batch."""
-    rules = given.layout.rules if given.layout is not None else ()
-    staged = {rule.mesh_axis for rule in rules if isinstance(rule, (spec.StageRule, spec.PlaceRule))}
-    for rule in rules:
-        if isinstance(rule, spec.ShardRule) and any(_is_batch(each, given.batch) for each in rule.targets):
+    staged = {rule.mesh_axis for rule in stage_rules(given.layout)}
+    for rule in spec.rules_of(given.layout, spec.ShardRule):
+        if any(_is_batch(each, given.batch) for each in rule.targets):
             for name in rule.mesh_axes:
                 if name not in staged and given.mesh is not None and given.mesh.size(name) > 1:
                     return name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NoReturn
 
 from attrs import frozen
@@ -18,7 +17,7 @@ from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_expression
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.unparse import expression_text
-from partita.dsl.syntax.walk import subexpressions
+from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import INTEGERS, Axis, Type
 
 USUAL = "logits"
@@ -100,7 +99,7 @@ def _declared_as(model: Model) -> str:
             names = parameters_of_call(call, [slot.name for slot in FUNCTIONS["cross_entropy"].slots])
             read = call.arguments[names.index("logits")].value
             text = expression_text(read)
-            if all(each.name.text in FUNCTIONS for each in subexpressions([read]) if isinstance(each, tree.Call)):
+            if all(each.name.text in FUNCTIONS for each in nodes(read) if isinstance(each, tree.Call)):
                 return f"in the model, `output {USUAL} = {text}`"
             # Another call of a block would have parameters of its own.
             return f"`let {USUAL} = {text}` for the loss to read, and `output {USUAL} = {USUAL}`"
@@ -109,12 +108,7 @@ def _declared_as(model: Model) -> str:
     return f"declare one in the model: `output {USUAL} = …`"
 
 
-def language_model(
-    model: Model,
-    batch: str,
-    output: str = USUAL,
-    span: Span | None = None,
-) -> LanguageModel:
+def language_model(model: Model, batch: str, output: str = USUAL, span: Span | None = None) -> LanguageModel:
     """The language model whose logits are an `output`; `batch` is the axis of rows.
 
     Raises Refused at a place, or at the model: E0302 if it has no such output, E1001 if that is not of a model that
@@ -144,11 +138,8 @@ def language_model(
     if not logits.is_float or len(vocab) != 1 or not all(logits.has(axis.name) for axis in type.axes):
         expected = ", ".join([*type.names, "vocab"])
         refused(f"`{output}` does not have logits at each position", f"`output {output}` over [{expected}]")
-    for name in _others(inputs, ids[0]):
+    others = tuple(name for name in inputs if name != ids[0])
+    for name in others:
         if types[name].dtype not in INTEGERS or set(types[name].names) != set(type.names):
             refused(f"`{name}` is not integers along `{ids[0]}`", shape)
-    return LanguageModel(output, logits, ids[0], sequence[0], vocab[0], _others(inputs, ids[0]))
-
-
-def _others(inputs: Collection[str], tokens: str) -> tuple[str, ...]:
-    return tuple(name for name in inputs if name != tokens)
+    return LanguageModel(output, logits, ids[0], sequence[0], vocab[0], others)

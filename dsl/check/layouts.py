@@ -9,7 +9,7 @@ from partita.dsl.advice.foreign import meant
 from partita.dsl.advice.report import Report, suggestion
 from partita.dsl.check import constants
 from partita.dsl.check.axes import Axes, positive_integer
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.names.paths import ModelNames
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.units import PLAIN
@@ -47,7 +47,7 @@ class Layouts:
 
     def rule(self, rule: tree.Rule, mesh_axes: Sequence[str] | None, known: ModelNames | None) -> spec.Rule | None:
         """One checked rule; None after reporting errors."""
-        try:
+        with self.report:
             match rule:
                 case tree.Shard():
                     self.direction(rule, mesh_axes)
@@ -85,9 +85,7 @@ class Layouts:
                     value = constants.evaluate(rule.pieces, self.axes.number)
                     pieces = positive_integer(value, rule.pieces, "the number of pieces")
                     return spec.OverlapRule(axes, pieces, rule.span)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     def mapped(self, rule: tree.Offload) -> bool:
         """Whether parameters are mapped into memory from files. Raises Refused (E0418)."""
@@ -174,11 +172,9 @@ class Layouts:
 
     def paths(self, paths: Iterable[tree.Path], known: ModelNames | None) -> None:
         """Check that every part of each path is a name of the model (E0317)."""
-        for path in paths:
-            for part in path.parts:
-                if known is not None and part.text not in known.names:
-                    message = f"model `{known.model}` has no part called `{part.text}`"
-                    raise refuse("E0317", message, part.span, help=known.help(part.text))
+        if known is not None:
+            for path in paths:
+                known.check(path)
 
     def repeats(self, names: Iterable[tree.Name], known: ModelNames | None) -> None:
         """Check that the names in a `stage` rule are repeats of the model (E0317)."""

@@ -16,13 +16,13 @@ from partita.dsl.advice.report import Report, nearest
 from partita.dsl.check import constants
 from partita.dsl.check.axes import positive_integer
 from partita.dsl.check.expressions import MADE_BEFORE, Expressions
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.functions.signatures import Constant, Origin
 from partita.dsl.names.declarations import unreserved
 from partita.dsl.names.origins import origin
 from partita.dsl.names.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.syntax import tree
-from partita.dsl.syntax.walk import rebound, subexpressions
+from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import Axis, Type
 
 # Checks statements in a scope of their own; whether it is known what they mean.
@@ -67,9 +67,7 @@ class Loops:
             statement.span,
         )
         types = [type for type in map(_carried_type, before.values()) if type is not None]
-        values = self.scope.add(step, types, nodes, checked.depth + 1)
-        for name, value in zip(before, values, strict=True):
-            self.scope.bind(name, value, inner.bindings[name].span)
+        self.bind_after(step, types, nodes, checked.depth + 1, inner)
         return True
 
     def unused(self, statement: tree.Repeat, inner: Scope, body: spec.Body) -> bool:
@@ -84,8 +82,8 @@ class Loops:
         made = inner.bindings[name.text]
         if not isinstance(made.meaning, Value) or self.expressions.is_read(made):
             return False
-        for each in subexpressions([last.value]):
-            read = tree.single(each)
+        for each in nodes(last.value):
+            read = tree.single(each) if isinstance(each, tree.Path) else None
             outer = self.scope.find(read.text) if read is not None and read.text not in inner.bindings else None
             meaning = outer.meaning if outer is not None else None
             if read is not None and isinstance(meaning, Value) and meaning.type == made.meaning.type:
@@ -101,11 +99,9 @@ class Loops:
         are seen at one position of it.
         """
         before = self.bound_before(statement.body)
-        try:
+        axis: Axis | None = None
+        with self.report:
             axis = self.expressions.axis(statement.axis)
-        except Refused as refused:
-            self.report.refused(refused)
-            axis = None
         if axis is None:
             self.forget(before)
             return False
@@ -130,16 +126,20 @@ class Loops:
         step = spec.Scan(axis, statement.backward, checked.body, carried, inner.captured, names, head)
         types = [type for type in map(_carried_type, before.values()) if type is not None]
         made = [Type(type.dtype, (axis, *type.axes)) for type in types]
-        for name, value in zip(
-            before, self.scope.add(step, made, max(1, checked.nodes), checked.depth + 1), strict=True
-        ):
-            self.scope.bind(name, value, inner.bindings[name].span)
+        self.bind_after(step, made, max(1, checked.nodes), checked.depth + 1, inner)
         return True
+
+    def bind_after(
+        self, step: spec.Repeat | spec.Scan, types: Sequence[Type], nodes: int, depth: int, inner: Scope
+    ) -> None:
+        """Append a loop, and bind the names that it carries to its results."""
+        for name, value in zip(step.names, self.scope.add(step, types, nodes, depth), strict=True):
+            self.scope.bind(name, value, inner.bindings[name].span)
 
     def bound_before(self, body: Sequence[tree.Statement]) -> dict[str, Binding]:
         """The names that a body rebinds, as they are bound before it."""
         before: dict[str, Binding] = {}
-        for name in rebound(body):
+        for name in (name for each in nodes(*body) if isinstance(each, tree.Let) for name in each.names):
             found = self.scope.find(name.text)
             if found is not None and name.text not in before:
                 self.expressions.mark_read(found)
@@ -207,16 +207,14 @@ class Loops:
     def count(self, written: tree.Expression) -> int | None:
         """The number of iterations; None after reporting errors."""
         name = tree.single(written)
-        try:
+        with self.report:
             if name is not None and self.scope.find(name.text) is None and not nearest(name.text, self.scope.names()):
                 raise refuse(
                     "E0201", f"unknown name `{name.text}`", name.span, help=f"declare it: `const {name.text} = 4`"
                 )
             quantity = constants.evaluate(written, self.expressions.number_of)
             return positive_integer(quantity, written, "the count of a `repeat`")
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     def carried_results(self, inner: Scope, before: Mapping[str, Binding]) -> list[spec.Operand] | None:
         """The carried values after an iteration; None if one is unknown or changed its type."""

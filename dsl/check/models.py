@@ -7,7 +7,7 @@ cascade: what depends on something wrong is silently unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from attrs import frozen
 
@@ -18,7 +18,7 @@ from partita.dsl.names.declarations import Declarations
 from partita.dsl.names.scope import Checked, Instance, Scope, composed
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
-from partita.dsl.syntax.walk import expressions_in, scanned_in, subexpressions, types_in
+from partita.dsl.syntax.walk import nodes
 
 
 @frozen
@@ -85,21 +85,19 @@ class Models:
     def sites(self, block: str) -> tuple[CallSite, ...]:
         """The calls of blocks in a block, as written."""
         if block not in self._sites:
-            declared = self.declarations.blocks[block]
-            written = [*expressions_in(declared.body), *declared.results.values]
-            self._sites[block] = tuple(self._calls_in(written))
+            self._sites[block] = tuple(self._calls_in(self.declarations.blocks[block]))
         return self._sites[block]
 
-    def _calls_in(self, written: Sequence[tree.Expression]) -> Iterator[CallSite]:
-        for expression in subexpressions(written):
-            if isinstance(expression, tree.Call) and expression.name.text in self.declarations.blocks:
+    def _calls_in(self, declaration: tree.Block | tree.Model) -> Iterator[CallSite]:
+        for call in nodes(declaration):
+            if isinstance(call, tree.Call) and call.name.text in self.declarations.blocks:
                 arrows = []
-                for argument in expression.arguments:
+                for argument in call.arguments:
                     if isinstance(argument.value, tree.Arrow):
                         left, right = tree.single(argument.value.left), tree.single(argument.value.right)
                         if left is not None and right is not None:
                             arrows.append((left.text, right.text))
-                yield CallSite(expression.name.text, tuple(arrows), expression.name.span)
+                yield CallSite(call.name.text, tuple(arrows), call.name.span)
 
     # ------------------------------------------------------------ blocks and models
 
@@ -123,7 +121,7 @@ class Models:
 
     def model(self, model: tree.Model) -> spec.Model | None:
         """Check a model, after its callees; None after reporting errors."""
-        for site in self._calls_in(list(expressions_in(model.body))):
+        for site in self._calls_in(model):
             self.block(Instance(site.block, composed({}, site.arrows)))
         errors = self.report.errors
         scope = Scope(self.known.constants, {})
@@ -185,12 +183,14 @@ class Models:
 
 def _mentions(block: tree.Block, declarations: Declarations) -> Iterator[str]:
     """The axes that a block mentions, and those of the operations that it calls."""
-    for type in (*(given.type for given in block.inputs), *types_in(block.body)):
-        yield from (axis.text for axis in type.axes)
-    yield from (axis.text for axis in scanned_in(block.body))
-    for expression in subexpressions([*expressions_in(block.body), *block.results.values]):
-        if isinstance(expression, tree.Path) and expression.parts[0].text in declarations.axes:
-            yield expression.parts[0].text
-        elif isinstance(expression, tree.Call) and expression.name.text in declarations.operations:
-            types = declarations.operations[expression.name.text].types
-            yield from (axis.text for type in types for axis in type.axes)
+    for node in nodes(block):
+        match node:
+            case tree.TensorType(axes=axes):
+                yield from (axis.text for axis in axes)
+            case tree.Scan(axis=axis):
+                yield axis.text
+            case tree.Path(parts=(name, *_)) if name.text in declarations.axes:
+                yield name.text
+            case tree.Call(name=name) if name.text in declarations.operations:
+                types = declarations.operations[name.text].types
+                yield from (axis.text for type in types for axis in type.axes)

@@ -17,7 +17,7 @@ from partita.dsl.advice.report import Report, listed, nearest
 from partita.dsl.check import constants
 from partita.dsl.check.arguments import REQUIRED, bind
 from partita.dsl.config.builtins import OneOf
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.functions import convolution, reshaping, routing
 from partita.dsl.functions.signatures import Arrow, Constant, Function, Slot, Tensor
 from partita.dsl.spec import Call
@@ -77,11 +77,9 @@ class Operands:
             if slot.name not in given:
                 found[slot.name] = slot.default
                 continue
-            try:
+            found[slot.name] = None
+            with self.report:
                 found[slot.name] = self.argument(given[slot.name], slot, found)
-            except Refused as refused:
-                self.report.refused(refused)
-                found[slot.name] = None
             sound = sound and found[slot.name] is not None
         return found if sound else None
 
@@ -195,10 +193,7 @@ class Operands:
             raise refuse("E0223", f"`{function.name}` takes no arrow", arrows[0].span)
         if len(arrows) < least:
             raise refuse(
-                "E0223",
-                f"`{function.name}` needs an arrow",
-                written.span,
-                help=f"`{EXAMPLES[function.name]}`",
+                "E0223", f"`{function.name}` needs an arrow", written.span, help=f"`{EXAMPLES[function.name]}`"
             )
         if most is not None and len(arrows) > most:
             raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from partita.dsl import spec
 from partita.dsl.advice.report import listed, nearest, suggestion
@@ -17,14 +17,13 @@ from partita.dsl.check.bodies import BodyChecker
 from partita.dsl.check.known import CheckContext
 from partita.dsl.config.builtins import Number
 from partita.dsl.config.settings import number
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.names.scope import Scope
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Type
 
 Check: TypeAlias = Callable[[tree.Name], None]
-Found = TypeVar("Found")
 ENTRIES = ("forward", "backward", "split", "linear", "flops")
 FORM = '`python("kernels.py", "function")`'
 ONE = spec.Literal(1)
@@ -67,15 +66,20 @@ class Operations:
         if self.report.errors > errors or len(results) < len(types):
             return None
         operands = dict(zip(names, checker.scope.types, strict=True))
-        forward = self.guarded(lambda: self.function(entries["forward"]))
-        backward = None
+        forward = backward = None
+        with self.report:
+            forward = self.function(entries["forward"])
         if "backward" in entries:
-            backward = self.guarded(lambda: self.function(entries["backward"]))
-            self.guarded(lambda: _differentiable(entries["backward"], operands, results))
+            with self.report:
+                backward = self.function(entries["backward"])
+            with self.report:
+                _differentiable(entries["backward"], operands, results)
         split = self.names("split", entries, lambda name: _splits(name, checker, operands, results))
         linear = self.names("linear", entries, lambda name: _linear(name, operands, results))
-        flops = self.guarded(lambda: _flops(entries["flops"], checker)) if "flops" in entries else ONE
-        if self.report.errors > errors or forward is None or flops is None:
+        flops = ONE
+        with self.report:
+            flops = _flops(entries["flops"], checker) if "flops" in entries else ONE
+        if self.report.errors > errors or forward is None:
             return None
         axes = {axis.text for type in written.types for axis in type.axes}
         split = {name: split[name] for name in results[0].names if name in split}
@@ -143,16 +147,9 @@ class Operations:
                 self.report.error("E0304", f"`{name.text}` is in `{key}` twice", name.span, notes)
             else:
                 found[name.text] = name.span
-                self.guarded(lambda name=name: check(name))  # type: ignore[misc]
+                with self.report:
+                    check(name)
         return found
-
-    def guarded(self, check: Callable[[], Found]) -> Found | None:
-        """What a check finds; None after reporting what it raises."""
-        try:
-            return check()
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
 
 
 def _splits(name: tree.Name, checker: BodyChecker, operands: Mapping[str, Type], results: tuple[Type, ...]) -> None:

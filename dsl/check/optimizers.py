@@ -6,7 +6,6 @@ from partita.dsl import spec
 from partita.dsl.advice.report import Report
 from partita.dsl.config.builtins import OPTIMIZERS
 from partita.dsl.config.settings import Settings
-from partita.dsl.diagnostic import refuse
 from partita.dsl.names.paths import ModelNames
 from partita.dsl.syntax import tree
 
@@ -31,7 +30,9 @@ class Optimizers:
                 self.report.error("E0319", message, rule.span, help="move it before that rule")
             call = self.settings.call(rule.call, OPTIMIZERS, "optimizer") if isinstance(rule, tree.UpdateRule) else None
             for target in rule.targets:
-                self.path(target, known)
+                if known is not None and str(target) not in CLASSES:
+                    with self.report:
+                        known.check(target, CLASSES if len(target.parts) == 1 else ())
             index = sum(each.call is not None for each in rules)
             targets = tuple(tuple(part.text for part in path.parts) for path in rule.targets)
             rules.append(spec.OptimizerRule(targets, call, index, rule.span, tuple(path.span for path in rule.targets)))
@@ -41,15 +42,3 @@ class Optimizers:
         if self.report.errors > errors:
             return None
         return spec.Optimizer(optimizer.name.text, tuple(rules), optimizer.span)
-
-    def path(self, path: tree.Path, known: ModelNames | None) -> None:
-        """Check that every part of a path is a name of the model (E0317)."""
-        if str(path) in CLASSES:
-            return
-        for part in path.parts:
-            if known is not None and part.text not in known.names:
-                message = f"model `{known.model}` has no part called `{part.text}`"
-                help = known.help(part.text, CLASSES if len(path.parts) == 1 else ())
-                refused = refuse("E0317", message, part.span, help=help)
-                self.report.refused(refused)
-                return

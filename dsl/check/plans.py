@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -29,7 +29,7 @@ from partita.dsl.config.builtins import (
 )
 from partita.dsl.config.overrides import Chosen, selected_schedule
 from partita.dsl.config.settings import Settings
-from partita.dsl.diagnostic import Refused
+from partita.dsl.diagnostic import refuse
 from partita.dsl.names.correspondence import Weights
 from partita.dsl.names.declarations import Declarations
 from partita.dsl.names.paths import known_paths
@@ -105,13 +105,7 @@ class Plans:
         What an override replaces still counts as used by the file.
         """
         found = [("mesh", layout.mesh.text) for layout in self.declarations.layouts.values()]
-        tables: Mapping[str, Mapping[str, object]] = {
-            "model": self.declarations.models,
-            "layout": self.declarations.layouts,
-            "schedule": self.declarations.schedules,
-            "optimizer": self.declarations.optimizers,
-        }
-        for kind, table in tables.items():
+        for kind, table in self.declarations.alternatives.items():
             entry = self.entry(kind)
             named = tree.single(entry.value) if entry else None
             if named is not None:
@@ -214,11 +208,9 @@ class Plans:
 
     def count(self, written: tree.Expression, what: str, largest: int) -> int | None:
         """A positive integer; None after reporting errors."""
-        try:
+        with self.report:
             return positive_integer(constants.evaluate(written, self.axes.number), written, what, largest)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     def links(self, written: tree.Expression, axes: Sequence[str]) -> dict[str, spec.Call]:
         """`[tensor -> nvlink4, …]`, or one link for all axes."""
@@ -284,11 +276,9 @@ class Plans:
         model = self.models.get(first, chosen)
         if model is None:
             return None
-        try:
+        with self.report:
             return Checker(model.name, parameters_of(model), self.axes.number, self.report).weights(written)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     # ------------------------------------------------------------ train and expect
 
@@ -336,66 +326,42 @@ class Plans:
         if optimizer is None:
             return None  # which was reported
         values["optimizer"] = optimizer
-        if values["on_bad_step"].name == "rewind" and values["checkpoint"] is None:
-            self.report.error(
-                "E0318",
-                "`rewind` restores a checkpoint, but there is no `checkpoint` entry",
-                written["on_bad_step"],
-                help="add `checkpoint = every(500)`, or use `on_bad_step = skip`",
-            )
-            return None
-        if values["eval"] is not None and values["eval"].arguments["weights"] == "ema" and values["ema"] is None:
-            self.report.error(
-                "E0318",
-                "`weights = ema` reads a mean of the weights, but there is no `ema` entry that keeps one",
-                written["eval"],
-                help="add `ema = 0.999`, or leave out `weights`",
-            )
-            return None
-        if values["sync"] is not None and not self.fits_sync(values, written):
-            return None
-        if values["graphs"] and not self.fits_graphs(values, written):
-            return None
-        if not self.spelled_alike(values["data"], values["eval"]):
-            return None
         if values["eval"] is not None and values["eval"].arguments["sample"] is not None:
             written["sample"] = self.sample_span(written["eval"])
-            if not self.writes(values["data"], model, schedule, written["sample"]):
-                return None
-        return spec.Train(**values, spans=written, span=train.span)
+        with self.report:
+            self.agree(values, written)
+            self.agree_on_text(values["data"], values["eval"])
+            if "sample" in written:
+                self.check_writes(values["data"], model, schedule, written["sample"])
+            return spec.Train(**values, spans=written, span=train.span)
+        return None
 
-    def fits_graphs(self, values: Mapping[str, Any], written: Mapping[str, Span]) -> bool:
-        """Whether steps that are captured go with the other entries; reports which one does not."""
+    def agree(self, values: Mapping[str, Any], written: Mapping[str, Span]) -> None:
+        """Refuse (E0318) an entry that another one needs, or does not go with."""
+        if values["on_bad_step"].name == "rewind" and values["checkpoint"] is None:
+            message = "`rewind` restores a checkpoint, but there is no `checkpoint` entry"
+            help = "add `checkpoint = every(500)`, or use `on_bad_step = skip`"
+            raise refuse("E0318", message, written["on_bad_step"], help=help)
+        if values["eval"] is not None and values["eval"].arguments["weights"] == "ema" and values["ema"] is None:
+            message = "`weights = ema` reads a mean of the weights, but there is no `ema` entry that keeps one"
+            raise refuse("E0318", message, written["eval"], help="add `ema = 0.999`, or leave out `weights`")
+        sync, graphs = values["sync"], bool(values["graphs"])
+        late, skips = values["validate"].name == "after", values["on_bad_step"].name != "stop"
+        averages = sync is not None and sync.name == "local" and values["ema"] is not None
         why = "memory of one step is not that of the next"
-        wrong = (
-            ("sync", values["sync"] is not None, f"`sync` yet: {why}"),
-            ("validate", values["validate"].name == "after", f"`validate` yet: {why}"),
-        )
-        return self.goes_with("graphs", "graphs", wrong, written)
+        for own, other, together, what in (
+            ("sync", "validate", late and sync is not None, "updates that are not validated before they are made yet"),
+            ("sync", "on_bad_step", skips and sync is not None, "steps that are left out yet"),
+            ("sync", "ema", averages, "a mean of the weights yet"),
+            ("graphs", "sync", graphs and sync is not None, f"`sync` yet: {why}"),
+            ("graphs", "validate", graphs and late, f"`validate` yet: {why}"),
+        ):
+            if together:
+                message = f"`{f'sync = {sync.name}' if own == 'sync' else own}` cannot be combined with {what}"
+                raise refuse("E0318", message, written.get(other), help=f"leave out `{other}`, or `{own}`")
 
-    def fits_sync(self, values: Mapping[str, Any], written: Mapping[str, Span]) -> bool:
-        """Whether the other entries go with `sync`; reports which one does not."""
-        name = values["sync"].name
-        wrong = (
-            ("validate", values["validate"].name == "after", "updates that are not validated before they are made yet"),
-            ("on_bad_step", values["on_bad_step"].name != "stop", "steps that are left out yet"),
-            ("ema", name == "local" and values["ema"] is not None, "a mean of the weights yet"),
-        )
-        return self.goes_with("sync", f"sync = {name}", wrong, written)
-
-    def goes_with(
-        self, own: str, text: str, wrong: Iterable[tuple[str, bool, str]], written: Mapping[str, Span]
-    ) -> bool:
-        """Whether nothing is `given` of what an entry, with its text, does not go with; reports the first that is."""
-        for entry, given, what in wrong:
-            if given:
-                message = f"`{text}` cannot be combined with {what}"
-                self.report.error("E0318", message, written.get(entry), help=f"leave out `{entry}`, or `{own}`")
-                return False
-        return True
-
-    def spelled_alike(self, data: spec.Call, evaluation: spec.Call | None) -> bool:
-        """Whether all text that is read becomes ids in one way; reports which does not."""
+    def agree_on_text(self, data: spec.Call, evaluation: spec.Call | None) -> None:
+        """Refuse (E0318) text that becomes ids in another way than other text of this model."""
         own = evaluation.arguments["data"] if evaluation is not None else None
         parts = [*sources_of(data), *([] if own is None else sources_of(own))]
         spelled = [(part, how) for part in parts if (how := how_spelled(part)) is not None]
@@ -403,9 +369,7 @@ class Plans:
             if how != spelled[0][1]:
                 message = f"text becomes ids {how} here, and {spelled[0][1]} in other data of this model"
                 help = "give all of them the same `tokenizer` or `alphabet`"
-                self.report.error("E0318", message, part.span, help=help)
-                return False
-        return True
+                raise refuse("E0318", message, part.span, help=help)
 
     def sample_span(self, otherwise: Span) -> Span:
         """The place of the prompt of `eval`."""
@@ -416,17 +380,13 @@ class Plans:
         named = zip(parameters_of_call(call, EVALUATION[call.name.text].names), call.arguments, strict=True)
         return next((each.value.span for name, each in named if name == SAMPLE.name), otherwise)
 
-    def writes(self, data: spec.Call, model: spec.Model | None, schedule: spec.Schedule | None, prompt: Span) -> bool:
-        """Whether the model writes text (`sample`), and the data say how text becomes ids; reports why not."""
-        batch = schedule.batch if schedule is not None else spec.BATCH
-        try:
-            if model is not None:
-                language_model(model, batch, span=prompt)
-            spelling_of(data, prompt, '`tokenizer = "tokenizer.json"` of the data, that of its ids')
-        except Refused as refused:
-            self.report.refused(refused)
-            return False
-        return True
+    def check_writes(
+        self, data: spec.Call, model: spec.Model | None, schedule: spec.Schedule | None, prompt: Span
+    ) -> None:
+        """Refuse a `sample` unless the model writes text, and the data say how text becomes ids."""
+        if model is not None:
+            language_model(model, schedule.batch if schedule is not None else spec.BATCH, span=prompt)
+        spelling_of(data, prompt, '`tokenizer = "tokenizer.json"` of the data, that of its ids')
 
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:
         """The claims of all expect blocks; if `mesh_axes` is None (unknown), any mesh axis is accepted."""

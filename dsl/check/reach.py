@@ -148,17 +148,13 @@ class _Reach:
             case spec.CallBlock():
                 wanted = _chosen(step.body.results, results)
                 inputs = self.body(step.body, wanted, f"{path}.{step.scope}")
-                return _values(o for i, o in enumerate(step.arguments) if i in inputs)
             case spec.Repeat():
                 inputs = self.turns(step, set(results), f"{path}.{step.scope}")
-                sources = (*step.carried, *step.captured)
-                return _values(o for i, o in enumerate(sources) if i in inputs)
             case spec.Scan():
                 inputs = self.positions(step, frozenset(results), path)
-                sources = (*step.carried, *step.captured)
-                return _values(o for i, o in enumerate(sources) if i in inputs)
             case _:
                 return []
+        return _values(operand for i, operand in enumerate(spec.operands_of(step)) if i in inputs)
 
     def positions(self, step: spec.Scan, wanted: frozenset[int], path: str) -> frozenset[int]:
         """The inputs of a scan that are needed: every position is wanted, and so is what leads to it."""

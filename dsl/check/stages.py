@@ -58,7 +58,7 @@ def conflicts(given: spec.Spec, chunks: int | None) -> Iterator[Diagnostic]:
         if rule.mesh_axis != rules[0].mesh_axis:
             message = f"stages are cut over two mesh axes, `{rules[0].mesh_axis}` and `{rule.mesh_axis}`"
             yield Diagnostic("E0404", message, rule.span, help="use one mesh axis for the pipeline")
-    several = [rule for rule in rules if isinstance(rule, spec.StageRule)]
+    several = spec.rules_of(given.layout, spec.StageRule)
     if len(several) > 1:
         help = "name all repeats in one rule"
         yield Diagnostic("E0404", "a layout has at most one `stage` rule", several[1].span, help=help)

@@ -55,19 +55,14 @@ def apply_overrides(declarations: Declarations, overrides: Sequence[str], report
     """
     read: list[tuple[tuple[tree.Name, ...], tree.Expression]] = []
     for text in overrides:
-        try:
+        with report:
             key, value = _read(Source(PLACE, text), report)
-        except Refused as refused:
-            report.refused(refused)
-            continue
-        if value is not None:
-            read.append((key, value))
+            if value is not None:
+                read.append((key, value))
     chosen = Chosen()
     for key, value in sorted(read, key=lambda pair: _chooses(pair[0])):
-        try:
+        with report:
             chosen = _Override(declarations, chosen, key, value).applied()
-        except Refused as refused:
-            report.refused(refused)
     return chosen
 
 
@@ -86,7 +81,7 @@ def _read(source: Source, report: Report) -> tuple[tuple[tree.Name, ...], tree.E
         raise refuse("E0315", "an override is written key=value", Span(source, 0, len(source.text)), help=help)
     names, start = [], key.index(key.strip())
     for part in key.strip().split("."):
-        names.append(tree.Name(part, Span(source, start, start + len(part))))
+        names.append(tree.Name(part, span=Span(source, start, start + len(part))))
         start += len(part) + 1
     return tuple(names), parse_expression(source, report, len(key) + 1)
 
@@ -145,8 +140,8 @@ class _Override:
         names = _axes(mesh)
         if axis.text in MESH and axis.text not in names:
             others = [each for each in mesh.table.entries if each.key.text != axis.text] if mesh.table else []
-            entry = tree.Entry(axis, self.value, self.value.span)
-            return evolve(mesh, table=tree.Table((*others, entry), mesh.span))
+            entry = tree.Entry(axis, self.value, span=self.value.span)
+            return evolve(mesh, table=tree.Table((*others, entry), span=mesh.span))
         if axis.text not in names:
             message = f"mesh `{mesh.name.text}` has no axis `{axis.text}`"
             known = [*names, *MESH] if nearest(axis.text, MESH) else names
@@ -170,7 +165,7 @@ class _Override:
         if rest and key.text == "optimizer" and name is not None and name.text in optimizers:
             optimizers[name.text] = self._only_rule(optimizers[name.text], rest)
             return
-        entry = tree.Entry(key, _replaced(before, kinds[key.text], key, rest, self.value), self.value.span)
+        entry = tree.Entry(key, _replaced(before, kinds[key.text], key, rest, self.value), span=self.value.span)
         if found is None:
             entries.append(entry)
         else:
@@ -236,7 +231,7 @@ class _Override:
         value, name = tree.bare(self.value), tree.single(self.value)
         if name is not None and name.text in declared:
             return declared[name.text]
-        call = value if isinstance(value, tree.Call) else tree.Call(name, (), name.span) if name else None
+        call = value if isinstance(value, tree.Call) else tree.Call(name, (), span=name.span) if name else None
         if call is not None and call.name.text in declared and call.name.text not in SCHEDULES:
             raise self._declared(call, current)
         if call is None or call.name.text not in SCHEDULES:
@@ -249,7 +244,7 @@ class _Override:
         more = tuple(
             argument for key, argument in kept.items() if key in SCHEDULES[call.name.text].names and key not in taken
         )
-        return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), self.value.span)
+        return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), span=self.value.span)
 
     def _declared(self, call: tree.Call, current: tree.Schedule | None) -> Refused:
         """The error (E0302) that a declared schedule is called, as only built-ins are; `current` is the chosen one."""
@@ -352,7 +347,7 @@ def selected_schedule(declarations: Declarations) -> tree.Schedule | None:
             if entry.key.text == "schedule":
                 value = tree.bare(entry.value)
                 if isinstance(value, tree.Call):
-                    return tree.Schedule(value.name, value, value.span)
+                    return tree.Schedule(value.name, value, span=value.span)
                 name = tree.single(value)
                 return declarations.schedules.get(name.text) if name else None
     return next(iter(declarations.schedules.values())) if len(declarations.schedules) == 1 else None
@@ -363,7 +358,7 @@ def _named(call: tree.Call) -> dict[str, tree.Argument]:
     signature = SCHEDULES.get(call.name.text)
     keys = parameters_of_call(call, signature.names if signature else ())
     return {
-        key: argument if argument.name is not None else evolve(argument, name=tree.Name(key, argument.span))
+        key: argument if argument.name is not None else evolve(argument, name=tree.Name(key, span=argument.span))
         for key, argument in zip(keys, call.arguments, strict=True)
         if key is not None
     }
@@ -399,4 +394,4 @@ def _replaced(
             arguments[position] = evolve(argument, value=new)
             return evolve(call, arguments=tuple(arguments))
     new = _replaced(None, inner, key, rest, value)
-    return evolve(call, arguments=(*arguments, tree.Argument(key, new, value.span)))
+    return evolve(call, arguments=(*arguments, tree.Argument(key, new, span=value.span)))

@@ -35,7 +35,7 @@ from partita.dsl.config.builtins import (
     Text,
     TextFile,
 )
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call, Share
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Source, Span
@@ -63,11 +63,7 @@ class Settings:
         self.report, self.axes, self.mesh_axes, self.beside = report, axes, mesh_axes, beside
 
     def call(
-        self,
-        call: tree.Call,
-        signatures: Mapping[str, Signature],
-        what: str,
-        lookup: constants.Lookup | None = None,
+        self, call: tree.Call, signatures: Mapping[str, Signature], what: str, lookup: constants.Lookup | None = None
     ) -> Call | None:
         """Check a call of one of the signatures, which messages call `what`; None after reporting errors.
 
@@ -119,11 +115,9 @@ class Settings:
 
     def value(self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup | None = None) -> Any:
         """A value of a kind; None after reporting errors. Messages call it `what`."""
-        try:
+        with self.report:
             return self._convert(tree.bare(written), kind, what, lookup or self.axes.number)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        return None
 
     def _convert(self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup) -> Any:
         match kind:
@@ -202,7 +196,7 @@ class Settings:
                 help = called(name.text, kind.signatures, self.axes.constants if kind.number is not None else ())
                 raise refuse("E0309", f"unknown {noun} `{name.text}`", name.span, help=help)
             if kind.bare:
-                return self.call(tree.Call(name, (), name.span), kind.signatures, noun, lookup)
+                return self.call(tree.Call(name, (), span=name.span), kind.signatures, noun, lookup)
             help = f"write `{call_of(kind.signatures[name.text])}`"
             raise refuse("E0306", f"`{name.text}` must be called", name.span, help=help)
         if kind.number is not None and not isinstance(written, tree.String | tree.List | tree.Boolean):

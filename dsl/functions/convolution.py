@@ -12,7 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from partita.dsl.advice.report import listed
-from partita.dsl.functions.reshaping import present, unique
+from partita.dsl.functions.reshaping import unique
 from partita.dsl.functions.signatures import AXES, NUMBER, NUMBERS, Slot, Typed, Use, function, names
 from partita.dsl.types import INTEGERS, Axis, Type
 
@@ -99,7 +99,7 @@ def _arrow(use: Use, slot: str) -> None:
     for side in (arrow.left, arrow.right):
         if len(set(names(side))) < len(side):
             raise use.refuse("E0223", f"`{use.function}` names an axis twice", "->")
-    present(use, arrow, slot)
+    use.has(slot, arrow.left, "->")
 
 
 def _positions(use: Use, windows: Sequence[Window], guessed: bool = False) -> None:
@@ -174,13 +174,7 @@ def _fill(use: Use, dtype: str) -> float:
 
 @function(
     "conv",
-    slots=[
-        *("image", "kernel"),
-        Slot("over", AXES, ()),
-        *SLIDING,
-        Slot("groups", AXES, ()),
-        Slot("size", AXES, None),
-    ],
+    slots=[*("image", "kernel"), Slot("over", AXES, ()), *SLIDING, Slot("groups", AXES, ()), Slot("size", AXES, None)],
     arrows=(1, 1),
 )
 def _conv(use: Use) -> Typed:

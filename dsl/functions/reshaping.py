@@ -67,13 +67,11 @@ def _one_to_one(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
     return arrow.left[0], arrow.right[0]
 
 
-def present(use: Use, arrow: Arrow, slot: str = "x") -> None:
-    """Require that a tensor has the axes on the left of the arrow (E0203)."""
-    x = use[slot]
-    for axis in arrow.left:
-        if not x.type.has(axis.name):
-            help = f"axes of `{x.text}`: {', '.join(x.type.names) or 'none'}"
-            raise use.refuse("E0203", f"`{x.text}` has no axis `{axis.name}`", "->", help, axis=(x, axis.name))
+def _add_up(use: Use, axis: Axis, size: int, parts: str, also: tuple[Axis, ...]) -> None:
+    """Require that an axis has the size of its parts together (E0215)."""
+    if size != axis.size:
+        message = f"`{axis.name}` has size {axis.size}, but {parts} together have {size}"
+        raise use.refuse("E0215", message, "->", also=also)
 
 
 @function("expand", slots=["x", Slot("axes", AXES)])
@@ -91,7 +89,7 @@ def _rename(use: Use) -> Typed:
     x = use["x"].type
     pairs: dict[str, Axis] = {}
     for arrow in use.arrows:
-        present(use, arrow)
+        use.has("x", arrow.left, "->")
         left, right = _one_to_one(use, arrow)
         if left.name in pairs:
             raise use.refuse("E0223", f"axis `{left.name}` is renamed twice", "->")
@@ -107,12 +105,9 @@ def _split(use: Use) -> Typed:
     (arrow,) = use.arrows
     if len(arrow.left) != 1 or not arrow.right:
         raise use.refuse("E0223", "`split` takes one axis on the left, a list on the right", "->", "`a -> [b, c]`")
-    present(use, arrow)
+    use.has("x", arrow.left, "->")
     (axis,) = arrow.left
-    size = prod(part.size for part in arrow.right)
-    if size != axis.size:
-        message = f"`{axis.name}` has size {axis.size}, but its parts together have {size}"
-        raise use.refuse("E0215", message, "->", also=arrow.right)
+    _add_up(use, axis, prod(part.size for part in arrow.right), "its parts", arrow.right)
     type = _replaced(use, use["x"].type, (axis.name,), arrow.right)
     return type, {"axis": axis.name, "into": names(arrow.right)}
 
@@ -122,14 +117,11 @@ def _merge(use: Use) -> Typed:
     (arrow,) = use.arrows
     if len(arrow.right) != 1 or not arrow.left:
         raise use.refuse("E0223", "`merge` takes a list on the left, one axis on the right", "->", "`[a, b] -> c`")
-    present(use, arrow)
+    use.has("x", arrow.left, "->")
     if len(set(names(arrow.left))) < len(arrow.left):
         raise use.refuse("E0223", "`merge` names an axis twice", "->")
     (axis,) = arrow.right
-    size = prod(part.size for part in arrow.left)
-    if size != axis.size:
-        message = f"`{axis.name}` has size {axis.size}, but the merged axes together have {size}"
-        raise use.refuse("E0215", message, "->", also=(*arrow.left, axis))
+    _add_up(use, axis, prod(part.size for part in arrow.left), "the merged axes", (*arrow.left, axis))
     x = use["x"].type
     first = min(names(arrow.left), key=x.position)
     removed = (first, *(name for name in names(arrow.left) if name != first))
@@ -157,10 +149,7 @@ def _concat(use: Use) -> Typed:
         rest, other = tensor.type.without([axis.name]), first.type.without([arrow.left[0].name])
         if set(rest.names) != set(other.names):
             raise use.refuse("E0204", "joined tensors must have the same axes except for the joined ones")
-    size = sum(axis.size for axis in arrow.left)
-    if size != into.size:
-        message = f"`{into.name}` has size {into.size}, but the joined axes together have {size}"
-        raise use.refuse("E0215", message, "->", also=(*arrow.left, into))
+    _add_up(use, into, sum(axis.size for axis in arrow.left), "the joined axes", (*arrow.left, into))
     type = _replaced(use, first.type, (arrow.left[0].name,), (into,))
     return type, {"axes": names(arrow.left), "into": into.name}
 
@@ -168,7 +157,7 @@ def _concat(use: Use) -> Typed:
 @function("slice", slots=["x", Slot("start", NUMBER, 0)], arrows=(1, 1))
 def _slice(use: Use) -> Typed:
     (arrow,) = use.arrows
-    present(use, arrow)
+    use.has("x", arrow.left, "->")
     axis, into = _one_to_one(use, arrow)
     start = use["start"]
     if start != int(start) or start < 0:

@@ -41,11 +41,7 @@ def _chosen(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
     if len(arrow.left) != 1 or len(arrow.right) != 1:
         raise use.refuse("E0223", "`top_k` takes one axis on each side of the arrow", "->")
     (over,), (into,) = arrow.left, arrow.right
-    if not use["x"].type.has(over.name):
-        help = f"axes of `{use['x'].text}`: {', '.join(use['x'].type.names) or 'none'}"
-        raise use.refuse(
-            "E0203", f"`{use['x'].text}` has no axis `{over.name}`", "->", help, axis=(use["x"], over.name)
-        )
+    use.has("x", [over], "->")
     if use["x"].type.has(into.name):
         raise use.refuse("E0216", f"the result would have axis `{into.name}` twice", "->")
     if into.size > over.size:

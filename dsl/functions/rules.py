@@ -38,14 +38,7 @@ OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
 OPTIONAL_OVER = Slot("over", AXES, None)
 
 ARITHMETIC = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
-COMPARISONS = {
-    "<": "less",
-    "<=": "less_equal",
-    ">": "greater",
-    ">=": "greater_equal",
-    "==": "equal",
-    "!=": "not_equal",
-}
+COMPARISONS = {"<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal", "==": "equal", "!=": "not_equal"}
 OPERATORS = ARITHMETIC | COMPARISONS | {"and": "logical_and", "or": "logical_or"}
 # The functions of booleans, as they are for constants.
 LOGIC: Mapping[str, Callable[..., bool]] = {
@@ -452,34 +445,21 @@ def _reduction(use: Use) -> Typed:
     return x.without(names(over)), {"over": names(over)}
 
 
-@function("arg_max", slots=["x", OVER_ONE])
-def _arg_max(use: Use) -> Typed:
-    x = use["x"].type
+@function("arg_max", "cumsum", slots=["x", OVER_ONE])
+def _along_one(use: Use) -> Typed:
+    x, over = use["x"].type, use["over"]
     _numeric(use, x.dtype, "x")
-    use.has("x", [use["over"]])
-    return x.without([use["over"].name]).with_dtype("i64"), {"over": use["over"].name}
+    use.has("x", [over])
+    type = x.without([over.name]).with_dtype("i64") if use.function == "arg_max" else x
+    return type, {"over": over.name}
 
 
-@function("cumsum", slots=["x", OVER_ONE])
-def _cumsum(use: Use) -> Typed:
-    x = use["x"].type
-    _numeric(use, x.dtype, "x")
-    use.has("x", [use["over"]])
-    return x, {"over": use["over"].name}
-
-
-@function("logsumexp", slots=["x", OVER])
-def _logsumexp(use: Use) -> Typed:
-    use.floating("x")
-    use.has("x", use["over"])
-    return use["x"].type.without(names(use["over"])), {"over": names(use["over"])}
-
-
-@function("softmax", "log_softmax", slots=["x", OVER])
+@function("logsumexp", "softmax", "log_softmax", slots=["x", OVER])
 def _softmax(use: Use) -> Typed:
     use.floating("x")
     use.has("x", use["over"])
-    return use["x"].type, {"over": names(use["over"])}
+    x, over = use["x"].type, names(use["over"])
+    return x.without(over) if use.function == "logsumexp" else x, {"over": over}
 
 
 @function(

@@ -14,11 +14,11 @@ from typing import Any
 from attrs import field, frozen
 
 from partita.dsl import limits
-from partita.dsl.advice.report import Report
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.advice.report import Full, Report
+from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import RESERVED, parse_file
-from partita.dsl.syntax.reader import Reader
+from partita.dsl.syntax.reader import Reader, inside
 from partita.dsl.syntax.source import Source, Span
 
 
@@ -40,6 +40,16 @@ class Declarations:
     train: list[tree.Train] = field(factory=list)
     expect: list[tree.Expect] = field(factory=list)
 
+    @property
+    def alternatives(self) -> dict[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule | tree.Optimizer]]:
+        """The declarations of which `train` chooses one of each kind."""
+        return {
+            "model": self.models,
+            "layout": self.layouts,
+            "schedule": self.schedules,
+            "optimizer": self.optimizers,
+        }
+
     def own(self, span: Span) -> bool:
         """Whether a span is in the main file, not in an imported one."""
         return span.source is self.source
@@ -59,6 +69,7 @@ KINDS: dict[type, tuple[str, str]] = {
 
 # The tables of entries, each with the other one of the same namespace.
 SIZES = {"axes": "constants", "constants": "axes"}
+CALLED = {"axes": "axis", "constants": "constant"} | {table: kind for kind, table in KINDS.values()}
 
 
 def gather(main: Source, path: str | None, root: str | None, reader: Reader, report: Report) -> Declarations:
@@ -89,51 +100,37 @@ class _Gathering:
                 imports.append(declaration)
             else:
                 self.declare(found, declaration)
-        merged = Declarations(source)
+        merged = Declarations(source, train=found.train, expect=found.expect)
         for kind, names in _tables(found):
             getattr(merged, kind).update(names)
-        merged.train.extend(found.train)
-        merged.expect.extend(found.expect)
         for declaration in imports:
-            other = self.imported(declaration, source, path, (*importers, real))
-            if other is not None:
-                self.merge(merged, found, other)
+            with self.report:
+                self.merge(merged, found, self.imported(declaration, source, path, (*importers, real)))
         self.files[real] = merged
         return merged
 
     def imported(
         self, declaration: tree.Import, importer: Source, path: str | None, importers: tuple[str, ...]
-    ) -> Declarations | None:
-        """The declarations of an imported file; None after reporting an error."""
+    ) -> Declarations:
+        """The declarations of an imported file. Raises Refused."""
         written, span = declaration.path.value, declaration.path.span
         if path is None or not written or "\0" in written:
-            self.report.error("E0010", f"`{written}` cannot be imported here", span)
-            return None
+            raise refuse("E0010", f"`{written}` cannot be imported here", span)
         target = os.path.join(os.path.dirname(path), written)
-        real = imported_path(target, self.root)
-        if real is None:
-            help = "move it there, or pass a directory that contains both as --root"
-            notes = [f"the root directory is `{self.root}`"]
-            self.report.error("E0010", f"`{written}` is outside the root directory", span, notes, help)
-            return None
+        real = inside(self.root, target, written, span)
         if real in importers:
-            self.report.error("E0011", f"`{written}` imports itself, directly or through other files", span)
-            return None
+            raise refuse("E0011", f"`{written}` imports itself, directly or through other files", span)
         if real in self.files:
             return self.files[real]
         if len(self.files) >= limits.IMPORTS:
-            self.report.error("E0013", f"more than {limits.IMPORTS} files are imported", span)
-            return None
+            raise refuse("E0013", f"more than {limits.IMPORTS} files are imported", span)
         name = os.path.normpath(os.path.join(os.path.dirname(importer.name), written))
-        try:
-            source = self.reader.source(real, name, span)
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
+        source = self.reader.source(real, name, span)
         self.bytes += len(source.text)
         if self.bytes > limits.FILE_BYTES:
             message = f"the imported files have, together, more than {limits.FILE_BYTES:,} characters"
-            raise refuse("E0004", message, span)
+            self.report.error("E0004", message, span)
+            raise Full
         return self.file(source, target, importers)
 
     def declare(self, found: Declarations, declaration: tree.Declaration) -> None:
@@ -186,21 +183,8 @@ class _Gathering:
                 elif not (table in SIZES and name in owned):
                     notes = [f"also declared at {there.span.place}"]
                     place = value.key.span if table in SIZES else value.name.span
-                    kinds = {"axes": "axis", "meshes": "mesh", "operations": "op", "weights": "weights"}
-                    kind = kinds.get(table, table[:-1])
-                    self.report.error(
-                        "E0012",
-                        f"imported {kind} `{name}` is declared twice",
-                        place,
-                        notes,
-                        "rename one of them",
-                    )
-
-
-def imported_path(target: str, root: str) -> str | None:
-    """The real path of an imported file; None if that is outside the root directory."""
-    real = os.path.realpath(target)
-    return real if os.path.commonpath([real, root]) == root else None
+                    message = f"imported {CALLED[table]} `{name}` is declared twice"
+                    self.report.error("E0012", message, place, notes, "rename one of them")
 
 
 def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -211,11 +195,7 @@ def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def unreserved(name: tree.Name, report: Report) -> bool:
     """Whether a name may be declared; reports E0104 if not."""
     if name.text in RESERVED:
-        report.error(
-            "E0104",
-            f"`{name.text}` is reserved and cannot be declared",
-            name.span,
-            help="choose another name",
-        )
+        message = f"`{name.text}` is reserved and cannot be declared"
+        report.error("E0104", message, name.span, help="choose another name")
         return False
     return True

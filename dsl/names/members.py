@@ -48,21 +48,33 @@ class Members:
     # By the identity of a body's node: its members; and its segments, with the last number that each name was given.
     _of: dict[int, dict[tuple[str, int, int], Member]] = field(factory=dict)
     _taken: dict[int, dict[str, int]] = field(factory=dict)
+    _open: list[Body] = field(factory=list)
 
-    def body(self, body: Body) -> None:
-        """Begin a body."""
+    def begin(self, body: Body) -> None:
+        """Begin a body, whose members are entered until it ends."""
         self._of[id(body)] = {}
         self._bodies.append(body)
         self._taken[id(body)] = {}
+        self._open.append(body)
+        self.reserve(body.body)
 
-    def reserve(self, body: Body, statements: Sequence[tree.Statement]) -> None:
+    def end(self) -> None:
+        """End the body that was begun last."""
+        self._open.pop()
+
+    def reserve(self, statements: Sequence[tree.Statement]) -> None:
         """The names of parameters, buffers and samples, which calls and repeats cannot have as segments."""
         for statement in statements:
             if isinstance(statement, tree.Param | tree.Buffer | tree.Sample):
-                self._taken[id(body)].update((name.text, 1) for name in statement.names)
+                self._taken[id(self._open[-1])].update((name.text, 1) for name in statement.names)
 
-    def enter(self, body: Body, declared: tree.Name, kind: str, inside: Body | None = None) -> None:
-        """A parameter, input or value of a body; or a repeat or called block, which gets the first free segment."""
+    def enter(self, declared: tree.Name, kind: str, inside: Body | None = None) -> None:
+        """A parameter, input or value of the open body, if there is one; or a repeat or called block, which gets the
+        first free segment.
+        """
+        if not self._open:
+            return
+        body = self._open[-1]
         taken, segment, text = self._taken[id(body)], declared.text, declared.text
         while inside is not None and segment in taken:
             taken[text] += 1
@@ -75,6 +87,10 @@ class Members:
     def __iter__(self) -> Iterator[Member]:
         for body in self._bodies:
             yield from self.of(body)
+
+    def here(self) -> Iterable[Member]:
+        """The members of the open body so far."""
+        return self.of(self._open[-1])
 
     def of(self, body: Body) -> Iterable[Member]:
         """The members of a body."""

@@ -15,11 +15,11 @@ from attrs import define, field, frozen
 from partita.dsl.advice.report import Full, Report
 from partita.dsl.check.layouts import CLASSES as STORED
 from partita.dsl.check.optimizers import CLASSES as TARGETS
-from partita.dsl.names.members import Body, Member, Members
+from partita.dsl.names.members import Member, Members
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_expression
 from partita.dsl.syntax.source import Span
-from partita.dsl.syntax.walk import subexpressions
+from partita.dsl.syntax.walk import nodes, parts
 
 # Kinds of which every name is declared once in a file, and those in which an expression looks a name up.
 IN_EXPRESSIONS = ("const", "axis")
@@ -27,6 +27,7 @@ CALLED = ("op", "block")
 CHOSEN = {"model": "model", "layout": "layout", "schedule": "schedule", "optimizer": "optimizer"}
 # Kinds of names that a body binds.
 BOUND = ("tensor", "parameter", "buffer")
+KINDS_OF_TENSORS: Mapping[type, str] = {tree.Param: "parameter", tree.Buffer: "buffer"}
 
 Scope: TypeAlias = dict[str, tuple[tree.Name, str]]  # name -> where it is bound first, and its kind
 
@@ -91,7 +92,6 @@ class _Names:
     blocks: dict[str, tree.Block] = field(factory=dict)
     inputs: dict[str, dict[str, tree.Name]] = field(factory=dict)  # of blocks and operations
     called: Sequence[str] = ()  # what calls refer to, here
-    body: Body | None = None  # the one whose members are entered, here
 
     def run(self) -> None:
         """Find all: bodies first, since paths name what is in them."""
@@ -119,35 +119,32 @@ class _Names:
         return min(there, key=lambda each: order.get(id(each), 0))
 
     def _block(self, declaration: tree.Block | tree.Model) -> None:
-        self.called, self.body = CALLED, declaration
-        self.members.body(declaration)
-        self.members.reserve(declaration, declaration.body)
+        self.called = CALLED
+        self.members.begin(declaration)
         scope = self._inputs(declaration.inputs)
-        self._body(declaration.body, declaration, scope)
+        self._nodes(declaration.body, scope)
         if isinstance(declaration, tree.Block):
-            self._expressions(declaration.results.values, scope)
-        self.called, self.body = (), None
+            self._node(declaration.results, scope)
+        self.members.end()
+        self.called = ()
 
     def _declaration(self, declaration: tree.Declaration) -> None:
         match declaration:
-            case tree.Axes(entries=entries) | tree.Constants(entries=entries):
-                self._expressions((entry.value for entry in entries), {})
+            case tree.Axes() | tree.Constants() | tree.Schedule():
+                self._nodes(parts(declaration), {})
             case tree.Operation(inputs=inputs, results=results, table=table):
                 scope = self._inputs(inputs)
-                for result in results:
-                    self._type(result)
+                self._nodes(results, scope)
                 self._table(table, scope)
             case tree.Mesh(axes=axes, table=table):
-                self._expressions((entry.value for entry in axes), {})
+                self._nodes(axes, {})
                 self._table(table, {entry.key.text: (entry.key, "mesh axis") for entry in axes})
             case tree.Layout():
                 self._layout(declaration)
-            case tree.Schedule(call=call):
-                self._expression(call, {})
             case tree.Optimizer(rules=rules):
                 for rule in rules:
                     self._paths(each for each in rule.targets if str(each) not in TARGETS)
-                self._expressions((rule.call for rule in rules if isinstance(rule, tree.UpdateRule)), {})
+                self._nodes((rule.call for rule in rules if isinstance(rule, tree.UpdateRule)), {})
             case tree.Train(table=table):
                 self._table(table, {})
             case tree.Weights(lines=lines):
@@ -158,8 +155,8 @@ class _Names:
                 axes_of_mesh = self._trained_mesh()
                 for claim in claims:
                     if isinstance(claim.measure, tree.Call):
-                        self._expression(claim.measure, axes_of_mesh)
-                    self._expression(claim.limit, {})
+                        self._node(claim.measure, axes_of_mesh)
+                    self._node(claim.limit, {})
             case _:
                 pass
 
@@ -168,7 +165,7 @@ class _Names:
         scope: Scope = {}
         for each in inputs:
             self._bind(each.name, scope)
-            self._type(each.type)
+            self._node(each.type, scope)
         return scope
 
     # ------------------------------------------------------------ layouts, weights
@@ -190,7 +187,7 @@ class _Names:
                 case tree.Place(paths=paths, mesh_axis=axis):
                     own = (axis,)
                     self._paths(paths)
-                    self._expressions((each for each in (rule.first, rule.last) if each is not None), {})
+                    self._nodes((each for each in (rule.first, rule.last) if each is not None), {})
                 case tree.Recompute(paths=paths):
                     own = ()
                     self._paths(each for each in paths if str(each) not in ("all", "auto"))
@@ -198,7 +195,7 @@ class _Names:
                     own = ()
                     self._paths(each for each in paths if str(each) not in ("all", "param", "state"))
                 case tree.Overlap(mesh_axes=own):
-                    self._expressions((rule.pieces,), {})
+                    self._node(rule.pieces, {})
             for name in own:
                 self._refer(name, (), axes)
 
@@ -221,10 +218,10 @@ class _Names:
 
     def _correspondence(self, line: tree.Correspondence) -> None:
         self._paths(line.ours)
-        self._expressions((each for axis in line.axes for each in axis.expressions), {})
+        self._nodes(line.axes, {})
         repeats = self.members.repeats_around(self.members.named([part.text for part in line.ours[0].parts]))
         for pattern in line.theirs:
-            for each in subexpressions(list(_formulas(pattern))):
+            for each in nodes(*_formulas(pattern)):
                 name = tree.single(each) if isinstance(each, tree.Path) else None
                 if name is not None:
                     around = [member for member in repeats if member.is_called(name.text)]
@@ -242,69 +239,74 @@ class _Names:
         """A part of a path, which may mean these members."""
         for member in {id(each.declared): each for each in members if each.is_called(name.text)}.values():
             text, span = member.declared.text, name.span
-            short = tree.Name(text, Span(span.source, span.start, span.start + len(text)))
+            short = tree.Name(text, span=Span(span.source, span.start, span.start + len(text)))
             self.found.append(Occurrence(short, member.kind, member.declared))
 
     # ------------------------------------------------------------ bodies
 
-    def _body(self, statements: Sequence[tree.Statement], within: Body, scope: Scope) -> None:
-        for statement in statements:
-            match statement:
-                case tree.Let(names=names, value=value):
-                    self._expression(value, scope)
-                    for name in names:
-                        self._bind(name, scope)
-                case (
-                    tree.Param(names=names, type=type, initial=value)
-                    | tree.Buffer(names=names, type=type, initial=value)
-                ):
-                    self._type(type)
-                    self._expression(value, scope)
-                    for name in names:
-                        self._bind(name, scope, "parameter" if isinstance(statement, tree.Param) else "buffer")
-                case tree.Sample(names=names, type=type, distribution=value):
-                    self._type(type)
-                    self._expression(value, scope)
-                    for name in names:
-                        self._bind(name, scope)
-                case tree.Repeat():
-                    self._repeat(statement, within, scope)
-                case tree.Scan(axis=axis, body=body):
+    def _node(self, node: tree.Node, scope: Scope) -> None:
+        """All names in a node: a statement, a type or an expression."""
+        match node:
+            case tree.Let() | tree.Param() | tree.Buffer() | tree.Sample():
+                self._nodes(parts(node), scope)
+                for name in node.names:
+                    self._bind(name, scope, KINDS_OF_TENSORS.get(type(node), "tensor"))
+            case tree.Repeat():
+                self._repeat(node, scope)
+            case tree.Scan(axis=axis, body=body):
+                self._refer(axis, ("axis",))
+                self.members.reserve(body)
+                self._nodes(body, dict(scope))
+            case tree.Update(name=name, value=value):
+                self._refer(name, (), scope)
+                self._node(value, scope)
+            case tree.TensorType(axes=axes):
+                for axis in axes:
                     self._refer(axis, ("axis",))
-                    self.members.reserve(within, body)
-                    self._body(body, within, dict(scope))
-                case tree.Update(name=name, value=value):
-                    self._refer(name, (), scope)
-                    self._expression(value, scope)
-                case tree.Loss(value=value) | tree.Metric(value=value) | tree.Output(value=value):
-                    self._expression(value, scope)
+            case tree.Path(parts=(name,)):
+                self._refer(name, IN_EXPRESSIONS, scope)
+            case tree.Call():
+                self._call(node, scope)
+            case tree.Path() | tree.Name():
+                pass
+            case _:
+                self._nodes(parts(node), scope)
 
-    def _repeat(self, repeat: tree.Repeat, outer: Body, scope: Scope) -> None:
+    def _nodes(self, nodes: Iterable[tree.Node], scope: Scope) -> None:
+        for node in nodes:
+            self._node(node, scope)
+
+    def _call(self, call: tree.Call, scope: Scope) -> None:
+        name = call.name
+        self._refer(name, self.called)
+        named = self.inputs.get(name.text, {}) if self.called else {}
+        for argument in call.arguments:
+            if argument.name is not None and argument.name.text in named:
+                self.found.append(Occurrence(argument.name, "tensor", named[argument.name.text]))
+            self._node(argument.value, scope)
+        if name.text in self.blocks and name.text not in self.known.get("op", {}):
+            block = self.blocks[name.text]
+            self.members.enter(block.name, "block", block)
+
+    def _repeat(self, repeat: tree.Repeat, scope: Scope) -> None:
         """What the body of a repeat or scan binds again is carried, so the same; other names stay there.
 
         Repeats of one name in a body are the same to a layout, which cuts all of them.
         """
-        self._expression(repeat.count, scope)
-        same = [each.declared for each in self.members.of(outer) if each.kind == "repeat"]
+        self._node(repeat.count, scope)
+        same = [each.declared for each in self.members.here() if each.kind == "repeat"]
         first = next((each for each in same if each.text == repeat.name.text), repeat.name)
         self.found.append(Occurrence(repeat.name, "repeat", first))
-        self.members.body(repeat)
-        self.members.reserve(repeat, repeat.body)
-        self.body = repeat
-        self._body(repeat.body, repeat, dict(scope))
-        self.body = outer
-        self.members.enter(outer, first, "repeat", repeat)
+        self.members.begin(repeat)
+        self._nodes(repeat.body, dict(scope))
+        self.members.end()
+        self.members.enter(first, "repeat", repeat)
 
     def _bind(self, name: tree.Name, scope: Scope, kind: str = "tensor") -> None:
         """A name that a body binds. Bound again, in an iteration or after it, it is the same to a reader."""
         first, kind = scope.setdefault(name.text, (name, kind))
         self.found.append(Occurrence(name, kind, first))
-        if self.body is not None:
-            self.members.enter(self.body, first, kind)
-
-    def _type(self, type: tree.TensorType) -> None:
-        for axis in type.axes:
-            self._refer(axis, ("axis",))
+        self.members.enter(first, kind)
 
     def _table(self, table: tree.Table | None, scope: Scope) -> None:
         for entry in table.entries if table is not None else ():
@@ -312,34 +314,7 @@ class _Names:
             if name is not None and entry.key.text in CHOSEN and name.text in self.known.get(entry.key.text, {}):
                 self._refer(name, (CHOSEN[entry.key.text],))
             else:
-                self._expression(entry.value, scope)
-
-    def _expressions(self, expressions: Iterable[tree.Expression], scope: Scope) -> None:
-        for expression in expressions:
-            self._expression(expression, scope)
-
-    def _expression(self, expression: tree.Expression, scope: Scope) -> None:
-        match expression:
-            case tree.Path(parts=(name,)):
-                self._refer(name, IN_EXPRESSIONS, scope)
-            case tree.Binary(left=left, right=right) | tree.Arrow(left=left, right=right):
-                self._expressions((left, right), scope)
-            case tree.Negative(operand=inner) | tree.Not(operand=inner) | tree.Group(inner=inner):
-                self._expression(inner, scope)
-            case tree.List(items=items):
-                self._expressions(items, scope)
-            case tree.Call(name=name, arguments=arguments):
-                self._refer(name, self.called)
-                named = self.inputs.get(name.text, {}) if self.called else {}
-                for argument in arguments:
-                    if argument.name is not None and argument.name.text in named:
-                        self.found.append(Occurrence(argument.name, "tensor", named[argument.name.text]))
-                    self._expression(argument.value, scope)
-                if self.body is not None and name.text in self.blocks and name.text not in self.known.get("op", {}):
-                    block = self.blocks[name.text]
-                    self.members.enter(self.body, block.name, "block", block)
-            case _:
-                pass
+                self._node(entry.value, scope)
 
     def _refer(self, name: tree.Name, kinds: Sequence[str], scope: Mapping[str, tuple[tree.Name, str]] = {}) -> None:
         """A reference: to a name of the body, or the first declaration of these kinds."""

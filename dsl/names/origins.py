@@ -47,8 +47,7 @@ class Values:
         """Each step with one of its results and the position of that among them; the last ones first."""
         found: list[tuple[spec.Step, int, int]] = []
         for step in self.steps:
-            inner = step.body if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan) else None
-            for position in range(len(inner.results) if inner is not None else 1):
+            for position in range(spec.result_count(step)):
                 found.append((step, self.inputs + len(found), position))
         return found[::-1]
 
@@ -105,8 +104,7 @@ def _followed(
             found, reached = known[id(body), result]
             if found is not None:
                 return found, set()
-            given = step.arguments if isinstance(step, spec.CallBlock) else (*step.carried, *step.captured)
-            outside = {given[each] for each in reached}
+            outside = {spec.operands_of(step)[each] for each in reached}
             wanted.update(each for each in outside if isinstance(each, int) and values.type(each).has(axis) == having)
     scope = values.scope
     captured = {scope.captured[-1 - each] for each in wanted if each < 0} if scope is not None else set()

@@ -8,6 +8,8 @@ from attrs import frozen
 
 from partita.dsl import spec
 from partita.dsl.advice.report import suggestion
+from partita.dsl.diagnostic import refuse
+from partita.dsl.syntax import tree
 
 MOST_SHOWN = 12  # parts of a model
 
@@ -26,9 +28,13 @@ class ModelNames:
     parts: frozenset[str]
     repeats: frozenset[str]
 
-    def help(self, part: str, others: Iterable[str] = ()) -> str:
-        """Help for a name that no part has: a similar one, also of `others`, or blocks, repeats and parameters."""
-        return suggestion(part, [*self.names, *others]) or self.some(self.parts)
+    def check(self, path: tree.Path, others: Iterable[str] = ()) -> None:
+        """Refuse (E0317) a path of which a part is no name of the model; it may be meant as one of `others`."""
+        for part in path.parts:
+            if part.text not in self.names:
+                message = f"model `{self.model}` has no part called `{part.text}`"
+                help = suggestion(part.text, [*self.names, *others]) or self.some(self.parts)
+                raise refuse("E0317", message, part.span, help=help)
 
     @staticmethod
     def some(names: Collection[str]) -> str:
@@ -40,32 +46,23 @@ class ModelNames:
 
 
 def known_paths(model: spec.Model) -> ModelNames:
-    """Collect the names of a model, visiting each body once."""
-    names, parts, repeats, seen = {model.name, *model.body.inputs}, set[str](), set[str](), set[int]()
-    bodies = [model.body]
-    while bodies:
-        body = bodies.pop()
-        if id(body) in seen:
-            continue
-        seen.add(id(body))
-        for step in body.steps:
-            match step:
-                case spec.CallBlock():
-                    names |= {*step.body.inputs}
-                    parts |= {step.scope, step.block}
-                    bodies.append(step.body)
-                case spec.Repeat():
-                    names |= {*step.names}
-                    repeats |= {step.scope, step.name}
-                    bodies.append(step.body)
-                case spec.Scan():
-                    names |= {*step.names}
-                    bodies.append(step.body)
-                case spec.Parameter():
-                    parts.add(step.name)
-                case spec.Sample():
-                    names.add(step.name)
-                case spec.Apply() if step.name is not None:
-                    names.add(step.name)
+    """Collect the names of a model."""
+    names, parts, repeats = {model.name, *model.body.inputs}, set[str](), set[str]()
+    for step in spec.steps(model.body):
+        match step:
+            case spec.CallBlock():
+                names |= {*step.body.inputs}
+                parts |= {step.scope, step.block}
+            case spec.Repeat():
+                names |= {*step.names}
+                repeats |= {step.scope, step.name}
+            case spec.Scan():
+                names |= {*step.names}
+            case spec.Parameter():
+                parts.add(step.name)
+            case spec.Sample():
+                names.add(step.name)
+            case spec.Apply() if step.name is not None:
+                names.add(step.name)
     parts |= repeats
     return ModelNames(model.name, frozenset(names | parts), frozenset(parts), frozenset(repeats))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import groupby
 
 from attrs import evolve
 
@@ -18,6 +19,7 @@ from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_expression
 from partita.dsl.syntax.source import Source, Span
 from partita.dsl.syntax.units import PLAIN, Quantity
+from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import Type
 
 NAMES = "an axis of theirs is a product of ours, such as `heads * key`, or 1"
@@ -72,17 +74,13 @@ class Checker:
         named: dict[str, Span] = {}
         for line in written.lines:
             if isinstance(line, tree.Correspondence):
-                try:
+                with self.report:
                     lines += [self.line(each, named) for each in _alone(line)]
-                except Refused as refused:
-                    self.report.refused(refused)
         skips = [each for line in written.lines if isinstance(line, tree.Skip) for each in line.patterns]
         found = Weights(written.name.text, self.model, tuple(lines), tuple(each.value for each in skips), written.span)
         if self.report.errors == errors:
-            try:
+            with self.report:
                 self.twice(found)
-            except Refused as refused:
-                self.report.refused(refused)
         return found if self.report.errors == errors else None
 
     def twice(self, weights: Weights) -> None:
@@ -203,7 +201,8 @@ class Checker:
         missing = [name for name in indexed if not type.has(name)]
         if missing:
             raise refuse("E0320", f"`{parameter.name}` has no axis `{missing[0]}`", path.span)
-        written = {name.text: name for axis in line.axes for each in axis.expressions for name in _names(each)}
+        paths = (each for each in nodes(*line.axes) if isinstance(each, tree.Path))
+        written = {name.text: name for path in paths for name in path.parts}
         for name in (name for group in groups for name in group):
             if not type.has(name):
                 message = f"`{parameter.name}` has no axis `{name}`"
@@ -306,15 +305,11 @@ def _around(parameter: Parameter) -> tuple[object, ...]:
 
 def _together(parts: Sequence[str | Term]) -> Iterator[str | Term]:
     """The parts, with texts that follow each other as one."""
-    text = ""
-    for part in parts:
-        if isinstance(part, str):
-            text += part
-            continue
-        yield from [text] * bool(text)
-        yield part
-        text = ""
-    yield from [text] * bool(text)
+    for is_text, group in groupby(parts, lambda part: isinstance(part, str)):
+        if not is_text:
+            yield from group
+        elif text := "".join(map(str, group)):
+            yield text
 
 
 def _terms(axis: tree.WeightAxis) -> tuple[int, list[tuple[str, ...]]]:
@@ -357,17 +352,6 @@ def _factors(term: tree.Expression) -> Iterator[str]:
         yield from _factors(term.right)
     else:
         raise refuse("E0320", "expected axes", term.span, help=NAMES)
-
-
-def _names(expression: tree.Expression) -> Iterator[tree.Name]:
-    """The names in sums and products."""
-    if isinstance(expression, tree.Binary):
-        yield from _names(expression.left)
-        yield from _names(expression.right)
-    elif isinstance(expression, tree.Group):
-        yield from _names(expression.inner)
-    elif isinstance(expression, tree.Path):
-        yield from expression.parts
 
 
 def parameters_in(types: Mapping[str, Type]) -> list[Parameter]:

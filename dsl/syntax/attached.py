@@ -9,7 +9,7 @@ from attrs import define, field
 from partita.dsl import limits
 from partita.dsl.config.overrides import PLACE
 from partita.dsl.diagnostic import refuse
-from partita.dsl.syntax.reader import Reader
+from partita.dsl.syntax.reader import Reader, inside
 from partita.dsl.syntax.source import Source, Span
 
 
@@ -34,16 +34,7 @@ class Attached:
         root = os.path.realpath(self.root if self.root is not None else os.path.dirname(self.main) or ".")
         beside = self.main if span.source.name in (PLACE, self.name) else span.source.name
         target = os.path.normpath(os.path.join(os.path.dirname(beside), written))
-        real = os.path.realpath(target)
-        if os.path.commonpath([real, root]) != root:
-            help = "move it there, or pass a directory that contains both as --root"
-            raise refuse(
-                "E0010",
-                f"`{written}` is outside the root directory",
-                span,
-                notes=[f"the root directory is `{root}`"],
-                help=help,
-            )
+        real = inside(root, target, written, span)
         if real not in self._texts:
             found = self.files.source(real, target, span)
             if len(found.text) + sum(len(each.text) for each in self._texts.values()) > limits.FILE_BYTES:

@@ -22,6 +22,7 @@ from partita.dsl.syntax.lexer import Token, tokenize
 from partita.dsl.syntax.parser import parse_tokens
 from partita.dsl.syntax.reader import source_of
 from partita.dsl.syntax.source import Source
+from partita.dsl.syntax.walk import nodes
 
 WIDTH = 110
 DEEPEST = 60  # columns; a continuation line is aligned with its bracket up to here
@@ -30,6 +31,8 @@ INDENT, CONTINUATION = 2, 4
 # until nothing changes.
 PASSES = 8
 
+# Nodes with lines of their own, besides the entries of tables.
+_LINES = (tree.Declaration, tree.Statement, tree.Return, tree.Rule, tree.OptimizerRule, tree.WeightsLine, tree.Claim)
 _VALUES = frozenset(("NAME", "NUMBER", "STRING", "TRUE", "FALSE", "RPAR", "RSQB"))
 _TIGHT_AFTER = frozenset(("LPAR", "LSQB", "DOT", "RANGE"))
 _TIGHT_BEFORE = frozenset(("RPAR", "RSQB", "COMMA", "COLON", "DOT", "RANGE"))
@@ -82,7 +85,9 @@ class _Formatter:
         self.comments = list(comments)
         self.starts = frozenset(_starts(file))
         self.declarations = {d.span.start: type(d).__name__ for d in file.declarations}
-        self.apart = frozenset(_spaced_lists(file))
+        # Lists of layers per stage are the only brackets with a space after the name before them.
+        stages = (node for node in nodes(file) if isinstance(node, tree.Stage))
+        self.apart = frozenset(stage.counts.span.start for stage in stages if stage.counts is not None)
 
     def lines(self) -> Iterator[str]:
         """The lines of the result, with line ends."""
@@ -267,37 +272,8 @@ def _ends(token: Token) -> bool:
 
 def _starts(file: tree.File) -> Iterator[int]:
     """Where declarations, statements, entries, rules and claims begin."""
-    for declaration in file.declarations:
-        yield declaration.span.start
-        match declaration:
-            case tree.Block():
-                yield from _statement_starts(declaration.body)
-                yield declaration.results.span.start
-            case tree.Model():
-                yield from _statement_starts(declaration.body)
-            case tree.Mesh(table=table) if table is not None:
-                yield from (entry.span.start for entry in table.entries)
-            case tree.Train(table=table) | tree.Operation(table=table):
-                yield from (entry.span.start for entry in table.entries)
-            case tree.Layout(rules=rules) | tree.Optimizer(rules=rules):
-                yield from (rule.span.start for rule in rules)
-            case tree.Weights(lines=lines):
-                yield from (line.span.start for line in lines)
-            case tree.Expect(claims=claims):
-                yield from (claim.span.start for claim in claims)
-
-
-def _statement_starts(statements: Sequence[tree.Statement]) -> Iterator[int]:
-    for statement in statements:
-        yield statement.span.start
-        if isinstance(statement, tree.Repeat | tree.Scan):
-            yield from _statement_starts(statement.body)
-
-
-def _spaced_lists(file: tree.File) -> Iterator[int]:
-    """Where the lists of layers per stage begin: the only brackets with a space after the name before them."""
-    for declaration in file.declarations:
-        if isinstance(declaration, tree.Layout):
-            for rule in declaration.rules:
-                if isinstance(rule, tree.Stage) and rule.counts is not None:
-                    yield rule.counts.span.start
+    for node in nodes(file):
+        if isinstance(node, _LINES):
+            yield node.span.start
+        elif isinstance(node, tree.Table):
+            yield from (entry.span.start for entry in node.entries)

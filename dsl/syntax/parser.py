@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import evolve
 
@@ -45,7 +45,7 @@ def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.Fi
     if first is not None:
         declarations.extend(first.declarations)
     assert first is not None or report.errors
-    return tree.File(tuple(declarations), Span(source, 0, len(source.text)))
+    return tree.File(tuple(declarations), span=Span(source, 0, len(source.text)))
 
 
 def parse_expression(source: Source, report: Report, start: int = 0, end: int | None = None) -> tree.Expression | None:
@@ -226,123 +226,77 @@ def _flat(parts: Sequence[Any]) -> list[Any]:
 # ---------------------------------------------------------------- building the tree
 
 
+Builder: TypeAlias = Callable[..., Any]
+
+
 def _name(span: Span, token: Token) -> tree.Name:
-    return tree.Name(token.text, Span(span.source, token.start, token.end))
+    return tree.Name(token.text, span=Span(span.source, token.start, token.end))
 
 
-def _names(span: Span, tokens: Sequence[Token]) -> tuple[tree.Name, ...]:
-    return tuple(_name(span, token) for token in tokens)
+def _parts(span: Span, *parts: Any) -> tuple[Any, ...]:
+    return tuple(_name(span, part) if isinstance(part, Token) else part for part in parts)
 
 
-def _type(span: Span, *parts: Any) -> tree.TensorType:
-    *dtype, axes = parts
-    return tree.TensorType(_name(span, dtype[0]) if dtype else None, axes, span)
+def _node(kind: Builder) -> Builder:
+    """Builds a node whose fields are the parts."""
+    return lambda span, *parts: kind(*_parts(span, *parts), span=span)
+
+
+def _first_optional(kind: Builder) -> Builder:
+    """Builds a node of two fields, of which the first may be missing."""
+    return lambda span, *parts: kind(*_parts(span, *(None,) * (2 - len(parts)), *parts), span=span)
+
+
+def _listing(kind: Builder, first: int) -> Builder:
+    """Builds a node whose last field is a tuple of all parts after the `first` ones."""
+    return lambda span, *parts: kind(*_parts(span, *parts[:first]), _parts(span, *parts[first:]), span=span)
 
 
 def _mesh(span: Span, name: Token, *parts: Any) -> tree.Mesh:
     table = parts[-1] if isinstance(parts[-1], tree.Table) else None
-    return tree.Mesh(_name(span, name), tuple(p for p in parts if isinstance(p, tree.Entry)), table, span)
+    return tree.Mesh(_name(span, name), tuple(p for p in parts if isinstance(p, tree.Entry)), table, span=span)
 
 
-def _target(span: Span, *parts: Any) -> tree.Target:
-    *path, name = parts
-    return tree.Target(path[0] if path else None, _name(span, name), span)
-
-
-def _stage(span: Span, names: tuple[tree.Name, ...], axis: Token, counts: tree.List | None = None) -> tree.Stage:
-    return tree.Stage(names, _name(span, axis), counts, span)
-
-
-def _place(
-    span: Span,
-    paths: tuple[tree.Path, ...],
-    axis: Token,
-    first: tree.Expression,
-    last: tree.Expression | None = None,
-) -> tree.Place:
-    return tree.Place(paths, _name(span, axis), first, last, span)
-
-
-def _body(span: Span, name: Token, inputs: tuple[tree.Input, ...], *rest: Any) -> tree.Block | tree.Model:
-    if len(rest) == 2:
-        return tree.Block(_name(span, name), inputs, rest[0], rest[1], span)
-    return tree.Model(_name(span, name), inputs, rest[0], span)
-
-
-def _together(span: Span, *parts: Any) -> tuple[Any, ...]:
-    return parts
-
-
+# Nodes that are called like their rules of the grammar, and have their parts as fields.
+NODES = (
+    *(tree.Block, tree.Operation, tree.Model, tree.Input, tree.Entry, tree.Param, tree.Buffer, tree.Sample, tree.Let),
+    *(tree.Repeat, tree.Loss, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
+    *(tree.Shard, tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
+    *(tree.Correspondence, tree.Skip),
+)
+# Those whose last field has any number of parts, after so many other fields.
+LISTINGS: dict[type[tree.Node], int] = {
+    **dict.fromkeys((tree.File, tree.Axes, tree.Constants, tree.Table, tree.Expect, tree.Path, tree.List), 0),
+    **dict.fromkeys((tree.Call, tree.Optimizer, tree.Weights), 1),
+    tree.Layout: 2,
+}
 # Rule or alias of the grammar -> builder of its node, from the span and the parts without punctuation.
-BUILDERS: dict[str, Callable[..., Any]] = {
-    "file": lambda s, *declarations: tree.File(declarations, s),
-    "import": lambda s, path: tree.Import(tree.String(path.text, Span(s.source, path.start, path.end)), s),
-    "axes": lambda s, *entries: tree.Axes(entries, s),
-    "constants": lambda s, *entries: tree.Constants(entries, s),
-    "entry": lambda s, key, value: tree.Entry(_name(s, key), value, s),
-    "setting": lambda s, key, value: tree.Entry(_name(s, key), value, s),
-    "block": _body,
-    "operation": lambda s, name, inputs, results, table: tree.Operation(_name(s, name), inputs, results, table, s),
-    "model": _body,
-    "inputs": _together,
-    "input": lambda s, name, type: tree.Input(_name(s, name), type, s),
-    "type": _type,
-    "axis_names": lambda s, *tokens: _names(s, tokens),
-    "names": lambda s, *tokens: _names(s, tokens),
-    "paths": _together,
-    "targets": _together,
-    "types": _together,
-    "statements": _together,
-    "results": lambda s, *values: tree.Return(values, s),
-    "param": lambda s, names, type, initial: tree.Param(names, type, initial, s),
-    "buffer": lambda s, names, type, initial: tree.Buffer(names, type, initial, s),
-    "sample": lambda s, names, type, drawn: tree.Sample(names, type, drawn, s),
-    "let": lambda s, names, value: tree.Let(names, value, s),
-    "repeat": lambda s, count, name, body: tree.Repeat(count, _name(s, name), body, s),
-    "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1 and rest[0] is not None, rest[-1], s),
-    "loss": lambda s, value: tree.Loss(value, s),
-    "metric": lambda s, name, value: tree.Metric(_name(s, name), value, s),
-    "output": lambda s, name, value: tree.Output(_name(s, name), value, s),
-    "update": lambda s, name, value: tree.Update(_name(s, name), value, s),
+BUILDERS: dict[str, Builder] = {
+    **{kind.__name__.lower(): _node(kind) for kind in NODES},
+    **{kind.__name__.lower(): _listing(kind, first) for kind, first in LISTINGS.items()},
+    **dict.fromkeys(("inputs", "types", "statements", "names", "axis_names", "targets", "paths", "stored"), _parts),
+    **dict.fromkeys(("strings", "weight_axes"), _parts),
+    "import": lambda s, path: tree.Import(tree.String(path.text, span=Span(s.source, path.start, path.end)), span=s),
+    "setting": _node(tree.Entry),
+    "type": _first_optional(tree.TensorType),
+    "results": _listing(tree.Return, 0),
+    "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1, rest[-1], span=s),
     "mesh": _mesh,
-    "layout": lambda s, name, mesh, *rules: tree.Layout(_name(s, name), _name(s, mesh), rules, s),
-    "shard": lambda s, targets, axes, by=(): tree.Shard(targets, axes, by or (), s),
-    "target": _target,
-    "stage": _stage,
-    "place": _place,
-    "recompute": lambda s, paths: tree.Recompute(paths, s),
-    "offload": lambda s, paths, by=None: tree.Offload(paths, by and _name(s, by), s),
-    "stored": _together,
-    "kept": lambda s, part: part if isinstance(part, tree.Path) else tree.Path((_name(s, part),), s),
-    "overlap": lambda s, axes, pieces: tree.Overlap(axes, pieces, s),
-    "schedule": lambda s, name, call: tree.Schedule(_name(s, name), call, s),
-    "optimizer": lambda s, name, *rules: tree.Optimizer(_name(s, name), rules, s),
-    "freeze": lambda s, paths: tree.FreezeRule(paths, s),
-    "update_rule": lambda s, paths, call: tree.UpdateRule(paths, call, s),
-    "weights": lambda s, name, *lines: tree.Weights(_name(s, name), lines, s),
-    "correspondence": lambda s, ours, theirs, axes=(): tree.Correspondence(ours, theirs, axes, s),
-    "weight_axes": _together,
+    "target": _first_optional(tree.Target),
+    "kept": lambda s, part: part if isinstance(part, tree.Path) else tree.Path((_name(s, part),), span=s),
+    "freeze": _node(tree.FreezeRule),
+    "update_rule": _node(tree.UpdateRule),
     "weight_axis": lambda s, *parts: tree.WeightAxis(
-        parts[0] if len(parts) > 2 else None, len(parts) > 1, parts[-1], s
+        parts[0] if len(parts) > 2 else None, len(parts) > 1, parts[-1], span=s
     ),
-    "skip": lambda s, patterns: tree.Skip(patterns, s),
-    "strings": _together,
-    "train": lambda s, table: tree.Train(table, s),
-    "table": lambda s, *entries: tree.Table(entries, s),
-    "expect": lambda s, *claims: tree.Expect(claims, s),
-    "claim": lambda s, measure, compare, limit: tree.Claim(measure, compare.text, limit, s),
-    "binary": lambda s, left, sign, right: tree.Binary(left, sign.text, right, s),
-    "negative": lambda s, _, operand: tree.Negative(operand, s),
-    "inverted": lambda s, _, operand: tree.Not(operand, s),
-    "group": lambda s, inner: tree.Group(inner, s),
-    "path": lambda s, *tokens: tree.Path(_names(s, tokens), s),
-    "call": lambda s, name, *arguments: tree.Call(_name(s, name), arguments, s),
-    "named": lambda s, name, value: tree.Argument(_name(s, name), value, s),
-    "positional": lambda s, value: tree.Argument(None, value, s),
-    "arrow": lambda s, left, right: tree.Arrow(left, right, s),
-    "list": lambda s, *items: tree.List(items, s),
-    "number": lambda s, token: tree.Number(token.text, s),
-    "string": lambda s, token: tree.String(token.text, s),
-    "boolean": lambda s, token: tree.Boolean(token.text == "true", s),
+    "claim": lambda s, measure, compare, limit: tree.Claim(measure, compare.text, limit, span=s),
+    "binary": lambda s, left, sign, right: tree.Binary(left, sign.text, right, span=s),
+    "negative": lambda s, _, operand: tree.Negative(operand, span=s),
+    "inverted": lambda s, _, operand: tree.Not(operand, span=s),
+    "named": _node(tree.Argument),
+    "positional": _first_optional(tree.Argument),
+    "number": lambda s, token: tree.Number(token.text, span=s),
+    "string": lambda s, token: tree.String(token.text, span=s),
+    "boolean": lambda s, token: tree.Boolean(token.text == "true", span=s),
 }
 DEEPENING = frozenset(("binary", "negative", "inverted", "group", "call", "named", "positional", "arrow", "list"))

@@ -40,6 +40,22 @@ class Reader:
         return found
 
 
+def inside(root: str, target: str, written: str, span: Span) -> str:
+    """The real path of a file, `written` in another one. Raises Refused (E0010) if it is outside the root directory."""
+    real = real_path_inside(root, target)
+    if real is None:
+        help = "move it there, or pass a directory that contains both as --root"
+        notes = [f"the root directory is `{root}`"]
+        raise refuse("E0010", f"`{written}` is outside the root directory", span, notes=notes, help=help)
+    return real
+
+
+def real_path_inside(root: str, target: str) -> str | None:
+    """The real path of a file; None if that is outside the root directory."""
+    real = os.path.realpath(target)
+    return real if os.path.commonpath([real, root]) == root else None
+
+
 def read_source(path: str, name: str, span: Span | None = None) -> Source:
     """The text of a file on disk under the name that the user knows. Raises Refused (E0001 to E0004)."""
     try:

@@ -13,41 +13,44 @@ from partita.dsl.syntax.source import Span
 
 
 @frozen
-class Name:
+class Node:
+    """What is written at a place of a file."""
+
+    span: Span = field(eq=False, repr=False, kw_only=True)
+
+
+@frozen
+class Name(Node):
     """A single name: a declared one, or a reference that cannot be a path."""
 
     text: str
-    span: Span = field(eq=False, repr=False)
 
 
 # ---------------------------------------------------------------- expressions
 
 
 @frozen
-class Path:
+class Path(Node):
     """`x` or `gpt.layer.attention`."""
 
     parts: tuple[Name, ...]
-    span: Span = field(eq=False, repr=False)
 
     def __str__(self) -> str:
         return ".".join(part.text for part in self.parts)
 
 
 @frozen
-class Number:
+class Number(Node):
     """A number as written, with its unit; `partita.dsl.syntax.units` reads it."""
 
     text: str
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class String:
+class String(Node):
     """A string as written, with its quotation marks."""
 
     text: str
-    span: Span = field(eq=False, repr=False)
 
     @property
     def value(self) -> str:
@@ -63,80 +66,71 @@ class String:
 
 
 @frozen
-class Boolean:
+class Boolean(Node):
     """`true` or `false`."""
 
     value: bool
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Negative:
+class Negative(Node):
     """`-operand`."""
 
     operand: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Not:
+class Not(Node):
     """`not operand`."""
 
     operand: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Binary:
+class Binary(Node):
     """`left operator right`; the operators are + - * /, the comparisons, `and` and `or`."""
 
     left: Expression
     operator: str
     right: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Group:
+class Group(Node):
     """An expression in parentheses."""
 
     inner: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Arrow:
+class Arrow(Node):
     """`left -> right`, in call arguments and lists."""
 
     left: Expression
     right: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Argument:
+class Argument(Node):
     """One argument of a call; `name` is None if it is positional."""
 
     name: Name | None
     value: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Call:
+class Call(Node):
     """`name(arguments)`."""
 
     name: Name
     arguments: tuple[Argument, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class List:
+class List(Node):
     """`[items]`."""
 
     items: tuple[Expression, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 Expression: TypeAlias = Path | Number | String | Boolean | Negative | Not | Binary | Group | Arrow | Call | List
@@ -161,202 +155,181 @@ def single(expression: Expression) -> Name | None:
 
 
 @frozen
-class TensorType:
+class TensorType(Node):
     """`i64[batch, seq]`; without a dtype it is f32."""
 
     dtype: Name | None
     axes: tuple[Name, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Input:
+class Input(Node):
     """An input of a block or model."""
 
     name: Name
     type: TensorType
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Param:
+class Param(Node):
     """`param names: type ~ initial`."""
 
     names: tuple[Name, ...]
     type: TensorType
     initial: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Buffer:
+class Buffer(Node):
     """`buffer names: type ~ initial`."""
 
     names: tuple[Name, ...]
     type: TensorType
     initial: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Sample:
+class Sample(Node):
     """`sample names: type ~ distribution`."""
 
     names: tuple[Name, ...]
     type: TensorType
-    distribution: Expression
-    span: Span = field(eq=False, repr=False)
+    initial: Expression
 
 
 @frozen
-class Let:
+class Let(Node):
     """`let names = value`."""
 
     names: tuple[Name, ...]
     value: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Repeat:
+class Repeat(Node):
     """`repeat count as name { body }`."""
 
     count: Expression
     name: Name
     body: tuple[Statement, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Scan:
+class Scan(Node):
     """`scan axis { body }`, or `scan axis backward { body }`."""
 
     axis: Name
     backward: bool
     body: tuple[Statement, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Update:
+class Update(Node):
     """`update name = value`."""
 
     name: Name
     value: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Loss:
+class Loss(Node):
     """`loss value`."""
 
     value: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Metric:
+class Metric(Node):
     """`metric name = value`."""
 
     name: Name
     value: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Output:
+class Output(Node):
     """`output name = value`."""
 
     name: Name
     value: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 Statement: TypeAlias = Param | Buffer | Sample | Let | Repeat | Scan | Update | Loss | Metric | Output
 
 
 @frozen
-class Return:
+class Return(Node):
     """`return values`, the end of a block."""
 
     values: tuple[Expression, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 # ---------------------------------------------------------------- declarations
 
 
 @frozen
-class Import:
+class Import(Node):
     """`import "file"`."""
 
     path: String
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Entry:
+class Entry(Node):
     """`key = value`: the size of an axis or mesh axis, a constant, or a setting."""
 
     key: Name
     value: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Axes:
+class Axes(Node):
     """`axis name = size, …`."""
 
     entries: tuple[Entry, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Constants:
+class Constants(Node):
     """`const name = number, …`."""
 
     entries: tuple[Entry, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Block:
+class Block(Node):
     """`block name(inputs) { body return results }`."""
 
     name: Name
     inputs: tuple[Input, ...]
     body: tuple[Statement, ...]
     results: Return
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Model:
+class Model(Node):
     """`model name(inputs) { body }`."""
 
     name: Name
     inputs: tuple[Input, ...]
     body: tuple[Statement, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Table:
+class Table(Node):
     """`{ key = value … }`."""
 
     entries: tuple[Entry, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Operation:
+class Operation(Node):
     """`op name(inputs) -> results { settings }`."""
 
     name: Name
     inputs: tuple[Input, ...]
     results: tuple[TensorType, ...]
     table: Table
-    span: Span = field(eq=False, repr=False)
 
     @property
     def types(self) -> tuple[TensorType, ...]:
@@ -365,157 +338,144 @@ class Operation:
 
 
 @frozen
-class Mesh:
+class Mesh(Node):
     """`mesh name(axes) { settings }`."""
 
     name: Name
     axes: tuple[Entry, ...]
     table: Table | None
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Target:
+class Target(Node):
     """What a shard rule applies to: `embed`, `state`, `gpt.wte: embed`."""
 
     path: Path | None
     name: Name
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Shard:
+class Shard(Node):
     """`shard targets -> mesh axes by words`."""
 
     targets: tuple[Target, ...]
     mesh_axes: tuple[Name, ...]
-    by: tuple[Name, ...]
-    span: Span = field(eq=False, repr=False)
+    by: tuple[Name, ...] = ()
 
 
 @frozen
-class Stage:
+class Stage(Node):
     """`stage repeats -> mesh axis [counts]`."""
 
     repeats: tuple[Name, ...]
     mesh_axis: Name
-    counts: List | None
-    span: Span = field(eq=False, repr=False)
+    counts: List | None = None
 
 
 @frozen
-class Place:
+class Place(Node):
     """`place paths -> mesh axis[first .. last]`."""
 
     paths: tuple[Path, ...]
     mesh_axis: Name
     first: Expression
-    last: Expression | None
-    span: Span = field(eq=False, repr=False)
+    last: Expression | None = None
 
 
 @frozen
-class Recompute:
+class Recompute(Node):
     """`recompute paths`."""
 
     paths: tuple[Path, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Offload:
+class Offload(Node):
     """`offload paths by word`."""
 
     paths: tuple[Path, ...]
-    by: Name | None
-    span: Span = field(eq=False, repr=False)
+    by: Name | None = None
 
 
 @frozen
-class Overlap:
+class Overlap(Node):
     """`overlap mesh axes in pieces`."""
 
     mesh_axes: tuple[Name, ...]
     pieces: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 Rule: TypeAlias = Shard | Stage | Place | Recompute | Offload | Overlap
 
 
 @frozen
-class Layout:
+class Layout(Node):
     """`layout name on mesh { rules }`."""
 
     name: Name
     mesh: Name
     rules: tuple[Rule, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Schedule:
+class Schedule(Node):
     """`schedule name = call`."""
 
     name: Name
     call: Call
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class FreezeRule:
+class FreezeRule(Node):
     """`freeze targets`."""
 
     targets: tuple[Path, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class UpdateRule:
+class UpdateRule(Node):
     """`update targets -> call`."""
 
     targets: tuple[Path, ...]
     call: Call
-    span: Span = field(eq=False, repr=False)
+
+
+OptimizerRule: TypeAlias = FreezeRule | UpdateRule
 
 
 @frozen
-class Optimizer:
+class Optimizer(Node):
     """`optimizer name { rules }`."""
 
     name: Name
-    rules: tuple[FreezeRule | UpdateRule, ...]
-    span: Span = field(eq=False, repr=False)
+    rules: tuple[OptimizerRule, ...]
 
 
 @frozen
-class Train:
+class Train(Node):
     """`train { settings }`."""
 
     table: Table
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Claim:
+class Claim(Node):
     """`measure comparison limit`."""
 
     measure: Path | Call
     comparison: str
     limit: Expression
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class Expect:
+class Expect(Node):
     """`expect { claims }`."""
 
     claims: tuple[Claim, ...]
-    span: Span = field(eq=False, repr=False)
 
 
 @frozen
-class WeightAxis:
+class WeightAxis(Node):
     """An axis of theirs: ours in a product, of which a factor may be a sum. `joined`: there is a `+` before `value`,
     and before that the product `outer`, if there is one.
     """
@@ -523,7 +483,6 @@ class WeightAxis:
     outer: Expression | None
     joined: bool
     value: Expression
-    span: Span = field(eq=False, repr=False)
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -532,30 +491,30 @@ class WeightAxis:
 
 
 @frozen
-class Correspondence:
+class Correspondence(Node):
     """`ours = "theirs" [axes]`; without `axes` theirs is a scalar."""
 
     ours: tuple[Path, ...]
     theirs: tuple[String, ...]
-    axes: tuple[WeightAxis, ...]
-    span: Span = field(eq=False, repr=False)
+    axes: tuple[WeightAxis, ...] = ()
 
 
 @frozen
-class Skip:
+class Skip(Node):
     """`skip "patterns"`."""
 
     patterns: tuple[String, ...]
-    span: Span = field(eq=False, repr=False)
+
+
+WeightsLine: TypeAlias = Correspondence | Skip
 
 
 @frozen
-class Weights:
+class Weights(Node):
     """`weights name { lines }`."""
 
     name: Name
-    lines: tuple[Correspondence | Skip, ...]
-    span: Span = field(eq=False, repr=False)
+    lines: tuple[WeightsLine, ...]
 
 
 Declaration: TypeAlias = (
@@ -576,8 +535,7 @@ Declaration: TypeAlias = (
 
 
 @frozen
-class File:
+class File(Node):
     """A file."""
 
     declarations: tuple[Declaration, ...]
-    span: Span = field(eq=False, repr=False)

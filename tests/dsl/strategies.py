@@ -15,7 +15,7 @@ SOFT = sorted({word for word in language().words if word.isalpha()} - RESERVED_W
 
 def node(kind, *parts):
     """A node at no place in particular."""
-    return kind(*parts, NOWHERE)
+    return kind(*parts, span=NOWHERE)
 
 
 names = (
@@ -207,7 +207,7 @@ def words(item):
         case tree.Buffer():
             return ["buffer", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
         case tree.Sample():
-            return ["sample", *separated(item.names), ":", *words(item.type), "~", *words(item.distribution)]
+            return ["sample", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
         case tree.Let():
             return ["let", *separated(item.names), "=", *words(item.value)]
         case tree.Repeat():

@@ -22,7 +22,7 @@ from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
 from partita.dsl.check.layouts import GATHER, HEADS, RING
 from partita.dsl.diagnostic import refuse
-from partita.dsl.reprs import shortened
+from partita.dsl.reprs import Shortened
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
@@ -68,8 +68,8 @@ class Result:
     stays: bool = False
 
 
-@frozen
-class Option:
+@frozen(repr=False)
+class Option(Shortened):
     """A candidate along one mesh axis: its cost, and whether it was taken. With `reshards_weights`, the `seconds` of
     weights count a thousandfold.
     """
@@ -80,18 +80,14 @@ class Option:
     taken: bool
     reshards_weights: bool = False
 
-    __repr__ = shortened
 
-
-@frozen
-class Choice:
+@frozen(repr=False)
+class Choice(Shortened):
     """The layouts that a node's operands must have and its results then have, and the candidates."""
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     options: tuple[Option, ...]
-
-    __repr__ = shortened
 
 
 @frozen

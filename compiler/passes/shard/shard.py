@@ -33,20 +33,18 @@ from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
 from partita.compiler.passes.shard.defaults import DefaultLayouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.dsl.check.layouts import RING
-from partita.dsl.reprs import count, outline, shortened
+from partita.dsl.reprs import Shortened, count, outline
 from partita.dsl.types import Type
 
 
-@frozen(eq=False)
-class ParameterLayouts:
+@frozen(eq=False, repr=False)
+class ParameterLayouts(Shortened):
     """A parameter's layouts: for compute, and for storing its master, gradient and optimizer state."""
 
     compute: Layout
     param: Layout
     grad: Layout
     state: Layout
-
-    __repr__ = shortened
 
 
 @frozen(eq=False)
