@@ -1,10 +1,13 @@
-"""HTML and SVG: elements as text, in which all other text is escaped."""
+"""HTML and SVG: elements as text, in which all other text is escaped; and tables."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from html import escape
 from typing import TypeAlias
+
+from attrs import frozen
 
 # What HTML does not permit, escaped or not, and what makes text seem to be another: lone surrogates, control and
 # bidirectional characters.
@@ -48,3 +51,30 @@ def tag(name: str, /, *children: Child, **attributes: str | float | None) -> Mar
 def joined(*children: Child) -> Markup:
     """Several after each other; None is nothing."""
     return Markup("".join(text(child) for child in children if child is not None))
+
+
+@frozen
+class Group:
+    """Rows of a table; a `title` spans all columns above them."""
+
+    rows: Sequence[Sequence[str]]
+    title: Markup | None = None
+
+
+def table(name: str, headings: Sequence[str], groups: Sequence[Group], right: set[int]) -> Markup:
+    """A table, which scrolls within itself where the page is narrow; its columns `right` are aligned at the
+    right. `name` is for those who do not see what it is.
+    """
+
+    def cell(kind: str, column: int, value: str) -> Markup:
+        return tag(kind, value, class_="right" if column in right else None)
+
+    top = tag("tr", *(cell("th", i, heading) for i, heading in enumerate(headings)))
+    bodies = []
+    for group in groups:
+        rows = [tag("tr", *(cell("td", i, value) for i, value in enumerate(row))) for row in group.rows]
+        if group.title is not None:
+            rows.insert(0, tag("tr", tag("th", group.title, colspan=str(len(headings)), scope="rowgroup")))
+        bodies.append(tag("tbody", *rows))
+    whole = tag("table", tag("thead", top), *bodies)
+    return tag("div", whole, class_="table scroll", tabindex="0", role="group", aria_label=name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
+from partita.cli.command import UsageError
 from partita.cli.extras import missing
 from partita.cli.page.history import History
+from partita.cli.source import printable
 from partita.compiler.pipeline import compile_run
 from partita.compiler.report.causes import Communication, communication
 from partita.compiler.report.summary import Summary, summarize
@@ -79,7 +82,8 @@ class Run:
     def _look(self) -> bool:
         changed = False
         with RunDirectory.open(self.path) as directory:
-            record, fault, held = directory.record(), _decoded(directory.read(FAULT, MOST_FAULT)), directory.held
+            record, data, held = directory.record(), directory.read(FAULT, MOST_FAULT), directory.held
+        fault = None if data is None else data.decode("utf-8", "replace")
         if record != self.record:
             self.record, changed = record, True
             self._compile()
@@ -153,5 +157,35 @@ def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in (RECORD, FILE_NAME))
 
 
-def _decoded(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "replace")
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """RUN."""
+    parser.add_argument("run_dir", metavar="RUN", help="the directory of a run: runs/NAME, or its --run-dir")
+
+
+def opened(name: str) -> Run:
+    """The run of a directory, read as far as it is. Raises UsageError if there is none, or it cannot be read."""
+    try:
+        problem = _problem(name)
+        if problem is None:
+            found = Run(Path(name))
+            found.refresh()
+            return found
+    except OSError as error:
+        problem = f"cannot read {name}: {error.strerror}"
+    raise UsageError(printable(problem))
+
+
+def _problem(name: str) -> str | None:
+    """Why this is not the directory of a run. Raises OSError."""
+    if "\0" in name:
+        return "the name of a directory has no NUL character"
+    path = Path(name)
+    if path.is_dir():
+        if is_run(path):
+            return None
+        inside = sorted(each.name for each in path.iterdir() if is_run(each))
+        help = f": did you mean {path / inside[0]}?" if inside else "; it has neither run.json nor metrics.jsonl"
+        return f"{name} is not the directory of a run{help}"
+    if path.suffix == ".par":
+        return f"{name} is a file: RUN is the directory of a run, runs/{path.stem} unless --run-dir names another"
+    return f"{name} is not a directory" if path.exists() else f"there is no directory {name}"

@@ -7,15 +7,14 @@ from math import isfinite
 from pathlib import PurePath
 from typing import TypeAlias
 
-from partita.cli.number_format import bytes_text, count_text, percent_text, plain_text, seconds_text, short_text
+from partita.cli.number_format import UNITS, bytes_text, count_text, percent_text, plain_text, seconds_text, short_text
 from partita.cli.page.chart import Chart, Line, numbers
 from partita.cli.page.head import fault_of, head, tiles
 from partita.cli.page.history import EVAL, Series
 from partita.cli.page.listing import anchor, listings
-from partita.cli.page.markup import Markup, joined, prose, tag
+from partita.cli.page.markup import Group, Markup, joined, prose, table, tag
 from partita.cli.page.run import Run
-from partita.cli.page.tables import Group, table
-from partita.cli.page.timeline import UNITS, legend, timeline, with_ends
+from partita.cli.page.timeline import legend, timeline, with_ends
 from partita.cli.traffic import BUSIEST, MOVED, RINGS, moved_row, short_names
 from partita.compiler.analysis.traffic import grouped
 from partita.compiler.schedules.timeline import Interval

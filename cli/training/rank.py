@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from attrs import define, frozen
 
 from partita.cli import measured
-from partita.cli.source import report, say
+from partita.cli.command import UsageError
+from partita.cli.source import load_quietly, report, say
 from partita.cli.training.devices import check_graphs, device_of_rank, shared_queues
 from partita.cli.training.elastic import check_elastic, fitted
-from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
+from partita.cli.training.places import check_recordable, checkpoints_of, directory_of, folder_of, opened, origin_of
 from partita.cli.training.room import little_memory
 from partita.cli.training.standalone import check_compiler
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.load import load
 from partita.dsl.syntax.reader import Reader
 from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
@@ -47,7 +47,6 @@ from partita.runtime.supervision.statuses import (
     UNSAVED,
     UNTRUSTED_PEER,
     WRONG_INPUT,
-    WRONG_USE,
     going_on,
 )
 from partita.runtime.supervision.termination import Termination
@@ -105,6 +104,9 @@ def _status(identity: Identity, act: Callable[[ExitStack], int]) -> int:
         if identity.local_rank == 0:
             report(refused.diagnostics)
         return REFUSED if ours else WRONG_INPUT
+    except UsageError as error:
+        print(f"partita: {error}", file=sys.stderr)
+        return error.status
     except UntrustedPeer as stranger:
         print(f"partita: {'' if ours else f'rank {identity.rank}: '}{stranger}", file=sys.stderr)
         return UNTRUSTED_PEER
@@ -135,9 +137,7 @@ class _Rank:
         from partita.runtime.rank import prepare
 
         arguments = self.arguments
-        spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
-        if spec is None:
-            raise Refused(diagnostics)
+        spec, diagnostics = load_quietly(arguments, reader)
         kind, device = device_of_rank(arguments.transport, self.identity)
         check_graphs(spec, kind.gpu)
         plan = prepare(spec, gpu=device.type == "cuda", allow_python=arguments.allow_python)
@@ -184,7 +184,7 @@ class _Rank:
                 raise AssertionError("a real transport waits inside its handles")
         doubt = little_memory(plan.training, number, device) if device.type == "cuda" else None
         if doubt is not None:
-            report((doubt,))
+            say(doubt)
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = None
         if settings is not None:
@@ -284,10 +284,7 @@ class _Launched(_Rank):
 
         arguments, identity = self.arguments, self.identity
         meeting = meet(identity, max(arguments.stall_timeout, STARTING_SECONDS))
-        directory = opened(arguments)
-        if directory is None:
-            return WRONG_USE
-        self.stack.enter_context(directory)
+        directory = self.stack.enter_context(opened(arguments))
         # Nothing in the directory is touched before it is locked.
         for_all(meeting.store, identity, "lock", lambda: _lock(directory))
         record = directory.record()
@@ -308,8 +305,8 @@ class _Launched(_Rank):
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace
-        if trace is not None and not recordable(plan.spec, plan.program, trace):
-            return WRONG_USE
+        if trace is not None:
+            check_recordable(plan.spec, plan.program, trace)
         if trace is not None and identity.rank == 0:
             measured.forget(trace, plan.program)
         with tracked(directory.path, arguments.track if identity.rank == 0 else ()):
@@ -322,9 +319,7 @@ class _Launched(_Rank):
     def _resize(self, reader: Reader) -> None:
         """Override the mesh by one of as many ranks as were started. Raises Refused (E0610, E0624)."""
         arguments, ranks = self.arguments, self.identity.ranks
-        spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
-        if spec is None:
-            raise Refused(diagnostics)
+        spec, _ = load_quietly(arguments, reader)
         mesh = check_elastic(spec, arguments.elastic)
         kind, _ = device_of_rank(arguments.transport, self.identity)
         found = fitted(arguments, spec, mesh, reader, ranks, kind.gpu, exact=True)
@@ -353,7 +348,7 @@ def _lock(directory: RunDirectory) -> None:
     with _refused_as_unwritable(directory):
         warning = directory.lock()
     if warning is not None:
-        report([warning])
+        say(warning)
 
 
 @contextmanager
