@@ -213,9 +213,7 @@ def _part(arguments: argparse.Namespace) -> int:
 def show(found: Found, seconds: float, console: Console) -> None:
     """Print what each machine has, what was measured, and the verdict."""
     for facts in found.machines:
-        table = Table([Column(""), Column("")], list(_rows(facts)), console.width)
-        for line in table.lines():
-            console.print(line, soft_wrap=True, markup=False)
+        print_table(console, Table([Column("")] * 2, list(_rows(facts)), console.width))
         console.print()
     if found.ranks:
         said = f"{len(found.ranks)} rank{'s' * (len(found.ranks) > 1)} over {found.transport}"

@@ -72,5 +72,7 @@ def counts_text(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without the control characters with which a file could manipulate the terminal."""
+    """The text without control characters, with which a file could manipulate the terminal, bidirectional ones, which
+    make it seem to be another, and lone surrogates.
+    """
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", "\ufffd", text)

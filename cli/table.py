@@ -79,10 +79,10 @@ def print_text(console: Console, text: str, title: str = "") -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print the headings and all rows; nothing if there are none."""
+    """Print the headings, if there are any, and all rows; nothing if there are none."""
     from rich.text import Text
 
-    if table.rows:
+    if table.rows and table.heading:
         console.print(Text(table.heading, "bold"), soft_wrap=True)
     for line in table.lines():
         console.print(Text(line), soft_wrap=True)

@@ -9,7 +9,7 @@ from partita.cli.command import command
 from partita.cli.number_format import bytes_text, microbatches_text, queues_text
 from partita.cli.output import add_output, deliver_either
 from partita.cli.source import add_python_argument, add_source_arguments, load_file, printable, report
-from partita.cli.table import Column, Table
+from partita.cli.table import Column, Table, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,9 +81,7 @@ def show(file: str, found: Verification, console: Console) -> None:
         failed = [each.text for each in found.claims if not each.holds]
         shown = ", ".join(failed) if failed else f"{len(found.claims)} of `expect`"
         rows.append(("claims", "fail" if failed else "hold", shown))
-    table = Table([Column(""), Column(""), Column("")], rows, console.width)
-    for line in table.lines():
-        console.print(line, soft_wrap=True, markup=False)
+    print_table(console, Table([Column("")] * 3, rows, console.width))
     color = {"verified": "green", "wrong": "red"}.get(found.outcome, "yellow")
     console.print(f"{printable(file)}: [{color}]{found.outcome}[/] in {found.seconds:.1f} s", soft_wrap=True)
 

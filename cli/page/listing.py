@@ -19,7 +19,7 @@ def listings(run: Run) -> list[Markup]:
         return []
     causes = run.compiled.communication.causes if run.compiled is not None else ()
     caused = {(PurePath(each.span.source.name).name, each.span.line) for each in causes if each.span is not None}
-    first = record.origin.file if record.origin is not None else ""
+    first = run.origin.file if run.origin is not None else ""
     parts = []
     for path in sorted(record.files, key=lambda each: each != first):
         name = PurePath(path).name

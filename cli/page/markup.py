@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TypeAlias
 
 from attrs import frozen
 
-# What HTML does not permit, escaped or not, and what makes text seem to be another: lone surrogates, control and
-# bidirectional characters.
-UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+from partita.cli.source import printable
+
 VOID = frozenset(("br", "link", "meta"))
 
 
@@ -25,8 +23,8 @@ Child: TypeAlias = "str | None"
 
 
 def text(value: str) -> Markup:
-    """Text as HTML. What is HTML already stays as it is."""
-    return value if isinstance(value, Markup) else Markup(escape(UNSHOWN.sub("\ufffd", value), quote=True))
+    """Text as HTML, without what that does not permit, escaped or not. What is HTML already stays as it is."""
+    return value if isinstance(value, Markup) else Markup(escape(printable(value), quote=True))
 
 
 def prose(value: str) -> Markup:
@@ -46,6 +44,12 @@ def tag(name: str, /, *children: Child, **attributes: str | float | None) -> Mar
             words.append(f'{key.rstrip("_").replace("_", "-")}="{text(written)}"')
     start = f"<{' '.join(words)}>"
     return Markup(start) if name in VOID else Markup(f"{start}{joined(*children)}</{name}>")
+
+
+def tiles(found: Iterable[tuple[str, str]]) -> Markup:
+    """Names, each with its value."""
+    pairs = (tag("div", tag("dt", name), tag("dd", value)) for name, value in found)
+    return tag("dl", *pairs, class_="tiles")
 
 
 def joined(*children: Child) -> Markup:

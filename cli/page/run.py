@@ -20,7 +20,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.metrics import MetricsReader
-from partita.runtime.run_directory import FAULT, RECORD, Record, RunDirectory
+from partita.runtime.run_directory import FAULT, RECORD, Origin, Record, RunDirectory
 from partita.runtime.telemetry import FILE_NAME
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ class Run:
         return self.path.resolve().name
 
     @property
+    def origin(self) -> Origin | None:
+        """The command that began the run; None if that is not known."""
+        return self.record.origin if self.record is not None else None
+
+    @property
     def steps(self) -> int | None:
         """How many steps the run has; None if that is not known."""
         return self.compiled.state.train.steps if self.compiled is not None else None
@@ -105,11 +110,10 @@ class Run:
 
     def _compile(self) -> None:
         self.compiled = None
-        record = self.record
-        if record is None or record.origin is None:
+        record, origin = self.record, self.origin
+        if record is None or origin is None:
             self.uncompiled = "the directory does not say which command began the run"
             return
-        origin = record.origin
         try:
             spec, diagnostics = load(origin.file, origin.overrides, origin.root, Reader(record.files))
             if spec is None:
@@ -129,7 +133,7 @@ class Run:
             return ()
 
     def _trace_paths(self) -> list[Path]:
-        origin = self.record.origin if self.record is not None else None
+        origin = self.origin
         if origin is None or origin.trace is None or self.compiled is None:
             return []
         return [Path(origin.trace) / f"rank-{rank}.npz" for rank in range(self.compiled.summary.ranks)]

@@ -32,23 +32,12 @@ from partita.runtime.data_files import ReadFailed
 from partita.runtime.heap import keep_pages
 from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory
+from partita.runtime.supervision import statuses
 from partita.runtime.supervision.consistency import agree, for_all
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.identity import DIRECTORY, FLIGHT, Identity, wait_for_start
 from partita.runtime.supervision.memory import memory_of
 from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
-from partita.runtime.supervision.statuses import (
-    ASKED,
-    INTERRUPTED,
-    NOT_FINITE,
-    PEER_LOST,
-    REFUSED,
-    TERMINATED,
-    UNSAVED,
-    UNTRUSTED_PEER,
-    WRONG_INPUT,
-    going_on,
-)
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.views import ProgressExchange
 from partita.runtime.supervision.watchdog import FOLDER, STARTING_SECONDS, Watchdog, Watcher, prepare
@@ -98,24 +87,21 @@ def _status(identity: Identity, act: Callable[[ExitStack], int]) -> int:
                 # say so too.
                 sleep(PATIENCE_SECONDS if identity.rank else 0.0)
                 report(failed.diagnostics)
-                return REFUSED if ours else WRONG_INPUT
+                return statuses.REFUSED if ours else statuses.WRONG_INPUT
     except Refused as refused:
         # The first rank of each machine reports errors: the machine may have another file, other data or devices.
         if identity.local_rank == 0:
             report(refused.diagnostics)
-        return REFUSED if ours else WRONG_INPUT
+        return statuses.REFUSED if ours else statuses.WRONG_INPUT
     except UsageError as error:
         print(f"partita: {error}", file=sys.stderr)
         return error.status
-    except UntrustedPeer as stranger:
-        print(f"partita: {'' if ours else f'rank {identity.rank}: '}{stranger}", file=sys.stderr)
-        return UNTRUSTED_PEER
-    except ConnectionLost as lost:
+    except (UntrustedPeer, ConnectionLost) as lost:
         # The supervisor prefixes each line with the rank.
         print(f"partita: {'' if ours else f'rank {identity.rank}: '}{lost}", file=sys.stderr)
-        return PEER_LOST
+        return statuses.UNTRUSTED_PEER if isinstance(lost, UntrustedPeer) else statuses.PEER_LOST
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return statuses.INTERRUPTED
 
 
 @define(eq=False)
@@ -210,23 +196,23 @@ class _Rank:
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             directory.fail(str(wrong))
-            return NOT_FINITE
+            return statuses.NOT_FINITE
         if rank.failed:
-            return NOT_FINITE
+            return statuses.NOT_FINITE
         if checkpoints is not None and checkpoints.unsaved:
-            return UNSAVED
+            return statuses.UNSAVED
         if rank.ended:
             if rank.saved is not None and identity.launcher != "partita":
-                print(f"partita: {going_on(rank.saved, 'command')}", file=sys.stderr)
+                print(f"partita: {statuses.going_on(rank.saved, 'command')}", file=sys.stderr)
             if termination.asked():
                 if watch is not None:
                     watch.close()  # gives the terminal back
                 stack.callback(termination.end)  # ends the process before the rest is closed
-            return ASKED
+            return statuses.ASKED
         if times is not None:
             transport.meet()  # until all have written their times
         # With checkpoints, the first rank ends last; a failure status of another one would end it earlier.
-        return NOT_FINITE if rank.eval_nonfinite and identity.rank == 0 else 0
+        return statuses.NOT_FINITE if rank.eval_nonfinite and identity.rank == 0 else 0
 
 
 def _event_on(device: torch.device) -> Callable[[], bool]:
@@ -269,7 +255,7 @@ class _Supervised(_Rank):
 
         recorder.begin(flight.READY)
         if not wait_for_start():
-            return PEER_LOST
+            return statuses.PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
         planned.agree(meeting.store, self.identity)
@@ -314,7 +300,7 @@ class _Launched(_Rank):
         if trace is not None and identity.rank == 0 and status == 0:
             measured.draw(trace, plan.program)
         # Kubernetes' operators restart after a status from 128 on, and give up on one below.
-        return TERMINATED if status == ASKED else status
+        return statuses.TERMINATED if status == statuses.ASKED else status
 
     def _resize(self, reader: Reader) -> None:
         """Override the mesh by one of as many ranks as were started. Raises Refused (E0610, E0624)."""
@@ -339,7 +325,7 @@ class _Launched(_Rank):
         diagnosis = Diagnosis(plan.program, plan.evaluation.program if plan.evaluation else None)
         watchdog = Watchdog(diagnosis, plan.ranks, self.arguments.stall_timeout, directory)
         views = ProgressExchange(self.identity.rank, meeting.machines, meeting.again)
-        Watcher(watchdog, directory.path / FOLDER, views, PEER_LOST).start()
+        Watcher(watchdog, directory.path / FOLDER, views, statuses.PEER_LOST).start()
         return recorder
 
 
