@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 
-from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import add_source_arguments, rendered, summary
+from partita.cli.command import command
+from partita.cli.source import add_source_arguments, counts_text, printable, rendered
 from partita.dsl.load import load
 
 
@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the diagnostics as a JSON list")
 
 
+@command("check", add_arguments, "lint", "validate")
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnostics. Returns 0 if there are no errors (warnings do not count), 1 otherwise."""
     spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
@@ -25,8 +26,5 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for diagnostic in diagnostics:
             print(rendered(diagnostic, sys.stdout), end="\n\n")
-        print(summary(arguments.file, diagnostics))
+        print(f"{printable(arguments.file)}: {counts_text(diagnostics) or 'ok'}")
     return 0 if spec is not None else 1
-
-
-register(Command("check", SUMMARIES["check"], add_arguments, run, others=("lint", "validate")))

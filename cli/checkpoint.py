@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli import importing
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import Run, UsageError, command, writing
 from partita.cli.foreign import add_foreign_arguments, export_as
+from partita.cli.inference import add_weights_argument
 from partita.cli.number_format import bytes_text, count_text
-from partita.cli.source import add_source_arguments, report
-from partita.dsl.diagnostic import Refused, refuse, shown
+from partita.cli.output import add_output, deliver, json_text
+from partita.cli.source import add_source_arguments
+from partita.dsl.diagnostic import refuse, shown
 from partita.runtime.addresses import Address, Place, check_writable, names_in, place_of
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             what = which.get(name, "which one (default: the newest)")
             subparser.add_argument("--step", type=_step, metavar="N", help=what)
         if name != "export":
-            subparser.add_argument("--json", action="store_true", help="the same as JSON")
+            add_output(subparser, output=None)
         return subparser
 
     add("ls", "list the checkpoints of a directory")
@@ -61,12 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("-o", "--output", metavar="OUT", type=place_of, required=True, help=what)
     which = export.add_mutually_exclusive_group()
     which.add_argument("--states", action="store_true", help="include optimizer state")
-    which.add_argument(
-        "--weights",
-        choices=("trained", "ema"),
-        default="trained",
-        help="which to write: those that were trained (default), or the mean that `ema` keeps of them",
-    )
+    add_weights_argument(which, "which to write: ")
     add_foreign_arguments(export, export=True)
     what = "the .par file with `weights` (default: what the checkpoint was trained from)"
     add_source_arguments(export, what)
@@ -85,9 +80,10 @@ def _step(text: str) -> int:
     return int(text)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the action. Returns 0; 1 with diagnostics or if a checkpoint is damaged; 2 if nothing can be written."""
-    actions: dict[str, Callable[[argparse.Namespace], int]] = {
+@command("checkpoint", add_arguments, "checkpoints", "ckpt", "export", "import", "convert")
+def run(arguments: argparse.Namespace) -> int | None:
+    """Run the action. Returns 1 if a checkpoint is damaged. Raises UsageError and Refused."""
+    actions: dict[str, Run] = {
         "ls": _list,
         "show": _show,
         "verify": _verify,
@@ -96,13 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     wrong = _misused(arguments)
     if wrong:
-        print(f"partita: {wrong}", file=sys.stderr)
-        return 2
-    try:
-        return actions[arguments.action](arguments)
-    except Refused as refused:
-        report(refused.diagnostics)
-        return 1
+        raise UsageError(wrong)
+    return actions[arguments.action](arguments)
 
 
 def _misused(arguments: argparse.Namespace) -> str | None:
@@ -126,10 +117,6 @@ def _misused(arguments: argparse.Namespace) -> str | None:
 # ---------------------------------------------------------------- choosing a checkpoint
 
 
-def _name(step: int) -> str:
-    return commit_name(step)
-
-
 def _chosen(arguments: argparse.Namespace) -> tuple[Place, int]:
     """The single checkpoint to use. Raises Refused (E0807)."""
     path, step = located(arguments.directory)
@@ -145,17 +132,17 @@ def _manifest(path: Place, step: int) -> Manifest:
     try:
         return read_manifest(path, step)
     except Corrupt as damage:
-        raise refuse("E0808", f"{path / _name(step)} is damaged: {damage}") from damage
+        raise refuse("E0808", f"{path / commit_name(step)} is damaged: {damage}") from damage
 
 
 # ---------------------------------------------------------------- listing and showing
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> None:
     path, _ = located(arguments.directory)
     rows: list[dict[str, Any]] = []
     for step in steps_in(path):
-        row: dict[str, Any] = {"step": step, "path": str(path / _name(step))}
+        row: dict[str, Any] = {"step": step, "path": str(path / commit_name(step))}
         try:
             manifest = read_manifest(path, step)
             row |= {
@@ -170,8 +157,7 @@ def _list(arguments: argparse.Namespace) -> int:
             row["problem"] = str(damage)
         rows.append(row)
     if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return 0
+        return deliver(json_text(rows))
     from rich.table import Table
 
     table = Table("step", "saved", "size", "mesh", "layout", "", box=None, pad_edge=False)
@@ -181,22 +167,20 @@ def _list(arguments: argparse.Namespace) -> int:
             cells = [_when(row["time"]), bytes_text(row["bytes"]), row["mesh"], shown(row["layout"])]
         table.add_row(str(row["step"]), *cells, f"damaged: {shown(row['problem'])}" if row["problem"] else "")
     _print(table)
-    return 0
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> None:
     from rich.table import Table
 
     path, step = _chosen(arguments)
     manifest = _manifest(path, step)
     if arguments.json:
-        print(json.dumps(manifest.as_json(), indent=2))
-        return 0
+        return deliver(json_text(manifest.as_json()))
     parameters = [each for each in manifest.tensors if "/" not in each.name]
     elements = sum(each.type.elements for each in parameters)
     table = Table("", "", box=None, show_header=False, pad_edge=False)
     for name, text in (
-        ("checkpoint", str(path / _name(step))),
+        ("checkpoint", str(path / commit_name(step))),
         ("saved", f"{_when(manifest.time)} by {manifest.written_by}"),
         ("model", f"{manifest.model}: {len(parameters)} parameters, {count_text(elements)} elements"),
         ("size", f"{bytes_text(manifest.bytes)} in {len(manifest.files)} files"),
@@ -214,7 +198,6 @@ def _show(arguments: argparse.Namespace) -> int:
         at = " ".join(f"{axis} {i}" for axis, i in each.at if manifest.mesh.sizes[axis] > 1)
         table.add_row(each.name, str(each.type), str(each.layout), at or "")
     _print(table)
-    return 0
 
 
 def _print(table: object) -> None:
@@ -236,16 +219,16 @@ def _verify(arguments: argparse.Namespace) -> int:
     rows = []
     for step in steps:
         manifest, problems = _problems(path, step)
-        rows.append({"step": step, "path": str(path / _name(step)), "problems": problems})
+        rows.append({"step": step, "path": str(path / commit_name(step)), "problems": problems})
         if arguments.json:
             continue
         if manifest is not None and not problems:
             files = f"{len(manifest.files)} file{'s' * (len(manifest.files) > 1)}"
-            print(f"{path / _name(step)}: intact ({files}, {bytes_text(manifest.bytes)})")
+            print(f"{path / commit_name(step)}: intact ({files}, {bytes_text(manifest.bytes)})")
         for problem in problems:
-            print(f"{path / _name(step)}: damaged: {shown(problem)}")
+            print(f"{path / commit_name(step)}: damaged: {shown(problem)}")
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        deliver(json_text(rows))
     return 1 if any(row["problems"] for row in rows) else 0
 
 
@@ -265,31 +248,25 @@ def _problems(path: Place, step: int) -> tuple[Manifest | None, list[str]]:
 # ---------------------------------------------------------------- export and import
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace) -> None:
     from partita.runtime.checkpoint.exchange import check_place, export
     from partita.runtime.checkpoint.loading import Commit
     from partita.runtime.data.formats import SAFETENSORS
 
     path, step = _chosen(arguments)
-    try:  # before everything is read
+    with writing(arguments.output):  # before everything is read
         if arguments.program is None:
             check_place(arguments.output, SAFETENSORS)
         elif not _is_empty(arguments.output):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-    except OSError as error:
-        return _cannot_write(arguments.output, error)
     manifest, problems = _problems(path, step)
     if manifest is None or problems:
-        raise refuse("E0808", f"{path / _name(step)} is damaged: {problems[0]}", notes=problems[1:9])
-    with Commit(path, manifest) as commit:
-        try:
-            if arguments.program is not None:
-                return export_as(arguments, commit)
-            size = export(commit, arguments.output, arguments.states, arguments.weights)
-        except OSError as error:
-            return _cannot_write(arguments.output, error)
-    print(f"{arguments.output}: {bytes_text(size)} from {path / _name(step)}")
-    return 0
+        raise refuse("E0808", f"{path / commit_name(step)} is damaged: {problems[0]}", notes=problems[1:9])
+    with Commit(path, manifest) as commit, writing(arguments.output):
+        if arguments.program is not None:
+            return export_as(arguments, commit)
+        size = export(commit, arguments.output, arguments.states, arguments.weights)
+    print(f"{arguments.output}: {bytes_text(size)} from {path / commit_name(step)}")
 
 
 def _is_empty(path: Place) -> bool:
@@ -298,19 +275,3 @@ def _is_empty(path: Place) -> bool:
         check_writable(path)
         return not names_in(path)
     return not path.exists() or not any(path.iterdir())
-
-
-def _cannot_write(path: Place, error: OSError) -> int:
-    print(f"partita: cannot write {path}: {error.strerror}", file=sys.stderr)
-    return 2
-
-
-register(
-    Command(
-        "checkpoint",
-        SUMMARIES["checkpoint"],
-        add_arguments,
-        run,
-        others=("checkpoints", "ckpt", "export", "import", "convert"),
-    )
-)

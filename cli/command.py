@@ -1,4 +1,4 @@
-"""The commands by name. A command is a module of this directory that registers a `Command` when it is imported.
+"""The commands by name. A command is a module of this directory whose function is registered by `command`.
 
 Exit status: 0 success, 1 the file or a claim in it is wrong, 2 usage, 3 a run failed, 4 not decided (`verify`).
 """
@@ -6,16 +6,31 @@ Exit status: 0 success, 1 the file or a claim in it is wrong, 2 usage, 3 a run f
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from attrs import frozen
 
+from partita.cli.source import report
+from partita.dsl.diagnostic import Refused
 from partita.dsl.registry import Registry
+
+Run = Callable[[argparse.Namespace], "int | None"]
+
+
+class UsageError(Exception):
+    """Why a command cannot do what is asked, in a line; and the exit `status` of that."""
+
+    def __init__(self, message: str, status: int = 2) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @frozen
 class Command:
-    """A command: its name, a summary of one line, its options, and its function, which returns the exit status.
+    """A command: its name, a summary of one line, its options, and its function, which returns the exit status, or None
+    for 0; it raises UsageError and Refused.
 
     `others` are names by which users of other tools may call it.
     """
@@ -23,7 +38,7 @@ class Command:
     name: str
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+    run: Run
     others: tuple[str, ...] = ()
 
 
@@ -51,4 +66,36 @@ SUMMARIES = {
 }
 
 COMMANDS: Registry[Command] = Registry("command", "partita.cli", tuple(SUMMARIES))
-register = COMMANDS.register
+
+
+def command(
+    name: str, add_arguments: Callable[[argparse.ArgumentParser], None], *others: str, summary: str | None = None
+) -> Callable[[Run], Run]:
+    """Registers the decorated function as a command, by default with its summary of `SUMMARIES`."""
+
+    def registered(run: Run) -> Run:
+        COMMANDS.register(Command(name, summary or SUMMARIES[name], add_arguments, run, others))
+        return run
+
+    return registered
+
+
+def status_of(act: Callable[[], int | None]) -> int:
+    """The exit status of a command, whose errors are printed."""
+    try:
+        return act() or 0
+    except UsageError as error:
+        print(f"partita: {error}", file=sys.stderr)
+        return error.status
+    except Refused as refused:
+        report(refused.diagnostics)
+        return 1
+
+
+@contextmanager
+def writing(place: object) -> Iterator[None]:
+    """Turns errors of the system into a UsageError that says what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {place}: {error.strerror}") from error

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
-import sys
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.compiled import compile_or_report
-from partita.cli.number_format import bytes_text, count_text, microbatches_text, seconds_text
-from partita.cli.output import add_output_argument, deliver, text_of
-from partita.cli.source import add_source_arguments, report
+from partita.cli.command import UsageError, command
+from partita.cli.number_format import bytes_text, count_text, listed_numbers, microbatches_text, seconds_text
+from partita.cli.output import add_output, deliver, deliver_either
+from partita.cli.source import add_source_arguments, load_file, report
+from partita.cli.table import Column, Table, print_table, print_text
+from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
 from partita.compiler.analysis.memory import HOST, PARTS
 from partita.compiler.graph import without_iterations
+from partita.compiler.pipeline import compile_run
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
 from partita.compiler.schedules.forms.text import write
@@ -26,11 +26,11 @@ from partita.compiler.text.graph import graph_text
 from partita.compiler.text.partitioned import stage_text, stages_text, update_text
 from partita.compiler.text.sharded import sharded_text
 from partita.compiler.text.streams import streams_text
+from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partita.cli.table import Table
     from partita.compiler.report.claims import Outcome
     from partita.compiler.report.summary import Summary
     from partita.compiler.state import Compilation
@@ -47,42 +47,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--emit", choices=FORMS, help="print this intermediate form")
     what = "with --emit, except `schedule` and `streams`: only this stage"
     parser.add_argument("--stage", type=int, metavar="N", help=what)
-    parser.add_argument("--json", action="store_true", help="the summary as JSON")
-    add_output_argument(parser)
+    add_output(parser, "the summary")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Compile, check the file's claims, and print. Returns 0; 1 with diagnostics; 2 for wrong usage."""
+@command("compile", add_arguments, "build")
+def run(arguments: argparse.Namespace) -> None:
+    """Compile, check the file's claims, and print. Raises UsageError and Refused."""
     if arguments.stage is not None and arguments.emit not in OF_STAGES:
-        print(f"partita: --stage is for --emit {', '.join(OF_STAGES)}", file=sys.stderr)
-        return 2
+        raise UsageError(f"--stage is for --emit {', '.join(OF_STAGES)}")
     if arguments.json and arguments.emit is not None:
-        print("partita: --json prints the summary and cannot be combined with --emit", file=sys.stderr)
-        return 2
-    state = compile_or_report(arguments, run=True)
-    if state is None:
-        return 1
+        raise UsageError("--json prints the summary and cannot be combined with --emit")
+    state, _ = compile_run(load_file(arguments))
     report(state.warnings)
     if arguments.stage is not None and not 0 <= arguments.stage < state.pipeline.stages:
-        last = state.pipeline.stages - 1
-        print(f"partita: there is no stage {arguments.stage}: stages are 0 to {last}", file=sys.stderr)
-        return 2
+        raise UsageError(f"there is no stage {arguments.stage}: stages are 0 to {state.pipeline.stages - 1}")
 
-    if arguments.emit and not state.spec.expect:
-        return deliver(_form(state, arguments.emit, arguments.stage), arguments.output)
+    if arguments.emit:
+        deliver(_form(state, arguments.emit, arguments.stage), arguments.output)
+        if not state.spec.expect:
+            return
     summary = summarize(state)
     expected = outcomes(state, summary)
-    if arguments.emit:
-        text = _form(state, arguments.emit, arguments.stage)
-    elif arguments.json:
-        found = summary.as_json() | {"expectations": [each.as_json() for each in expected]}
-        text = json.dumps(found, indent=2) + "\n"
-    else:
-        text = text_of(lambda console: show(state, summary, console, expected), arguments.output)
-    status = deliver(text, arguments.output)
+    if not arguments.emit:
+        result = summary.as_json() | {"expectations": [each.as_json() for each in expected]}
+        deliver_either(arguments, result, lambda console: show(state, summary, console, expected))
     failed = failures(expected)
-    report(failed)
-    return status or (1 if failed else 0)
+    if failed:
+        raise Refused(failed)
 
 
 def _form(state: Compilation, form: str, stage: int | None) -> str:
@@ -125,9 +116,6 @@ def _stage_source(source: str, wanted: set[str]) -> str:
 
 def show(state: Compilation, summary: Summary, console: Console, expected: Sequence[Outcome] = ()) -> None:
     """Print stages, collectives, transfers, memory, times and claims, at the width of the console."""
-    from partita.cli.table import print_table, print_text
-    from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
-
     program = state.program
     microbatches = microbatches_text(program.microbatches, program.slices)
     chunks = "" if state.schedule.own_chunks == 1 else f" × {state.schedule.own_chunks} chunks"
@@ -190,15 +178,15 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
             f"{seconds_text(found.exposed_copies)} are exposed",
         )
     if expected:
-        print_table(console, _expected(expected, console.width))
+        rows = [(each.text, "holds" if each.holds else "fails", each.shown) for each in expected]
+        columns = [Column("claim"), Column(""), Column("value", right=True)]
+        print_table(console, Table(columns, rows, console.width))
     passes = ", ".join(f"{name} {seconds_text(value)}" for name, value in summary.times)
     print_text(console, f"compiled in {seconds_text(sum(value for _, value in summary.times))}: {passes}")
 
 
 def _stages(summary: Summary, width: int) -> Table:
     """A row for each stage; three or more equal ones in sequence share a row."""
-    from partita.cli.table import Column, Table
-
     rows = []
     copied = any(each.offloads for each in summary.stages)
     for (parameters, tied, *figures), run in groupby(
@@ -231,8 +219,6 @@ def _stages(summary: Summary, width: int) -> Table:
 
 def _optimizer(summary: Summary, width: int) -> Table:
     """A row for each rule of the optimizer."""
-    from partita.cli.table import Column, Table
-
     rows = [
         (each.rule, count_text(each.elements), bytes_text(each.state), ", ".join(each.parameters))
         for each in summary.rules
@@ -259,21 +245,13 @@ def _recomputed(paths: Sequence[str]) -> str:
         iteration = next(int(part) for part in path.split(".") if part.isdigit())
         found.setdefault(without_iterations(path), []).append(iteration)
     return "; ".join(
-        f"{path} of iteration{'s' * (len(iterations) > 1)} {_numbers(iterations)}" for path, iterations in found.items()
+        f"{path} of iteration{'s' * (len(iterations) > 1)} {listed_numbers(iterations)}"
+        for path, iterations in found.items()
     )
-
-
-def _numbers(numbers: list[int]) -> str:
-    """`0 to 3`, `0, 3, 7`."""
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return _span(numbers)
-    return ", ".join(map(str, numbers))
 
 
 def _memory(summary: Summary, width: int) -> Table:
     """A row for each rank of the pipeline; equal ones in sequence share a row. Of many rows, the least and the most."""
-    from partita.cli.table import Column, Table
-
     rows = []
     parts = (*PARTS, *((HOST,) if any(each.host for each in summary.memory) else ()))
     texts = [tuple(map(bytes_text, (each.total, *(getattr(each, part) for part in parts)))) for each in summary.memory]
@@ -287,22 +265,3 @@ def _memory(summary: Summary, width: int) -> Table:
         rows = [("each", *texts[0])]
     headings = [Column("rank"), Column("peak memory", right=True)]
     return Table([*headings, *(Column(part, right=True, spare=1) for part in parts)], rows, width)
-
-
-def _expected(expected: Sequence[Outcome], width: int) -> Table:
-    """A row for each claim."""
-    from partita.cli.table import Column, Table
-
-    rows = [(each.text, "holds" if each.holds else "fails", each.shown) for each in expected]
-    return Table([Column("claim"), Column(""), Column("value", right=True)], rows, width)
-
-
-register(
-    Command(
-        "compile",
-        SUMMARIES["compile"],
-        add_arguments,
-        run,
-        others=("build",),
-    )
-)

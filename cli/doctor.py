@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from partita.cli.argument_types import up_to
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import UsageError, command
 from partita.cli.extras import EXTRAS, missing
 from partita.cli.number_format import bytes_text, seconds_text
-from partita.cli.output import add_output_argument, deliver, text_of
-from partita.cli.source import printable, report
+from partita.cli.output import add_output, deliver_either
+from partita.cli.source import counts_text, printable, report
+from partita.cli.table import Column, Table, print_table
 from partita.cli.training.devices import DRIVERS, chosen, device_of_rank
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.limits import LOCAL_RANKS
@@ -40,51 +41,38 @@ if TYPE_CHECKING:
 PART, FOLDER = "--part", "--folder"
 TORCH, RANKS, RANK = "torch", "ranks", "rank"
 TORCH_SECONDS = 120.0  # the first import after an installation reads gigabytes
-TEST_SECONDS = 60.0
+TEST_SECONDS = 60
 MOST_RANKS = 8  # on CPUs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None may be a prefix of one of torchrun's, which would consume it."""
-    parser.add_argument(
-        "--ranks", type=up_to(LOCAL_RANKS), metavar="N", help="ranks of the self test (default: one per GPU, or cores)"
-    )
+    what = "ranks of the self test (default: one per GPU, or cores)"
+    parser.add_argument("--ranks", type=up_to(LOCAL_RANKS), metavar="N", help=what)
     parser.add_argument("--transport", choices=tuple(TRANSPORTS), help="default: nccl where there is a GPU")
     parser.add_argument("--quick", action="store_true", help="only look: no self test")
-    parser.add_argument(
-        "--timeout",
-        type=up_to(3600),
-        default=int(TEST_SECONDS),
-        metavar="SECONDS",
-        help=f"end the self test after this long (default: {TEST_SECONDS:g})",
-    )
-    parser.add_argument("--json", action="store_true", help="the results as JSON")
-    add_output_argument(parser)
+    what = f"end the self test after this long (default: {TEST_SECONDS})"
+    parser.add_argument("--timeout", type=up_to(3600), default=TEST_SECONDS, metavar="SECONDS", help=what)
+    add_output(parser, "the results")
     parser.add_argument(PART, choices=(TORCH, RANKS, RANK), help=argparse.SUPPRESS)
     parser.add_argument(FOLDER, type=Path, help=argparse.SUPPRESS)
 
 
+@command("doctor", add_arguments, "diagnose", "selftest", "env")
 def run(arguments: argparse.Namespace) -> int:
     """Examine and print. Returns 0 if nothing is wrong, but for warnings; 1 if something is; 2 for wrong usage."""
     if arguments.part is not None:
         return _part(arguments)
     if arguments.transport is not None and isinstance(TRANSPORTS[arguments.transport], InProcess):
-        print(
-            f"partita: --transport {arguments.transport} runs all ranks in one process, and tests none", file=sys.stderr
-        )
-        return 2
+        raise UsageError(f"--transport {arguments.transport} runs all ranks in one process, and tests none")
     start = time.monotonic()
     found = _examined(arguments)
     report(found.diagnostics)
     passed = not any(each.severity == "error" for each in found.diagnostics)
-    if not found.shown:
-        return int(not passed)
-    seconds = time.monotonic() - start
-    if arguments.json:
-        text = json.dumps(found.as_json(passed, seconds), indent=2) + "\n"
-    else:
-        text = text_of(lambda console: show(found, seconds, console), arguments.output)
-    return deliver(text, arguments.output) or int(not passed)
+    if found.shown:
+        seconds = time.monotonic() - start
+        deliver_either(arguments, found.as_json(passed, seconds), lambda console: show(found, seconds, console))
+    return int(not passed)
 
 
 @frozen
@@ -154,8 +142,7 @@ def _facts() -> tuple[Facts, dict[str, str]]:
             facts["driver_problem"] = problem
     except (OSError, ValueError) as error:
         failed["nvidia-smi"] = str(error)
-    absent = missing("run", "it")
-    if absent is not None:
+    if missing("run", "it") is not None:
         facts["torch_problem"] = f"cannot be started: {', '.join(EXTRAS['run'])} are needed"
         return facts, failed
     ended = run_part(_command(TORCH), TORCH_SECONDS)
@@ -215,8 +202,7 @@ def _part(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     identity = rank_from_environment()
     if identity is None:
-        print(f"partita: {PART} is for the processes that `partita doctor` starts", file=sys.stderr)
-        return 2
+        raise UsageError(f"{PART} is for the processes that `partita doctor` starts")
     kind, device = device_of_rank(arguments.transport, identity)
     return run_rank(identity, kind, device, arguments.folder, float(arguments.timeout))
 
@@ -226,12 +212,8 @@ def _part(arguments: argparse.Namespace) -> int:
 
 def show(found: Found, seconds: float, console: Console) -> None:
     """Print what each machine has, what was measured, and the verdict."""
-    from partita.cli.table import Column, Table, print_table
-
     for facts in found.machines:
-        table = Table([Column(""), Column("")], list(_rows(facts)), console.width)
-        for line in table.lines():
-            console.print(line, soft_wrap=True, markup=False)
+        print_table(console, Table([Column("")] * 2, list(_rows(facts)), console.width))
         console.print()
     if found.ranks:
         said = f"{len(found.ranks)} rank{'s' * (len(found.ranks) > 1)} over {found.transport}"
@@ -239,14 +221,10 @@ def show(found: Found, seconds: float, console: Console) -> None:
         rows = [_measured([each["tests"][i] for each in found.ranks]) for i in range(len(found.ranks[0]["tests"]))]
         columns = [Column("test"), Column("bytes", right=True), Column("time", right=True), Column("rate", right=True)]
         print_table(console, Table([*columns, Column("result")], rows, console.width))
-    counts = {
-        severity: sum(each.severity == severity for each in found.diagnostics) for severity in ("error", "warning")
-    }
-    parts = [f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count]
+    counts = counts_text(found.diagnostics)
     tested = "" if found.ranks else "; not tested"
-    color = "red" if counts["error"] else "yellow" if parts else "green"
-    verdict = ", ".join(parts) or "nothing wrong"
-    console.print(f"[{color}]{verdict}[/]{tested} in {seconds:.1f} s", soft_wrap=True)
+    color = "red" if any(each.severity == "error" for each in found.diagnostics) else "yellow" if counts else "green"
+    console.print(f"[{color}]{counts or 'nothing wrong'}[/]{tested} in {seconds:.1f} s", soft_wrap=True)
 
 
 def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -268,15 +246,11 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     named = f"{system.get('host')} is {', '.join(network.get('addresses') or ()) or 'unknown'}"
     yield "network", printable("; ".join([*interfaces, *fabric, named]))
     limits = facts.get("limits", {})
-    yield "limits", ", ".join(f"{name} {_limit(name, limits.get(name))}" for name in limits)
-    yield (
-        "disk",
-        printable(", ".join(f"{bytes_text(free)} free in {path}" for path, free in facts.get("disk", {}).items())),
-    )
-    yield (
-        "variables",
-        printable(" ".join(f"{name}={value}" for name, value in facts.get("variables", {}).items()) or "-"),
-    )
+    yield "limits", ", ".join(f"{name} {_limit(name, value)}" for name, value in limits.items())
+    disks = [f"{bytes_text(free)} free in {path}" for path, free in facts.get("disk", {}).items()]
+    yield "disk", printable(", ".join(disks))
+    variables = [f"{name}={value}" for name, value in facts.get("variables", {}).items()]
+    yield "variables", printable(" ".join(variables) or "-")
 
 
 def _size(sizes: Mapping[str, float | None], name: str, after: str = "") -> str:
@@ -291,13 +265,10 @@ def _gpus(facts: Facts, torch: Facts) -> str:
         return f"none that torch can use; the driver has {len(driver)}" if driver else "none"
     kinds = sorted({f"{each['name']}, {bytes_text(each['memory'])}" for each in seen})
     parts = [f"{len(seen)} × {' or '.join(kinds)}"]
-    clocks = sorted({f"{each['clock']:,.0f} of {each['highest_clock']:,.0f} MHz" for each in driver if _clocked(each)})
+    clocked = [each for each in driver if all(isinstance(each.get(name), float) for name in ("clock", "highest_clock"))]
+    clocks = sorted({f"{each['clock']:,.0f} of {each['highest_clock']:,.0f} MHz" for each in clocked})
     links = sorted({kind for i, row in enumerate(facts.get("links") or []) for j, kind in enumerate(row) if i != j})
     return ", ".join([*parts, *clocks[:2], *links])
-
-
-def _clocked(gpu: Facts) -> bool:
-    return all(isinstance(gpu.get(name), float) for name in ("clock", "highest_clock"))
 
 
 def _interface(name: str, found: Facts) -> str:
@@ -322,6 +293,3 @@ def _measured(tests: Sequence[Facts]) -> tuple[str, str, str, str, str]:
     size = bytes_text(slowest["bytes"]) if slowest["bytes"] else ""
     seconds = seconds_text(slowest["seconds"]) if slowest["seconds"] else ""
     return slowest["test"], size, seconds, rate, f"wrong on {wrong} ranks" if wrong else "right"
-
-
-register(Command("doctor", SUMMARIES["doctor"], add_arguments, run, others=("diagnose", "selftest", "env")))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
-from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.inference import add_transport_argument, use
-from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
+from partita.cli.command import command
+from partita.cli.inference import add_data_argument, add_trained_arguments, use
+from partita.cli.output import add_output, deliver, json_text
+from partita.cli.training.places import folder_of
 from partita.dsl.spec import Spec
 from partita.runtime.telemetry import plain
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None may be a prefix of one of torchrun's, which would consume it."""
     add_trained_arguments(parser)
-    add_transport_argument(parser)
     add_data_argument(parser)
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    add_output(parser, output=None)
 
 
+@command("evaluate", add_arguments, "eval", "test", "score")
 def run(arguments: argparse.Namespace) -> int:
-    """Print loss and metrics. Returns 0; 1 with diagnostics; 2 for wrong usage; 3 if a rank failed."""
+    """Print loss and metrics. Returns 0, or 3 if a rank failed. Raises UsageError and Refused."""
     return use(arguments, _evaluate)
 
 
-def _evaluate(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> int:
+def _evaluate(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> None:
     from partita.runtime.inference.evaluating import evaluated
     from partita.runtime.inference.rows import data_of
 
@@ -38,16 +38,12 @@ def _evaluate(arguments: argparse.Namespace, given: Spec, here: Here | None, say
     data = data_of(given, folder, arguments.data)
     found = evaluated(given, folder, data, say, arguments.place, python, arguments.weights, here)
     if here is not None and not here.first:
-        return 0
+        return
     numbers = {"loss": found.loss, **found.metrics}
     if arguments.json:
-        told = {name: plain(value) for name, value in numbers.items()}
-        print(json.dumps({"rows": found.rows, "checkpoint": str(found.checkpoint), "numbers": told}, indent=2))
-        return 0
+        plain_numbers = {name: plain(value) for name, value in numbers.items()}
+        result = {"rows": found.rows, "checkpoint": str(found.checkpoint), "numbers": plain_numbers}
+        return deliver(json_text(result))
     numbers_text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
     rows = f"{found.rows:,} row{'s' if found.rows > 1 else ''}, " if found.rows is not None else ""
     print(f"{numbers_text}  ({rows}{found.checkpoint})")
-    return 0
-
-
-register(Command("evaluate", SUMMARIES["evaluate"], add_arguments, run, others=("eval", "test", "score")))

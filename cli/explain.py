@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.compiled import compile_or_report
-from partita.cli.number_format import bytes_text, seconds_text
-from partita.cli.output import add_output_argument, deliver, text_of
-from partita.cli.source import add_source_arguments, printable, report
+from partita.cli.command import UsageError, command
+from partita.cli.number_format import bytes_text, listed_numbers, seconds_text
+from partita.cli.output import add_output, deliver_either
+from partita.cli.source import add_source_arguments, load_file, printable, report
+from partita.cli.table import Column, Table, print_table, print_text
+from partita.cli.traffic import BUSIEST, MOVED, RINGS, mesh_text, moved_row, short_names, transfer_table
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.causes import communication
 from partita.compiler.report.explain import explain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partita.cli.table import Table
     from partita.compiler.report.causes import Communication, Iteration
     from partita.compiler.report.explain import Alternative, Explanation
     from partita.dsl.syntax.source import Span
 
-# The most tensors of one name that are described.
-MOST = 8
+# The most tensors of one name that are described, and numbers of iterations or stages that are listed.
+MOST, MOST_NUMBERS = 8, 12
 NOTHING = 1e-8  # seconds per step; less is no communication
 INDENT = "  "
 READ = {True: "the rows of a step are copied to the device", False: "copied to the device before each use"}
@@ -36,38 +35,28 @@ STORED = {"param": "parameter", "grad": "gradient", "state": "optimizer state"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. NAME may be anywhere among the overrides: it is the word without `=`."""
     add_source_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
-    add_output_argument(parser)
+    add_output(parser)
     parser.usage = "partita explain FILE [NAME] [KEY=VALUE ...] [--root DIR] [--json] [-o OUT]"
     parser.set_defaults(takes_name=True)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Compile and print. Returns 0, 1 with diagnostics, or 2 if nothing has that name."""
+@command("explain", add_arguments)
+def run(arguments: argparse.Namespace) -> None:
+    """Compile and print. Raises UsageError if nothing has that name."""
     names = [word for word in arguments.overrides if "=" not in word]
     arguments.overrides = [word for word in arguments.overrides if "=" in word]
     if len(names) > 1:
-        print(f"partita: one NAME at a time, not {', '.join(names)}", file=sys.stderr)
-        return 2
-    state = compile_or_report(arguments)
-    if state is None:
-        return 1
+        raise UsageError(f"one NAME at a time, not {', '.join(names)}")
+    state = compile_spec(load_file(arguments))
     report(state.warnings)
     if not names:
         found = communication(state)
-        return _deliver(arguments, found.as_json(), lambda console: show(found, console))
-
+        return deliver_either(arguments, found.as_json(), lambda console: show(found, console))
     try:
         tensors = explain(state, names[0])
     except ValueError as error:
-        print(f"partita: {printable(str(error))}", file=sys.stderr)
-        return 2
-    return _deliver(arguments, [each.as_json() for each in tensors], lambda console: show_tensors(tensors, console))
-
-
-def _deliver(arguments: argparse.Namespace, plain: object, show: Callable[[Console], None]) -> int:
-    text = json.dumps(plain, indent=2) + "\n" if arguments.json else text_of(show, arguments.output)
-    return deliver(text, arguments.output)
+        raise UsageError(printable(str(error))) from error
+    deliver_either(arguments, [each.as_json() for each in tensors], lambda console: show_tensors(tensors, console))
 
 
 # ---------------------------------------------------------------- the whole program
@@ -75,9 +64,6 @@ def _deliver(arguments: argparse.Namespace, plain: object, show: Callable[[Conso
 
 def show(found: Communication, console: Console) -> None:
     """Print what is sent by line, by iteration and between stages, then the sums, at the width of the console."""
-    from partita.cli.table import Table, print_table, print_text
-    from partita.cli.traffic import BUSIEST, MOVED, RINGS, mesh_text, moved_row, short_names, transfer_table
-
     microbatches = f"{found.microbatches} microbatch{'es' * (found.microbatches > 1)}"
     figures = f"; of {BUSIEST}:" if found.causes else ""
     print_text(console, f": {mesh_text(found.mesh)}, {microbatches}{figures}", title=found.name)
@@ -116,20 +102,10 @@ def _iterations(iteration: Iteration) -> str:
     numbers = iteration.numbers
     if len(numbers) == 1:
         return f"iteration {numbers[0]} of {iteration.repeat}"
-    return f"each iteration of {iteration.repeat} ({_listed(numbers)})"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """`0 to 11`, `0, 3, 7`."""
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{numbers[0]} to {numbers[-1]}"
-    shown = ", ".join(str(each) for each in numbers[:12])
-    return shown if len(numbers) <= 12 else f"{shown} …"
+    return f"each iteration of {iteration.repeat} ({listed_numbers(numbers, MOST_NUMBERS)})"
 
 
 def _shares(iteration: Iteration, width: int) -> Table:
-    from partita.cli.table import Column, Table
-
     rows = []
     for when, shares in (("per microbatch", iteration.microbatch), ("once per step", iteration.step)):
         for i, each in enumerate(shares):
@@ -146,8 +122,6 @@ def _shares(iteration: Iteration, width: int) -> Table:
 
 def show_tensors(found: Sequence[Explanation], console: Console) -> None:
     """Print the tensors of one name."""
-    from partita.cli.table import print_text
-
     for i, each in enumerate(found[:MOST]):
         if i:
             console.print()
@@ -160,8 +134,6 @@ def show_tensors(found: Sequence[Explanation], console: Console) -> None:
 
 def show_tensor(found: Explanation, console: Console) -> None:
     """Print layout and reasons, storage, how the tensor is made, copies, and what is sent."""
-    from partita.cli.table import Column, Table, print_table, print_text
-    from partita.cli.traffic import BUSIEST, MOVED, moved_row, short_names
 
     def table(headings: str, rows: Sequence[tuple[str, ...]]) -> None:
         print_table(console, Table([Column(each) for each in headings.split(", ")], rows, console.width))
@@ -175,13 +147,13 @@ def show_tensor(found: Explanation, console: Console) -> None:
     ]
     late = [("", f"not {each.axis}", f"{_rule(each.rule)}: {each.because}") for each in found.late]
     table("over, split, because", [*reasons, *late])
-    stages = f"stage{'s' * (len(found.stages) > 1)} {_listed(found.stages)}"
+    stages = f"stage{'s' * (len(found.stages) > 1)} {listed_numbers(found.stages, MOST_NUMBERS)}"
     print_text(console, f"a rank computes with {found.local}, {bytes_text(found.local.bytes)}; on {stages}")
     if found.on_host:
         there = "in a file that is mapped into the host's memory" if found.mapped else "in the host's memory"
         print_text(console, f"{there}: {READ[found.rows is not None]}")
     if found.offloaded:
-        own = f"stage{'s' * (len(found.offloaded) > 1)} {_listed(found.offloaded)}"
+        own = f"stage{'s' * (len(found.offloaded) > 1)} {listed_numbers(found.offloaded, MOST_NUMBERS)}"
         print_text(console, f"in the host's memory between F and the backward pass of a microbatch, on {own}")
     stored = []
     for kept in found.stored:
@@ -260,13 +232,3 @@ def _lines(spans: Iterable[Span]) -> str:
 def _print(console: Console, lines: Iterable[str], style: str = "") -> None:
     for line in lines:
         console.print(INDENT + line, style=style, soft_wrap=True, markup=False)
-
-
-register(
-    Command(
-        "explain",
-        SUMMARIES["explain"],
-        add_arguments,
-        run,
-    )
-)

@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 import tempfile
+from pathlib import Path
 
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import command
 from partita.cli.source import report
 from partita.dsl.diagnostic import Refused
 from partita.dsl.syntax.format import format_text
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="OUT", help="write the formatted FILE here (`-`: stdout)")
 
 
+@command("fmt", add_arguments, "format")
 def run(arguments: argparse.Namespace) -> int:
     """Format each file. Returns 0; 1 if one is wrong, cannot be written or, with --check, would change; 2 for usage."""
     if arguments.output is not None and (len(arguments.files) > 1 or arguments.check):
@@ -34,7 +36,7 @@ def _format(name: str, arguments: argparse.Namespace) -> int:
         before = read_source(name, name).text
         after = format_text(before, name)
         # Sources are read with normalized line ends; a file with other ones changes too.
-        changes = after != before or b"\r" in _bytes(name)
+        changes = after != before or b"\r" in Path(name).read_bytes()
     except Refused as refused:
         report(refused.diagnostics)
         return 1
@@ -57,11 +59,6 @@ def _format(name: str, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _bytes(name: str) -> bytes:
-    with open(name, "rb") as file:
-        return file.read()
-
-
 def _write(path: str, text: str) -> None:
     """Replace a file atomically, keeping its permissions."""
     real = os.path.realpath(path)
@@ -81,6 +78,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-register(Command("fmt", SUMMARIES["fmt"], add_arguments, run, others=("format",)))

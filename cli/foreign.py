@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from partita.cli.number_format import bytes_text
-from partita.cli.source import load_or_report, report
+from partita.cli.source import load_file, report
 from partita.dsl.advice.report import Report, suggestion
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.names.correspondence import Weights
@@ -72,18 +72,15 @@ def declared(given: Spec, name: str) -> Weights:
 # ---------------------------------------------------------------- export
 
 
-def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
-    """Export a checkpoint under the names of another program. Returns 0, or 1 with diagnostics."""
+def export_as(arguments: argparse.Namespace, commit: Commit) -> None:
+    """Export a checkpoint under the names of another program. Raises Refused and OSError."""
     from partita.runtime.checkpoint.foreign import export_foreign
 
     manifest = commit.manifest
     if arguments.file is None:
         weights = _remembered(manifest, arguments.program)
     else:
-        spec = load_or_report(arguments)
-        if spec is None:
-            return 1
-        weights = declared(spec, arguments.program)
+        weights = declared(load_file(arguments), arguments.program)
     config = arguments.config or commit.path / CONFIG
     more = {}
     if arguments.config is not None or is_file(config):
@@ -104,7 +101,6 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
     print(f"{arguments.output}: {count} tensors, {bytes_text(size)} from {commit.path}, step {manifest.step}")
     if not more:
         print(f"without {CONFIG}, which was not imported; `--config FILE` puts one beside them")
-    return 0
 
 
 def _remembered(manifest: Manifest, name: str) -> Weights:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.compiled import compile_or_report
+from partita.cli.command import writing
 from partita.cli.foreign import CONFIG, config_of, declared, is_file, write_config
-from partita.cli.source import report
+from partita.cli.output import deliver, json_text
+from partita.cli.source import load_file, report
+from partita.compiler.pipeline import compile_spec
 from partita.dsl.diagnostic import shown
 from partita.runtime.addresses import Address, resolved
 from partita.runtime.checkpoint.identity import manifest_of
@@ -28,45 +28,29 @@ MOST_FEW = 8
 INTERVAL = 100  # of the `checkpoint` entry that is proposed
 
 
-def import_checkpoint(arguments: argparse.Namespace) -> int:
-    """Make a checkpoint of a file's model. Returns 0; 1 with diagnostics; 2 if nothing can be written."""
+def import_checkpoint(arguments: argparse.Namespace) -> None:
+    """Make a checkpoint of a file's model. Raises Refused, and UsageError if nothing can be written."""
     from partita.runtime.checkpoint.foreign_files import found
     from partita.runtime.checkpoint.importing import import_tensors
 
-    state = compile_or_report(arguments)
-    if state is None:
-        return 1
+    state = compile_spec(load_file(arguments))
     given, source, directory = state.spec, arguments.tensors, arguments.directory
     weights = declared(given, arguments.program) if arguments.program is not None else None
     wanted, step = manifest_of(given, state.program), 0 if arguments.step is None else arguments.step
-    try:
-        made = import_tensors(
-            directory,
-            step,
-            wanted,
-            state.program,
-            source,
-            weights,
-            arguments.only,
-            arguments.strict,
-            tuple(given.weights.values()),
-        )
+    choice = arguments.only, arguments.strict, tuple(given.weights.values())
+    with writing(f"to {directory}"):
+        made = import_tensors(directory, step, wanted, state.program, source, weights, *choice)
         config = found(source).parent / CONFIG
         if weights is not None and is_file(config):
             write_config(directory, config_of(config))
-    except OSError as error:
-        print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
-        return 2
     report(made.warnings)
     if arguments.json:
-        print(json.dumps(_as_json(made), indent=2))
-        return 0
+        return deliver(json_text(_as_json(made)))
     print(f"{made.path}: {len(made.found)} tensors from {source}")
     if made.renamed:
         print(f"its names {made.renamed}")
     for line in (*_bindings(made.found), *_rest(made), *training_lines(arguments, given)):
         print(line)
-    return 0
 
 
 def _as_json(made: Imported) -> dict[str, Any]:
@@ -96,7 +80,8 @@ def _bindings(found: Sequence[Found]) -> Iterator[str]:
     rows = families(
         (
             (*(part.name for part in each.tensor.parts), each.name),
-            (f"{each.dtype}{list(each.tensor.shape)}", _axes(each)),
+            # A `?` where the order of axes is a guess.
+            (f"{each.dtype}{list(each.tensor.shape)}", each.tensor.axes + " ?" * bool(each.ambiguous)),
         )
         for each in found
         if "/" not in each.tensor.parts[0].name
@@ -108,11 +93,6 @@ def _bindings(found: Sequence[Found]) -> Iterator[str]:
     more = sum(row.count for row in rows[MOST_LINES:])
     if more:
         yield f"and {more:,} more; --json lists them all"
-
-
-def _axes(found: Found) -> str:
-    """Their axes in terms of ours, as a line of `weights` has them; `?` if their order is a guess."""
-    return found.tensor.axes + " ?" * bool(found.ambiguous)
 
 
 def _rest(made: Imported) -> Iterator[str]:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from partita.cli.source import load_or_report, report, say
-from partita.cli.tolerant import tolerate_output_errors
+from partita.cli.command import UsageError
+from partita.cli.source import add_python_argument, add_source_arguments, load_file, load_quietly, report, say
+from partita.cli.streams import tolerate_output_errors
 from partita.cli.training.devices import device_of_rank, transport_of
 from partita.cli.training.rank import status_of_rank
 from partita.cli.training.room import refuse_crowd
-from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import place_of
 from partita.runtime.supervision.consistency import agree
 from partita.runtime.supervision.identity import Identity, rank_from_environment, wait_for_start
 from partita.runtime.supervision.launcher import launch
@@ -31,54 +31,65 @@ if TYPE_CHECKING:
     from partita.runtime.inference.ranks import Here
     from partita.runtime.inference.weights import Report
 
-# Uses the model of a file, on one device or on the ranks that are here, and returns the exit status; it reports
-# diagnostics by the function that it is given, and prints results where the first rank is.
-Use = Callable[[argparse.Namespace, Spec, "Here | None", "Report"], int]
+# Uses the model of a file, on one device or on the ranks that are here; it reports diagnostics by the function that it
+# is given, and prints results where the first rank is.
+Use = Callable[[argparse.Namespace, Spec, "Here | None", "Report"], None]
 
 
-def add_transport_argument(parser: argparse.ArgumentParser) -> None:
-    """Whether to compute in the file's layout."""
-    parser.add_argument(
-        "--transport",
-        choices=tuple(TRANSPORTS),
-        help="compute in the file's layout, on the ranks of its mesh, connected so (default: in this process, on one "
-        "CPU, unless torchrun or Slurm has started it)",
+def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE, overrides, where its weights are, and whether to compute in the file's layout."""
+    parser.set_defaults(needs="run")
+    add_source_arguments(parser)
+    add_python_argument(parser)
+    what = "a run directory, a directory of checkpoints or a single one, or its address (default: where `partita run "
+    what += "FILE` saves)"
+    parser.add_argument("--run-dir", "--from", dest="place", type=place_of, metavar="RUN", help=what)
+    add_weights_argument(parser)
+    what = (
+        "compute in the file's layout, on the ranks of its mesh, connected so (default: in this process, on one CPU, "
     )
+    what += "unless torchrun or Slurm has started it)"
+    parser.add_argument("--transport", choices=tuple(TRANSPORTS), help=what)
+
+
+def add_weights_argument(parser: argparse._ActionsContainer, what: str = "") -> None:
+    """Which weights of a checkpoint."""
+    what += "those that were trained (default), or the mean that `ema` keeps of them"
+    parser.add_argument("--weights", choices=("trained", "ema"), default="trained", help=what)
+
+
+def add_data_argument(parser: argparse.ArgumentParser) -> None:
+    """Which data."""
+    what = "a .npz with an array for each input, or a file of the kind that FILE trains on, or its address (default: "
+    what += "what FILE evaluates)"
+    parser.add_argument("--data", type=place_of, metavar="DATA", help=what)
 
 
 def use(arguments: argparse.Namespace, act: Use) -> int:
-    """Use the model of a command's file. Returns what `act` returns; 1 with diagnostics; 2 for wrong usage; 3 if a rank
-    failed.
-    """
+    """Use the model of a command's file. Returns 0, or 3 if a rank failed. Raises UsageError and Refused."""
     try:
         identity = rank_from_environment()
     except ValueError as error:
-        print(f"partita: {error}", file=sys.stderr)
-        return 2
+        raise UsageError(str(error)) from error
     if identity is not None:
         with tolerate_output_errors():
             return status_of_rank(identity, lambda stack: _as_rank(arguments, identity, act, stack))
-    given = load_or_report(arguments)
-    if given is None:
-        return 1
-    try:
-        if arguments.transport is None:
-            return act(arguments, given, None, say)
-        refuse_crowd(given)
-        ranks = given.mesh.ranks if given.mesh is not None else 1
-        kind = transport_of(arguments, given)
-        if isinstance(kind, InProcess):
-            from partita.runtime.inference.ranks import Here
+    given = load_file(arguments)
+    if arguments.transport is None:
+        act(arguments, given, None, say)
+        return 0
+    refuse_crowd(given)
+    ranks = given.mesh.ranks if given.mesh is not None else 1
+    kind = transport_of(arguments, given)
+    if isinstance(kind, InProcess):
+        from partita.runtime.inference.ranks import Here
 
-            return act(arguments, given, Here(range(ranks), kind.cluster(ranks, False, 0)), say)
-    except Refused as refused:
-        report(refused.diagnostics)
-        return 1
+        act(arguments, given, Here(range(ranks), kind.cluster(ranks, False, 0)), say)
+        return 0
     try:
         return launch([sys.executable, "-m", "partita", *arguments.given], ranks, environment=os.environ)
     except OSError as error:
-        print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
-        return FAILED
+        raise UsageError(f"cannot start the ranks: {error.strerror or error}", FAILED) from error
 
 
 def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack: ExitStack) -> int:
@@ -88,9 +99,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if not wait_for_start():
             return PEER_LOST
-    given, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
-    if given is None:
-        raise Refused(diagnostics)
+    given, diagnostics = load_quietly(arguments)
     import torch
 
     from partita.runtime.inference.ranks import one_here
@@ -110,6 +119,10 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     transport = kind.end(device, meeting.secret)
     stack.callback(transport.close)
     heard = say if identity.local_rank == 0 else ignore_diagnostic  # all ranks find the same
-    status = act(arguments, given, one_here(transport, device), heard)
+    try:
+        act(arguments, given, one_here(transport, device), heard)
+    except UsageError:
+        transport.meet()
+        raise
     transport.meet()
-    return status
+    return 0

@@ -1,6 +1,9 @@
 """`partita init NAME`: writes a file to start from, for users without a checkout of Partita.
 
 `partita init CONFIG.json` writes the model of a config of Hugging Face.
+
+The files to start from are installed with Partita: those of `specs/` and of its zoo, by name. One is copied together
+with what it reads: the files that it imports, and data that is installed beside it.
 """
 
 from __future__ import annotations
@@ -8,20 +11,24 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from importlib import resources
+from pathlib import Path, PurePosixPath
 
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import UsageError, command
 from partita.cli.families.registry import from_config
-from partita.cli.source import printable, report
-from partita.cli.starters import USUAL, read_by, starter, starter_names
-from partita.dsl.diagnostic import Refused
+from partita.cli.source import printable
 from partita.dsl.load import load
 
 CONFIG = "config.json"
+NAMELESS = "missing file name: `partita init NAME`"
 # What a folder of a trained model has beside it, in the formats that `checkpoint import` reads.
 TENSORS = ("model.safetensors", "model.safetensors.index.json")
+USUAL = "start"
+SPECS = resources.files("partita.specs")
+FOLDERS = (SPECS, SPECS.joinpath("zoo"))
+# In quotation marks, what a file imports or reads. What is not installed is the user's own data.
+READ = re.compile(r'"([^"\n]+\.(?:par|npz))"')
 NUMBERS = {1: "in one process", 2: "on two processes of this machine"}
 
 
@@ -40,22 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore", metavar="KEY,…", type=lambda text: text.split(","), default=[], help=what)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Write the file. Returns 0; 1 if a config cannot be said; or 2 if the file exists or cannot be written."""
+@command("init", add_arguments, "new", "create")
+def run(arguments: argparse.Namespace) -> None:
+    """Write the file. Raises Refused if a config cannot be said, and UsageError if the file exists or cannot be
+    written.
+    """
     if arguments.file is None and arguments.starter is None:
-        print("partita: missing file name: `partita init NAME`", file=sys.stderr)
-        return 2
+        raise UsageError(NAMELESS)
     given = Path(arguments.file if arguments.file is not None else arguments.starter)
     inside = os.path.join(given, CONFIG)
     config = Path(inside) if os.path.isfile(inside) else given if given.suffix == ".json" else None
     if config is None or arguments.starter is not None:
-        problem = _misread(arguments.file) if arguments.starter is None else None
-        if problem is not None:
-            print(f"partita: {problem}", file=sys.stderr)
-            return 2
+        if arguments.starter is None:
+            _check_meant(arguments.file)
         if arguments.output is not None or arguments.ignore:
-            print("partita: --output and --ignore are for a config.json: `partita init CONFIG.json`", file=sys.stderr)
-            return 2
+            raise UsageError("--output and --ignore are for a config.json: `partita init CONFIG.json`")
         name = arguments.starter or USUAL
         text = starter(name)
         own = given.name.removesuffix(".par")
@@ -66,31 +72,25 @@ def run(arguments: argparse.Namespace) -> int:
             read_by(text),
             lambda path: _how_to_run(path) + (f"; `partita init --from {other}` is another file" if other else ""),
         )
-    try:
-        kind, text = from_config(config, tuple(arguments.ignore))
-    except Refused as refused:
-        report(refused.diagnostics)
-        return 1
-    return _write(
-        Path(arguments.output or kind), lambda _: text, read_by(text), lambda path: _how_to_import(path, config)
-    )
+    kind, text = from_config(config, tuple(arguments.ignore))
+    _write(Path(arguments.output or kind), lambda _: text, read_by(text), lambda path: _how_to_import(path, config))
 
 
-def _misread(name: str) -> str | None:
-    """Why no starter is written under a name that is meant for something else: a model of the hub, or a folder that has
-    one.
+def _check_meant(name: str) -> None:
+    """Raises UsageError for a name that is meant for something else than a starter: a model of the hub, or a folder
+    that has one.
     """
     if any(os.path.isfile(os.path.join(name, each)) for each in TENSORS):
-        return f"{printable(name)} has the tensors of a model, and no {CONFIG}, which says what they are"
+        raise UsageError(f"{printable(name)} has the tensors of a model, and no {CONFIG}, which says what they are")
     address = re.fullmatch(
         r"(?:hf://|https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)([\w.-]+/[\w.-]+)(?:[/?#].*)?", name
     )
     hub = address[1] if address is not None else name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None
     if hub is None or name.endswith(".par") or os.path.isdir(os.path.dirname(name)):
-        return None
+        return
     folder = hub.partition("/")[2]
     missing = "" if address is not None else f"cannot write {name}.par: No such file or directory; "
-    return (
+    raise UsageError(
         f"{missing}if `{hub}` is a model of the Hugging Face hub, download its {CONFIG}: "
         f"`hf download {hub} {CONFIG} --local-dir {folder}`, and then `partita init {folder}`"
     )
@@ -114,11 +114,10 @@ def _how_to_import(path: Path, config: Path) -> str:
     return f"`partita checkpoint import {where} {tensors} {shown} --as hf` reads its weights"
 
 
-def _write(path: Path, text: Callable[[Path], str], beside: Mapping[str, bytes], next: Callable[[Path], str]) -> int:
+def _write(path: Path, text: Callable[[Path], str], beside: Mapping[str, bytes], next: Callable[[Path], str]) -> None:
     """Write a file, and what it reads beside it; and say what comes next. Nothing is written if a file is there."""
     if not path.name.removesuffix(".par").strip("."):
-        print("partita: missing file name: `partita init NAME`", file=sys.stderr)
-        return 2
+        raise UsageError(NAMELESS)
     path = path.with_name(f"{path.name.removesuffix('.par')}.par")
     files = {path: text(path).encode(), **{path.parent / name: content for name, content in beside.items()}}
     each = path
@@ -132,23 +131,35 @@ def _write(path: Path, text: Callable[[Path], str], beside: Mapping[str, bytes],
                     each.parent.mkdir(parents=True, exist_ok=True)
                 with each.open("xb") as file:
                     file.write(content)
-    except FileExistsError:
-        print(f"partita: {printable(str(each))} already exists, and is left unchanged", file=sys.stderr)
-        return 2
+    except FileExistsError as error:
+        raise UsageError(f"{printable(str(each))} already exists, and is left unchanged") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        print(f"partita: cannot write {printable(str(each))}: {reason}", file=sys.stderr)
-        return 2
+        raise UsageError(f"cannot write {printable(str(each))}: {reason}") from error
     print(f"wrote {', '.join(printable(str(each)) for each in files)}; {next(path)}")
-    return 0
 
 
-register(
-    Command(
-        "init",
-        SUMMARIES["init"],
-        add_arguments,
-        run,
-        others=("new", "create"),
+def starter_names() -> tuple[str, ...]:
+    """The names of all starters: first those of `specs/`, then those of the zoo."""
+    return tuple(
+        name.removesuffix(".par")
+        for folder in FOLDERS
+        for name in sorted(each.name for each in folder.iterdir())
+        if name.endswith(".par")
     )
-)
+
+
+def starter(name: str) -> str:
+    """The text of a starter by its name."""
+    found = (folder.joinpath(f"{name}.par") for folder in FOLDERS)
+    return next(each for each in found if each.is_file()).read_text(encoding="utf-8")
+
+
+def read_by(text: str) -> dict[str, bytes]:
+    """The installed files that the text of a starter names, by their paths relative to it."""
+    found = {}
+    for name in READ.findall(text):
+        for each in (folder.joinpath(*PurePosixPath(name).parts) for folder in FOLDERS):
+            if each.is_file():
+                found[name] = each.read_bytes()
+    return found

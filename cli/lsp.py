@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stdio", action="store_true", help="what it does anyway: talk over standard input and output")
 
 
+@command("lsp", add_arguments, "language-server", "server")
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the editor ends it. Returns 0; 1 if that is without a shutdown, as the protocol has it."""
     from partita.cli.editor.features import server
@@ -23,14 +24,3 @@ def run(arguments: argparse.Namespace) -> int:
     with open(os.dup(sys.stdout.fileno()), "wb") as output:  # the server closes what it writes to
         serving.start_io(stdout=output)
     return 1 if serving.killed else 0
-
-
-register(
-    Command(
-        "lsp",
-        SUMMARIES["lsp"],
-        add_arguments,
-        run,
-        others=("language-server", "server"),
-    )
-)

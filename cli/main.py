@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from partita.cli import streams
-from partita.cli.command import COMMANDS, SUMMARIES
+from partita.cli.command import COMMANDS, SUMMARIES, UsageError, status_of
 from partita.cli.extras import explained, missing
 from partita.cli.parsing import Parser
 from partita.cli.source import printable
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     join_supervisor()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "_ARGCOMPLETE" in os.environ and not missing("completion", "completion"):
-        from partita.cli.completing import complete
+        from partita.cli.completion import complete
 
         complete(_parser)  # for a shell, and exits
     try:
@@ -75,17 +75,21 @@ def _run(given: Sequence[str]) -> int:
     if command is None:
         parser.print_help()
         return 2
+    return status_of(lambda: _call(command, parsed))
+
+
+def _call(command: str, parsed: argparse.Namespace) -> int | None:
     what = f"`partita {command}`"
     problem = missing(getattr(parsed, "needs", None), what)
-    if problem is None:
-        try:
-            return COMMANDS[command].run(parsed)
-        except ImportError as error:
-            problem = explained(error, what)
-            if problem is None:
-                raise
-    print(f"partita: {problem}", file=sys.stderr)
-    return 2
+    if problem is not None:
+        raise UsageError(problem)
+    try:
+        return COMMANDS[command].run(parsed)
+    except ImportError as error:
+        problem = explained(error, what)
+        if problem is None:
+            raise
+        raise UsageError(problem) from error
 
 
 def _parsed(parser: Parser, called: Parser, given: Sequence[str]) -> argparse.Namespace:

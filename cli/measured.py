@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.cli.command import status_of
 from partita.cli.number_format import seconds_text
-from partita.cli.pictures import Picture, save, unable
+from partita.cli.pictures import Picture, save
 
 if TYPE_CHECKING:
     from partita.compiler.program import Program
@@ -46,14 +47,10 @@ def draw(directory: Path, program: Program) -> None:
     title = f"simulated from its action costs: {seconds_text(found.simulated.makespan)}"
     simulated = picture_of(title, found.simulated, start=typical.start)
     steps = (picture_of("measured", each.timeline, f"step {each.number}", each.start) for each in found.steps)
-    save([*steps, simulated], directory / TRACE)
     above = picture_of(f"measured: {seconds_text(typical.timeline.makespan)}", typical.timeline)
-    picture = directory / PICTURE
-    problem = unable(picture)
-    if problem is None:
-        save([above, simulated], picture)
-    else:
-        print(f"partita: {problem}", file=sys.stderr)
+    # What cannot be written is said, and ends nothing.
+    status_of(lambda: save([*steps, simulated], directory / TRACE))
+    status_of(lambda: save([above, simulated], directory / PICTURE))
     print(
         f"measured step {seconds_text(found.seconds)} (median of {len(found.steps)}), simulated from its action costs "
         f"{seconds_text(found.simulated.makespan)} ({found.difference:+.1%}); {directory / TRACE}"

@@ -14,7 +14,7 @@ from partita.cli.number_format import bytes_text, seconds_text, short_text
 from partita.cli.page.chart import Chart, Line, numbers
 from partita.cli.page.history import Series
 from partita.cli.page.listing import highlighted
-from partita.cli.page.markup import Markup, joined, tag
+from partita.cli.page.markup import Markup, joined, tag, tiles
 from partita.cli.page.timeline import legend, timeline
 from partita.cli.schedule import headline
 from partita.compiler.report.summary import summarize
@@ -69,7 +69,7 @@ def _numbers(summary: Summary) -> Markup:
         "predicted step": seconds_text(summary.prediction.step_time),
         "bubble": f"{summary.timeline.bubble:.1%}",
     }
-    return _tiles(found)
+    return tiles(found.items())
 
 
 def _timeline(found: Timeline, schedule: Schedule | None = None, step: float | None = None) -> Iterator[Markup]:
@@ -92,7 +92,7 @@ def _verification(found: Verification) -> Iterator[Markup]:
         "messages": f"{found.messages:,}",
         "memory bound": bytes_text(max(found.peak_memory, default=0)),
     }
-    yield _tiles(numbers)
+    yield tiles(numbers.items())
     for each in (*found.diagnostics, *found.warnings):
         yield from _diagnostic(each)
 
@@ -118,11 +118,6 @@ def _lines(name: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
                 series.add(record["step"], record[key])
         if series.values:
             yield Line(label, series)
-
-
-def _tiles(found: Mapping[str, str]) -> Markup:
-    pairs = (tag("div", joined(tag("dt", name), tag("dd", value))) for name, value in found.items())
-    return tag("dl", *pairs, class_="tiles")
 
 
 SHOWN: dict[str, Callable[[Any], Iterator[Markup]]] = {

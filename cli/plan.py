@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.argument_types import count, up_to
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import UsageError, command
 from partita.cli.number_format import bytes_text, count_text, seconds_text
-from partita.cli.output import deliver, text_of
-from partita.cli.source import add_source_arguments, load_or_report, report
+from partita.cli.output import add_output, deliver, json_text, text_of
+from partita.cli.source import add_source_arguments, load_file
+from partita.cli.table import Column, Table, print_table, print_text
 from partita.compiler.planner.reasons import reason
 from partita.compiler.planner.search import A_DAY, Search, described, details, more
 from partita.compiler.planner.sensitivity import FURTHEST
 from partita.compiler.planner.space import FABRICS, space_of
 from partita.compiler.planner.writing import written_plan
-from partita.dsl.diagnostic import Refused
 from partita.dsl.limits import RANKS
 
 if TYPE_CHECKING:
@@ -30,49 +29,31 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
-    parser.add_argument("--devices", type=up_to(RANKS), metavar="N", help="number of devices (default: the mesh's)")
-    parser.add_argument(
-        "--device", metavar="NAME", help="a100, h100, h200 or b200 in standard machines (default: the mesh's)"
-    )
-    parser.add_argument("--keep-mesh", action="store_true", help="keep the mesh sizes")
-    parser.add_argument("--top", type=count, default=10, metavar="K", help="number of plans to show (default: 10)")
-    parser.add_argument(
-        "--within", type=up_to(A_DAY), default=15, metavar="SECONDS", help="search budget in seconds (default: 15)"
-    )
-    parser.add_argument("--json", action="store_true", help="the plans as JSON")
-    parser.add_argument("-o", "--output", metavar="OUT", help="write the best plan as a complete file")
+    option = parser.add_argument
+    option("--devices", type=up_to(RANKS), metavar="N", help="number of devices (default: the mesh's)")
+    option("--device", metavar="NAME", help="a100, h100, h200 or b200 in standard machines (default: the mesh's)")
+    option("--keep-mesh", action="store_true", help="keep the mesh sizes")
+    option("--top", type=count, default=10, metavar="K", help="number of plans to show (default: 10)")
+    what = "search budget in seconds (default: 15)"
+    option("--within", type=up_to(A_DAY), default=15, metavar="SECONDS", help=what)
+    add_output(parser, "the plans", "write the best plan as a complete file")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Search and print. Returns 0, 1 with diagnostics, or 2 if OUT cannot be written."""
-    given = load_or_report(arguments, fitting=False)
-    if given is None:
-        return 1
-
+@command("plan", add_arguments, "search", "autotune", "tune")
+def run(arguments: argparse.Namespace) -> None:
+    """Search and print. Raises UsageError for an unknown device, or if OUT cannot be written."""
+    given = load_file(arguments, fitting=False)
     if arguments.device is not None and arguments.device not in FABRICS:
-        print(f"partita: --device is one of {', '.join(FABRICS)}", file=sys.stderr)
-        return 2
-    try:
-        space = space_of(given, arguments.devices, arguments.keep_mesh, arguments.device)
-        found = Search(space, arguments.top, arguments.within).run()
-        text = None
-        if arguments.output is not None:
-            named = arguments.file, arguments.overrides, arguments.root, arguments.output
-            text = written_plan(found.plans[0], *named)
-    except Refused as refused:
-        report(refused.diagnostics)
-        return 1
-    if text is not None:
-        status = deliver(text, arguments.output)
-        if status:
-            return status
-    if arguments.json:
-        return deliver(json.dumps(as_json(found), indent=2) + "\n", None)
-    status = deliver(text_of(lambda console: show(found, console), None), None)
-    if text is not None:
-        best = "the best is the original file, which" if found.plans[0].given else "the best"
-        print(f"{best} is in {arguments.output}")
-    return status
+        raise UsageError(f"--device is one of {', '.join(FABRICS)}")
+    space = space_of(given, arguments.devices, arguments.keep_mesh, arguments.device)
+    found = Search(space, arguments.top, arguments.within).run()
+    best = found.plans[0]
+    if arguments.output is not None:
+        text = written_plan(best, arguments.file, arguments.overrides, arguments.root, arguments.output)
+        deliver(text, arguments.output)
+    deliver(json_text(as_json(found)) if arguments.json else text_of(lambda console: show(found, console)))
+    if arguments.output is not None and not arguments.json:
+        print(f"{'the best is the original file, which' if best.given else 'the best'} is in {arguments.output}")
 
 
 def as_json(found: Found) -> dict[str, Any]:
@@ -136,8 +117,6 @@ def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
 
 def show(found: Found, console: Console) -> None:
     """Print a row for each plan, fastest first; then a faster one that does not fit, and search statistics."""
-    from partita.cli.table import Column, Table, print_table, print_text
-
     space, best = found.space, found.plans[0]
     devices = f"{space.devices:,} × {found.device.name} of {bytes_text(found.device.memory)}"
     print_text(console, f": {devices}; {space.rows:,} rows of `{space.batch}` a step", title=space.given.name)
@@ -154,40 +133,22 @@ def show(found: Found, console: Console) -> None:
         sizes = dict(zip((space.context, space.expert), plan.candidate.mesh[3:], strict=True))
         return "×".join(map(str, (*plan.candidate.mesh[:3], *(sizes[name] for name in also))))
 
-    rows = []
-    for plan in found.plans:
-        each, prediction = plan.candidate, plan.prediction
-        rows.append(
-            (
-                mesh(plan),
-                _layout(plan),
-                each.schedule if each.pipe > 1 else "–",
-                f"{each.chunks}" if each.chunks > 1 else "",
-                f"{plan.microbatches}×{each.size}",
-                each.recompute or "–",
-                seconds_text(prediction.step_time),
-                count_text(prediction.rate),
-                f"{prediction.mfu:.1%}",
-                f"{prediction.timeline.bubble:.1%}",
-                bytes_text(plan.peak),
-                _why(plan, best),
-            )
-        )
-    columns = (
-        Column("mesh"),
-        Column("layout"),
-        Column("schedule"),
-        Column("chunks", right=True),
-        Column("batches", right=True),
-        Column("recompute", spare=1),
-        Column("step", right=True),
-        Column(f"{best.prediction.unit}/s", right=True, spare=3),
-        Column("MFU", right=True, spare=2),
-        Column("bubble", right=True, spare=4),
-        Column("memory", right=True),
-        Column("why slower"),
+    cells: Sequence[tuple[Column, Callable[[Plan], str]]] = (
+        (Column("mesh"), mesh),
+        (Column("layout"), lambda plan: ", ".join(["seq"] * plan.candidate.sequence + details(plan.candidate)) or "–"),
+        (Column("schedule"), lambda plan: plan.candidate.schedule if plan.candidate.pipe > 1 else "–"),
+        (Column("chunks", right=True), lambda plan: f"{plan.candidate.chunks}" if plan.candidate.chunks > 1 else ""),
+        (Column("batches", right=True), lambda plan: f"{plan.microbatches}×{plan.candidate.size}"),
+        (Column("recompute", spare=1), lambda plan: plan.candidate.recompute or "–"),
+        (Column("step", right=True), lambda plan: seconds_text(plan.prediction.step_time)),
+        (Column(f"{best.prediction.unit}/s", right=True, spare=3), lambda plan: count_text(plan.prediction.rate)),
+        (Column("MFU", right=True, spare=2), lambda plan: f"{plan.prediction.mfu:.1%}"),
+        (Column("bubble", right=True, spare=4), lambda plan: f"{plan.prediction.timeline.bubble:.1%}"),
+        (Column("memory", right=True), lambda plan: bytes_text(plan.peak)),
+        (Column("why slower"), lambda plan: _why(plan, best)),
     )
-    print_table(console, Table(columns, rows, console.width))
+    rows = [[cell(plan) for _, cell in cells] for plan in found.plans]
+    print_table(console, Table([column for column, _ in cells], rows, console.width))
     sizes = " × ".join((space.data, space.pipe, space.tensor, *also))
     sliced = "; slices: parts of each microbatch" if any(plan.candidate.slices > 1 for plan in found.plans) else ""
     print_text(
@@ -246,12 +207,6 @@ def _why(plan: Plan, best: Plan) -> str:
     return "; ".join(words)
 
 
-def _layout(plan: Plan) -> str:
-    """`seq, ZeRO-1`."""
-    each = plan.candidate
-    return ", ".join(["seq"] * each.sequence + details(each)) or "–"
-
-
 def _runner_up(second: RunnerUp) -> str:
     """What would have to be true for the second best plan to be the best."""
     words = []
@@ -271,14 +226,3 @@ def _runner_up(second: RunnerUp) -> str:
             f"{FURTHEST:.0f} times as fast or slow would make it the best"
         )
     return f"the runner-up takes {second.margin:+.1%}; it is estimated to win if {', or if '.join(words)}"
-
-
-register(
-    Command(
-        "plan",
-        SUMMARIES["plan"],
-        add_arguments,
-        run,
-        others=("search", "autotune", "tune"),
-    )
-)

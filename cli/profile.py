@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from partita.cli.argument_types import up_to
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import UsageError, command
 from partita.cli.output import deliver
 from partita.cli.training.devices import chosen, device_of_rank, gpus_here
 from partita.compiler.costs.record import read
@@ -32,12 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", default="machine.json", metavar="FILE", help="the profile")
     parser.add_argument("--ranks", type=_counts, metavar="N,…", help="numbers of concurrent ranks (default: 1, 2, 4 …)")
     parser.add_argument("--transport", choices=tuple(TRANSPORTS), help="default: nccl where there is a GPU")
-    parser.add_argument(
-        "--precision",
-        choices=("f32", "bf16", "f64"),
-        action="append",
-        help="compute dtype (default: f32, on a GPU bf16)",
-    )
+    what = "compute dtype (default: f32, on a GPU bf16)"
+    parser.add_argument("--precision", choices=("f32", "bf16", "f64"), action="append", help=what)
     parser.add_argument("--quick", action="store_true", help="fewer sizes: takes seconds, but is less accurate")
     parser.add_argument(RANK_FILE, type=Path, help=argparse.SUPPRESS)
 
@@ -52,9 +48,10 @@ def _counts(text: str) -> tuple[int, ...]:
     return counts
 
 
+@command("profile", add_arguments, "benchmark")
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write. Returns 0; 2 if there are fewer GPUs than ranks or the record cannot be written; or the status
-    of a rank that failed.
+    """Measure and write. Returns 0, or the status of a rank that failed. Raises UsageError if there are fewer GPUs than
+    ranks, or the record cannot be written.
     """
     if arguments.record is not None:
         return _measure(arguments)
@@ -62,14 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     gpus = gpus_here()
     kind = TRANSPORTS[arguments.transport] if arguments.transport else chosen(None, gpus, 1)
     if isinstance(kind, InProcess):
-        print(f"partita: --transport {kind.name} runs all ranks in one process, and measures nothing", file=sys.stderr)
-        return 2
+        raise UsageError(f"--transport {kind.name} runs all ranks in one process, and measures nothing")
     most = gpus if kind.gpu else max(2, len(usable()))
     counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(1, most))
     problem = kind.problem(gpus, counts[-1])
     if problem is not None:
-        print(f"partita: {problem.message}; use fewer --ranks, or another --transport", file=sys.stderr)
-        return 2
+        raise UsageError(f"{problem.message}; use fewer --ranks, or another --transport")
     records = []
     with TemporaryDirectory() as folder:
         for count in counts:
@@ -84,16 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
             records += json.loads(path.read_text())["records"]
     text = json.dumps({"records": records}, separators=(",", ":")) + "\n"
     read(text)
-    status = deliver(text, arguments.output)
-    if status:
-        return status
+    deliver(text, arguments.output)
     print(f'wrote {arguments.output}: `mesh m(…) {{ device = profile("{arguments.output}")  link = profile("…") }}`')
     return 0
 
 
 def _measure(arguments: argparse.Namespace) -> int:
     """Measure as one of the ranks."""
-
     import torch
 
     from partita.runtime.profiling.machine import profile
@@ -101,8 +93,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     identity = rank_from_environment()
     if identity is None:
-        print(f"partita: {RANK_FILE} is for the ranks that `partita profile` starts", file=sys.stderr)
-        return 2
+        raise UsageError(f"{RANK_FILE} is for the ranks that `partita profile` starts")
     keep_pages()
     kind, device = device_of_rank(arguments.transport, identity)
     if device.type == "cuda":
@@ -121,14 +112,3 @@ def _measure(arguments: argparse.Namespace) -> int:
     last.meet()
     last.close()
     return 0
-
-
-register(
-    Command(
-        "profile",
-        SUMMARIES["profile"],
-        add_arguments,
-        run,
-        others=("benchmark",),
-    )
-)

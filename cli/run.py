@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import UsageError, command, status_of
 from partita.cli.extras import missing
 from partita.cli.source import add_python_argument, add_source_arguments, printable
-from partita.cli.tolerant import tolerate_output_errors
+from partita.cli.streams import tolerate_output_errors
 from partita.cli.training.elastic import Minimum
 from partita.cli.training.rank import run_rank
 from partita.cli.training.standalone import run_alone
@@ -20,7 +19,6 @@ from partita.runtime.tracking.tracker import TRACKERS
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
 STALL_SECONDS = 600.0
-TRACKER_NAMES = tuple(TRACKERS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,51 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(needs="run")
     add_source_arguments(parser)
     add_python_argument(parser)
-    parser.add_argument(
-        "--run-dir", metavar="DIR", help="directory for metrics.jsonl and checkpoints (default: runs/NAME)"
-    )
-    parser.add_argument(
-        "--transport",
-        choices=tuple(TRANSPORTS),
-        help="default: nccl where there is a GPU for each rank, else gloo; virtual: all ranks in one process",
-    )
-    parser.add_argument(
-        "--restarts", type=_count, default=0, metavar="N", help="restart all ranks after a failure, up to N times"
-    )
-    parser.add_argument(
-        "--elastic",
-        type=Minimum.parsed,
-        metavar="min=N",
-        help="when ranks are gone for good, go on with the others, if there are N; and with more when they return",
-    )
-    parser.add_argument(
-        "--stall-timeout",
-        type=_seconds,
-        default=STALL_SECONDS,
-        metavar="SECONDS",
-        help=f"end a run that makes no progress for this long (default: {STALL_SECONDS:g})",
-    )
-    parser.add_argument(
-        "--grace",
-        type=_seconds,
-        metavar="SECONDS",
-        help="end this long after Ctrl-C, SIGTERM or SIGUSR1, saved or not (default: as long as saving makes progress)",
-    )
-    parser.add_argument(
-        "--changed-data",
-        action="store_true",
-        help="resume from a checkpoint even if the data files have changed",
-    )
-    parser.add_argument(
-        "--track",
-        type=_trackers,
-        default=(),
-        metavar="NAME,…",
-        help=f"hand the metrics to these as well: {', '.join(TRACKER_NAMES)}",
-    )
-    parser.add_argument(
-        "--trace", type=Path, metavar="DIR", help="record the timeline of up to 20 steps, and draw it there"
-    )
+    option = parser.add_argument
+    option("--run-dir", metavar="DIR", help="directory for metrics.jsonl and checkpoints (default: runs/NAME)")
+    what = "default: nccl where there is a GPU for each rank, else gloo; virtual: all ranks in one process"
+    option("--transport", choices=tuple(TRANSPORTS), help=what)
+    what = "restart all ranks after a failure, up to N times"
+    option("--restarts", type=_count, default=0, metavar="N", help=what)
+    what = "when ranks are gone for good, go on with the others, if there are N; and with more when they return"
+    option("--elastic", type=Minimum.parsed, metavar="min=N", help=what)
+    what = f"end a run that makes no progress for this long (default: {STALL_SECONDS:g})"
+    option("--stall-timeout", type=_seconds, default=STALL_SECONDS, metavar="SECONDS", help=what)
+    what = "end this long after Ctrl-C, SIGTERM or SIGUSR1, saved or not (default: as long as saving makes progress)"
+    option("--grace", type=_seconds, metavar="SECONDS", help=what)
+    option("--changed-data", action="store_true", help="resume from a checkpoint even if the data files have changed")
+    what = f"hand the metrics to these as well: {', '.join(TRACKERS)}"
+    option("--track", type=_trackers, default=(), metavar="NAME,…", help=what)
+    option("--trace", type=Path, metavar="DIR", help="record the timeline of up to 20 steps, and draw it there")
 
 
 def _count(text: str) -> int:
@@ -85,9 +54,9 @@ def _count(text: str) -> int:
 def _trackers(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
-        if name not in TRACKER_NAMES:
-            near = nearest(name, TRACKER_NAMES)
-            help = f"did you mean `{near}`?" if near else f"there are {', '.join(TRACKER_NAMES)}"
+        if name not in TRACKERS:
+            near = nearest(name, TRACKERS)
+            help = f"did you mean `{near}`?" if near else f"there are {', '.join(TRACKERS)}"
             raise argparse.ArgumentTypeError(f"there is no tracker `{printable(name)}`; {help}")
     return names
 
@@ -99,9 +68,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+@command("run", add_arguments, "train", "start", "launch", "torchrun")
 def run(arguments: argparse.Namespace) -> int:
     """Train. Returns 0; 1 with diagnostics; 2 for wrong usage; 3 if a rank failed; 130 after Ctrl-C, 143 after SIGTERM,
-    138 after SIGUSR1.
+    138 after SIGUSR1. Raises UsageError.
 
     A rank of the supervisor returns a status of `partita.runtime.supervision.statuses`.
     """
@@ -109,40 +79,21 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         identity = rank_from_environment()
     except ValueError as error:
-        print(f"partita: {error}", file=sys.stderr)
-        return 2
+        raise UsageError(str(error)) from error
     for name in arguments.track:
         problem = missing(name, f"--track {name}")
         if problem is not None:
-            print(f"partita: {problem}", file=sys.stderr)
-            return 2
-    asked = arguments.transport
-    alone = asked is not None and isinstance(TRANSPORTS[asked], InProcess)
-    if alone and (identity is not None or arguments.trace is not None):
-        print(
-            f"partita: --transport {asked} runs all ranks in one process; start it without a launcher"
-            if identity is not None
-            else f"partita: --trace needs ranks that run concurrently; --transport {asked} runs them one after another",
-            file=sys.stderr,
+            raise UsageError(problem)
+    transport, traced = arguments.transport, arguments.trace is not None
+    in_process = transport is not None and isinstance(TRANSPORTS[transport], InProcess)
+    if in_process and identity is not None:
+        raise UsageError(f"--transport {transport} runs all ranks in one process; start it without a launcher")
+    if in_process and traced:
+        raise UsageError(
+            f"--trace needs ranks that run concurrently; --transport {transport} runs them one after another"
         )
-        return 2
-    if arguments.elastic is not None and (alone or arguments.trace is not None):
-        other = "--trace" if arguments.trace is not None else f"--transport {asked}"
-        print(f"partita: --elastic changes the number of processes, and {other} needs one that stays", file=sys.stderr)
-        return 2
+    if arguments.elastic is not None and (in_process or traced):
+        other = "--trace" if traced else f"--transport {transport}"
+        raise UsageError(f"--elastic changes the number of processes, and {other} needs one that stays")
     with tolerate_output_errors():
-        if identity is not None:
-            return run_rank(arguments, identity)
-
-        return run_alone(arguments)
-
-
-register(
-    Command(
-        "run",
-        SUMMARIES["run"],
-        add_arguments,
-        run,
-        others=("train", "start", "launch", "torchrun"),
-    )
-)
+        return status_of(lambda: run_alone(arguments) if identity is None else run_rank(arguments, identity))

@@ -8,10 +8,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from partita.cli.argument_types import count, number
-from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.inference import add_transport_argument, use
+from partita.cli.command import command
+from partita.cli.inference import add_trained_arguments, use
 from partita.cli.source import printable
-from partita.cli.trained import add_trained_arguments, folder_of
+from partita.cli.training.places import folder_of
 from partita.dsl.check.language_model import USUAL, language_model
 from partita.dsl.limits import DIGITS
 from partita.dsl.spec import Spec
@@ -27,28 +27,18 @@ LENGTH = 200
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None may be a prefix of one of torchrun's, which would consume it."""
     add_trained_arguments(parser)
-    add_transport_argument(parser)
-    parser.add_argument("--prompt", default="\n", metavar="TEXT", help="the text to go on from (default: a line break)")
-    parser.add_argument(
-        "--length", type=count, default=LENGTH, metavar="N", help=f"tokens to write (default: {LENGTH})"
-    )
-    parser.add_argument(
-        "--temperature", type=number, default=1.0, metavar="T", help="0: always the most likely token (default: 1)"
-    )
-    parser.add_argument("--top-k", type=count, metavar="K", help="draw from the K most likely tokens only")
-    parser.add_argument(
-        "--top-p", type=_share, default=1.0, metavar="P", help="draw from the most likely tokens with probability P"
-    )
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="another text for another seed (default: 0)")
-    parser.add_argument(
-        "--tokenizer",
-        type=place_of,
-        metavar="FILE",
-        help="a tokenizer.json, or its address (default: what the file's data says)",
-    )
-    parser.add_argument(
-        "--output", default=USUAL, metavar="NAME", help=f"the output with the logits (default: {USUAL})"
-    )
+    option = parser.add_argument
+    option("--prompt", default="\n", metavar="TEXT", help="the text to go on from (default: a line break)")
+    option("--length", type=count, default=LENGTH, metavar="N", help=f"tokens to write (default: {LENGTH})")
+    what = "0: always the most likely token (default: 1)"
+    option("--temperature", type=number, default=1.0, metavar="T", help=what)
+    option("--top-k", type=count, metavar="K", help="draw from the K most likely tokens only")
+    what = "draw from the most likely tokens with probability P"
+    option("--top-p", type=_share, default=1.0, metavar="P", help=what)
+    option("--seed", type=_seed, default=0, metavar="N", help="another text for another seed (default: 0)")
+    what = "a tokenizer.json, or its address (default: what the file's data says)"
+    option("--tokenizer", type=place_of, metavar="FILE", help=what)
+    option("--output", default=USUAL, metavar="NAME", help=f"the output with the logits (default: {USUAL})")
 
 
 def _share(text: str) -> float:
@@ -64,12 +54,13 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+@command("sample", add_arguments, "generate", "complete", "write")
 def run(arguments: argparse.Namespace) -> int:
-    """Write text to stdout, as it is chosen. Returns 0; 1 with diagnostics; 2 for wrong usage; 3 if a rank failed."""
+    """Write text to stdout, as it is chosen. Returns 0, or 3 if a rank failed. Raises UsageError and Refused."""
     return use(arguments, _write)
 
 
-def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> int:
+def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> None:
     from partita.runtime.inference.choice import Choice
     from partita.runtime.inference.encoding import encoding_of
     from partita.runtime.inference.sampling import writer_of
@@ -96,15 +87,3 @@ def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: R
             sys.stdout.flush()
     if first:
         print()
-    return 0
-
-
-register(
-    Command(
-        "sample",
-        SUMMARIES["sample"],
-        add_arguments,
-        run,
-        others=("generate", "complete", "write"),
-    )
-)

@@ -5,23 +5,20 @@ or of a schedule without one (`partita.cli.standalone_schedule`).
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.cli import standalone_schedule
-from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.compiled import compile_or_report
+from partita.cli.command import command
 from partita.cli.number_format import microbatches_text, plain_text, queues_text, seconds_text
-from partita.cli.output import deliver, text_of
-from partita.cli.pictures import Picture, save, unable
-from partita.cli.source import add_source_arguments, report
+from partita.cli.output import add_output, deliver, json_text, text_of
+from partita.cli.pictures import Picture, check_drawable, save
+from partita.cli.source import add_source_arguments, load_file
 from partita.compiler.analysis.time import predict
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.schedules.forms import WRITERS
 from partita.compiler.schedules.hardware_queues import queues
-from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,45 +30,22 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="bubble, makespan, peak_live and actions as JSON")
-    parser.add_argument(
-        "-o", "--output", metavar="OUT", help="to a file: .svg, .png, .json for a Chrome trace, .sched, or torch's .csv"
-    )
+    what = "to a file: .svg, .png, .json for a Chrome trace, .sched, or torch's .csv"
+    add_output(parser, "bubble, makespan, peak_live and actions", what)
     standalone_schedule.add_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Compile, simulate and print. Returns 0; 1 with diagnostics; 2 for incompatible options or if OUT cannot be
-    written.
-    """
-    if not _drawable(arguments):
-        return 2
-    problem = standalone_schedule.asked(arguments)
-    if problem:
-        print(f"partita: {problem}", file=sys.stderr)
-        return 2
-    if problem is not None:
-        try:
-            return present(arguments, *standalone_schedule.made(arguments), number=plain_text)
-        except Refused as refused:
-            report(refused.diagnostics)
-            return 1
-    state = compile_or_report(arguments)
-    if state is None:
-        return 1
-
+@command("schedule", add_arguments)
+def run(arguments: argparse.Namespace) -> None:
+    """Compile, simulate and print. Raises UsageError for incompatible options, or if OUT cannot be written."""
+    if arguments.output is not None and not arguments.json and Path(arguments.output).suffix not in WRITERS:
+        check_drawable(Path(arguments.output))
+    if standalone_schedule.requested(arguments):
+        return present(arguments, *standalone_schedule.made(arguments), number=plain_text)
+    state = compile_spec(load_file(arguments))
     found = predict(state, exposed=False)
     needed = queues([rank.instructions for rank in state.plan.ranks])
-    return present(arguments, state.schedule, found.timeline, needed, step=found.step_time)
-
-
-def _drawable(arguments: argparse.Namespace) -> bool:
-    """Whether a picture can be written to the requested file, by its name; reports why not."""
-    drawn = arguments.output is not None and not arguments.json and Path(arguments.output).suffix not in WRITERS
-    problem = unable(Path(arguments.output)) if drawn else None
-    if problem is not None:
-        print(f"partita: {problem}", file=sys.stderr)
-    return problem is None
+    present(arguments, state.schedule, found.timeline, needed, step=found.step_time)
 
 
 def present(
@@ -81,8 +55,8 @@ def present(
     needed: int,
     number: Callable[[float], str] = seconds_text,
     step: float | None = None,
-) -> int:
-    """Print a timeline, or write it to a file, in the requested form. Returns 0, or 2 if it cannot be written.
+) -> None:
+    """Print a timeline, or write it to a file, in the requested form. Raises UsageError if it cannot be written.
 
     `needed` are the queues of a GPU that the schedule needs; `number` formats times; `step` is the time of a program's
     full step, including reductions and the update.
@@ -91,19 +65,14 @@ def present(
         from partita.cli.pictures.terminal import as_json
 
         whole = {"queues": needed} if step is None else {"queues": needed, "step_time": step}
-        return deliver(json.dumps(as_json(schedule, timeline) | whole, indent=2) + "\n", arguments.output)
-    if arguments.output is not None and Path(arguments.output).suffix in WRITERS:
-        try:
-            return deliver(WRITERS[Path(arguments.output).suffix](schedule), arguments.output)
-        except Refused as refused:
-            report(refused.diagnostics)
-            return 1
-    if arguments.output is not None:
+        deliver(json_text(as_json(schedule, timeline) | whole), arguments.output)
+    elif arguments.output is None:
+        deliver(text_of(lambda console: show(schedule, timeline, needed, console, number, step)))
+    elif (write := WRITERS.get(Path(arguments.output).suffix)) is not None:
+        deliver(write(schedule), arguments.output)
+    else:
         title = headline(schedule, timeline, number, step)
-        return (
-            0 if save([Picture(title, timeline, schedule, timed=number is seconds_text)], Path(arguments.output)) else 2
-        )
-    return deliver(text_of(lambda console: show(schedule, timeline, needed, console, number, step), None), None)
+        save([Picture(title, timeline, schedule, timed=number is seconds_text)], Path(arguments.output))
 
 
 def headline(
@@ -149,13 +118,3 @@ def show(
     console.print(rank_table(schedule, timeline, number))
     if schedule.ranks > 1:
         console.print(f"on GPUs {queues_text(needed)}")
-
-
-register(
-    Command(
-        "schedule",
-        SUMMARIES["schedule"],
-        add_arguments,
-        run,
-    )
-)

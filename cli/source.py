@@ -5,43 +5,46 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from partita.cli.colors import colored, is_colored
-from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
+from partita.dsl.syntax.reader import Reader
 
 
 def add_source_arguments(parser: argparse.ArgumentParser, optional: str | None = None) -> None:
     """FILE, which is `optional` if that says what it is; overrides; and the directory that imports may not leave."""
-    if optional is None:
-        parser.add_argument("file", metavar="FILE", help="a .par file")
-    else:
-        parser.add_argument("file", metavar="FILE", nargs="?", help=optional)
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="batch=128 cluster.pipe=4 train.steps=10 layout=zero3 schedule=gpipe",
-    )
+    nargs = None if optional is None else "?"
+    parser.add_argument("file", metavar="FILE", nargs=nargs, help=optional or "a .par file")
+    examples = "batch=128 cluster.pipe=4 train.steps=10 layout=zero3 schedule=gpipe"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=examples)
     parser.add_argument("--root", metavar="DIR", help="imports must stay within it (default: FILE's directory)")
 
 
 def add_python_argument(parser: argparse.ArgumentParser) -> None:
     """Whether Python files that FILE names may be run."""
-    parser.add_argument(
-        "--allow-python", action="store_true", help="run the Python code that FILE names for its own operations"
-    )
+    what = "run the Python code that FILE names for its own operations"
+    parser.add_argument("--allow-python", action="store_true", help=what)
 
 
-def load_or_report(arguments: argparse.Namespace, fitting: bool = True) -> Spec | None:
-    """The checked file, with diagnostics on stderr; None if there are errors (see `load`)."""
-    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, fitting=fitting)
+def load_file(arguments: argparse.Namespace, reader: Reader | None = None, fitting: bool = True) -> Spec:
+    """The checked file, with warnings on stderr (see `load`). Raises Refused."""
+    spec, diagnostics = load_quietly(arguments, reader, fitting)
     report(diagnostics)
     return spec
+
+
+def load_quietly(
+    arguments: argparse.Namespace, reader: Reader | None = None, fitting: bool = True
+) -> tuple[Spec, Sequence[Diagnostic]]:
+    """The checked file, and warnings. Raises Refused."""
+    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader, fitting=fitting)
+    if spec is None:
+        raise Refused(diagnostics)
+    return spec, diagnostics
 
 
 def report(diagnostics: Iterable[Diagnostic]) -> None:
@@ -61,14 +64,15 @@ def say(diagnostic: Diagnostic) -> None:
     report([diagnostic])
 
 
-def summary(name: str, diagnostics: Iterable[Diagnostic]) -> str:
-    """`gpt.par: 2 errors, 1 warning`, or `gpt.par: ok`."""
+def counts_text(diagnostics: Iterable[Diagnostic]) -> str:
+    """`2 errors, 1 warning`; empty if there are none."""
     found = [diagnostic.severity for diagnostic in diagnostics]
     counts = [(found.count(severity), severity) for severity in ("error", "warning")]
-    parts = [f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count]
-    return f"{printable(name)}: {', '.join(parts) or 'ok'}"
+    return ", ".join(f"{count} {severity}{'s' * (count > 1)}" for count, severity in counts if count)
 
 
 def printable(text: str) -> str:
-    """The text without the control characters with which a file could manipulate the terminal."""
+    """The text without control characters, with which a file could manipulate the terminal, bidirectional ones, which
+    make it seem to be another, and lone surrogates.
+    """
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", "\ufffd", text)

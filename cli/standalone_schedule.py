@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from partita.cli.argument_types import count, number, numbers
+from partita.cli.command import UsageError
 from partita.cli.stage_times import StageTimes, stage_times
 from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.conditions import Conditions, Memory
@@ -53,44 +54,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stages", "--ranks", type=count, metavar="P", help="number of pipeline ranks")
     group.add_argument("--microbatches", type=count, metavar="M", help="number of microbatches")
     group.add_argument("--chunks", type=count, metavar="V", help="stages per rank, if the schedule takes it")
-    group.add_argument(
-        "--times",
-        type=stage_times,
-        default=TIMES,
-        metavar="F=1,B=1,W=1,comm=0",
-        help="times of one microbatch on one rank, and of a transfer; FB=: of an overlapped forward and full backward; "
+    what = (
+        "times of one microbatch on one rank, and of a transfer; FB=: of an overlapped forward and full backward; "
         "S= and T=: of the passes over its part of a shared vocabulary; "
         "copy=: of a copy of what it keeps to the host's memory, and of one back; "
-        "or a JSON file with them, where a list has one for each stage",
+        "or a JSON file with them, where a list has one for each stage"
     )
+    group.add_argument("--times", type=stage_times, default=TIMES, metavar="F=1,B=1,W=1,comm=0", help=what)
     group.add_argument("--memory-limit", type=number, metavar="X", help="memory for microbatches on each rank")
-    group.add_argument(
-        "--memory",
-        type=_memory,
-        default=MEMORY,
-        metavar="F=1,W=1",
-        help="memory of one microbatch on a rank from F to B, and from B to W",
-    )
+    what = "memory of one microbatch on a rank from F to B, and from B to W"
+    group.add_argument("--memory", type=_memory, default=MEMORY, metavar="F=1,W=1", help=what)
 
 
-def asked(arguments: argparse.Namespace) -> str | None:
-    """What is wrong with a request for a schedule without a program; "" if nothing is, None if it is for a program."""
+def requested(arguments: argparse.Namespace) -> bool:
+    """Whether a schedule without a program is requested. Raises UsageError if the request is wrong."""
     sizes = {"--stages": arguments.stages, "--microbatches": arguments.microbatches}
     others = {"--chunks": arguments.chunks, "--memory-limit": arguments.memory_limit}
     others |= {"--times": arguments.times is not TIMES, "--memory": arguments.memory is not MEMORY}
     options = [name for name, value in {**sizes, **others}.items() if value]
     generator, is_call = SCHEDULES.get(_name(arguments)), "(" in arguments.file
     if Path(arguments.file).exists():
-        if not options:
-            return None
-        return f"{arguments.file} is a file: {', '.join(options)} are for a schedule without one, by its name"
+        if options:
+            raise UsageError(
+                f"{arguments.file} is a file: {', '.join(options)} are for a schedule without one, by its name"
+            )
+        return False
     if generator is None:  # the schedule that is meant is said where it is loaded
-        return "" if options or is_call or nearest(_name(arguments), SCHEDULES) is not None else None
+        return bool(options) or is_call or nearest(_name(arguments), SCHEDULES) is not None
     # A schedule that is written in a file states its own size.
     written = generator.written is not None and is_call
     said = _arguments(arguments)
     missing = [] if written else [name for name, size in sizes.items() if size is None and name[2:] not in said]
-    return f"a schedule without a program needs {' and '.join(missing)}" if missing else ""
+    if missing:
+        raise UsageError(f"a schedule without a program needs {' and '.join(missing)}")
+    return True
 
 
 def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline, int]:
@@ -132,7 +129,7 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline, int]:
     overlap = arguments.times.FB is not None
     if arguments.times.copy is not None:
         check_schedule(schedule)
-        copies = _copies(arguments.times.copies(ranks, chunks), slices)
+        copies = {stage: time / slices for stage, time in arguments.times.copies(ranks, chunks).items()}
         schedule = with_copies(schedule, copies, simulate(communicate(schedule, messages, overlap=overlap), costs))
     check_schedule(schedule)
     programs = communicate(schedule, messages, overlap=overlap)
@@ -185,11 +182,6 @@ def _shared(costs: Costs, slices: int) -> Costs:
         transfer=lambda message: costs.transfer(message) / slices,
         copy=lambda stage: costs.copy(stage) / slices,
     )
-
-
-def _copies(copies: Mapping[int, float], slices: int) -> dict[int, float]:
-    """The times of a slice's copies, of those of a microbatch."""
-    return {stage: seconds / slices for stage, seconds in copies.items()}
 
 
 def _hold(schedule: Schedule, memory: Memory) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from attrs import frozen
-from rich.console import Console
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 GAP = "  "
 # The minimum width at which the last column is wrapped.
@@ -69,14 +71,18 @@ class Table:
 
 def print_text(console: Console, text: str, title: str = "") -> None:
     """Print a wrapped paragraph that starts with a title in bold."""
+    from rich.text import Text
+
     lines = Text("\n".join(wrap(title + text, console.width)))
     lines.stylize("bold", 0, len(title))
     console.print(lines, soft_wrap=True)
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print the headings and all rows; nothing if there are none."""
-    if table.rows:
+    """Print the headings, if there are any, and all rows; nothing if there are none."""
+    from rich.text import Text
+
+    if table.rows and table.heading:
         console.print(Text(table.heading, "bold"), soft_wrap=True)
     for line in table.lines():
         console.print(Text(line), soft_wrap=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
-from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.command import command
 from partita.cli.number_format import bytes_text, microbatches_text, queues_text
-from partita.cli.output import add_output_argument, deliver, text_of
-from partita.cli.source import add_python_argument, add_source_arguments, load_or_report, printable, report
-from partita.dsl.diagnostic import Refused
+from partita.cli.output import add_output, deliver_either
+from partita.cli.source import add_python_argument, add_source_arguments, load_file, printable, report
+from partita.cli.table import Column, Table, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,37 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(needs="run")
     add_source_arguments(parser)
     add_python_argument(parser)
-    parser.add_argument(
-        "--gpu", action="store_true", help="also run a rank of each stage on a GPU that is not there: on shapes alone"
-    )
-    parser.add_argument("--json", action="store_true", help="the results as JSON")
-    add_output_argument(parser)
+    what = "also run a rank of each stage on a GPU that is not there: on shapes alone"
+    parser.add_argument("--gpu", action="store_true", help=what)
+    add_output(parser, "the results")
 
 
+@command("verify", add_arguments, "prove")
 def run(arguments: argparse.Namespace) -> int:
     """Verify and print. Returns 0 if verified; 1 if wrong, with diagnostics; 4 if not decided."""
-    spec = load_or_report(arguments)
-    if spec is None:
-        return 1
+    spec = load_file(arguments)
     from partita.runtime.verification.verify import verify
 
-    try:
-        found = verify(spec, arguments.allow_python, arguments.gpu)
-    except Refused as refused:
-        report(refused.diagnostics)
-        return 1
+    found = verify(spec, arguments.allow_python, arguments.gpu)
     report((*found.warnings, *found.diagnostics, *([found.reason] if found.reason else [])))
-    if arguments.json:
-        text = json.dumps(found.as_json(), indent=2) + "\n"
-    else:
-        text = text_of(lambda console: show(arguments.file, found, console), arguments.output)
-    return deliver(text, arguments.output) or STATUS[found.outcome]
+    deliver_either(arguments, found.as_json(), lambda console: show(arguments.file, found, console))
+    return STATUS[found.outcome]
 
 
 def show(file: str, found: Verification, console: Console) -> None:
     """Print a row for each check, then the verdict."""
-    from partita.cli.table import Column, Table
-
     validated = all(each.passed for each in found.validations)
     nodes, reshardings = (sum(getattr(each, what) for each in found.validations) for what in ("nodes", "reshardings"))
     most, execution = max(found.peak_memory), found.execution
@@ -94,9 +81,7 @@ def show(file: str, found: Verification, console: Console) -> None:
         failed = [each.text for each in found.claims if not each.holds]
         shown = ", ".join(failed) if failed else f"{len(found.claims)} of `expect`"
         rows.append(("claims", "fail" if failed else "hold", shown))
-    table = Table([Column(""), Column(""), Column("")], rows, console.width)
-    for line in table.lines():
-        console.print(line, soft_wrap=True, markup=False)
+    print_table(console, Table([Column("")] * 3, rows, console.width))
     color = {"verified": "green", "wrong": "red"}.get(found.outcome, "yellow")
     console.print(f"{printable(file)}: [{color}]{found.outcome}[/] in {found.seconds:.1f} s", soft_wrap=True)
 
@@ -151,14 +136,3 @@ def _derivatives(found: Derivatives) -> tuple[str, str]:
         "wrong" if found.diagnostics else "agree",
         f"{gradients}, with differences of the loss, error {found.error:.1e}",
     )
-
-
-register(
-    Command(
-        "verify",
-        SUMMARIES["verify"],
-        add_arguments,
-        run,
-        others=("prove",),
-    )
-)

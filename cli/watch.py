@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
+from contextlib import suppress
 
-from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.page.opened import add_run_argument, opened
+from partita.cli.command import UsageError, command
+from partita.cli.page.run import add_run_argument, opened
 from partita.cli.page.server import Server
 from partita.cli.source import printable
 
@@ -25,32 +25,16 @@ def _port(text: str) -> int:
     return port
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C. Returns 0, or 2 if there is no such run, or the port is taken."""
+@command("watch", add_arguments, "serve", "monitor", "tail")
+def run(arguments: argparse.Namespace) -> None:
+    """Serve until Ctrl-C. Raises UsageError if there is no such run, or the port is taken."""
     found = opened(arguments.run_dir)
-    if found is None:
-        return 2
     try:
         server = Server(found, arguments.port)
     except OSError as error:
-        print(f"partita: cannot listen on port {arguments.port}: {error.strerror}", file=sys.stderr)
-        return 2
+        raise UsageError(f"cannot listen on port {arguments.port}: {error.strerror}") from error
     with server:
         print(f"watching {printable(found.name)} at {server.address}\nCtrl-C ends it", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+        with suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.1)
-        except KeyboardInterrupt:
-            return 0
-    return 0
-
-
-register(
-    Command(
-        "watch",
-        SUMMARIES["watch"],
-        add_arguments,
-        run,
-        others=("serve", "monitor", "tail"),
-    )
-)

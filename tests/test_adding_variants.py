@@ -138,7 +138,7 @@ COMMAND = '''
 """`partita lines FILE`: how many lines a file has."""
 from pathlib import Path
 
-from partita.cli.command import Command, register
+from partita.cli.command import command
 
 
 def add_arguments(parser):
@@ -146,13 +146,10 @@ def add_arguments(parser):
     parser.add_argument("--blank", action="store_true", help="those without anything too")
 
 
+@command("lines", add_arguments, "wc", summary="count a file's lines")
 def run(arguments):
     lines = arguments.file.read_text().splitlines()
     print(len(lines if arguments.blank else list(filter(str.strip, lines))))
-    return 0
-
-
-register(Command("lines", "count a file's lines", add_arguments, run, others=("wc",)))
 '''
 
 FILE = """\
@@ -375,7 +372,7 @@ ELSE = {
     "completion": {"cli/extras.py": "an extra of the package", "cli/main.py": "an extra of the package"},
     "schedule": {
         "cli/checkpoint.py": "what a checkpoint says",
-        "cli/completing.py": "an entry of `train`",
+        "cli/completion.py": "an entry of `train`",
         "cli/compile.py": "a form of the program",
         "cli/plan.py": "what a plan says",
     },
@@ -388,7 +385,7 @@ ELSE = {
         "cli/profile.py": "an extra of the package",
         "cli/training/standalone.py": "a part of the command itself, which starts itself for each rank",
         "cli/page/run.py": "an extra of the package",
-        "cli/trained.py": "an extra of the package",
+        "cli/inference.py": "an extra of the package",
         "cli/verify.py": "an extra of the package",
     },
     "checkpoint": {"cli/evaluate.py": "a key of JSON"},

@@ -18,30 +18,21 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.syntax.format import format_text
 from partita.dsl.syntax.source import Source
 
+# What the protocol calls kinds of names, in completions and in outlines.
 KINDS = {
-    "keyword": lsp.CompletionItemKind.Keyword,
-    "function": lsp.CompletionItemKind.Function,
-    "block": lsp.CompletionItemKind.Class,
-    "op": lsp.CompletionItemKind.Function,
-    "model": lsp.CompletionItemKind.Class,
-    "axis": lsp.CompletionItemKind.EnumMember,
-    "mesh axis": lsp.CompletionItemKind.EnumMember,
-    "const": lsp.CompletionItemKind.Constant,
-    "tensor": lsp.CompletionItemKind.Variable,
-    "parameter": lsp.CompletionItemKind.Field,
-    "buffer": lsp.CompletionItemKind.Field,
-}
-SYMBOLS = {
-    "block": lsp.SymbolKind.Class,
-    "model": lsp.SymbolKind.Class,
-    "op": lsp.SymbolKind.Function,
-    "axis": lsp.SymbolKind.EnumMember,
-    "mesh axis": lsp.SymbolKind.EnumMember,
-    "const": lsp.SymbolKind.Constant,
-    "parameter": lsp.SymbolKind.Field,
-    "buffer": lsp.SymbolKind.Field,
-    "metric": lsp.SymbolKind.Variable,
-    "output": lsp.SymbolKind.Variable,
+    "keyword": "Keyword",
+    "function": "Function",
+    "block": "Class",
+    "op": "Function",
+    "model": "Class",
+    "axis": "EnumMember",
+    "mesh axis": "EnumMember",
+    "const": "Constant",
+    "tensor": "Variable",
+    "parameter": "Field",
+    "buffer": "Field",
+    "metric": "Variable",
+    "output": "Variable",
 }
 # Clients that can tell the server of files that others change.
 WATCHED = lsp.DidChangeWatchedFilesRegistrationOptions([lsp.FileSystemWatcher("**/*.par")])
@@ -69,11 +60,8 @@ def _documents(found: Server) -> None:
             found.client_register_capability(lsp.RegistrationParams([watching]))
 
     @found.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
-    def opened(given: lsp.DidOpenTextDocumentParams) -> None:
-        found.changed(given.text_document.uri)
-
     @found.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
-    def changed(given: lsp.DidChangeTextDocumentParams) -> None:
+    def changed(given: lsp.DidOpenTextDocumentParams | lsp.DidChangeTextDocumentParams) -> None:
         found.changed(given.text_document.uri)
 
     @found.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
@@ -99,7 +87,7 @@ def _names(found: Server) -> None:
     def completion(given: lsp.CompletionParams) -> list[lsp.CompletionItem]:
         suggestions = found.document(given.text_document.uri).suggestions(given.position.line + 1)
         return [
-            lsp.CompletionItem(each.word, kind=KINDS.get(each.kind, lsp.CompletionItemKind.Module), detail=each.kind)
+            lsp.CompletionItem(each.word, kind=lsp.CompletionItemKind[KINDS.get(each.kind, "Module")], detail=each.kind)
             for each in suggestions
         ]
 
@@ -196,7 +184,7 @@ def _shapes(found: Server) -> None:
 
 
 def _symbol(each: Symbol) -> lsp.DocumentSymbol:
-    kind = SYMBOLS.get(each.kind, lsp.SymbolKind.Namespace)
+    kind = lsp.SymbolKind[KINDS.get(each.kind, "Namespace")]
     inside = [_symbol(inner) for inner in each.inside]
     return lsp.DocumentSymbol(
         each.name.text, kind, range_of(each.span), range_of(each.name.span), each.kind, children=inside

@@ -6,9 +6,9 @@ refused, and why.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
+from os.path import basename
 
 from attrs import define, frozen
 
@@ -126,7 +126,7 @@ def _meant(world: World, line: int, column: int) -> Occurrence:
     if not found:
         raise ValueError("there is no name here that a file declares")
     if len({each.declared.span.start for each in found}) > 1:
-        places = ", ".join(sorted(f"{each.kind} at {_shown(each.declared.span.place)}" for each in found))
+        places = ", ".join(sorted(f"{each.kind} at {basename(each.declared.span.place)}" for each in found))
         raise ValueError(f"`{found[0].name.text}` means several things here: {places}")
     return found[0]
 
@@ -153,13 +153,13 @@ def _clear(world: World, name: Everywhere) -> None:
     """Refuse what cannot be renamed, whatever the other name."""
     for each in world.files:
         if not each.whole:
-            raise ValueError(f"`{os.path.basename(each.path)}` has syntax errors, so that names in it are not known")
+            raise ValueError(f"`{basename(each.path)}` has syntax errors, so that names in it are not known")
     for place, declared in world.declared.items():
         if place in name.places and not declared <= name.declared:
             path, start = place
             file = next(each.file for each in world.files if each.path == path)
             line, column = file.span.source.position(start)
-            where = f"{os.path.basename(path)}:{line}:{column}"
+            where = f"{basename(path)}:{line}:{column}"
             raise ValueError(f"at {where}, `{name.name}` means something else too: write more of the full name there")
     declarations = [each for file in world.files for each in file.file.declarations]
     inputs = {
@@ -184,26 +184,20 @@ def _same(workspace: Workspace, after: Workspace, world: World, name: Everywhere
     said, then = workspace.diagnostics(world), after.diagnostics(other)
     if _shape(world) == _shape(other) and _codes(said) == _codes(then):
         return
-    taken = [
-        each
-        for each in world.names.occurrences
-        if each.name.text == to and each.name is each.declared and _rivals(each.kind, name.kind)
-    ]
-    if taken:
-        raise ValueError(f"`{to}` is taken: {_article(taken[0].kind)} at {_shown(taken[0].name.span.place)}")
+    rivals = {name.kind}.union(*(group for group in (BOUND, IN_EXPRESSIONS) if name.kind in group))  # share names
+    declared = [each for each in world.names.occurrences if each.name.text == to and each.name is each.declared]
+    taken = next((each for each in declared if each.kind in rivals), None)
+    if taken is not None:
+        article = "an" if taken.kind[0] in "aeio" else "a"
+        raise ValueError(f"`{to}` is taken: {article} {taken.kind} at {basename(taken.name.span.place)}")
     new = [each for each in then if _codes([each])[0] not in _codes(said)]
     if new:
-        place = f" at {_shown(new[0].span.place)}" if new[0].span is not None else ""
+        place = f" at {basename(new[0].span.place)}" if new[0].span is not None else ""
         raise ValueError(f"`check` would then say {new[0].code}{place}: {new[0].message}")
     if _codes(said) != _codes(then):
         gone = [each.code for each in said if _codes([each])[0] not in _codes(then)]
         raise ValueError(f"`check` would then no longer say {listed(gone)}")
     raise ValueError(f"`{to}` would mean something else")
-
-
-def _rivals(kind: str, other: str) -> bool:
-    """Whether kinds share names."""
-    return kind == other or any(kind in group and other in group for group in (BOUND, IN_EXPRESSIONS))
 
 
 def _shape(world: World) -> tuple[list[tuple[str, int]], list[str]]:
@@ -220,11 +214,3 @@ def _codes(diagnostics: Iterable[Diagnostic]) -> list[tuple[str, str, int]]:
     """What is said of which lines: names are never longer than those."""
     spans = [(each.code, each.span) for each in diagnostics]
     return [(code, span.source.name, span.line) if span is not None else (code, "", 0) for code, span in spans]
-
-
-def _article(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeio' else 'a'} {kind}"
-
-
-def _shown(place: str) -> str:
-    return os.path.basename(place)

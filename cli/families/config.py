@@ -85,6 +85,11 @@ class Config:
         if value not in allowed:
             self.problem(key, value, f"and the file has {json.dumps(allowed[0])}")
 
+    def fixed(self, **settings: Any) -> None:
+        """Require settings to be what the file says; where it says several, those are a tuple."""
+        for key, value in settings.items():
+            self.only(key, *(value if isinstance(value, tuple) else (value,)))
+
     def problem(self, key: str, value: object, why: str) -> None:
         """The file cannot say a setting."""
         found = f"`{self.name}{key}` is {shown(json.dumps(value))[:60]}, {why}"
@@ -112,12 +117,8 @@ class File:
 
     text: str
 
-    def entry(self, name: str, value: object) -> None:
-        """Give an axis or a constant another value."""
-        self.entries(**{name: value})
-
     def entries(self, **values: object) -> None:
-        """Give several axes and constants other values."""
+        """Give axes and constants other values."""
         known = self._entries()
         # From the end, so that places before it stay where they are.
         for name in sorted(values, key=lambda name: -known[name].span.start):

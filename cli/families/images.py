@@ -21,10 +21,7 @@ def vit(config: Config, file: File) -> None:
         eps=config.number("layer_norm_eps", 1e-12),
     )
     images(config, file)
-    config.only("hidden_act", "gelu")
-    config.only("qkv_bias", True)
-    config.only("hidden_dropout_prob", 0.0, 0)
-    config.only("attention_probs_dropout_prob", 0.0, 0)
+    config.fixed(hidden_act="gelu", qkv_bias=True, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def clip(config: Config, file: File) -> None:
@@ -55,9 +52,7 @@ def clip(config: Config, file: File) -> None:
     )
     vision.only("layer_norm_eps", text.get("layer_norm_eps", 1e-5), default=1e-5)
     for part in (text, vision):
-        part.only("hidden_act", "quick_gelu")
-        part.only("attention_dropout", 0.0, 0)
-        part.only("dropout", 0.0, 0)
+        part.fixed(hidden_act="quick_gelu", attention_dropout=0.0, dropout=0.0)
         part.get("projection_dim")  # of models of one tower
         part.settle()
     end = text.get("eos_token_id", 2)
@@ -91,10 +86,8 @@ def resnet(config: Config, file: File) -> None:
         **{f"more{i}": max(depth - 1, 1) for i, depth in enumerate(depths, 1)},
     )
     images(config, file)
-    config.only("layer_type", "bottleneck")
-    config.only("hidden_act", "relu")
-    config.only("downsample_in_first_stage", False)
-    config.only("downsample_in_bottleneck", False)
+    config.fixed(layer_type="bottleneck", hidden_act="relu", downsample_in_first_stage=False)
+    config.fixed(downsample_in_bottleneck=False)
     for key in ("out_features", "out_indices", "stage_names"):
         config.get(key)  # of models that give features
     # The block that it imports, in the file itself.

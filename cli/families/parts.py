@@ -13,7 +13,7 @@ LONGEST = 1024  # positions of a sequence in training, unless the model has fewe
 
 def vocabulary(file: File, vocab: int) -> None:
     """The size of the vocabulary; texts of bytes need one that is large enough."""
-    file.entry("vocab", vocab)
+    file.entries(vocab=vocab)
     if vocab < BYTES:
         file.replace(STDLIB, "  data = random()")
 
@@ -48,8 +48,7 @@ def decoder(config: Config, file: File, eps: float, kv: int | None = None, key: 
         seq=min(config.count("max_position_embeddings", 2048), LONGEST),
         eps=config.number("rms_norm_eps", eps),
     )
-    config.only("attention_bias", False)
-    config.only("attention_dropout", 0.0, 0)
+    config.fixed(attention_bias=False, attention_dropout=0.0)
     vocabulary(file, config.count("vocab_size", 32000))
     return config.count("num_hidden_layers", 32)
 
@@ -60,9 +59,9 @@ def rope(config: Config, file: File, base: float) -> Mapping[str, Any]:
     settings = {**new, **old} if isinstance(new, dict) and isinstance(old, dict) else {}
     own = Config(settings, "rope_parameters.", config.problems)
     given = config.number("rope_theta", base)
-    file.entry("base", own.number("rope_theta", float(given)) if "rope_theta" in settings else given)
-    own.only("partial_rotary_factor", 1.0, 1)
-    config.only("partial_rotary_factor", 1.0, 1)
+    file.entries(base=own.number("rope_theta", float(given)) if "rope_theta" in settings else given)
+    own.fixed(partial_rotary_factor=1.0)
+    config.fixed(partial_rotary_factor=1.0)
     kind = settings.get("rope_type", settings.get("type", "default"))
     return {} if kind == "default" else {**settings, "rope_type": kind}
 
@@ -102,4 +101,4 @@ def dropout(config: Config, file: File, *keys: str) -> None:
     rates = {key: config.get(key, 0.1) for key in keys}
     if len({*rates.values()}) > 1:
         config.problem(keys[-1], rates[keys[-1]], f"and `{keys[0]}` {rates[keys[0]]}: the file has one rate for both")
-    file.entry("drop", config.number(keys[0], 0.1))
+    file.entries(drop=config.number(keys[0], 0.1))

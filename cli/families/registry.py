@@ -13,10 +13,8 @@ from typing import Any
 from attrs import frozen
 
 from partita.cli.families.config import Config, File, published, refuse_problems
-from partita.cli.families.decoders import gemma2, gpt2, llama, mixtral, qwen3_moe
-from partita.cli.families.deepseek import deepseek_v3
+from partita.cli.families.decoders import deepseek_v3, gemma2, gpt2, llama, mamba2, mixtral, qwen3_moe
 from partita.cli.families.images import clip, resnet, vit
-from partita.cli.families.mamba2 import mamba2
 from partita.cli.families.text import bert, t5
 from partita.dsl.advice.report import listed
 from partita.dsl.diagnostic import refuse, shown
@@ -50,7 +48,7 @@ def from_config(path: Path, ignored: tuple[str, ...] = ()) -> tuple[str, str]:
     classes = config.get("architectures", [])
     if classes and not {*classes} & {*family.classes}:
         config.problem("architectures", classes, f"and the file is {family.classes[0]}")
-    config.only("quantization_config", None)
+    config.fixed(quantization_config=None)
     family.say(config, file)
     config.settle()
     if config.problems:

@@ -26,18 +26,15 @@ def bert(config: Config, file: File) -> None:
         config.problem("type_vocab_size", config.get("type_vocab_size"), "and the file has two sentences")
     vocabulary(file, vocab)
     dropout(config, file, "hidden_dropout_prob", "attention_probs_dropout_prob")
-    config.only("hidden_act", "gelu")
-    config.only("position_embedding_type", "absolute")
-    config.only("is_decoder", False)
-    config.only("add_cross_attention", False)
-    config.only("tie_word_embeddings", True)
+    config.fixed(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False)
+    config.fixed(add_cross_attention=False, tie_word_embeddings=True)
     config.get("gradient_checkpointing")
 
 
 def t5(config: Config, file: File) -> None:
     """T5, without gates."""
     layers = config.count("num_layers", 6)
-    config.only("num_decoder_layers", layers)
+    config.fixed(num_decoder_layers=layers)
     file.entries(
         embed=config.count("d_model", 512),
         heads=config.count("num_heads", 8),
@@ -50,11 +47,6 @@ def t5(config: Config, file: File) -> None:
         drop=config.number("dropout_rate", 0.1),
     )
     vocabulary(file, config.count("vocab_size", 32128))
-    config.only("feed_forward_proj", "relu")
-    config.only("dense_act_fn", "relu")
-    config.only("is_gated_act", False)
-    config.only("is_encoder_decoder", True)
-    config.only("is_decoder", False)
-    config.only("tie_word_embeddings", True)
-    config.only("scale_decoder_outputs", True)
+    config.fixed(feed_forward_proj="relu", dense_act_fn="relu", is_gated_act=False, is_encoder_decoder=True)
+    config.fixed(is_decoder=False, tie_word_embeddings=True, scale_decoder_outputs=True)
     config.get("n_positions")  # which it does not have

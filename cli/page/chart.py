@@ -8,9 +8,9 @@ from math import isfinite, isnan
 
 from attrs import field, frozen
 
+from partita.cli.number_format import Unit, unit_of
 from partita.cli.page.history import Series
-from partita.cli.page.markup import Markup, tag
-from partita.cli.page.tables import Group, table
+from partita.cli.page.markup import Group, Markup, table, tag
 
 # More values than this are drawn as the mean and the range of that many groups of steps.
 MOST_POINTS = 1000
@@ -49,7 +49,7 @@ class Chart:
     title: str
     lines: Sequence[Line]
     written: Callable[[float], str]
-    units: Sequence[tuple[str, float]] = (("", 1.0),)
+    units: Sequence[Unit] = (("", 1.0),)
     level: tuple[str, float] | None = None
     size: str = ""
     points: Sequence[tuple[Line, Sequence[Point]]] = field(init=False)
@@ -63,8 +63,9 @@ class Chart:
         """The place of the chart, with its data. There is something to draw."""
         ends = [value for _, own in self.points for point in own for value in (point.least, point.most)]
         least, most = min(ends), max(ends)
-        name, size = next((each for each in reversed(self.units) if each[1] <= most), self.units[0])
-        notes = [_unsound(self.lines)]
+        name, size = unit_of(most, self.units)
+        nonfinite = sum(sum(map(isnan, line.series.values)) for line in self.lines)
+        notes = [f"{nonfinite:,} not finite"] if nonfinite else []
         data: dict[str, object] = {"lines": [_data(line, own, size) for line, own in self.points]}
         if self.level is not None and isfinite(self.level[1]):
             label, level = self.level
@@ -73,10 +74,9 @@ class Chart:
             notes.append(f"{label} {self.written(level)}" + ("" if near else ", off the scale"))
         # Whether it may be logarithmic, and is at first.
         data["logarithmic"] = most / least > LOGARITHMIC if least > 0 else None
-        caption = "; ".join(filter(None, notes))
         return tag(
             "figure",
-            tag("figcaption", tag("b", self.title + (f", {name}" if name else "")), tag("small", caption)),
+            tag("figcaption", tag("b", self.title + (f", {name}" if name else "")), tag("small", "; ".join(notes))),
             tag(
                 "div",
                 class_="plot",
@@ -141,8 +141,3 @@ def _data(line: Line, own: Sequence[Point], size: float) -> list[object]:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def _unsound(lines: Sequence[Line]) -> str:
-    count = sum(sum(map(isnan, line.series.values)) for line in lines)
-    return f"{count:,} not finite" if count else ""

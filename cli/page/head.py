@@ -10,6 +10,7 @@ from math import inf, isfinite
 from attrs import frozen
 
 from partita.cli.number_format import bytes_text, count_text, percent_text, seconds_text, short_text
+from partita.cli.page import markup
 from partita.cli.page.markup import Markup, joined, prose, tag
 from partita.cli.page.run import Run
 from partita.cli.traffic import mesh_text
@@ -109,4 +110,4 @@ def tiles(run: Run) -> Markup:
             found.append((label, written(value) if value is not None and isfinite(value) else "not finite"))
     if run.compiled is not None:
         found.append(("predicted step", seconds_text(run.compiled.summary.prediction.step_time)))
-    return tag("dl", *(tag("div", tag("dt", label), tag("dd", value)) for label, value in found), class_="tiles")
+    return markup.tiles(found)

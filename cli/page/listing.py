@@ -9,7 +9,7 @@ from pygments.token import STANDARD_TYPES
 
 from partita.cli.editor.lexer import ParLexer
 from partita.cli.page.markup import Markup, joined, tag
-from partita.cli.page.run import Compiled, Run
+from partita.cli.page.run import Run
 
 
 def listings(run: Run) -> list[Markup]:
@@ -17,8 +17,9 @@ def listings(run: Run) -> list[Markup]:
     record = run.record
     if record is None:
         return []
-    caused = _caused(run.compiled)
-    first = record.origin.file if record.origin is not None else ""
+    causes = run.compiled.communication.causes if run.compiled is not None else ()
+    caused = {(PurePath(each.span.source.name).name, each.span.line) for each in causes if each.span is not None}
+    first = run.origin.file if run.origin is not None else ""
     parts = []
     for path in sorted(record.files, key=lambda each: each != first):
         name = PurePath(path).name
@@ -53,8 +54,3 @@ def highlighted(text: str) -> Sequence[Markup]:
             if part:
                 lines[-1].append(tag("i", part, class_=name))
     return [joined(*line) for line in (lines if lines[-1] else lines[:-1])]
-
-
-def _caused(compiled: Compiled | None) -> set[tuple[str, int]]:
-    causes = compiled.communication.causes if compiled is not None else ()
-    return {(PurePath(each.span.source.name).name, each.span.line) for each in causes if each.span is not None}

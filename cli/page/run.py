@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
+from partita.cli.command import UsageError
 from partita.cli.extras import missing
 from partita.cli.page.history import History
+from partita.cli.source import printable
 from partita.compiler.pipeline import compile_run
 from partita.compiler.report.causes import Communication, communication
 from partita.compiler.report.summary import Summary, summarize
@@ -17,7 +20,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.metrics import MetricsReader
-from partita.runtime.run_directory import FAULT, RECORD, Record, RunDirectory
+from partita.runtime.run_directory import FAULT, RECORD, Origin, Record, RunDirectory
 from partita.runtime.telemetry import FILE_NAME
 
 if TYPE_CHECKING:
@@ -66,6 +69,11 @@ class Run:
         return self.path.resolve().name
 
     @property
+    def origin(self) -> Origin | None:
+        """The command that began the run; None if that is not known."""
+        return self.record.origin if self.record is not None else None
+
+    @property
     def steps(self) -> int | None:
         """How many steps the run has; None if that is not known."""
         return self.compiled.state.train.steps if self.compiled is not None else None
@@ -79,7 +87,8 @@ class Run:
     def _look(self) -> bool:
         changed = False
         with RunDirectory.open(self.path) as directory:
-            record, fault, held = directory.record(), _decoded(directory.read(FAULT, MOST_FAULT)), directory.held
+            record, data, held = directory.record(), directory.read(FAULT, MOST_FAULT), directory.held
+        fault = None if data is None else data.decode("utf-8", "replace")
         if record != self.record:
             self.record, changed = record, True
             self._compile()
@@ -101,11 +110,10 @@ class Run:
 
     def _compile(self) -> None:
         self.compiled = None
-        record = self.record
-        if record is None or record.origin is None:
+        record, origin = self.record, self.origin
+        if record is None or origin is None:
             self.uncompiled = "the directory does not say which command began the run"
             return
-        origin = record.origin
         try:
             spec, diagnostics = load(origin.file, origin.overrides, origin.root, Reader(record.files))
             if spec is None:
@@ -125,7 +133,7 @@ class Run:
             return ()
 
     def _trace_paths(self) -> list[Path]:
-        origin = self.record.origin if self.record is not None else None
+        origin = self.origin
         if origin is None or origin.trace is None or self.compiled is None:
             return []
         return [Path(origin.trace) / f"rank-{rank}.npz" for rank in range(self.compiled.summary.ranks)]
@@ -153,5 +161,35 @@ def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in (RECORD, FILE_NAME))
 
 
-def _decoded(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "replace")
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """RUN."""
+    parser.add_argument("run_dir", metavar="RUN", help="the directory of a run: runs/NAME, or its --run-dir")
+
+
+def opened(name: str) -> Run:
+    """The run of a directory, read as far as it is. Raises UsageError if there is none, or it cannot be read."""
+    try:
+        problem = _problem(name)
+        if problem is None:
+            found = Run(Path(name))
+            found.refresh()
+            return found
+    except OSError as error:
+        problem = f"cannot read {name}: {error.strerror}"
+    raise UsageError(printable(problem))
+
+
+def _problem(name: str) -> str | None:
+    """Why this is not the directory of a run. Raises OSError."""
+    if "\0" in name:
+        return "the name of a directory has no NUL character"
+    path = Path(name)
+    if path.is_dir():
+        if is_run(path):
+            return None
+        inside = sorted(each.name for each in path.iterdir() if is_run(each))
+        help = f": did you mean {path / inside[0]}?" if inside else "; it has neither run.json nor metrics.jsonl"
+        return f"{name} is not the directory of a run{help}"
+    if path.suffix == ".par":
+        return f"{name} is a file: RUN is the directory of a run, runs/{path.stem} unless --run-dir names another"
+    return f"{name} is not a directory" if path.exists() else f"there is no directory {name}"

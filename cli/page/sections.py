@@ -7,15 +7,14 @@ from math import isfinite
 from pathlib import PurePath
 from typing import TypeAlias
 
-from partita.cli.number_format import bytes_text, count_text, percent_text, plain_text, seconds_text, short_text
+from partita.cli.number_format import UNITS, bytes_text, count_text, percent_text, plain_text, seconds_text, short_text
 from partita.cli.page.chart import Chart, Line, numbers
 from partita.cli.page.head import fault_of, head, tiles
 from partita.cli.page.history import EVAL, Series
 from partita.cli.page.listing import anchor, listings
-from partita.cli.page.markup import Markup, joined, prose, tag
+from partita.cli.page.markup import Group, Markup, joined, prose, table, tag
 from partita.cli.page.run import Run
-from partita.cli.page.tables import Group, table
-from partita.cli.page.timeline import UNITS, legend, timeline, with_ends
+from partita.cli.page.timeline import legend, timeline, with_ends
 from partita.cli.traffic import BUSIEST, MOVED, RINGS, moved_row, short_names
 from partita.compiler.analysis.traffic import grouped
 from partita.compiler.schedules.timeline import Interval
@@ -145,7 +144,7 @@ def _times(ratio: float) -> str:
 
 def _crowd(run: Run) -> str:
     """That ranks share cores, if they do."""
-    origin = run.record.origin if run.record is not None else None
+    origin = run.origin
     ranks = run.compiled.summary.ranks if run.compiled is not None else 0
     if origin is None or origin.gpu or not origin.cores or ranks <= origin.cores:
         return ""
@@ -164,7 +163,7 @@ def memory(run: Run) -> Markup | None:
     columns = [(name, values) for name, values in (("bound", bounds), ("measured", peaks)) if values]
     if not columns:
         return None
-    gpu = run.record is not None and run.record.origin is not None and run.record.origin.gpu
+    gpu = run.origin is not None and run.origin.gpu
     # On a CPU they are of different things.
     most = [max(1, *(each for _, values in (columns if gpu else [own]) for each in values)) for own in columns]
     count = len(columns[0][1])
@@ -277,9 +276,8 @@ def samples(run: Run) -> Markup | None:
 def files(run: Run) -> Markup | None:
     """The file itself, and those that it imports."""
     parts = listings(run)
-    origin = run.record.origin if run.record is not None else None
-    if parts and origin is not None and origin.overrides:
-        parts.insert(0, tag("p", "with ", *(joined(tag("code", each), " ") for each in origin.overrides)))
+    if parts and run.origin is not None and run.origin.overrides:
+        parts.insert(0, tag("p", "with ", *(joined(tag("code", each), " ") for each in run.origin.overrides)))
     return _section("The file", *parts) if parts else None
 
 

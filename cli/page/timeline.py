@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 
+from partita.cli.number_format import unit_of
 from partita.cli.page.markup import Markup, joined, tag
-from partita.cli.pictures.picture import COLOURS, NAMES, colour, computed
+from partita.cli.pictures.picture import COLOURS, NAMES, colour, computed, kinds_in
+from partita.compiler.analysis.traffic import grouped
 from partita.compiler.schedules.schedule import KINDS, Action
 from partita.compiler.schedules.timeline import Interval
 
@@ -14,7 +16,6 @@ WIDTH, ROW, GAP = 1000.0, 20.0, 3.0
 MOST_ROWS = 64
 # An action that is narrower, as a part of the axis, has no number on any screen, nor has any if that were more.
 LEAST_NUMBERED, MOST_NUMBERS = 0.006, 2000
-UNITS = (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
 def timeline(title: str, lines: Sequence[Sequence[Interval]], chunks: int, end: float, row: str = "rank") -> Markup:
@@ -43,15 +44,11 @@ def timeline(title: str, lines: Sequence[Sequence[Interval]], chunks: int, end: 
 
 def legend(timelines: Sequence[Sequence[Sequence[Interval]]], chunks: int) -> Markup:
     """What the colors and the numbers are."""
-    actions = [action for lines in timelines for line in lines for action, _ in computed(line)]
-    kinds = {action.kind for action in actions}
-    found: dict[tuple[int, int, int], list[str]] = {}
-    for kind, name in NAMES.items():
-        if kind in kinds:
-            found.setdefault(COLOURS[kind], []).append(name)
+    found = grouped(kinds_in(line for lines in timelines for line in lines), COLOURS.__getitem__)
+    names = {shade: ", ".join(NAMES[kind] for kind in kinds) for shade, kinds in found.items()}
     keys = [
-        tag("span", joined(tag("i", style=f"background:rgb{shade}"), ", ".join(names)), class_="key")
-        for shade, names in found.items()
+        tag("span", joined(tag("i", style=f"background:rgb{shade}"), name), class_="key")
+        for shade, name in names.items()
     ]
     words = "numbers: microbatch" + ("; lighter: later chunks" if chunks > 1 else "")
     return tag("p", *keys, tag("span", words, class_="key"), class_="legend")
@@ -74,20 +71,19 @@ def ticks(end: float, count: int = 4) -> Sequence[float]:
 
 
 def _axis(end: float) -> Iterator[Markup]:
-    name, size = next((each for each in reversed(UNITS) if each[1] <= end), UNITS[0])
+    name, size = unit_of(end)
     for value in ticks(end):
         place = "end" if value > 0.9 * end else None if value else "start"
         yield tag("span", f"{value / size:g} {name}", style=f"left:{100 * value / end:.2f}%", class_=place)
 
 
 def _row(line: Sequence[Interval], row: int, chunks: int, end: float) -> list[Markup]:
-    shades: dict[tuple[int, int, int], list[str]] = {}
-    top, height = row * ROW + GAP / 2, ROW - GAP
-    for action, interval in computed(line):
+    def path(interval: Interval) -> str:
         start, width = WIDTH * interval.start / end, WIDTH * interval.duration / end
-        path = f"M{start:.2f} {top:g}h{width:.2f}v{height:g}h{-width:.2f}z"
-        shades.setdefault(colour(action, chunks), []).append(path)
-    return [tag("path", d="".join(paths), fill=f"rgb{shade}") for shade, paths in shades.items()]
+        return f"M{start:.2f} {row * ROW + GAP / 2:g}h{width:.2f}v{ROW - GAP:g}h{-width:.2f}z"
+
+    shades = grouped(computed(line), lambda each: colour(each[0], chunks))
+    return [tag("path", d="".join(path(own) for _, own in each), fill=f"rgb{shade}") for shade, each in shades.items()]
 
 
 def _numbers(lines: Sequence[Sequence[Interval]], end: float) -> Markup | None:

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.path import Path
 
-from partita.cli.pictures.picture import COLOURS, NAMES, Picture, colour, computed
+from partita.cli.number_format import unit_of
+from partita.cli.pictures.picture import COLOURS, NAMES, Picture, colour, computed, kinds_in
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.compiler.schedules.timeline import Interval
 
@@ -77,7 +78,8 @@ def _drawn(pictures: Sequence[Picture], **options: Any) -> bytes:
 
 def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
     """Draw a picture; `end` is the end of its time axis in seconds, `row` the height of a row in inches."""
-    unit, factor = _unit(end) if picture.timed else ("", 1.0)
+    unit, size = unit_of(end) if picture.timed else ("", 1.0)
+    factor = 1 / size
     timeline = picture.timeline
     axes.set_xlim(0.0, end * factor or 1.0)
     axes.set_ylim(len(timeline.actions), 0)
@@ -87,7 +89,7 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
     axes.tick_params(axis="y", length=0)
     points = POINTS * (WIDTH - 1.4 * MARGIN) / end if end else 0.0  # per second
     border = min(0.5, 0.05 * points * _shortest(timeline.actions))
-    size = min(7.0, POINTS * row * 0.4)
+    letters = min(7.0, POINTS * row * 0.4)
     most = max(timeline.peak_live, default=0)
     bands = WITH_COPIES if timeline.copies else {"": ACTIONS}
     for rank, line in enumerate(timeline.actions):
@@ -96,11 +98,11 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
             shades.setdefault((colour(action, picture.schedule.chunks), bands[action.kind]), []).append(interval)
         for action, interval in computed(line):
             shades.setdefault((colour(action, picture.schedule.chunks), bands[""]), []).append(interval)
-            fits = interval.duration * points / (LETTER * size)
+            fits = interval.duration * points / (LETTER * letters)
             text = next((each for each in picture.labels(interval) if len(each) + 0.5 < fits), None)
             if text is not None:
                 middle = (interval.start + interval.end) / 2 * factor
-                axes.text(middle, rank + sum(bands[""]) / 2, text, size=size, ha="center", va="center_baseline")
+                axes.text(middle, rank + sum(bands[""]) / 2, text, size=letters, ha="center", va="center_baseline")
         for (shade, band), intervals in shades.items():
             _fill(axes, _rectangles(intervals, rank, factor, band), shade, edgecolors="white", linewidths=border)
         if most:
@@ -143,13 +145,7 @@ def _shortest(lines: Sequence[Sequence[Interval]]) -> float:
 
 def _legend(pictures: Sequence[Picture]) -> list[Patch]:
     lines = [line for p in pictures for line in (*p.timeline.actions, *p.timeline.copies)]
-    kinds = {action.kind for line in lines for action, _ in computed(line)}
-    marks = [(COLOURS[kind], f"{kind} {name}") for kind, name in NAMES.items() if kind in kinds]
+    marks = [(COLOURS[kind], f"{kind} {NAMES[kind]}") for kind in kinds_in(lines)]
     if any(max(picture.timeline.peak_live, default=0) for picture in pictures):
         marks.append((LIVE, "live activations, their peak at the right"))
     return [Patch(color=(r / 255, g / 255, b / 255), label=text) for (r, g, b), text in marks]
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    """The unit for an axis of this length, and how many of it make a second."""
-    return ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import field, frozen
 
@@ -79,6 +79,12 @@ def labels(action: Action, rank: int, schedule: Schedule) -> tuple[str, ...]:
     short = (f"{shared or action.kind}{action.microbatch}", *(() if shared else (str(action.microbatch),)))
     full = (str(action), *short) if schedule.own_chunks > 1 and not shared else short
     return (*full, (shared or action.kind)[0])
+
+
+def kinds_in(lines: Iterable[Sequence[Interval]]) -> list[str]:
+    """The kinds of actions in some rows, in the order of `NAMES`."""
+    found = {action.kind for line in lines for action, _ in computed(line)}
+    return [kind for kind in NAMES if kind in found]
 
 
 def computed(line: Sequence[Interval]) -> Iterator[tuple[Action, Interval]]:

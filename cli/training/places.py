@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from partita.cli.command import UsageError
 from partita.dsl.spec import Spec
 from partita.dsl.syntax.source import Source
 from partita.runtime.checkpoint.settings import run_directory, settings_of
@@ -19,7 +21,6 @@ from partita.runtime.run_directory import Origin, RunDirectory
 if TYPE_CHECKING:
     from partita.compiler.program import Program
     from partita.runtime.checkpoint.settings import Settings
-    from partita.runtime.run_directory import RunDirectory
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
@@ -44,44 +45,39 @@ def checkpoints_of(arguments: argparse.Namespace, spec: Spec) -> Settings | None
     return None if settings is None else evolve(settings, changed_data=arguments.changed_data)
 
 
-def opened(arguments: argparse.Namespace) -> RunDirectory | None:
-    """The run's directory, created if it is missing; reports why it cannot be."""
+def opened(arguments: argparse.Namespace) -> RunDirectory:
+    """The run's directory, created if it is missing. Raises UsageError."""
     path = directory_of(arguments)
-    try:
+    with writing_in(path):
         return RunDirectory.open(path)
-    except OSError as error:
-        unwritable(path, error)
-        return None
 
 
-def writable(directory: Path) -> bool:
-    """Create a directory that the user named; reports and returns False if it cannot be written to."""
-    try:
+def check_writable(directory: Path) -> None:
+    """Create a directory that the user named. Raises UsageError if it cannot be written to."""
+    with writing_in(directory):
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=directory):
-            return True
+            pass
+
+
+@contextmanager
+def writing_in(directory: Path) -> Iterator[None]:
+    """Turns errors of the system into a UsageError that says why it does not allow writing there."""
+    try:
+        yield
     except OSError as error:
-        unwritable(directory, error)
-        return False
+        reason = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"cannot write to {directory}: {reason}") from error
 
 
-def unwritable(directory: Path, error: OSError) -> None:
-    """Report that the system does not allow writing there."""
-    reason = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
-    print(f"partita: cannot write to {directory}: {reason}", file=sys.stderr)
-
-
-def recordable(spec: Spec, program: Program, trace: Path) -> bool:
-    """Whether there are steps to record and a directory for their times; reports why not."""
+def check_recordable(spec: Spec, program: Program, trace: Path) -> None:
+    """Raises UsageError if there are no steps to record, or no directory for their times."""
     _, train = spec.trained
     if train.steps < 2:
-        print("partita: --trace skips the first step, and there is no other: raise train.steps", file=sys.stderr)
-        return False
+        raise UsageError("--trace skips the first step, and there is no other: raise train.steps")
     if program.members > 1:
-        print(
-            f"partita: --trace records ranks that train one group each, and here each trains {program.members}: "
-            "use a mesh with more ranks, or fewer groups in `sync`",
-            file=sys.stderr,
+        raise UsageError(
+            f"--trace records ranks that train one group each, and here each trains {program.members}: "
+            "use a mesh with more ranks, or fewer groups in `sync`"
         )
-        return False
-    return writable(trace)
+    check_writable(trace)

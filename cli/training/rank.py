@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from attrs import define, frozen
 
 from partita.cli import measured
-from partita.cli.source import report, say
+from partita.cli.command import UsageError
+from partita.cli.source import load_quietly, report, say
 from partita.cli.training.devices import check_graphs, device_of_rank, shared_queues
 from partita.cli.training.elastic import check_elastic, fitted
-from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
+from partita.cli.training.places import check_recordable, checkpoints_of, directory_of, folder_of, opened, origin_of
 from partita.cli.training.room import little_memory
 from partita.cli.training.standalone import check_compiler
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.load import load
 from partita.dsl.syntax.reader import Reader
 from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
@@ -32,24 +32,12 @@ from partita.runtime.data_files import ReadFailed
 from partita.runtime.heap import keep_pages
 from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory
+from partita.runtime.supervision import statuses
 from partita.runtime.supervision.consistency import agree, for_all
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.identity import DIRECTORY, FLIGHT, Identity, wait_for_start
 from partita.runtime.supervision.memory import memory_of
 from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
-from partita.runtime.supervision.statuses import (
-    ASKED,
-    INTERRUPTED,
-    NOT_FINITE,
-    PEER_LOST,
-    REFUSED,
-    TERMINATED,
-    UNSAVED,
-    UNTRUSTED_PEER,
-    WRONG_INPUT,
-    WRONG_USE,
-    going_on,
-)
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.views import ProgressExchange
 from partita.runtime.supervision.watchdog import FOLDER, STARTING_SECONDS, Watchdog, Watcher, prepare
@@ -99,21 +87,21 @@ def _status(identity: Identity, act: Callable[[ExitStack], int]) -> int:
                 # say so too.
                 sleep(PATIENCE_SECONDS if identity.rank else 0.0)
                 report(failed.diagnostics)
-                return REFUSED if ours else WRONG_INPUT
+                return statuses.REFUSED if ours else statuses.WRONG_INPUT
     except Refused as refused:
         # The first rank of each machine reports errors: the machine may have another file, other data or devices.
         if identity.local_rank == 0:
             report(refused.diagnostics)
-        return REFUSED if ours else WRONG_INPUT
-    except UntrustedPeer as stranger:
-        print(f"partita: {'' if ours else f'rank {identity.rank}: '}{stranger}", file=sys.stderr)
-        return UNTRUSTED_PEER
-    except ConnectionLost as lost:
+        return statuses.REFUSED if ours else statuses.WRONG_INPUT
+    except UsageError as error:
+        print(f"partita: {error}", file=sys.stderr)
+        return error.status
+    except (UntrustedPeer, ConnectionLost) as lost:
         # The supervisor prefixes each line with the rank.
         print(f"partita: {'' if ours else f'rank {identity.rank}: '}{lost}", file=sys.stderr)
-        return PEER_LOST
+        return statuses.UNTRUSTED_PEER if isinstance(lost, UntrustedPeer) else statuses.PEER_LOST
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return statuses.INTERRUPTED
 
 
 @define(eq=False)
@@ -135,9 +123,7 @@ class _Rank:
         from partita.runtime.rank import prepare
 
         arguments = self.arguments
-        spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
-        if spec is None:
-            raise Refused(diagnostics)
+        spec, diagnostics = load_quietly(arguments, reader)
         kind, device = device_of_rank(arguments.transport, self.identity)
         check_graphs(spec, kind.gpu)
         plan = prepare(spec, gpu=device.type == "cuda", allow_python=arguments.allow_python)
@@ -184,7 +170,7 @@ class _Rank:
                 raise AssertionError("a real transport waits inside its handles")
         doubt = little_memory(plan.training, number, device) if device.type == "cuda" else None
         if doubt is not None:
-            report((doubt,))
+            say(doubt)
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = None
         if settings is not None:
@@ -210,23 +196,23 @@ class _Rank:
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             directory.fail(str(wrong))
-            return NOT_FINITE
+            return statuses.NOT_FINITE
         if rank.failed:
-            return NOT_FINITE
+            return statuses.NOT_FINITE
         if checkpoints is not None and checkpoints.unsaved:
-            return UNSAVED
+            return statuses.UNSAVED
         if rank.ended:
             if rank.saved is not None and identity.launcher != "partita":
-                print(f"partita: {going_on(rank.saved, 'command')}", file=sys.stderr)
+                print(f"partita: {statuses.going_on(rank.saved, 'command')}", file=sys.stderr)
             if termination.asked():
                 if watch is not None:
                     watch.close()  # gives the terminal back
                 stack.callback(termination.end)  # ends the process before the rest is closed
-            return ASKED
+            return statuses.ASKED
         if times is not None:
             transport.meet()  # until all have written their times
         # With checkpoints, the first rank ends last; a failure status of another one would end it earlier.
-        return NOT_FINITE if rank.eval_nonfinite and identity.rank == 0 else 0
+        return statuses.NOT_FINITE if rank.eval_nonfinite and identity.rank == 0 else 0
 
 
 def _event_on(device: torch.device) -> Callable[[], bool]:
@@ -269,7 +255,7 @@ class _Supervised(_Rank):
 
         recorder.begin(flight.READY)
         if not wait_for_start():
-            return PEER_LOST
+            return statuses.PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
         planned.agree(meeting.store, self.identity)
@@ -284,10 +270,7 @@ class _Launched(_Rank):
 
         arguments, identity = self.arguments, self.identity
         meeting = meet(identity, max(arguments.stall_timeout, STARTING_SECONDS))
-        directory = opened(arguments)
-        if directory is None:
-            return WRONG_USE
-        self.stack.enter_context(directory)
+        directory = self.stack.enter_context(opened(arguments))
         # Nothing in the directory is touched before it is locked.
         for_all(meeting.store, identity, "lock", lambda: _lock(directory))
         record = directory.record()
@@ -308,8 +291,8 @@ class _Launched(_Rank):
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace
-        if trace is not None and not recordable(plan.spec, plan.program, trace):
-            return WRONG_USE
+        if trace is not None:
+            check_recordable(plan.spec, plan.program, trace)
         if trace is not None and identity.rank == 0:
             measured.forget(trace, plan.program)
         with tracked(directory.path, arguments.track if identity.rank == 0 else ()):
@@ -317,14 +300,12 @@ class _Launched(_Rank):
         if trace is not None and identity.rank == 0 and status == 0:
             measured.draw(trace, plan.program)
         # Kubernetes' operators restart after a status from 128 on, and give up on one below.
-        return TERMINATED if status == ASKED else status
+        return statuses.TERMINATED if status == statuses.ASKED else status
 
     def _resize(self, reader: Reader) -> None:
         """Override the mesh by one of as many ranks as were started. Raises Refused (E0610, E0624)."""
         arguments, ranks = self.arguments, self.identity.ranks
-        spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
-        if spec is None:
-            raise Refused(diagnostics)
+        spec, _ = load_quietly(arguments, reader)
         mesh = check_elastic(spec, arguments.elastic)
         kind, _ = device_of_rank(arguments.transport, self.identity)
         found = fitted(arguments, spec, mesh, reader, ranks, kind.gpu, exact=True)
@@ -344,7 +325,7 @@ class _Launched(_Rank):
         diagnosis = Diagnosis(plan.program, plan.evaluation.program if plan.evaluation else None)
         watchdog = Watchdog(diagnosis, plan.ranks, self.arguments.stall_timeout, directory)
         views = ProgressExchange(self.identity.rank, meeting.machines, meeting.again)
-        Watcher(watchdog, directory.path / FOLDER, views, PEER_LOST).start()
+        Watcher(watchdog, directory.path / FOLDER, views, statuses.PEER_LOST).start()
         return recorder
 
 
@@ -353,7 +334,7 @@ def _lock(directory: RunDirectory) -> None:
     with _refused_as_unwritable(directory):
         warning = directory.lock()
     if warning is not None:
-        report([warning])
+        say(warning)
 
 
 @contextmanager

@@ -11,15 +11,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from partita.cli import measured
-from partita.cli.source import report, say
+from partita.cli.command import UsageError
+from partita.cli.source import load_file, report, say
 from partita.cli.training.devices import transport_of
 from partita.cli.training.elastic import check_elastic, fitted
-from partita.cli.training.places import checkpoints_of, folder_of, opened, origin_of, recordable, unwritable, writable
+from partita.cli.training.places import (
+    check_recordable,
+    check_writable,
+    checkpoints_of,
+    folder_of,
+    opened,
+    origin_of,
+    writing_in,
+)
 from partita.cli.training.room import crowded, refuse_crowd, refuse_large
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import doubts
-from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.load import load
+from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.addresses import Address, is_address
 from partita.runtime.bad_steps import BadStep
@@ -33,7 +41,7 @@ from partita.runtime.supervision.identity import DIRECTORY
 from partita.runtime.supervision.isolation import PRIVATE
 from partita.runtime.supervision.launcher import launch, rank_environment
 from partita.runtime.supervision.memory import MEMORY, created
-from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, SAVING, WRONG_INPUT, WRONG_USE, ending
+from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, SAVING, ending
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.watchdog import Watchdog
 from partita.runtime.tracking.launch import tracked
@@ -51,21 +59,14 @@ if TYPE_CHECKING:
 
 
 def run_alone(arguments: argparse.Namespace) -> int:
-    """Train on this machine."""
+    """Train on this machine; returns the exit status. Raises UsageError and Refused."""
     reader = Reader()
-    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
-    report(diagnostics)
-    if spec is None:
-        return WRONG_INPUT
-    try:
-        refuse_crowd(spec)
-        kind = transport_of(arguments, spec)
-        if isinstance(kind, InProcess):
-            return _in_process(arguments, spec, reader, kind)
-        return _supervise(arguments, spec, reader, kind)
-    except Refused as refused:
-        report(refused.diagnostics)
-        return WRONG_INPUT
+    spec = load_file(arguments, reader)
+    refuse_crowd(spec)
+    kind = transport_of(arguments, spec)
+    if isinstance(kind, InProcess):
+        return _in_process(arguments, spec, reader, kind)
+    return _supervise(arguments, spec, reader, kind)
 
 
 def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
@@ -89,16 +90,11 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     report(filter(None, [crowded(spec, kind)]))
     settings = checkpoints_of(arguments, spec)
     mesh = check_elastic(spec, arguments.elastic) if arguments.elastic is not None else None
-    directory = opened(arguments)
-    if directory is None:
-        return WRONG_USE
-    with directory:
-        if not _taken(directory, spec, program, settings, data, reader, origin_of(arguments, kind.gpu, len(usable()))):
-            return WRONG_USE
+    with opened(arguments) as directory:
+        _take(directory, spec, program, settings, data, reader, origin_of(arguments, kind.gpu, len(usable())))
         trace = arguments.trace
-        if trace is not None and not recordable(spec, program, trace):
-            return WRONG_USE
         if trace is not None:
+            check_recordable(spec, program, trace)
             measured.forget(trace, program)
 
         def crew(ranks: int) -> WorkerGroup | None:
@@ -140,8 +136,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
                     server=server,
                 )
         except OSError as error:
-            print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
-            return FAILED
+            raise UsageError(f"cannot start the ranks: {error.strerror or error}", FAILED) from error
     if trace is not None and status in (0, INTERRUPTED):
         measured.draw(trace, program)
     return status
@@ -175,7 +170,7 @@ def _command(arguments: argparse.Namespace, transport: str, overrides: Sequence[
     return [*command, *(f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag))]
 
 
-def _taken(
+def _take(
     directory: RunDirectory,
     spec: Spec,
     program: Program,
@@ -183,19 +178,16 @@ def _taken(
     data: Bound,
     reader: Reader,
     origin: Origin,
-) -> bool:
-    """Take the run's directory; reports and returns False if it or that of the checkpoints cannot be written to.
-
-    Raises Refused (E0801 to E0804, E0814, E0815).
+) -> None:
+    """Take the run's directory. Raises UsageError if it or that of the checkpoints cannot be written to, and Refused
+    (E0801 to E0804, E0814, E0815).
     """
-    try:
+    with writing_in(directory.path):
         warning = begin(directory, spec, program, settings, data.files, reader, origin)
-    except OSError as error:
-        unwritable(directory.path, error)
-        return False
     if warning is not None:
-        report([warning])
-    return settings is None or isinstance(settings.path, Address) or writable(settings.path)
+        say(warning)
+    if settings is not None and not isinstance(settings.path, Address):
+        check_writable(settings.path)
 
 
 def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: InProcess) -> int:
@@ -212,14 +204,9 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind:
     report((*data.doubts, *plan.doubts))
     refuse_large(spec, plan.training, kind)
     settings = checkpoints_of(arguments, spec)
-    directory = opened(arguments)
-    if directory is None:
-        return WRONG_USE
-    with directory:
-        if not _taken(
-            directory, spec, plan.program, settings, data, reader, origin_of(arguments, gpu=False, cores=len(usable()))
-        ):
-            return WRONG_USE
+    with opened(arguments) as directory:
+        origin = origin_of(arguments, gpu=False, cores=len(usable()))
+        _take(directory, spec, plan.program, settings, data, reader, origin)
         with tracked(directory.path, arguments.track):
             return _train_in_process(plan, kind.cluster, settings, data, directory, arguments.grace)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from partita.cli.init import starter_names
 from partita.cli.main import main
-from partita.cli.starters import starter_names
 from partita.dsl.load import load
 from tests.files import SPECS
 
