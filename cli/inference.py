@@ -23,7 +23,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.supervision.consistency import agree
 from partita.runtime.supervision.identity import Identity, rank_from_environment, wait_for_start
 from partita.runtime.supervision.launcher import launch
-from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
+from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, join_rendezvous
 from partita.runtime.supervision.statuses import FAILED, PEER_LOST
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
@@ -103,7 +103,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     kind, device = device_of_rank(arguments.transport, identity)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    meeting = meet(identity, CONNECT_SECONDS)
+    meeting = join_rendezvous(identity, CONNECT_SECONDS)
     agree(meeting.store, identity.rank, identity.ranks, given, (), no_kernels=why_none_on(device))
     check_ranks(given, identity.ranks)
     connect(identity, kind.backend, meeting)
@@ -111,5 +111,5 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     stack.callback(transport.close)
     heard = say if identity.local_rank == 0 else ignore_diagnostic  # all ranks find the same
     status = act(arguments, given, one_here(transport, device), heard)
-    transport.meet()
+    transport.barrier()
     return status

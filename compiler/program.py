@@ -41,7 +41,7 @@ from math import ceil
 
 from attrs import field, frozen
 
-from partita.compiler.graph import Guard, Term
+from partita.compiler.graph import Guard, SparseGradientPart
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, Traffic, Transfer
 from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.mesh import Mesh
@@ -147,7 +147,7 @@ class AccumulatorRecord:
     parameter: str | None
     maximum: bool
     layout: Layout = REPLICATED
-    term: Term | None = None
+    term: SparseGradientPart | None = None
 
     __repr__ = shortened
 
@@ -255,7 +255,7 @@ class RankPlan:
     sends: tuple[TiedTransfer, ...]
     receives: tuple[TiedTransfer, ...]
     totals: tuple[tuple[int, str], ...]  # (stage, accumulator)
-    statistics: tuple[int, ...]  # the entries of the statistics vector that `finish` returns
+    step_metrics: tuple[int, ...]  # the entries of the statistics vector that `finish` returns
     copied: tuple[str, ...] = ()
 
     __repr__ = shortened
@@ -292,7 +292,7 @@ class StepPlan:
     stages: tuple[StagePlan, ...]
     ranks: tuple[RankPlan, ...]
     channels: Mapping[Channel, Traffic]  # sorted
-    statistics: tuple[str, ...]
+    step_metrics: tuple[str, ...]
     guards: tuple[Guard, ...]  # statistics that must be zero
     schedule: Schedule
     streams: Mapping[str, str]

@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 
 from partita.compiler.program import ESTIMATE, FIRST, Program, RankProgram
 from partita.runtime.instructions import Waits
-from partita.runtime.stages import Memory, Stage
+from partita.runtime.stages import ParameterStore, Stage
 from partita.runtime.transports.transport import Tensors
 
 
@@ -35,7 +35,7 @@ class _Gradients:
 
 
 @define(eq=False)
-class Late:
+class DelayedGradients:
     """The gradients that a rank keeps; without a delay, none. `ready`: the last totals are those of a step."""
 
     program: Program
@@ -135,14 +135,14 @@ class Estimate:
     trained begins there as it is in the rank's own, by `pairs` of tensors; the rest they share.
     """
 
-    memory: Memory
+    memory: ParameterStore
     first: Mapping[str, torch.Tensor]
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
-    def of(cls, program: Program, names: Sequence[str], own: Memory) -> Estimate:
+    def of(cls, program: Program, names: Sequence[str], own: ParameterStore) -> Estimate:
         """Of a rank with these parameters."""
-        memory, first = Memory(dict(own.masters), dict(own.states)), dict[str, torch.Tensor]()
+        memory, first = ParameterStore(dict(own.masters), dict(own.states)), dict[str, torch.Tensor]()
         pairs = []
         for record in filter(lambda each: each.besides, map(program.parameter, names)):
             name = record.name
@@ -153,7 +153,7 @@ class Estimate:
                 pairs.append((memory.states[key], own.states[key]))
         return cls(memory, first, pairs)
 
-    def begun(self) -> Memory:
+    def begun(self) -> ParameterStore:
         """The memory, as it is before its update."""
         if self.pairs:
             into, own = zip(*self.pairs, strict=True)

@@ -22,7 +22,7 @@ def leaves_nothing(rank: Rank) -> bool:
     gradients of steps before, and is not captured.
     """
     program = rank.plan.program
-    return not (rank.others or program.delay or program.paired or program.captured)
+    return not (rank.extra_replicas or program.delay or program.paired or program.captured)
 
 
 def rehearse(rank: Rank, transport: ProcessEnd) -> Iterator[None]:
@@ -37,7 +37,7 @@ def rehearse(rank: Rank, transport: ProcessEnd) -> Iterator[None]:
     transport.still = True
     yield from training.compute(0, lambda _: batch, (), 1)
     transport.still = False
-    transport.meet()  # when nothing uses any more what is let go of
+    transport.barrier()  # when nothing uses any more what is let go of
     training.discard()
     if pace is not None:
         pace.end()  # the first that it does not count

@@ -24,7 +24,7 @@ Frame = list[torch.Tensor | None]
 
 
 @define(eq=False)
-class Memory:
+class ParameterStore:
     """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter). Those
     that are mapped into memory are `files`, by name, of a state by that of a checkpoint.
     """
@@ -62,7 +62,7 @@ class Stage:
         self,
         record: StageProgram,
         functions: Mapping[str, Callable[..., Any]],
-        memory: Memory,
+        memory: ParameterStore,
         device: torch.device,
         microbatches: int,
         slices: int = 1,

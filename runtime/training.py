@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Term
+from partita.compiler.graph import SparseGradientPart
 from partita.compiler.layout import global_type, is_split, local_type
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
@@ -28,13 +28,13 @@ from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.data.dataset import Dataset
 from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, shifted
 from partita.runtime.executor import Rates, never
-from partita.runtime.faults import MOST_ROWS, SUMS, Trial, origin, wrong_inputs
+from partita.runtime.faults import MAX_ROWS, SUMS, Replay, origin, wrong_inputs
 from partita.runtime.global_tensors import assemble, seen
 from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
 from partita.runtime.learning_rates import learning_rates
 from partita.runtime.pace import Straggler, StragglerDetector
-from partita.runtime.rank import Plan, Rank
+from partita.runtime.rank import CompiledRun, Rank
 from partita.runtime.regions import pieces_of
 from partita.runtime.tracing.flight import BETWEEN, ENDED
 from partita.runtime.transports.transport import Cluster
@@ -152,9 +152,9 @@ def train(
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
         if pace is not None:
             pace.mark()
-        yield from rank.training.compute(number, (batch,).__getitem__, rates, rank.judge.updates(number))
+        yield from rank.training.compute(number, (batch,).__getitem__, rates, rank.bad_step_policy.updates(number))
         if unvalidated is not None:
-            yield from rank.training.heard(unvalidated.sums)
+            yield from rank.training.finish_metrics(unvalidated.sums)
             if not validation.holds(unvalidated.number):
                 validation.rollback(unvalidated.number)
                 number, unvalidated = unvalidated.number, None
@@ -165,7 +165,7 @@ def train(
         copying = checkpoints is not None and checkpoints.copies(number)
         read = saving or copying or _due(settings, number) or number == settings.steps or rank.training.ends
         if not read and validation.can_speculate(number):
-            sums = rank.training.sums()
+            sums = rank.training.start_metrics()
             rank.training.marked()
             yield from validation.update()
             rank.training.gather_ahead()
@@ -176,7 +176,7 @@ def train(
             number += 1
             continue
         try:
-            yield from rank.training.end(number, rank.judge)
+            yield from rank.training.end(number, rank.bad_step_policy)
         except BadStep as wrong:
             rank.failed = True
             if checkpoints is not None:
@@ -186,12 +186,17 @@ def train(
                 return
             raise wrong.with_details(details) from None
         # Beside an evaluation, what is gathered would be held for nothing.
-        if not rank.judge.bad and number < settings.steps and not rank.others and not _due(settings, number):
+        if (
+            not rank.bad_step_policy.bad
+            and number < settings.steps
+            and not rank.extra_replicas
+            and not _due(settings, number)
+        ):
             rank.training.gather_ahead()
         validation.passed()
         done = _result(rank, number, rates, perf_counter() - start)
-        if rank.judge.bad:
-            done = yield from _left_out(rank, done, dataset, checkpoints, report)
+        if rank.bad_step_policy.bad:
+            done = yield from _handle_bad_step(rank, done, dataset, checkpoints, report)
         else:
             check_ids(rank.outside(rank.training), f"in step {number}")
         _tell(rank, done, observer)
@@ -206,7 +211,7 @@ def train(
         rank.ended = rank.training.ends and number < settings.steps
         # Last, so that everything written about a saved step is written before the save.
         if rank.ended or saving or copying:
-            yield from rank.training.settle()
+            yield from rank.training.flush()
         if checkpoints is not None and (rank.ended or saving):
             yield from checkpoints.save(number)
         if checkpoints is not None and copying and not rank.ended:
@@ -214,7 +219,7 @@ def train(
         if rank.ended:
             break
         number += 1
-    yield from rank.training.settle()
+    yield from rank.training.flush()
     if checkpoints is not None:
         yield from checkpoints.finish()
         if rank.ended and checkpoints.committed == number:
@@ -237,7 +242,7 @@ def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult
 
 def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None:
     """Report a step that is found as its update has assumed it."""
-    rank.judge.accepts(step.number, rank.training.named_statistics())
+    rank.bad_step_policy.accepts(step.number, rank.training.named_step_metrics())
     rank.validation.passed()
     done = _result(rank, step.number, step.rates, step.seconds)
     check_ids(rank.outside(rank.training), f"in step {step.number}")
@@ -247,7 +252,9 @@ def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None
 def _tell(rank: Rank, done: StepResult, observer: Observer | None) -> None:
     """Tell the observer of a step."""
     if observer is not None:
-        observer.step(done if rank.judge.stops else evolve(done, skipped=rank.judge.history.skipped))
+        observer.step(
+            done if rank.bad_step_policy.stops else evolve(done, skipped=rank.bad_step_policy.history.skipped)
+        )
 
 
 def _compare_paces(
@@ -285,7 +292,7 @@ def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[N
     rows = dataset.row_names(step) if dataset else []
     if isinstance(wrong, NotFinite):
         batch = _whole_batch(rank, dataset, step)
-        trial = Trial(rank.plan.training, step, lambda _: batch, lambda _: rows)
+        trial = Replay(rank.plan.training, step, lambda _: batch, lambda _: rows)
         begun = yield from origin(rank, trial)
         if begun == SUMS and delay:
             begun = "none as it runs again, with the parameters of now"
@@ -293,7 +300,7 @@ def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[N
     return f"{before}{_batch_of(rows)}" if rank.rank == 0 else None
 
 
-def _left_out(
+def _handle_bad_step(
     rank: Rank,
     done: StepResult,
     dataset: Dataset | None,
@@ -304,11 +311,11 @@ def _left_out(
     rows = dataset.row_names(done.step) if dataset else []
     to = None
     what = f"step {done.step} is skipped"
-    if rank.judge.rewinds:
+    if rank.bad_step_policy.rewinds:
         to, saved = (yield from checkpoints.rewind()) if checkpoints is not None else (0, None)
         if saved is None:
             rank.restart()
-        rank.judge.rewound(done.step, to, saved or History())
+        rank.bad_step_policy.rewound(done.step, to, saved or History())
         back = f"the checkpoint of step {to}" if to else "the beginning"
         first = to + 1
         left = f"steps {first} to {done.step} are" if first < done.step else f"step {done.step} is"
@@ -316,14 +323,14 @@ def _left_out(
     if rank.rank == 0:
         batch = _whole_batch(rank, dataset, done.step)
         notes = (*wrong_inputs(rank.plan.program, batch, rows), *([_batch_of(rows)] if rows else []))
-        report(Diagnostic("W0602", f"{what}: {rank.judge.bad}", notes=notes))
-    return evolve(done, bad=rank.judge.bad, rows=rows, rewound_to=to)
+        report(Diagnostic("W0602", f"{what}: {rank.bad_step_policy.bad}", notes=notes))
+    return evolve(done, bad=rank.bad_step_policy.bad, rows=rows, rewound_to=to)
 
 
 def _batch_of(rows: Sequence[str]) -> str:
     """The rows of a batch in words."""
-    more = f" and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
-    return f"its batch: {', '.join(rows[:MOST_ROWS])}{more}" if rows else ""
+    more = f" and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""
+    return f"its batch: {', '.join(rows[:MAX_ROWS])}{more}" if rows else ""
 
 
 def _due(settings: Train, step: int) -> bool:
@@ -354,7 +361,7 @@ def evaluate(
         rank.eval_nonfinite = True
         assert rank.plan.evaluation is not None
         whole = partial(batches, rows=range(rank.plan.evaluation.program.rows))
-        trial = Trial(
+        trial = Replay(
             rank.plan.evaluation,
             -first,
             partial(shifted, whole, first),
@@ -393,7 +400,7 @@ class VirtualRun:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CompiledRun,
         strict: bool = True,
         seed: int = 0,
         cluster: ClusterOf = VirtualCluster,
@@ -500,7 +507,7 @@ class VirtualRun:
             for name, by_stage in parts.items()
         }
 
-    def statistics(self, group: int = 0) -> dict[str, torch.Tensor]:
+    def step_metrics(self, group: int = 0) -> dict[str, torch.Tensor]:
         """What the updates of buffers have read of the last step's batch: each value summed over it, by its name, as a
         full tensor; of groups that train apart, those of one.
         """
@@ -531,7 +538,7 @@ class VirtualRun:
         if rows.term is None:
             return total
         records = rank.training.stages[stage].record.accumulators
-        looked_up = rows.parameter, Term(rows.term.number, True)
+        looked_up = rows.parameter, SparseGradientPart(rows.term.number, True)
         ids = next(each for each in records if (each.parameter, each.term) == looked_up)
         table = self.plan.program.parameter(str(rows.parameter))
         shard = local_type(table.type, table.state_layout, self.plan.program.mesh.sizes)

@@ -24,7 +24,7 @@ from partita.dsl.spec import Call
 from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.declared import waits
 from partita.runtime.executor import Executor, Rates
-from partita.runtime.stages import Memory
+from partita.runtime.stages import ParameterStore
 from partita.runtime.transports.transport import Collective
 
 
@@ -38,10 +38,10 @@ class Unvalidated:
     seconds: float
 
 
-class Copies:
+class UpdateBackup:
     """Copies of all that a rank's update writes. They are allocated when first made, and then stay."""
 
-    def __init__(self, record: RankProgram, memory: Memory) -> None:
+    def __init__(self, record: RankProgram, memory: ParameterStore) -> None:
         self._written = [memory.masters[name] for name in record.copied]
         self._written += [tensor for (_, name), tensor in memory.states.items() if name in record.copied]
         self._copies: list[torch.Tensor] = []
@@ -53,7 +53,7 @@ class Copies:
         for tensor, copy in zip(self._written, self._copies, strict=True):
             copy.copy_(tensor)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore what was copied last."""
         for tensor, copy in zip(self._written, self._copies, strict=True):
             tensor.copy_(copy)
@@ -68,8 +68,8 @@ class Validation:
 
     call: Call
     executor: Executor
-    judge: BadStepPolicy
-    copies: Copies
+    bad_step_policy: BadStepPolicy
+    copies: UpdateBackup
     calm: int = 0
     taken_back: int = 0
     _waits_until: int = field(default=0, init=False)  # a step that is to wait for its sums
@@ -85,12 +85,12 @@ class Validation:
 
     def holds(self, number: int) -> bool:
         """Whether a step whose sums were heard is as assumed."""
-        return not self.judge.fault(number, self.executor.named_statistics()) and self._unclipped()
+        return not self.bad_step_policy.fault(number, self.executor.named_step_metrics()) and self._unclipped()
 
     def passed(self) -> None:
         """Count the step that was judged last."""
         if self.call.name == "after":
-            self.calm = self.calm + 1 if not self.judge.bad and self._unclipped() else 0
+            self.calm = self.calm + 1 if not self.bad_step_policy.bad and self._unclipped() else 0
 
     @waits("an update that was made is taken back if it should have been clipped")
     def _unclipped(self) -> bool:
@@ -99,6 +99,6 @@ class Validation:
     def rollback(self, number: int) -> None:
         """Undo the update of a step, and end the next one as if it had not begun."""
         self.executor.discard()
-        self.copies.put_back()
+        self.copies.restore()
         self.calm, self._waits_until = 0, number
         self.taken_back += 1

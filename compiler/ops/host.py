@@ -20,7 +20,7 @@ from partita.dsl.types import Type
 class HostCopy(Op):
     """Base of all."""
 
-    copies = True
+    is_host_transfer = True
     rearranges = True
     fusible = False
 
@@ -32,7 +32,7 @@ class HostCopy(Op):
         """Any axis; linear."""
         return (*aligned_rules(operands, results), ShardingRule((SUM,), (SUM,)))
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 
@@ -76,7 +76,7 @@ class ToDevice(HostCopy):
 class Prefetch(ToDevice):
     """The operand in the device's memory, once it has arrived; it is copied beside what the device computes."""
 
-    ahead = True
+    async_start = True
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -87,7 +87,7 @@ class Prefetch(ToDevice):
 class CopyOut(ToHost):
     """The operand in the host's memory, once it has landed; it is copied beside what the device computes."""
 
-    ahead = True
+    async_start = True
 
     @property
     def reads_context(self) -> bool:
@@ -100,7 +100,7 @@ class CopyOut(ToHost):
 
 
 @op("land")
-class Land(HostCopy):
+class WaitCopyOut(HostCopy):
     """The result of a `copy_out`, the first operand, which has landed. The second, of which it is a copy, is kept until
     then.
     """
@@ -132,7 +132,7 @@ class Land(HostCopy):
 
 
 @op("arrive")
-class Arrive(HostCopy):
+class WaitPrefetch(HostCopy):
     """The result of a `prefetch`, which has arrived."""
 
     is_view = True

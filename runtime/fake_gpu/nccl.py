@@ -130,7 +130,7 @@ class FakeTransport(ProcessTransport):
     ) -> None:
         """Nobody is there."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Nobody is there."""
         self._streams.join()
 

@@ -11,7 +11,7 @@ from mlflow.entities import Metric, Param
 from partita.runtime.metrics import MetricsRecord, numbers
 from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
 
-MOST_METRICS = 1000  # in one request, by MLflow's REST API
+MAX_METRICS = 1000  # in one request, by MLflow's REST API
 LONGEST_PARAM = 6000  # characters
 
 
@@ -37,7 +37,7 @@ class Mlflow:
         milliseconds = int(record.get("unix_time", time.time()) * 1000)
         for name, value in numbers(record).items():
             self._metrics.append(Metric(name, value, milliseconds, record["step"]))
-            if len(self._metrics) == MOST_METRICS:
+            if len(self._metrics) == MAX_METRICS:
                 self.flush()
 
     def flush(self) -> None:
