@@ -50,13 +50,13 @@ class Executor:
     gradients, and `restore` loads them. If each update has the gradients of two steps, the parameters that are
     estimated from the first have a memory of their own.
 
-    Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
+    Tensors created here are inference tensors: without autograd's bookkeeping, a view takes half the time.
 
-    `custom` are the functions of operations that the file defines.
-    With `keep_totals`, `kept` has the last step's totals by (stage, accumulator), for each memory. The `flight`
-    recorder is marked at the end of each instruction. With `times`, a file, `stopwatch` records the times of these
-    marks; if `paced`, `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank. A
-    program that would be captured as a graph is not with `times`, and has no durations otherwise.
+    `custom` are the functions of operations that the file defines. With `keep_totals`, `kept` holds the last step's
+    totals by (stage, accumulator), for each memory. The `flight` recorder is marked at the end of each instruction.
+    With `times`, a file, `stopwatch` records the times of these marks; if `paced`, `pace` adds up durations. With
+    `peaks`, a step also finds the peak memory of every rank. A program that is to be captured as a graph is not
+    captured with `times`, and has no durations without.
     """
 
     @torch.inference_mode()
@@ -134,7 +134,7 @@ class Executor:
 
     @property
     def totals(self) -> dict[tuple[int, str], torch.Tensor]:
-        """What is kept of the last step's totals, of the last memory."""
+        """The last step's totals of the last memory, if they are kept."""
         return self.kept[-1] if self.kept else {}
 
     @property
@@ -169,7 +169,7 @@ class Executor:
 
     @waits("all ranks decide by the statistics of a step whether it is good")
     def _metrics_on_host(self) -> list[float]:
-        """The last step's sums as numbers, read at once and once."""
+        """The last step's sums as numbers, in one read, once per step."""
         if self._numbers is None:
             self._numbers = self._vector.tolist()
         return self._numbers
@@ -181,7 +181,7 @@ class Executor:
 
     @property
     def peaks(self) -> tuple[int, ...]:
-        """The peak memory of each rank in bytes, as of the last step; empty if it is not asked for."""
+        """The peak memory of each rank in bytes, as of the last step; empty if not requested."""
         return tuple(map(int, self._metrics_on_host()[len(self.program.step_metrics) + 1 :]))
 
     def step(self, number: int, batch: Batch, rates: Rates = (), bad_step_policy: BadStepPolicy | None = None) -> Waits:
@@ -223,7 +223,7 @@ class Executor:
     @torch.inference_mode()
     def compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
         """Run the microbatches of step `number`, whose update would be number `update`, up to its totals and this
-        rank's part of the statistics; of all memories but the last, also the update.
+        rank's part of the metrics; for all memories but the last, also the update.
         """
         self.kept = []
         for member in range(len(self._memories) - 1):
@@ -278,7 +278,7 @@ class Executor:
             self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
 
     def _launched_whole(self, graph: StepGraph, number: int, batches: Callable[[int], Batch]) -> Waits:
-        """What `_ended` returns, of a step that is one graph. Its marks are taken as if it were not."""
+        """The result of `_ended`, for a step that is one graph. Its marks are set as if it were not."""
         self._flight.begin(self._activity, number)
         before = self._flight.marks
         found = yield from graph.run(batches, self._whole)
@@ -288,7 +288,7 @@ class Executor:
         return found
 
     def _whole(self, whole: Mapping[InputPart, torch.Tensor], cut: Mapping[InputPart, torch.Tensor]) -> Waits:
-        """All of a step of one batch that comes before its statistics are summed."""
+        """The part of a step of one batch before its metrics are summed."""
         self._gather()
         yield from self._prologues(whole)
         yield from self._microbatches(cut)
@@ -311,7 +311,7 @@ class Executor:
             yield from rest
 
     def _ended(self) -> Waits:
-        """The totals of the rank's microbatches, and its statistics."""
+        """The totals of the rank's microbatches, and its metrics."""
         totals = yield from self._all_totals()
         self.marked()
         yield from self._exchange_tied(totals)
@@ -322,7 +322,7 @@ class Executor:
 
     @torch.inference_mode()
     def start_metrics(self) -> Collective:
-        """Begin to sum the statistics of the step that is computed over all ranks."""
+        """Begin to sum the metrics of the computed step over all ranks."""
         return self.transport.gather_over_ranks(self._part)
 
     @torch.inference_mode()
@@ -353,7 +353,7 @@ class Executor:
 
     @property
     def factor(self) -> torch.Tensor:
-        """What clipping multiplies gradients by, with these `step_metrics`: `one` if it leaves them."""
+        """The factor of clipping, with these `step_metrics`: `one` if they are not clipped."""
         return self._factor_of(self.step_metrics)
 
     def _factor_of(self, step_metrics: torch.Tensor) -> torch.Tensor:
@@ -377,7 +377,7 @@ class Executor:
         self._flight.begin(BETWEEN, context.step)
 
     def _average(self) -> Waits:
-        """Average all groups, which go on from the result."""
+        """Average all groups, which continue from the result."""
         if self._outer is None:
             return
         first, names = self._memories[0], self.record.parameters
@@ -388,7 +388,7 @@ class Executor:
 
     @torch.inference_mode()
     def flush(self) -> Waits:
-        """Finish the reductions of gradients of which updates are still to be made, and keep the gradients among the
+        """Finish the reductions of gradients whose updates are still to come, and store these gradients among the
         states.
         """
         names = self.record.parameters
@@ -404,7 +404,7 @@ class Executor:
 
     @torch.inference_mode()
     def restore(self, step: int) -> None:
-        """Take up the gradients that are kept among the states, as after a step."""
+        """Load the gradients that are stored among the states, as after a step."""
         states = self._memories[0].states
         self._late.restore(step, lambda age, name: states[late_name(age), name])
         if self._estimate is not None:
@@ -431,7 +431,7 @@ class Executor:
 
     @torch.inference_mode()
     def gather_ahead(self) -> None:
-        """Start to gather what the next step computes with, unless that is captured with it. Until it runs, nothing may
+        """Start to gather the parameters of the next step, unless its graph does so. Until that step runs, nothing may
         write to parameters.
         """
         if self._graph is None:
@@ -442,13 +442,13 @@ class Executor:
             stage.gather(self.context)
 
     def _barrier(self) -> Iterator[None]:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have arrived here."""
         handle = self.transport.gather_over_ranks(self.one)
         while not handle.done():
             yield
 
     def named_step_metrics(self) -> dict[str, float]:
-        """The last step's statistics by name."""
+        """The last step's metrics by name."""
         return dict(zip(self.program.step_metrics, self._metrics_on_host(), strict=False))
 
     def _prologues(self, inputs: Mapping[InputPart, torch.Tensor]) -> Waits:
@@ -470,8 +470,8 @@ class Executor:
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
         """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all.
 
-        The first of every channel, then the second: where streams share a queue of the hardware, one that is behind
-        another on its channel keeps from starting what comes later, which that other may be waiting for.
+        The first transfer of every channel is posted, then the second: where streams share a hardware queue, a transfer
+        that waits for another on its channel blocks later operations, which that other may be waiting for.
         """
         positions = {key: i for i, key in enumerate(self.record.totals)}
         posts: list[tuple[Transfer, Callable[[Channel, torch.Tensor], Handle], torch.Tensor]] = [

@@ -1,10 +1,10 @@
-"""What microbatches keep in the host's memory: copied there and back beside what the rank computes.
+"""Activations of microbatches in the host's memory: copied there and back while the rank computes.
 
 A stage's values of a microbatch are copied as the memory behind them, each piece of memory once, and views of it are
 made again with the same strides: kernels then read exactly what they would have read. On a GPU the copies are on
-streams of their own, from and to pinned memory, behind the events that the program says (`partita.compiler.streams`).
-Pinned memory of what has come back is used again: a later copy into it is behind what computes, which has waited for
-that one. On a CPU both memories are one, and the copy is the memory itself.
+streams of their own, from and to pinned memory, after the events that the program lists (`partita.compiler.streams`).
+Pinned memory is reused once its content has been copied back: a later copy into it waits for the compute stream, which
+has waited for that copy. On a CPU both memories are one, and the copy is the memory itself.
 """
 
 from __future__ import annotations

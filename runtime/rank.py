@@ -48,8 +48,8 @@ from partita.runtime.validation import UpdateBackup, Validation
 @frozen(eq=False)
 class CompiledRun:
     """A compiled file, ready to run: the programs for training and evaluation, the settings, and the `functions` of the
-    operations that it defines; `rows` are those of the evaluation set, if all of it is evaluated; `samples` is what is
-    written after each evaluation, if anything.
+    operations that it defines; `rows` is the size of the evaluation set, if all of it is evaluated; `samples` describes
+    the text that is written after each evaluation, if any.
     """
 
     spec: Spec
@@ -60,7 +60,7 @@ class CompiledRun:
     samples: Samples | None = None
 
     def evaluating(self, rows: int | None, gpu: bool = False) -> CompiledRun:
-        """The same, but evaluating a whole set with that many rows. Raises Refused (E0623) if that cannot be."""
+        """The same run, but evaluating a whole set with that many rows. Raises Refused (E0623) if it cannot."""
         if rows is None:
             return self
         return evolve(self, rows=rows, evaluation=compile_evaluation(self.spec, self.training, rows, gpu))
@@ -83,7 +83,7 @@ class CompiledRun:
 
     @property
     def programs(self) -> list[Program | None]:
-        """All programs, in an order that tells what each is for."""
+        """All programs, in an order from which the purpose of each follows."""
         evaluation = self.evaluation.program if self.evaluation is not None else None
         return [self.program, evaluation, *(self.samples.scoring.programs if self.samples is not None else ())]
 
@@ -94,12 +94,12 @@ class CompiledRun:
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """Warnings about what is written after evaluations."""
+        """Warnings about the text that is written after evaluations."""
         return self.samples.warnings if self.samples is not None else ()
 
     def writing(self, folder: Path, gpu: bool = False) -> CompiledRun:
-        """The same, but writing after each evaluation if the file, which is in a folder, asks for that. Raises Refused
-        (E06xx, E1001 to E1003).
+        """The same run, but writing text after each evaluation if the file, which is in `folder`, asks for it. Raises
+        Refused (E06xx, E1001 to E1003).
         """
         return evolve(self, samples=samples_of(self.spec, self.training, folder, gpu))
 
@@ -153,9 +153,9 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation, which share its shards of the parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
-    there. If `paced`, the ranks find out which of them are slow. Neither is done of ranks that train several groups. If
-    it is `alone` in its process, a step also finds how much memory each rank uses, and how much of the devices' peak.
-    Tensors that are mapped into memory are files in a `folder`, or in one that is removed with the rank.
+    there. If `paced`, the ranks find out which of them are slow. Ranks that train several groups do neither. If the
+    rank is `alone` in its process, a step also finds how much memory each rank uses, and how much of the devices' peak.
+    Tensors that are mapped into memory are files in a `folder`, or in a temporary one that is removed with the rank.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Rank:
                     other.states[state.name, name] = self.memory.states[state.name, name].clone()
 
     def _kept(self, name: str, type: Type, host: bool, mapped: bool) -> torch.Tensor:
-        """Zeros where a tensor lies between steps."""
+        """Zeros in the memory in which a tensor is kept between steps."""
         dtype, pinned = DTYPES[type.dtype], self.device.type == "cuda"
         if not mapped:
             there, pinned = ("cpu", pinned) if host else (self.device, False)
@@ -265,8 +265,8 @@ class Rank:
         return found
 
     def _begin(self, name: str, layout: Layout, part: torch.Tensor) -> None:
-        """Set the rank's shard of a parameter, or of a copy, in a layout, to its initial value. Of a large one, so many
-        rows at a time are made besides.
+        """Set the rank's shard of a parameter, or of a copy, in a layout, to its initial value. A large one is computed
+        some rows at a time.
         """
         program = self.plan.program
         record, mesh = program.parameter(name), program.mesh
@@ -278,11 +278,11 @@ class Rank:
 
     @property
     def memories(self) -> tuple[ParameterStore, ...]:
-        """The rank's tensors for training; of groups that train apart, those of each."""
+        """The rank's tensors for training; with replica groups, those of each group."""
         return (self.memory, *self.extra_replicas)
 
     def kept(self) -> Iterator[tuple[SavedTensor, torch.Tensor]]:
-        """Yields what the rank keeps between steps, and under which names it is saved."""
+        """Yields the tensors that the rank keeps between steps, and the names under which they are saved."""
         program = self.plan.program
         place = program.mesh.coordinates(self.rank)[program.mesh.apart] if program.mesh.apart is not None else 0
         for each in state_tensors(program):
@@ -300,7 +300,7 @@ class Rank:
 
     def parameters_for(self, state: Compilation) -> ParameterStore:
         """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters,
-        over time or of groups that train apart.
+        over time or over replica groups.
         """
         if not state.reads_means:
             return self.memory
@@ -314,8 +314,8 @@ class Rank:
         return ParameterStore(masters)
 
     def scorer(self, samples: Samples) -> Scorer:
-        """What computes the logits of samples: from the rank's own parameters, or from their means. What it keeps of a
-        text lives as long as it does.
+        """Computes the logits of samples, from the rank's own parameters or from their means. The state that it keeps
+        of a text lives as long as the scorer.
         """
         scoring = samples.scoring
         held = self.memory if self.plan.evaluation is None else self.parameters_for(self.plan.evaluation)

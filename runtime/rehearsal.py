@@ -1,9 +1,9 @@
-"""A rehearsal: a step of zeros before the first, in which no message is sent, and of which nothing stays.
+"""A rehearsal: a step on zeros before the first step, which sends no pipeline messages and whose results are discarded.
 
-What a GPU is given for the first time is compiled, loaded and measured, and NCCL connects; the host waits for it, on
-each rank as long as it takes. In the first step other ranks would wait with it, and where memory is short it would fail
-in the middle of what all do together. Collectives along the mesh's axes are real: ranks of one program post the same
-ones in the same order, and without messages none waits for another stage.
+Kernels that a GPU runs for the first time are compiled, loaded and tuned, and NCCL connects; the host of each rank
+waits for all this. In the first step other ranks would wait as well, and a lack of memory would show in the middle of a
+joint operation. Collectives along the mesh's axes are real: ranks of one program post the same ones in the same order,
+and without messages none waits for another stage.
 """
 
 from __future__ import annotations

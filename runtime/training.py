@@ -47,7 +47,7 @@ Report: TypeAlias = "Callable[[Diagnostic], None]"
 
 @frozen
 class StepResult:
-    """What a step reports, the same on every rank.
+    """The report of a step, the same on every rank.
 
     `learning_rates` are those of the optimizer's rules that update. `skipped` is the number of steps so far whose
     updates were skipped (None unless the file allows that). For a bad step, `bad` says why, `rows` names its rows of
@@ -230,7 +230,7 @@ def train(
 
 
 def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult:
-    """What the step with the rank's last statistics reports, if it took so long."""
+    """The report of the step with the rank's last metrics, which took this long."""
     loss, metrics, norm = rank.results(rank.training)
     plan, peaks = rank.plan, rank.training.peaks
     counted, unit = plan.program.counted
@@ -241,7 +241,7 @@ def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult
 
 
 def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None:
-    """Report a step that is found as its update has assumed it."""
+    """Report a step for which the assumption of its update holds."""
     rank.bad_step_policy.accepts(step.number, rank.training.named_step_metrics())
     rank.validation.passed()
     done = _result(rank, step.number, step.rates, step.seconds)
@@ -284,8 +284,8 @@ def _whole_batch(rank: Rank, dataset: Dataset | None, step: int) -> Batch:
 def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[None, None, str | None]:
     """Details of a bad step that ends the run, on the rank that is to report them; None on all others.
 
-    A norm is of the gradients of a step that may be before it (`sync = delayed(k)`): then they are of that one, which
-    is repeated with the parameters of now.
+    The gradients of a norm may be those of an earlier step (`sync = delayed(k)`): then the details are those of that
+    step, which is repeated with the current parameters.
     """
     delay = rank.plan.program.delay if wrong.figure == NORM else 0
     step, before = wrong.step - delay, f"its gradients are of step {wrong.step - delay}; " if delay else ""
@@ -307,7 +307,9 @@ def _handle_bad_step(
     checkpoints: Checkpoints | None,
     report: Report,
 ) -> Generator[None, None, StepResult]:
-    """Continue past a bad step: rewind if asked to, and report what is skipped. Returns the step's report."""
+    """Continue past a bad step: rewind if the policy says so, and report the skipped updates. Returns the step's
+    report.
+    """
     rows = dataset.row_names(done.step) if dataset else []
     to = None
     what = f"step {done.step} is skipped"
@@ -436,8 +438,8 @@ class VirtualRun:
         return self.ranks[0].outside(self.ranks[0].training)
 
     def parameters(self, group: int = 0) -> dict[str, torch.Tensor]:
-        """Every parameter by name, as a full tensor; of groups that train apart, those of one. Raises AssertionError if
-        copies of a shard differ in any bit.
+        """Every parameter by name, as a full tensor; with replica groups, those of one. Raises AssertionError if copies
+        of a shard differ in any bit.
         """
         parts: dict[str, dict[int, torch.Tensor]] = {}
         for rank, member in self._training(group):
@@ -446,7 +448,7 @@ class VirtualRun:
         return {name: self._whole(name, by_rank) for name, by_rank in parts.items()}
 
     def trained(self) -> dict[str, torch.Tensor]:
-        """The parameters of the trained model: of groups that train apart, the anchor."""
+        """The parameters of the trained model: with replica groups, the outer parameters (`anchor`)."""
         return {**self.parameters(), **self.besides(ANCHOR)}
 
     def _training(self, group: int) -> Iterator[tuple[Rank, int]]:
@@ -486,8 +488,8 @@ class VirtualRun:
                         seen(tensor, layout, piece).copy_(values[name][piece.region])
 
     def gradients(self, group: int = 0) -> dict[str, torch.Tensor]:
-        """The last step's gradients as full tensors: each parameter's totals added in stage order; of groups that train
-        apart, those of one.
+        """The last step's gradients as full tensors: each parameter's totals added in stage order; with replica groups,
+        those of one.
 
         Raises AssertionError if copies of a shard of a total differ in any bit.
         """
@@ -508,8 +510,8 @@ class VirtualRun:
         }
 
     def step_metrics(self, group: int = 0) -> dict[str, torch.Tensor]:
-        """What the updates of buffers have read of the last step's batch: each value summed over it, by its name, as a
-        full tensor; of groups that train apart, those of one.
+        """The values that updates of buffers read from the last step's batch: each summed over the batch, by its name,
+        as a full tensor; with replica groups, those of one.
         """
         mesh = self.plan.program.mesh
         records: dict[str, AccumulatorRecord] = {}

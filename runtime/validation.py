@@ -1,15 +1,16 @@
-"""Updates that are made before their step is validated, and how they are taken back.
+"""Updates that are made before their step is validated, and how they are rolled back.
 
 A step is validated by its loss and its gradient norm, which are sums over all ranks. Where the file says `validate =
 after`, an update does not wait for them: it assumes that the step is good and its gradients are not clipped, and the
-sums come together while the next step runs ("post-update validation", Qi et al., arXiv 2401.10241, section 4). Before
-that makes its own update, all ranks look at the sums. If the assumption was wrong they put back, from copies, all that
-the update has written, and run both steps again; the first of the two waits for its sums, as without `validate`.
-Batches and random numbers are functions of the step, so every bit is that of a run whose updates wait.
+sums are computed while the next step runs ("post-update validation", Qi et al., arXiv 2401.10241, section 4). Before
+the next step makes its own update, all ranks check the sums. If the assumption was wrong, they restore from copies all
+tensors that the update has written, and run both steps again; the first of the two waits for its sums, as without
+`validate`. Batches and random numbers are functions of the step, so the run is bitwise identical to one whose updates
+wait.
 
-A step that is clipped is often followed by others, so an update only goes ahead after `calm` steps in a row that would
-have allowed it. All ranks have the same sums and take the same decisions. An update waits, too, if something else reads
-the parameters after it: an evaluation, a checkpoint, the end of the run.
+A clipped step is often followed by others, so an update is made early only after `calm` steps in a row that would have
+allowed it. All ranks have the same sums and make the same decisions. An update also waits if something else reads the
+parameters after it: an evaluation, a checkpoint, the end of the run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from partita.runtime.transports.transport import Collective
 
 @frozen(eq=False)
 class Unvalidated:
-    """A step whose update was made before its sums were there; it took so many `seconds`."""
+    """A step whose update was made before its sums were complete; the step took so many `seconds`."""
 
     number: int
     rates: Rates
@@ -39,7 +40,7 @@ class Unvalidated:
 
 
 class UpdateBackup:
-    """Copies of all that a rank's update writes. They are allocated when first made, and then stay."""
+    """Copies of all tensors that a rank's update writes. They are allocated once, when first made."""
 
     def __init__(self, record: RankProgram, memory: ParameterStore) -> None:
         self._written = [memory.masters[name] for name in record.copied]
@@ -47,14 +48,14 @@ class UpdateBackup:
         self._copies: list[torch.Tensor] = []
 
     def make(self) -> None:
-        """Copy what is there."""
+        """Copy the current values."""
         if not self._copies:
             self._copies = [torch.empty_like(tensor) for tensor in self._written]
         for tensor, copy in zip(self._written, self._copies, strict=True):
             copy.copy_(tensor)
 
     def restore(self) -> None:
-        """Restore what was copied last."""
+        """Restore the values that were copied last."""
         for tensor, copy in zip(self._written, self._copies, strict=True):
             tensor.copy_(copy)
 
@@ -75,7 +76,7 @@ class Validation:
     _waits_until: int = field(default=0, init=False)  # a step that is to wait for its sums
 
     def can_speculate(self, number: int) -> bool:
-        """Whether the update of a step may be made before its sums are there."""
+        """Whether the update of a step may be made before its sums are complete."""
         return self.call.name == "after" and self.calm >= self.call.arguments["calm"] and number > self._waits_until
 
     def update(self) -> Iterator[None]:
@@ -84,7 +85,7 @@ class Validation:
         yield from self.executor.update(self.executor.one)
 
     def holds(self, number: int) -> bool:
-        """Whether a step whose sums were heard is as assumed."""
+        """Whether the assumption about a step holds, given its sums."""
         return not self.bad_step_policy.fault(number, self.executor.named_step_metrics()) and self._unclipped()
 
     def passed(self) -> None:

@@ -3,9 +3,9 @@
 A value lies in the device's memory unless `Value.host` says so. Other operations run where their operands lie. On a CPU
 the host's memory is the device's, and copies are none; the account is that of a device with its own.
 
-A copy is made in order with what the device computes (`to_device`, `to_host`); or beside that: one operation starts it,
-and another waits for it. To the device these are `prefetch` and `arrive`, which makes what the device computes wait; to
-the host, `copy_out` and `land`, which makes the host wait.
+A copy is either in order with the device's compute (`to_device`, `to_host`), or asynchronous: one operation starts it,
+and another waits for it. To the device these are `prefetch` and `arrive`, at which the device's compute waits; to the
+host, `copy_out` and `land`, at which the host waits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ToDevice(HostCopy):
 
 @op("prefetch")
 class Prefetch(ToDevice):
-    """The operand in the device's memory, once it has arrived; it is copied beside what the device computes."""
+    """The operand in the device's memory, once the copy is complete, which overlaps with compute of the device."""
 
     async_start = True
 
@@ -85,7 +85,7 @@ class Prefetch(ToDevice):
 
 @op("copy_out")
 class CopyOut(ToHost):
-    """The operand in the host's memory, once it has landed; it is copied beside what the device computes."""
+    """The operand in the host's memory, once the copy is complete, which overlaps with compute of the device."""
 
     async_start = True
 

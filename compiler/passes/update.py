@@ -11,9 +11,9 @@ it stores, and gather parameters stored replicated. What several stages keep is 
 Work on whole matrices, parts of which are stored on several ranks, is shared (`partita.compiler.passes.stacked`).
 
 States in the host's memory (`offload state`) are updated there: gradients are copied to the host, and new values back.
-What an update reads of the device as it is at the end of the backward pass begins its way among the reductions: the
-gradient of one stage's parameter, without clipping, for which all gradients must be known. All else is copied out while
-parameters before are updated.
+A gradient that an update reads unchanged starts copying to the host among the reductions: this needs a parameter of one
+stage only, and no clipping, for which all gradients must be known. Other gradients are copied to the host while earlier
+parameters are updated.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class UpdateGraph:
 
     def outer_updates(self, names: Collection[str]) -> list[Node]:
         """What averages the parameters and buffers among `names` over groups, so many bytes at a time: while one part
-        is on its way the one before it is finished, and no third begins.
+        is in flight, the one before it is finished, and no third begins.
         """
         parts: list[list[Node]] = []
         size = AVERAGED_BYTES

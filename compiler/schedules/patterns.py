@@ -4,7 +4,7 @@ A block with short steps from rank to rank needs little memory, one with long st
 ZB-V of Qi et al., arXiv 2405.15362, are three points of this family). Which steps are best depends on costs and memory,
 so they are searched for: first those of a list, as far as they fit in memory, then random changes of the best ones.
 
-A block in whole slots, squeezed, knows nothing of costs; a block in real time begins each step as the costs allow.
+A block in whole slots, squeezed, is independent of costs; a block in real time begins each step as the costs allow.
 Either is then executed under assumed costs, which need not be the real ones: an order that takes actions for equally
 long keeps them in the rhythm of the block, while the real costs let each rank fill its own gaps.
 """

@@ -40,7 +40,7 @@ BLOCK = 1 << 26  # bytes sent at a time
 
 @frozen
 class Found:
-    """What memory has of one step: the manifest, and by rank the hosts' slots that have its shard."""
+    """The copies of one step in memory: the manifest, and by rank the hosts' slots that have its shard."""
 
     label: Label
     places: Mapping[int, Sequence[tuple[str, int]]]
@@ -52,7 +52,7 @@ class Found:
 
     @property
     def lost(self) -> list[int]:
-        """The ranks whose shards there are none of."""
+        """The ranks without any copy of their shards."""
         return [rank for rank in range(self.label.ranks) if rank not in self.places]
 
 
@@ -113,8 +113,8 @@ def transfers(found: Found, hosts: Sequence[str], wanted: Mapping[int, Sequence[
 
 @frozen(eq=False)
 class SnapshotResources:
-    """What copies need: the memory of this rank's host, the store of the rendezvous, and what makes links to the ranks
-    of other hosts, to be called on all ranks at once.
+    """The resources of snapshots: the memory of this rank's host, the store of the rendezvous, and a function that
+    connects to the ranks of other hosts, to be called on all ranks at once.
     """
 
     memory: Memory
@@ -205,7 +205,7 @@ class Snapshots:
     def _fetched(
         self, links: PeerConnections, found: Found, saved: Manifest, needed: Sequence[int]
     ) -> Iterator[tuple[int, memoryview]]:
-        """Send what others need of this host, and yield what this rank needs of others."""
+        """Send the shards that others need from this host, and yield those that this rank needs from others."""
         said = self._told("needed", list(needed))
         for each in transfers(found, self.hosts, dict(enumerate(said))):
             size = sum(entry.bytes for entry in entries_of(saved, each.shard))
@@ -294,7 +294,7 @@ class Snapshots:
     # ------------------------------------------------------------ through the store
 
     def _told(self, what: str, own: Any) -> list[Any]:
-        """What all ranks say, in order; the first collects it, so that each makes one request."""
+        """The statements of all ranks, in order; the first rank collects them, so that each makes one request."""
         return list(post(f"telling the other ranks what is {what}", self._said, what, own))
 
     def _said(self, what: str, own: Any) -> list[Any]:

@@ -36,8 +36,8 @@ def mean_name(parameter: str) -> str:
 
 @frozen
 class SavedTensor:
-    """What ranks keep, and its name in a checkpoint: the master of a parameter, or one of its states. If it belongs to
-    one of the groups that train apart, only the ranks that train this keep it.
+    """A tensor that ranks keep, and its name in a checkpoint: the master of a parameter, or one of its states. A tensor
+    of a replica group is kept only by the ranks of this group.
     """
 
     name: str
@@ -49,8 +49,8 @@ class SavedTensor:
 
 
 def state_tensors(program: Program) -> Iterator[SavedTensor]:
-    """Yields everything that is kept between steps. Where groups train apart, what has the name of a parameter is the
-    anchor, from which all of them go on after the next average.
+    """Yields all tensors that are kept between steps. With replica groups, a parameter's name refers to the outer
+    parameter (the anchor), from which all groups start after an average.
     """
     for record in program.parameters:
         name = record.name

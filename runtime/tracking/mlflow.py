@@ -16,7 +16,7 @@ LONGEST_PARAM = 6000  # characters
 
 
 class Mlflow:
-    """One run there, which a resumed run goes on with. Records are sent together."""
+    """One run there, which a resumed run continues. Records are sent together."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._client = MlflowClient()
