@@ -67,21 +67,21 @@ def rank(block: int, seconds: float, arguments: list[str]) -> int:
     from partita.cli.main import main
     from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.transports.process import ProcessTransport
-    from partita.runtime.transports.transport import Links
+    from partita.runtime.transports.transport import PeerConnections
 
     due, links = Checkpoints.copies, ProcessTransport.links
 
     def copies(self: Checkpoints, step: int) -> bool:
         return due(self, step) and (step - 1) // block % 2 == 1
 
-    def slow(self: ProcessTransport) -> Links:
+    def slow(self: ProcessTransport) -> PeerConnections:
         found = links(self)
 
         def receive(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
             time.sleep(seconds)
             return found.receive(tensor, peer)
 
-        return Links(found.send, receive if self.rank else found.receive)
+        return PeerConnections(found.send, receive if self.rank else found.receive)
 
     Checkpoints.copies = copies  # type: ignore[method-assign]
     if seconds:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from partita.dsl.spec import Call, Share
 from partita.dsl.types import Axis, Type
-from partita.runtime.data.ahead import Ahead
+from partita.runtime.data.ahead import Prefetcher
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.data.packed_rows import packed
 from partita.runtime.data.registry import open_dataset
@@ -89,7 +89,7 @@ def main() -> None:
             start = perf_counter()
             dataset.batch(1)
             own = perf_counter() - start
-            ahead = Ahead(dataset, STEPS)
+            ahead = Prefetcher(dataset, STEPS)
 
             def step(number: int) -> float:
                 start = perf_counter()

@@ -72,7 +72,7 @@ def run(data: str, steps: int) -> None:
     from peers.ours import rank_of
     from peers.workload import workload
 
-    from partita.runtime.data.ahead import Ahead
+    from partita.runtime.data.ahead import Prefetcher
     from partita.runtime.training import train
 
     root = Path(os.environ[FOLDER])
@@ -82,7 +82,7 @@ def run(data: str, steps: int) -> None:
     joined()
     rank = rank_of(work.plan)
     reading = _Timed(work.dataset)
-    ahead = Ahead(reading, steps)
+    ahead = Prefetcher(reading, steps)
     waiting = _Timed(ahead)
     seen: list[float] = []
     for _ in train(rank, waiting, _Seen(seen)):

@@ -32,7 +32,7 @@ from partita.runtime.transports.process import ProcessTransport
 from partita.runtime.transports.shared import Incoming, Outgoing
 
 if TYPE_CHECKING:
-    from partita.runtime.rank import Plan
+    from partita.runtime.rank import CompiledRun
 
 SCHEDULES = {
     "gpipe": "schedule=gpipe(microbatches=8)",
@@ -56,7 +56,7 @@ class Case:
     recompute: bool
     steps: int = STEPS
 
-    def prepared(self) -> Plan:
+    def prepared(self) -> CompiledRun:
         """Compiled."""
         from partita.dsl.load import load_text
         from partita.runtime.rank import prepare
@@ -260,7 +260,7 @@ def ours(case: Case) -> None:
     transport.close()
 
 
-def held(plan: Plan, folder: Path, transport: ProcessTransport) -> tuple[int, int]:
+def held(plan: CompiledRun, folder: Path, transport: ProcessTransport) -> tuple[int, int]:
     """The bound of this rank, and the peak of its live tensors, in what is one memory on a CPU: with what lies in the
     host's, and without copies there of what microbatches keep. `folder` is where its data is.
     """

@@ -114,7 +114,7 @@ def ours(work: Workload) -> tuple[float, Losses]:
     for name, master in rank.memory.masters.items():
         master.copy_(work.weights[name])
     seen = Seen()
-    rank.transport.meet()
+    rank.transport.barrier()
     start = perf_counter()
     for _ in train(rank, work.dataset, seen):
         pass

@@ -30,7 +30,7 @@ from partita.runtime.tracing.flight import read
 
 TINY = Path(__file__).parents[1] / "specs" / "tiny.par"
 FOR_EVER, INTERVAL = 1_000_000, 5
-MOST_SECONDS = 2.0  # from a commit to the kill
+MAX_SECONDS = 2.0  # from a commit to the kill
 PHASES = {
     "noticed": re.compile(r"partita: restarting all ranks"),
     "resumed": re.compile(r"step \d+/\d+  resumed"),
@@ -73,7 +73,7 @@ def recoveries(arguments: argparse.Namespace, folder: Path) -> Iterator[list[flo
         try:
             for _ in range(arguments.kills):
                 commits = await_commit(folder / "checkpoints", commits)
-                time.sleep(MOST_SECONDS * random.random())
+                time.sleep(MAX_SECONDS * random.random())
                 os.kill(random.choice(ranks_of(process.pid)), signal.SIGKILL)
                 before, seconds = time.monotonic(), []
                 for pattern in PHASES.values():

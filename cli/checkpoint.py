@@ -18,12 +18,12 @@ from partita.cli.number_format import bytes_text, count_text
 from partita.cli.output import add_output, deliver, json_text
 from partita.cli.source import add_source_arguments
 from partita.dsl.diagnostic import refuse, shown
-from partita.runtime.addresses import Address, Place, check_writable, names_in, place_of
+from partita.runtime.addresses import Address, PathOrUrl, check_writable, names_in, place_of
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.located import located
-from partita.runtime.checkpoint.manifest import MOST_STEPS
+from partita.runtime.checkpoint.manifest import MAX_STEPS
 from partita.runtime.checkpoint.store import commit_name
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _step(text: str) -> int:
-    if not text.isdecimal() or int(text) > MOST_STEPS:
+    if not text.isdecimal() or int(text) > MAX_STEPS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a step")
     return int(text)
 
@@ -117,7 +117,7 @@ def _misused(arguments: argparse.Namespace) -> str | None:
 # ---------------------------------------------------------------- choosing a checkpoint
 
 
-def _chosen(arguments: argparse.Namespace) -> tuple[Place, int]:
+def _chosen(arguments: argparse.Namespace) -> tuple[PathOrUrl, int]:
     """The single checkpoint to use. Raises Refused (E0807)."""
     path, step = located(arguments.directory)
     steps = steps_in(path)
@@ -127,7 +127,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Place, int]:
     return path, wanted
 
 
-def _manifest(path: Place, step: int) -> Manifest:
+def _manifest(path: PathOrUrl, step: int) -> Manifest:
     """The manifest of a checkpoint. Raises Refused (E0808)."""
     try:
         return read_manifest(path, step)
@@ -232,7 +232,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 1 if any(row["problems"] for row in rows) else 0
 
 
-def _problems(path: Place, step: int) -> tuple[Manifest | None, list[str]]:
+def _problems(path: PathOrUrl, step: int) -> tuple[Manifest | None, list[str]]:
     """Everything that is wrong with a commit, and its manifest unless that is damaged."""
     from partita.runtime.checkpoint.loading import Commit
 
@@ -269,7 +269,7 @@ def _export(arguments: argparse.Namespace) -> None:
     print(f"{arguments.output}: {bytes_text(size)} from {path / commit_name(step)}")
 
 
-def _is_empty(path: Place) -> bool:
+def _is_empty(path: PathOrUrl) -> bool:
     """Whether nothing is there, or an empty directory. Raises OSError; Refused (E0602) if it cannot be written to."""
     if isinstance(path, Address):
         check_writable(path)

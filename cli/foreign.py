@@ -19,7 +19,7 @@ from partita.dsl.syntax.source import Source, Span
 from partita.dsl.syntax.units import BYTES, Quantity
 from partita.dsl.syntax.units import read as read_quantity
 from partita.dsl.types import BYTES as WIDTHS
-from partita.runtime.addresses import Address, Place, exists, place_of, put
+from partita.runtime.addresses import Address, PathOrUrl, exists, place_of, put
 from partita.runtime.checkpoint.files import directory, read
 from partita.runtime.checkpoint.folders import RemoteFolder
 from partita.runtime.checkpoint.manifest import Manifest
@@ -127,12 +127,12 @@ def _remembered(manifest: Manifest, name: str) -> Weights:
 # ---------------------------------------------------------------- the config beside the tensors
 
 
-def is_file(place: Place) -> bool:
+def is_file(place: PathOrUrl) -> bool:
     """Whether there is a file. Raises OSError."""
     return exists(place) if isinstance(place, Address) else place.is_file()
 
 
-def config_of(path: Place) -> bytes:
+def config_of(path: PathOrUrl) -> bytes:
     """The content of a config. Raises Refused (E0809) if it is no JSON object, and OSError."""
     if isinstance(path, Address):
         content = RemoteFolder(path.parent).read(path.name, MOST_CONFIG)
@@ -149,7 +149,7 @@ def config_of(path: Place) -> bytes:
     return content
 
 
-def write_config(folder: Place, content: bytes) -> None:
+def write_config(folder: PathOrUrl, content: bytes) -> None:
     """Put a config into a folder. Raises OSError."""
     if isinstance(folder, Address):
         put(folder / CONFIG, content)

@@ -23,7 +23,7 @@ from partita.runtime.addresses import place_of
 from partita.runtime.supervision.consistency import agree
 from partita.runtime.supervision.identity import Identity, rank_from_environment, wait_for_start
 from partita.runtime.supervision.launcher import launch
-from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
+from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, join_rendezvous
 from partita.runtime.supervision.statuses import FAILED, PEER_LOST
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
@@ -112,7 +112,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     kind, device = device_of_rank(arguments.transport, identity)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    meeting = meet(identity, CONNECT_SECONDS)
+    meeting = join_rendezvous(identity, CONNECT_SECONDS)
     agree(meeting.store, identity.rank, identity.ranks, given, (), no_kernels=why_none_on(device))
     check_ranks(given, identity.ranks)
     connect(identity, kind.backend, meeting)
@@ -122,7 +122,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     try:
         act(arguments, given, one_here(transport, device), heard)
     except UsageError:
-        transport.meet()
+        transport.barrier()
         raise
-    transport.meet()
+    transport.barrier()
     return 0

@@ -64,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def join_supervisor() -> None:
     """In a rank of a supervisor: enter the run's network, and end with the supervisor. Precedes any threads."""
     if "PARTITA_SUPERVISOR" in os.environ:
-        from partita.runtime.supervision.isolation import settle
+        from partita.runtime.supervision.isolation import enter_isolation
 
-        settle(os.environ)
+        enter_isolation(os.environ)
 
 
 def _run(given: Sequence[str]) -> int:

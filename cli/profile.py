@@ -109,6 +109,6 @@ def _measure(arguments: argparse.Namespace) -> int:
     if identity.rank == 0:
         arguments.record.write_text(json.dumps({"records": [found.as_json()]}))
     last = kind.end(device, b"")
-    last.meet()
+    last.barrier()
     last.close()
     return 0

@@ -197,7 +197,7 @@ class Input:
 
 
 @frozen(eq=False)
-class NewValue:
+class BufferWrite:
     """The value of a buffer after a training step: at first a value of the forward pass; after the split into
     microbatches, the result of UPDATE nodes, which read masters and accumulators.
     """
@@ -228,7 +228,7 @@ class Gradient:
 
 
 @frozen
-class Term:
+class SparseGradientPart:
     """The `ids` of a lookup in a sparse parameter, or the rows of its gradient; `number` is that of the lookup."""
 
     number: int
@@ -252,7 +252,7 @@ class Accumulator:
     parameter: str | None = None
     maximum: bool = False
     stage: int | None = None
-    term: Term | None = None
+    term: SparseGradientPart | None = None
 
 
 @frozen(eq=False)
@@ -300,7 +300,7 @@ class Graph:
     accumulators: tuple[Accumulator, ...] = ()
     scopes: tuple[Scope, ...] = ()
     guards: tuple[Guard, ...] = ()
-    updates: tuple[NewValue, ...] = ()
+    updates: tuple[BufferWrite, ...] = ()
     masters: tuple[Master, ...] = ()
     inside: Mapping[Node, Sequence[Node]] = field(factory=dict, eq=False)
     asked: tuple[tuple[str, Value], ...] = ()

@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD, Action
 
-# The stream of what computes, and those of copies to the host's memory and back.
+# The compute stream, and those of copies to the host's memory and back.
 COMPUTE = "compute"
 COPIES = {OFFLOAD: "copies out", LOAD: "copies in"}
 
@@ -76,11 +76,11 @@ class Transfer:
 
 
 class _OnCompute:
-    """What computes, or makes what computes later wait."""
+    """An instruction on the compute stream: it computes, or makes later computation wait."""
 
     @property
     def stream(self) -> str:
-        """That of what computes."""
+        """The compute stream."""
         return COMPUTE
 
     @property
@@ -90,7 +90,7 @@ class _OnCompute:
 
 
 class _Post:
-    """What starts something beside what computes."""
+    """An instruction that starts an operation which overlaps with compute."""
 
     @property
     def post(self) -> Instruction | None:
@@ -174,8 +174,8 @@ class WaitReceive(_OnCompute, _OfTransfer):
 
 @frozen
 class PostCopy(_Post):
-    """Start to copy what a stage keeps of a microbatch into the host's memory (O) or back (L), beside what runs. The
-    copies of a rank in one direction run one after the other.
+    """Start to copy the activations that a stage saves for a microbatch to the host's memory (O) or back (L).
+    Copies of a rank in one direction run one after the other, and overlap with compute.
     """
 
     action: Action

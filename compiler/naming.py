@@ -9,7 +9,7 @@ from partita.compiler.graph import without_iterations
 from partita.dsl.advice.report import nearest
 from partita.dsl.names.paths import is_end
 
-MOST_NAMED = 4  # of many names
+MAX_NAMED = 4  # of many names
 
 
 def matches(path: Sequence[str], name: str) -> bool:
@@ -44,7 +44,7 @@ def instead_of(name: str, tensors: Sequence[str]) -> str:
     near = nearest(without_iterations(name), dict.fromkeys(end_of(each, inner.count(".") + 1) for each in tensors))
     if near:
         return f"; did you mean `{near}`?"
-    first = [f"`{each}`" for each in islice(dict.fromkeys(end_of(each, 1) for each in tensors), MOST_NAMED)]
+    first = [f"`{each}`" for each in islice(dict.fromkeys(end_of(each, 1) for each in tensors), MAX_NAMED)]
     return f"\n  there are {len(tensors):,}, such as {', '.join(first)}" if first else ""
 
 

@@ -90,7 +90,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 OF_THE_BATCH = {"E0406", "E0407"}
 
 # About the size of a transformer with ten thousand layers; a larger model is a mistake.
-MOST_NODES = 100_000
+MAX_NODES = 100_000
 
 Before = TypeVar("Before", bound=Configured)
 Training = TypeVar("Training", bound=Scheduled)
@@ -276,10 +276,10 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
     start = perf_counter()
     model, train = given.trained
     schedule = given.schedule or one_microbatch(given.batch)
-    if model.nodes > MOST_NODES:
+    if model.nodes > MAX_NODES:
         raise refuse(
             "E0008",
-            f"model `{model.name}` expands to {model.nodes:,} steps; at most {MOST_NODES:,} are compiled",
+            f"model `{model.name}` expands to {model.nodes:,} steps; at most {MAX_NODES:,} are compiled",
             model.span,
             help="lower the count of a `repeat`",
         )

@@ -41,7 +41,7 @@ from math import ceil
 
 from attrs import field, frozen
 
-from partita.compiler.graph import Guard, Term
+from partita.compiler.graph import Guard, SparseGradientPart
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, Traffic, Transfer
 from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.mesh import Mesh
@@ -141,7 +141,7 @@ class AccumulatorRecord(Shortened):
     parameter: str | None
     maximum: bool
     layout: Layout = REPLICATED
-    term: Term | None = None
+    term: SparseGradientPart | None = None
 
 
 @frozen
@@ -241,7 +241,7 @@ class RankPlan(Shortened):
     sends: tuple[TiedTransfer, ...]
     receives: tuple[TiedTransfer, ...]
     totals: tuple[tuple[int, str], ...]  # (stage, accumulator)
-    statistics: tuple[int, ...]  # the entries of the statistics vector that `finish` returns
+    step_metrics: tuple[int, ...]  # the entries of the statistics vector that `finish` returns
     copied: tuple[str, ...] = ()
 
 
@@ -274,7 +274,7 @@ class StepPlan:
     stages: tuple[StagePlan, ...]
     ranks: tuple[RankPlan, ...]
     channels: Mapping[Channel, Traffic]  # sorted
-    statistics: tuple[str, ...]
+    step_metrics: tuple[str, ...]
     guards: tuple[Guard, ...]  # statistics that must be zero
     schedule: Schedule
     streams: Mapping[str, str]

@@ -1,22 +1,23 @@
-"""Instructions → launches: on which stream of its device each instruction of a rank runs, and behind which events.
+"""Instructions → launches: on which stream of its device an instruction of a rank runs, and which events it waits for.
 
 A rank has a queue of operations for each *stream*. Its host enqueues its instructions in order, and runs ahead; the
 device takes the operations of one stream one after the other, those of different streams in any order or at once. The
-end of an instruction is an *event*, which operations of other streams can be behind. So the order of two operations is
-what streams and events say, and nothing else: that is how CUDA and NCCL work.
+end of an instruction is an *event*, which operations of other streams can wait for. So streams and events alone decide
+the order of two operations: that is how CUDA and NCCL work.
 
-- What computes, and every wait, is on one stream, `compute`. The memory of tensors is given and taken in its order.
-- Each end of a channel has a stream of its own, since a send or a receive occupies its stream until its peer comes;
-  so have copies in each direction. What is posted is behind what `compute` has before it: that made what is sent, and
-  used the memory that is received into.
-- A wait is behind what it waits for.
-- A receive is given its memory where it is posted, and is enqueued behind the next action: on the device it can run
-  beside that action all the same. If the host has to wait for the device in that action, as where an allocation fails
-  and memory is freed, or a kernel is loaded, the receive is not among what it waits for.
+- All computation, and every wait, is on one stream, `compute`. The memory of tensors is allocated and freed in its
+  order.
+- Each end of a channel has a stream of its own, since a send or a receive occupies its stream until its peer arrives;
+  so do copies in each direction. A posted operation waits for the instructions before it on `compute`, which have
+  produced the data to send, and have last used the memory to receive into.
+- A wait runs after the operation it waits for.
+- A receive gets its memory where it is posted, and is enqueued after the next action; on the device it can still
+  overlap with that action. If the host has to wait for the device in that action, as when an allocation fails and
+  memory is freed, or a kernel is loaded, it does not wait for the receive.
 
 Communicators that other instructions do not post on have a stream of their own, too: the collectives along a mesh axis,
 which the functions of stages start and wait for, and at the end of a step the totals of tied parameters and the sums
-over all ranks. What starts them is behind what `compute` has before it, and what waits for them is on `compute`.
+over all ranks. They start after the preceding instructions on `compute`, and the waits for them are on `compute`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from partita.compiler.instructions import COMPUTE, Channel, Compute, Instruction
 from partita.compiler.mesh import Mesh
 
 SUMS = "sums"
-START = -1  # the event that what computes has got to the first instruction
+START = -1  # the event that the compute stream has reached the first instruction
 
 
 @frozen(cache_hash=True)
 class Launch:
-    """How an instruction is enqueued: on a `stream`, behind what is there already and behind the events `after`, which
-    are the ends of earlier instructions of the rank, by their positions, or `START`. The host enqueues it in its turn,
-    or later: once it has enqueued the instruction `behind`.
+    """How an instruction is enqueued: on a `stream`, after the operations that are already on it and events
+    (`after`): ends of earlier instructions of the rank, by their positions, or `START`. The host enqueues it in its
+    turn, or later: once it has enqueued the instruction `behind`.
     """
 
     stream: str

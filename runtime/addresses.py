@@ -26,7 +26,7 @@ WRITABLE = ("s3", "gs")
 # How long a client of S3 waits for a connection and for an answer, before it tries again a few times.
 S3_PATIENCE: dict[str, Any] = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
 NOT_THERE = (404, 410)  # as HTTP says it
-MOST_REASON = 300  # characters
+MAX_REASON = 300  # characters
 PIECE = 1 << 24  # bytes that are read at once
 
 
@@ -63,7 +63,7 @@ class Address:
 
 
 # A file or folder: of this machine, or at an address.
-Place: TypeAlias = Path | Address
+PathOrUrl: TypeAlias = Path | Address
 
 
 def is_address(text: str) -> bool:
@@ -71,12 +71,12 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def place_of(text: str, folder: Path | None = None) -> Place:
+def place_of(text: str, folder: Path | None = None) -> PathOrUrl:
     """The place that a text on the command line names; a relative path is in `folder`, by default the current one."""
     return Address(text.rstrip("/")) if is_address(text) else (folder or Path()) / text
 
 
-def resolved(place: Place) -> str:
+def resolved(place: PathOrUrl) -> str:
     """A text by which a place is the same wherever it is read from."""
     return str(place.resolve() if isinstance(place, Path) else place)
 
@@ -125,7 +125,7 @@ def reached() -> Iterator[None]:
 def reason(error: BaseException) -> str:
     """The cause of an error, on one line."""
     text = shown(next(iter(str(error).strip().split("\n")), "")) or type(error).__name__
-    return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 1]}…"
+    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
 
 
 def _number(error: BaseException) -> int:

@@ -24,7 +24,7 @@ from partita.dsl.spec import STOP, Call
 # What a step is judged by.
 LOSS, NORM = "loss", "gradient norm"
 # Good steps needed before the median is used, unless the window is smaller.
-FEWEST = 10
+MIN_WINDOW = 10
 
 
 @frozen
@@ -133,7 +133,7 @@ class BadStepPolicy:
     def _spike(self, step: int, loss: float, norm: float) -> tuple[str, str]:
         """Which figure is too far above its median; empty if none is."""
         spike, window = self.policy.arguments["spike"], int(self.policy.arguments["window"])
-        if spike is None or len(self.history.losses) < min(FEWEST, window):
+        if spike is None or len(self.history.losses) < min(MIN_WINDOW, window):
             return "", ""
         for what, value, past in ((LOSS, loss, self.history.losses), (NORM, norm, self.history.norms)):
             middle = median(past[-window:])

@@ -20,8 +20,8 @@ from partita.dsl.syntax.source import Span
 
 WHOLE = 1 << 26  # bytes up to which a file is hashed in full
 BLOCK, BLOCKS = 1 << 16, 256
-MOST_FILES = 1_000  # listed one by one; more are combined into one hash
-MOST_SHOWN = 6
+MAX_FILES = 1_000  # listed one by one; more are combined into one hash
+MAX_SHOWN = 6
 
 
 class ReadFailed(Refused):
@@ -51,7 +51,7 @@ def identified(files: Sequence[tuple[str, Path]], span: Span | None) -> tuple[Da
             found.append(DataFile(name, status.st_size, hashed(path, status.st_size), int(status.st_mtime), path))
         except OSError as error:
             raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", span) from error
-    if len(found) <= MOST_FILES:
+    if len(found) <= MAX_FILES:
         return tuple(found)
     together = hashlib.sha256("".join(f"{each.name}\0{each.size} {each.sha256}\0" for each in found).encode())
     size, modified = sum(each.size for each in found), max(each.modified for each in found)
@@ -126,8 +126,8 @@ def _differences(
         for name in {**old, **present}
         if old.get(name) != present.get(name)
     ]
-    more = len(notes) - MOST_SHOWN
-    return [*notes[:MOST_SHOWN], *([f"and {more} more file{'s' * (more > 1)}"] if more > 0 else [])]
+    more = len(notes) - MAX_SHOWN
+    return [*notes[:MAX_SHOWN], *([f"and {more} more file{'s' * (more > 1)}"] if more > 0 else [])]
 
 
 def _date(seconds: int) -> str:

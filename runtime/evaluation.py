@@ -77,7 +77,7 @@ def shifted(batches: Callable[[int], Batch], first: int, index: int) -> Batch:
 
 def results(executor: Executor) -> tuple[float, dict[str, float], float]:
     """Loss, metrics and gradient norm of an executor's last step."""
-    named = executor.named_statistics()
+    named = executor.named_step_metrics()
     squares = sum(value for name, value in named.items() if name.startswith(SQUARE))
     loss = named.pop("loss")
     guards = {guard.name for guard in executor.program.guards}
@@ -87,7 +87,7 @@ def results(executor: Executor) -> tuple[float, dict[str, float], float]:
 
 def outside(executor: Executor) -> Outside:
     """Number of ids out of range that an executor's last step computed, by guard."""
-    named = executor.named_statistics()
+    named = executor.named_step_metrics()
     return {guard: named[guard.name] for guard in executor.program.guards}
 
 

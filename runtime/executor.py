@@ -25,11 +25,11 @@ from partita.runtime.graphs import StepGraph
 from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
-from partita.runtime.late import Estimate, Late
+from partita.runtime.late import DelayedGradients, Estimate
 from partita.runtime.pace import StragglerDetector
 from partita.runtime.peak_memory import peak_memory
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
-from partita.runtime.stages import Memory, Stage, allocator, load
+from partita.runtime.stages import ParameterStore, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
 from partita.runtime.transports.transport import Collective, Handle, Tensors, Transport
@@ -39,23 +39,24 @@ Rates: TypeAlias = tuple[float, ...]
 
 
 class Executor:
-    """One rank's part of a program. `statistics` holds the last step's loss, metrics and squared norms (f64).
+    """One rank's part of a program. `step_metrics` holds the last step's loss, metrics and squared norms (f64).
 
-    A step is `run`, or in parts: it is `compute`d; its `sums` are begun, and `heard`; parameters are `update`d. Then
-    something else may come between.
+    A step is `run` as a whole, or in parts, between which the caller may do something else: the step is `compute`d; its
+    metrics are summed over all ranks (`start_metrics`, `finish_metrics`); parameters are `update`d.
 
-    Where groups train apart, `memory` and the `others` are those of this rank's, which compute and update one after the
-    other, each with its own statistics; `statistics` are then the means over all groups. After some steps the groups
-    are averaged. Where updates have gradients of earlier steps, `settle` keeps these, and `restore` takes them up. If
-    each has those of two steps, what is estimated from the first has a memory of its own.
+    With replica groups (DiLoCo), `memory` and the `extra_replicas` are the parameters of this rank's groups, which
+    compute and update one after the other, each with its own metrics; `step_metrics` are then the means over all
+    groups. Every few steps the groups are averaged. Where updates have gradients of earlier steps, `flush` saves these
+    gradients, and `restore` loads them. If each update has the gradients of two steps, the parameters that are
+    estimated from the first have a memory of their own.
 
-    Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
+    Tensors created here are inference tensors: without autograd's bookkeeping, a view takes half the time.
 
-    `custom` are the functions of operations that the file defines.
-    With `keep_totals`, `kept` has the last step's totals by (stage, accumulator), for each memory. The `flight`
-    recorder is marked at the end of each instruction. With `times`, a file, `stopwatch` records the times of these
-    marks; if `paced`, `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank. A
-    program that would be captured as a graph is not with `times`, and has no durations otherwise.
+    `custom` are the functions of operations that the file defines. With `keep_totals`, `kept` holds the last step's
+    totals by (stage, accumulator), for each memory. The `flight` recorder is marked at the end of each instruction.
+    With `times`, a file, `stopwatch` records the times of these marks; if `paced`, `pace` adds up durations. With
+    `peaks`, a step also finds the peak memory of every rank. A program that is to be captured as a graph is not
+    captured with `times`, and has no durations without.
     """
 
     @torch.inference_mode()
@@ -64,7 +65,7 @@ class Executor:
         program: Program,
         rank: int,
         transport: Transport,
-        memory: Memory,
+        memory: ParameterStore,
         seed: int,
         device: torch.device,
         keep_totals: bool = False,
@@ -73,7 +74,7 @@ class Executor:
         paced: bool = False,
         custom: Functions = NO_FUNCTIONS,
         peaks: bool = False,
-        others: Sequence[Memory] = (),
+        extra_replicas: Sequence[ParameterStore] = (),
         averages: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self.program = program
@@ -97,12 +98,12 @@ class Executor:
         self._peaks = peaks
         # A row of statistics for each group along the mesh axis. An extra element tells all ranks in the same step
         # whether any was asked to end, and another is the rank's peak memory.
-        own = len(program.statistics)
+        own = len(program.step_metrics)
         self._part = torch.zeros(own * program.mesh.groups + 1 + peaks, dtype=torch.float64, device=device)
         self._set(torch.zeros(own + 1 + peaks * program.mesh.ranks, dtype=torch.float64, device=device))
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
-        self._late = Late(program, self.record, self.stages)
+        self._late = DelayedGradients(program, self.record, self.stages)
         self._streams = self.context.streams = transport.streams(device)
         binder = Binder(program, self.record, self.stages, transport, self._streams, self.context, self._reducing)
         bound = binder.bind()
@@ -119,7 +120,7 @@ class Executor:
             self.stopwatch = Stopwatch(times, len(bound), device)
             self._recorded = _together(self._mark, self.stopwatch.mark)
             self._timed = _with_marks(bound, self._recorded)
-        self._memories = (memory, *others)
+        self._memories = (memory, *extra_replicas)
         self._estimate = Estimate.of(program, self.record.parameters, memory) if program.paired else None
         self._seed = seed
         self._outer = functions[self.record.outer] if self.record.outer else None
@@ -127,13 +128,13 @@ class Executor:
         self._coordinate = self.context.coordinates[program.mesh.apart] if program.mesh.apart else 0
         self._of_groups: list[torch.Tensor] = []  # the statistics of groups that have been heard
         self._held = -1  # which of the memories is computed with
-        self._hold(0)
+        self._activate_replica(0)
         self._keep_totals = keep_totals
         self.kept: list[dict[tuple[int, str], torch.Tensor]] = []
 
     @property
     def totals(self) -> dict[tuple[int, str], torch.Tensor]:
-        """What is kept of the last step's totals, of the last memory."""
+        """The last step's totals of the last memory, if they are kept."""
         return self.kept[-1] if self.kept else {}
 
     @property
@@ -142,7 +143,7 @@ class Executor:
         members = len(self._memories)
         return self._reads.rows(range(self._coordinate * members, (self._coordinate + 1) * members))
 
-    def _hold(self, member: int) -> None:
+    def _activate_replica(self, member: int) -> None:
         """Compute with one of the memories, unless it does already."""
         if member == self._held:
             return
@@ -152,7 +153,7 @@ class Executor:
         self.context.group, self.context.seed = group, seed_of(self._seed, group)
         self._reads.group = group
 
-    def _use(self, memory: Memory) -> None:
+    def _use(self, memory: ParameterStore) -> None:
         """Compute with a memory, and update it."""
         names = self.record.parameters
         for stage in self.stages.values():
@@ -163,12 +164,12 @@ class Executor:
 
     def _set(self, vector: torch.Tensor) -> None:
         """Set what the last step's sums over all ranks are. The host has not read them."""
-        self._vector, self.statistics = vector, vector[: len(self.program.statistics)]
+        self._vector, self.step_metrics = vector, vector[: len(self.program.step_metrics)]
         self._numbers: list[float] | None = None
 
     @waits("all ranks decide by the statistics of a step whether it is good")
-    def _heard(self) -> list[float]:
-        """The last step's sums as numbers, read at once and once."""
+    def _metrics_on_host(self) -> list[float]:
+        """The last step's sums as numbers, in one read, once per step."""
         if self._numbers is None:
             self._numbers = self._vector.tolist()
         return self._numbers
@@ -176,57 +177,63 @@ class Executor:
     @property
     def ends(self) -> bool:
         """Whether any rank was asked to end before the last step; the same on all ranks."""
-        return self._heard()[len(self.program.statistics)] != 0.0
+        return self._metrics_on_host()[len(self.program.step_metrics)] != 0.0
 
     @property
     def peaks(self) -> tuple[int, ...]:
-        """The peak memory of each rank in bytes, as of the last step; empty if it is not asked for."""
-        return tuple(map(int, self._heard()[len(self.program.statistics) + 1 :]))
+        """The peak memory of each rank in bytes, as of the last step; empty if not requested."""
+        return tuple(map(int, self._metrics_on_host()[len(self.program.step_metrics) + 1 :]))
 
-    def step(self, number: int, batch: Batch, rates: Rates = (), judge: BadStepPolicy | None = None) -> Waits:
-        """Run step `number` on a full batch: sets `statistics`, and updates parameters if the judge accepts the step.
-        `rates` are the learning rates of the optimizer's rules. Without a judge, a step that is not finite raises
+    def step(self, number: int, batch: Batch, rates: Rates = (), bad_step_policy: BadStepPolicy | None = None) -> Waits:
+        """Run step `number` on a full batch: set `step_metrics`, and update parameters if the policy accepts the step.
+        `rates` are the learning rates of the optimizer's rules. Without a policy, a step that is not finite raises
         BadStep.
         """
-        return self.run(number, lambda _: batch, rates, judge)
+        return self.run(number, lambda _: batch, rates, bad_step_policy)
 
     @torch.inference_mode()
     def run(
-        self, number: int, batches: Callable[[int], Batch], rates: Rates = (), judge: BadStepPolicy | None = None
+        self,
+        number: int,
+        batches: Callable[[int], Batch],
+        rates: Rates = (),
+        bad_step_policy: BadStepPolicy | None = None,
     ) -> Waits:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index. With padding,
         the first is a batch of copies of one row, with which the last is filled up.
         """
-        if judge is None and self._update is not None:
-            judge = BadStepPolicy()
-        yield from self.compute(number, batches, rates, number if judge is None else judge.updates(number))
-        yield from self.end(number, judge)
+        if bad_step_policy is None and self._update is not None:
+            bad_step_policy = BadStepPolicy()
+        yield from self.compute(
+            number, batches, rates, number if bad_step_policy is None else bad_step_policy.updates(number)
+        )
+        yield from self.end(number, bad_step_policy)
 
     @torch.inference_mode()
-    def end(self, number: int, judge: BadStepPolicy | None) -> Waits:
-        """End the step that is computed: wait for its sums, and update parameters if the judge accepts it."""
-        yield from self.heard(self.sums())
+    def end(self, number: int, bad_step_policy: BadStepPolicy | None) -> Waits:
+        """End the step that is computed: wait for its sums, and update parameters if the policy accepts it."""
+        yield from self.finish_metrics(self.start_metrics())
         self.marked()
-        own = self.statistics
+        own = self.step_metrics
         self._take_mean()
         # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
-        good = judge is not None and judge.accepts(number, self.named_statistics())
+        good = bad_step_policy is not None and bad_step_policy.accepts(number, self.named_step_metrics())
         yield from self.update(self._factor_of(own) if good and self._late.ready else None, self._averages(number))
 
     @torch.inference_mode()
     def compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
         """Run the microbatches of step `number`, whose update would be number `update`, up to its totals and this
-        rank's part of the statistics; of all memories but the last, also the update.
+        rank's part of the metrics; for all memories but the last, also the update.
         """
         self.kept = []
         for member in range(len(self._memories) - 1):
-            self._hold(member)
+            self._activate_replica(member)
             yield from self._compute(number, batches, rates, update)
-            yield from self.heard(self.sums())
+            yield from self.finish_metrics(self.start_metrics())
             self.marked()
-            fine = not BadStepPolicy().fault(number, self.named_statistics())
+            fine = not BadStepPolicy().fault(number, self.named_step_metrics())
             yield from self.update(self.factor if fine else None)
-        self._hold(len(self._memories) - 1)
+        self._activate_replica(len(self._memories) - 1)
         yield from self._compute(number, batches, rates, update)
 
     def _compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
@@ -253,10 +260,10 @@ class Executor:
                 if index + 1 < self.program.rounds:
                     mark(), mark(), mark()  # now at the mark of a sum over ranks, with which the next batch begins
             totals, scalars = yield from self._ended()
-        own = len(self.program.statistics)
+        own = len(self.program.step_metrics)
         count, first = own * self.program.mesh.groups, own * self._coordinate
         vector = torch.zeros_like(self._part)
-        for index, scalar in zip(self.record.statistics, scalars, strict=True):
+        for index, scalar in zip(self.record.step_metrics, scalars, strict=True):
             vector[first + index] = scalar
         if self.asked():
             vector[count] = 1.0
@@ -271,7 +278,7 @@ class Executor:
             self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
 
     def _launched_whole(self, graph: StepGraph, number: int, batches: Callable[[int], Batch]) -> Waits:
-        """What `_ended` returns, of a step that is one graph. Its marks are taken as if it were not."""
+        """The result of `_ended`, for a step that is one graph. Its marks are set as if it were not."""
         self._flight.begin(self._activity, number)
         before = self._flight.marks
         found = yield from graph.run(batches, self._whole)
@@ -281,7 +288,7 @@ class Executor:
         return found
 
     def _whole(self, whole: Mapping[InputPart, torch.Tensor], cut: Mapping[InputPart, torch.Tensor]) -> Waits:
-        """All of a step of one batch that comes before its statistics are summed."""
+        """The part of a step of one batch before its metrics are summed."""
         self._gather()
         yield from self._prologues(whole)
         yield from self._microbatches(cut)
@@ -304,7 +311,7 @@ class Executor:
             yield from rest
 
     def _ended(self) -> Waits:
-        """The totals of the rank's microbatches, and its statistics."""
+        """The totals of the rank's microbatches, and its metrics."""
         totals = yield from self._all_totals()
         self.marked()
         yield from self._exchange_tied(totals)
@@ -314,17 +321,17 @@ class Executor:
         return totals, (yield from begun(self._finish(totals, self.context), self.context))
 
     @torch.inference_mode()
-    def sums(self) -> Collective:
-        """Begin to sum the statistics of the step that is computed over all ranks."""
+    def start_metrics(self) -> Collective:
+        """Begin to sum the metrics of the computed step over all ranks."""
         return self.transport.gather_over_ranks(self._part)
 
     @torch.inference_mode()
-    def heard(self, sums: Collective) -> Iterator[None]:
-        """Wait for the sums of a step: sets `statistics` to those of the own group."""
+    def finish_metrics(self, sums: Collective) -> Iterator[None]:
+        """Wait for the sums of a step: sets `step_metrics` to those of the own group."""
         while not sums.done():
             yield
         (parts,) = sums.result()
-        rows, own = self.program.mesh.groups, len(self.program.statistics)
+        rows, own = self.program.mesh.groups, len(self.program.step_metrics)
         total = parts[:, : rows * own + 1].sum(0)
         groups = total[: rows * own].view(rows, own)
         if self.program.groups > 1:
@@ -332,7 +339,7 @@ class Executor:
         self._set(torch.cat((groups[self._coordinate], total[rows * own :], parts[:, rows * own + 1 :].flatten())))
 
     def _take_mean(self) -> None:
-        """Set `statistics` to the means over all groups, added in order; of counts that must be zero, to the sums."""
+        """Set `step_metrics` to the means over all groups, added in order; of counts that must be zero, to the sums."""
         if self.program.groups == 1:
             return
         groups, self._of_groups = self._of_groups, []
@@ -340,17 +347,17 @@ class Executor:
         for each in others:
             total = total + each
         guards = {guard.name for guard in self.program.guards}
-        sums = torch.tensor([name in guards for name in self.program.statistics], device=total.device)
+        sums = torch.tensor([name in guards for name in self.program.step_metrics], device=total.device)
         mean = torch.where(sums, total, total / (1 + len(others)))
         self._set(torch.cat((mean, self._vector[len(mean) :])))
 
     @property
     def factor(self) -> torch.Tensor:
-        """What clipping multiplies gradients by, with these `statistics`: `one` if it leaves them."""
-        return self._factor_of(self.statistics)
+        """The factor of clipping, with these `step_metrics`: `one` if they are not clipped."""
+        return self._factor_of(self.step_metrics)
 
-    def _factor_of(self, statistics: torch.Tensor) -> torch.Tensor:
-        return self.one if self._factor is None else self._factor(statistics, self.context)
+    def _factor_of(self, step_metrics: torch.Tensor) -> torch.Tensor:
+        return self.one if self._factor is None else self._factor(step_metrics, self.context)
 
     @torch.inference_mode()
     def update(self, factor: torch.Tensor | None, average: bool = False) -> Waits:
@@ -370,7 +377,7 @@ class Executor:
         self._flight.begin(BETWEEN, context.step)
 
     def _average(self) -> Waits:
-        """Average all groups, which go on from the result."""
+        """Average all groups, which continue from the result."""
         if self._outer is None:
             return
         first, names = self._memories[0], self.record.parameters
@@ -380,8 +387,8 @@ class Executor:
         yield from begun(self._outer(masters, besides, self.context), self.context)
 
     @torch.inference_mode()
-    def settle(self) -> Waits:
-        """Finish the reductions of gradients of which updates are still to be made, and keep the gradients among the
+    def flush(self) -> Waits:
+        """Finish the reductions of gradients whose updates are still to come, and store these gradients among the
         states.
         """
         names = self.record.parameters
@@ -397,7 +404,7 @@ class Executor:
 
     @torch.inference_mode()
     def restore(self, step: int) -> None:
-        """Take up the gradients that are kept among the states, as after a step."""
+        """Load the gradients that are stored among the states, as after a step."""
         states = self._memories[0].states
         self._late.restore(step, lambda age, name: states[late_name(age), name])
         if self._estimate is not None:
@@ -424,7 +431,7 @@ class Executor:
 
     @torch.inference_mode()
     def gather_ahead(self) -> None:
-        """Start to gather what the next step computes with, unless that is captured with it. Until it runs, nothing may
+        """Start to gather the parameters of the next step, unless its graph does so. Until that step runs, nothing may
         write to parameters.
         """
         if self._graph is None:
@@ -435,14 +442,14 @@ class Executor:
             stage.gather(self.context)
 
     def _barrier(self) -> Iterator[None]:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have arrived here."""
         handle = self.transport.gather_over_ranks(self.one)
         while not handle.done():
             yield
 
-    def named_statistics(self) -> dict[str, float]:
-        """The last step's statistics by name."""
-        return dict(zip(self.program.statistics, self._heard(), strict=False))
+    def named_step_metrics(self) -> dict[str, float]:
+        """The last step's metrics by name."""
+        return dict(zip(self.program.step_metrics, self._metrics_on_host(), strict=False))
 
     def _prologues(self, inputs: Mapping[InputPart, torch.Tensor]) -> Waits:
         """Reset the stages' accumulators and compute their constants, as far as they need not be gathered."""
@@ -463,8 +470,8 @@ class Executor:
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
         """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all.
 
-        The first of every channel, then the second: where streams share a queue of the hardware, one that is behind
-        another on its channel keeps from starting what comes later, which that other may be waiting for.
+        The first transfer of every channel is posted, then the second: where streams share a hardware queue, a transfer
+        that waits for another on its channel blocks later operations, which that other may be waiting for.
         """
         positions = {key: i for i, key in enumerate(self.record.totals)}
         posts: list[tuple[Transfer, Callable[[Channel, torch.Tensor], Handle], torch.Tensor]] = [

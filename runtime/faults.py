@@ -27,13 +27,13 @@ from partita.runtime.tracing.recording import traced
 if TYPE_CHECKING:
     from partita.runtime.rank import Rank
 
-MOST_ROWS = 4  # named in a message
+MAX_ROWS = 4  # named in a message
 NEVER = 1e30
 SUMS = "no single value: only sums over microbatches and ranks overflow"
 
 
 @frozen(eq=False)
-class Trial:
+class Replay:
     """The step to repeat: step `number` of a compiled program, over the batches of its rounds.
 
     `rows` gives the names of a batch's rows, by the batch's index.
@@ -63,7 +63,7 @@ class _First:
             self.wrong = ~tensor.isfinite().cpu()
 
 
-def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
+def origin(rank: Rank, trial: Replay) -> Generator[None, None, str | None]:
     """Returns a description of the first value that is not finite, on the rank that had it; None on all others.
 
     If clocks of machines differ by more than a message's latency, it may be a rank that only received the value.
@@ -78,7 +78,7 @@ def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
             first.note(f"the input `{name}`", tensor)
             if first.name and not said:
                 said = f"{first.name}{wrong_rows(program, name, first.wrong, trial.rows(index))}"
-    memory = rank.read_by(trial.state)
+    memory = rank.parameters_for(trial.state)
     for name, tensor in memory.masters.items():
         first.note(f"the parameter `{name}`", tensor)
     executor = Executor(
@@ -90,7 +90,7 @@ def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
         rank.device,
         keep_totals=True,
         custom=rank.plan.functions,
-        others=rank.others if trial.state.training else (),
+        extra_replicas=rank.extra_replicas if trial.state.training else (),
     )
     context = executor.context
     context.record = lambda name, tensor: first.note(name, tensor, context.microbatch, context.group)
@@ -117,7 +117,7 @@ def _without_update(state: Compilation) -> Program:
     return evolve(state.program, ranks=ranks)
 
 
-def _described(first: _First, trial: Trial, state: Compilation, program: Program, rank: int) -> str:
+def _described(first: _First, trial: Replay, state: Compilation, program: Program, rank: int) -> str:
     node, value = _made(state, first.name)
     rows = _rows_of(first, node, value, trial, program, rank)
     place = f" ({node.span.place})" if node.span is not None else ""
@@ -154,7 +154,7 @@ def wrong_rows(program: Program, name: str, wrong: torch.Tensor, names: Sequence
     return _named(_along(wrong, type.position(program.batch)), type.axis(program.batch).size, 0, names)
 
 
-def _rows_of(first: _First, node: Node, value: Value, trial: Trial, program: Program, rank: int) -> str:
+def _rows_of(first: _First, node: Node, value: Value, trial: Replay, program: Program, rank: int) -> str:
     """Like `wrong_rows`, for a rank's shard of a value of one microbatch, or of a value made once a step."""
     if not value.type.has(program.batch):
         return ""
@@ -176,7 +176,7 @@ def _named(wrong: Sequence[int], rows: int, first: int, names: Sequence[str]) ->
     """`, row 3 of the batch (item 17)`: the wrong places among `rows` rows, the first of which is row `first`."""
     if len(wrong) == rows > 1:
         return ""
-    shown = [str(first + place) for place in wrong[:MOST_ROWS]]
-    more = f" and {len(wrong) - MOST_ROWS} more" if len(wrong) > MOST_ROWS else ""
-    there = f" ({', '.join(names[first + place] for place in wrong[:MOST_ROWS])})" if names else ""
+    shown = [str(first + place) for place in wrong[:MAX_ROWS]]
+    more = f" and {len(wrong) - MAX_ROWS} more" if len(wrong) > MAX_ROWS else ""
+    there = f" ({', '.join(names[first + place] for place in wrong[:MAX_ROWS])})" if names else ""
     return f", row{'s' if len(wrong) > 1 else ''} {', '.join(shown)}{more} of the batch{there}"

@@ -7,7 +7,7 @@ import sys
 
 # From glibc's malloc.h.
 TRIM_THRESHOLD, MMAP_MAX, MXFAST = -1, -4, 1
-MOST_TRIM = (1 << 31) - 1
+MAX_TRIM = (1 << 31) - 1
 
 
 def keep_pages() -> None:
@@ -24,5 +24,5 @@ def keep_pages() -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(MMAP_MAX, 0)
-        set_option(TRIM_THRESHOLD, MOST_TRIM)
+        set_option(TRIM_THRESHOLD, MAX_TRIM)
         set_option(MXFAST, 0)

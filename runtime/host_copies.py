@@ -1,10 +1,10 @@
-"""What microbatches keep in the host's memory: copied there and back beside what the rank computes.
+"""Activations of microbatches in the host's memory: copied there and back while the rank computes.
 
 A stage's values of a microbatch are copied as the memory behind them, each piece of memory once, and views of it are
 made again with the same strides: kernels then read exactly what they would have read. On a GPU the copies are on
-streams of their own, from and to pinned memory, behind the events that the program says (`partita.compiler.streams`).
-Pinned memory of what has come back is used again: a later copy into it is behind what computes, which has waited for
-that one. On a CPU both memories are one, and the copy is the memory itself.
+streams of their own, from and to pinned memory, after the events that the program lists (`partita.compiler.streams`).
+Pinned memory is reused once its content has been copied back: a later copy into it waits for the compute stream, which
+has waited for that copy. On a CPU both memories are one, and the copy is the memory itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _View:
 
 
 @define(eq=False)
-class Kept:
+class Offloaded:
     """What a stage keeps of a microbatch: views of pieces of memory, on the `device`, with the `host`, or both."""
 
     views: tuple[_View, ...]
@@ -51,7 +51,7 @@ class HostCopies:
     streams: Streams
     free: list[list[Storage]] = field(factory=list)  # memory of the host that may be used again
 
-    def offload(self, frame: Frame, slots: Sequence[int]) -> Kept:
+    def offload(self, frame: Frame, slots: Sequence[int]) -> Offloaded:
         """Prepare to copy the tensors in some slots of a frame to the host's memory."""
         pieces: dict[int, tuple[int, Storage]] = {}
         views = []
@@ -61,17 +61,17 @@ class HostCopies:
             memory = tensor.untyped_storage()
             place, _ = pieces.setdefault(memory.data_ptr(), (len(pieces), memory))
             views.append(_View(place, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()))
-        kept = Kept(tuple(views), [memory for _, memory in pieces.values()])
+        kept = Offloaded(tuple(views), [memory for _, memory in pieces.values()])
         kept.host = self._host(kept.device) if self.streams.apart else list(map(to_host, kept.device))
         return kept
 
-    def offloaded(self, frame: Frame, slots: Sequence[int], kept: Kept) -> None:
+    def offloaded(self, frame: Frame, slots: Sequence[int], kept: Offloaded) -> None:
         """Behind these copies: empty the slots."""
         kept.device = []
         for slot in slots:
             frame[slot] = None
 
-    def load(self, frame: Frame, slots: Sequence[int], kept: Kept) -> None:
+    def load(self, frame: Frame, slots: Sequence[int], kept: Offloaded) -> None:
         """Prepare to copy the tensors back into the slots. Their content is undefined until that has ended."""
         if self.streams.apart:
             kept.device = [self.streams.memory(memory.nbytes(), self.device) for memory in kept.host]
@@ -82,7 +82,7 @@ class HostCopies:
             tensor = torch.empty(0, dtype=view.dtype, device=memory.device)
             frame[slot] = tensor.set_(memory, view.offset, view.shape, view.strides)
 
-    def loaded(self, kept: Kept) -> None:
+    def loaded(self, kept: Offloaded) -> None:
         """Behind these copies: the host's memory may be used again."""
         kept.device = []
         if self.streams.apart:

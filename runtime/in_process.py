@@ -14,7 +14,7 @@ from partita.runtime.checkpoint.settings import Settings
 from partita.runtime.data.dataset import Dataset
 from partita.runtime.data_files import DataFile
 from partita.runtime.executor import never
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.launcher import rank_environment
 from partita.runtime.training import ClusterOf, Observer, VirtualRun
@@ -22,7 +22,7 @@ from partita.runtime.transports.virtual import VirtualCluster
 
 
 def run_in_process(
-    plan: Plan,
+    plan: CompiledRun,
     dataset: Dataset | None,
     settings: Settings | None,
     observer: Observer,

@@ -33,7 +33,7 @@ Fan = tuple[int, int]
 
 SLAB = 1 << 18  # elements drawn at a time: 2 MiB of words, which fit in the caches
 MANY = 16 * SLAB  # elements from which threads share the work
-MOST_THREADS = 32
+MAX_THREADS = 32
 # Where in a region, the index of its first word, its shape, and which part of it belongs to the region.
 Slab = tuple[tuple[int | slice, ...], int, tuple[int, ...], tuple[slice, ...]]
 
@@ -113,7 +113,7 @@ def random_elements(
 def _threads() -> int:
     """The cores that this rank may use."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(len(usable()), int(asked) if asked.isdecimal() else MOST_THREADS, MOST_THREADS))
+    return max(1, min(len(usable()), int(asked) if asked.isdecimal() else MAX_THREADS, MAX_THREADS))
 
 
 def _draw(call: Call, type: Type, key: np.ndarray, fan: Fan | None, region: Region | None) -> np.ndarray:

@@ -18,7 +18,7 @@ from partita.compiler.instructions import Compute, Copy, PostCopy, PostReceive, 
 from partita.compiler.program import Program, RankProgram
 from partita.compiler.schedules.schedule import OFFLOAD
 from partita.runtime.context import Context, begun
-from partita.runtime.host_copies import HostCopies, Kept
+from partita.runtime.host_copies import HostCopies, Offloaded
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.stages import Stage
 from partita.runtime.streams import Bound, Handle, Posting, Streams, Waits, copied
@@ -81,7 +81,7 @@ class Binder:
                 first.setdefault(instruction.stage, i)
         transfers: dict[Transfer, _UnderWay] = {}
         copies = {index: HostCopies(self.context.device, self.streams) for index in self.stages}
-        kept: dict[tuple[int, int], Kept] = {}
+        kept: dict[tuple[int, int], Offloaded] = {}
         parts: list[Bound | Posting] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
@@ -181,7 +181,7 @@ class Binder:
             return open
         return run_communicating if isgeneratorfunction(function) else run
 
-    def _copy(self, instruction: Copy, copies: HostCopies, kept: dict[tuple[int, int], Kept]) -> Bound | Posting:
+    def _copy(self, instruction: Copy, copies: HostCopies, kept: dict[tuple[int, int], Offloaded]) -> Bound | Posting:
         """Post a copy to the host's memory or back, or wait for it; `kept` is what is there."""
         stage, microbatch = self.stages[instruction.stage], instruction.action.microbatch
         frame, slots, key = stage.frames[microbatch], stage.record.copied, (instruction.stage, microbatch)

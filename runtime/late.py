@@ -1,9 +1,9 @@
-"""Gradients of earlier steps, of which updates are still to be made (`sync = delayed(k)`, `sync = paired()`).
+"""Gradients of earlier steps, whose updates are still to come (`sync = delayed(k)`, `sync = paired()`).
 
 The gradients of a step are reduced while the next k steps run, and waited for at the end of the last of these, whose
-update has them. In the first k steps there are none to wait for: the norm is zero then, and nothing is updated.
+update uses them. The first k steps have none to wait for: their norm is zero, and nothing is updated.
 
-Of pairs, k is 1, and an update has the mean of the gradients of two steps. Until the second gradient has arrived, the
+For pairs, k is 1, and an update uses the mean of the gradients of two steps. Until the second gradient has arrived, the
 update is estimated from the first.
 """
 
@@ -17,13 +17,13 @@ from attrs import define, field, frozen
 
 from partita.compiler.program import ESTIMATE, FIRST, Program, RankProgram
 from partita.runtime.instructions import Waits
-from partita.runtime.stages import Memory, Stage
+from partita.runtime.stages import ParameterStore, Stage
 from partita.runtime.transports.transport import Tensors
 
 
 @define(eq=False)
 class _Gradients:
-    """The gradients of one step: what is left of the reductions, by stage, and the results so far."""
+    """The gradients of one step: the pending reductions, by stage, and the results so far."""
 
     reducing: dict[int, Waits]
     totals: dict[int, Tensors]
@@ -35,7 +35,7 @@ class _Gradients:
 
 
 @define(eq=False)
-class Late:
+class DelayedGradients:
     """The gradients that a rank keeps; without a delay, none. `ready`: the last totals are those of a step."""
 
     program: Program
@@ -46,7 +46,7 @@ class Late:
 
     def totals(self, reducing: dict[int, Waits]) -> Waits:
         """The totals for the end of the step that is computed, stage by stage: its sums, and the gradients of the step
-        that is as many before as the delay says. And without a delay, what the reductions copy to the host.
+        from which the update is delayed. Without a delay, also the gradients that reductions copy to the host.
         """
         own = _Gradients(reducing, {index: stage.accumulators for index, stage in self.stages.items()})
         self._kept.append(own)
@@ -71,9 +71,9 @@ class Late:
 
     def completed(self, totals: Tensors, step: int, kept: Mapping[str, torch.Tensor]) -> Tensors:
         """The totals, once tied ones are exchanged, with the mean of the gradients of a pair if they are those of its
-        second step. Those of its first are `kept`, by the parameter's name, where the mean is made. It is of whole
-        gradients, and so has the same bits after they were saved: the first stage of a tied parameter has it, and the
-        others have zeros.
+        second step. Those of the first step are `kept`, by the parameter's name, where the mean is computed. The mean
+        is of whole gradients, so that it is bitwise the same after saving and loading them: the first stage of a tied
+        parameter has it, and the others have zeros.
         """
         if not self.ready:
             return totals
@@ -90,7 +90,7 @@ class Late:
         return tuple(found)
 
     def settled(self) -> Waits:
-        """Wait for all reductions; the totals of each step, by how many steps it was before the next one."""
+        """Wait for all reductions; returns the totals of each step, by its distance from the next step."""
         for each in self._kept:
             yield from each.reduced()
         return {
@@ -108,8 +108,8 @@ class Late:
         return found
 
     def restore(self, step: int, kept: Callable[[int, str], torch.Tensor]) -> None:
-        """Take up the gradients of the steps up to this one, which are `kept` by their age and the parameter's name. Of
-        a tied parameter, the first stage has the whole sum.
+        """Load the gradients of the steps up to this one, which are `kept` by their age and the parameter's name. For a
+        tied parameter, the first stage gets the whole sum.
         """
         self._kept.clear()
         for age in range(min(step, self.program.delay), 0, -1):
@@ -131,18 +131,18 @@ class Late:
 
 @frozen(eq=False)
 class Estimate:
-    """Parameters after an update that has the `first` gradients of a pair alone: a `memory` for that update. What is
-    trained begins there as it is in the rank's own, by `pairs` of tensors; the rest they share.
+    """Parameters after an update with only the `first` gradients of a pair: a `memory` for that update. Trained tensors
+    are first copied there from the rank's own, by `pairs`; all others are shared.
     """
 
-    memory: Memory
+    memory: ParameterStore
     first: Mapping[str, torch.Tensor]
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
-    def of(cls, program: Program, names: Sequence[str], own: Memory) -> Estimate:
+    def of(cls, program: Program, names: Sequence[str], own: ParameterStore) -> Estimate:
         """Of a rank with these parameters."""
-        memory, first = Memory(dict(own.masters), dict(own.states)), dict[str, torch.Tensor]()
+        memory, first = ParameterStore(dict(own.masters), dict(own.states)), dict[str, torch.Tensor]()
         pairs = []
         for record in filter(lambda each: each.besides, map(program.parameter, names)):
             name = record.name
@@ -153,7 +153,7 @@ class Estimate:
                 pairs.append((memory.states[key], own.states[key]))
         return cls(memory, first, pairs)
 
-    def begun(self) -> Memory:
+    def begun(self) -> ParameterStore:
         """The memory, as it is before its update."""
         if self.pairs:
             into, own = zip(*self.pairs, strict=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 
 LOCK = "lock"
-PATIENCE_SECONDS = 10.0  # how long to wait for a run that is ending
+TIMEOUT_SECONDS = 10.0  # how long to wait for a run that is ending
 
 
 class Held(Exception):
@@ -22,7 +22,7 @@ def lock(parent: int, patience: float | None = None) -> tuple[int, str | None]:
     reason if this file system has no locks. Raises Held, and OSError if the file cannot be created.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    end = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
+    end = time.monotonic() + (TIMEOUT_SECONDS if patience is None else patience)
     handle = os.open(LOCK, flags, 0o666, dir_fd=parent)
     while True:
         try:

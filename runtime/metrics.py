@@ -15,7 +15,7 @@ from attrs import define, field
 
 from partita.runtime.telemetry import FILE_NAME
 
-MOST_STEPS = 1 << 62
+MAX_STEPS = 1 << 62
 NOT_NUMBERS = ("step", "unix_time")
 LONGEST_READ = 1 << 24  # bytes of one look; the rest is read by the next
 
@@ -98,4 +98,4 @@ def _record(line: bytes) -> MetricsRecord | None:
     except (ValueError, RecursionError):
         return None
     step = found.get("step") if isinstance(found, dict) else None
-    return found if isinstance(step, int) and 0 <= step < MOST_STEPS else None
+    return found if isinstance(step, int) and 0 <= step < MAX_STEPS else None

@@ -24,7 +24,7 @@ from partita.runtime.regions import region_of
 
 Tensors = Mapping[str, torch.Tensor]
 # Bytes of an output that ranks exchange at once.
-MOST_AT_ONCE = 1 << 22
+MAX_AT_ONCE = 1 << 22
 
 
 def outputs(given: Spec, parameters: Tensors, inputs: Tensors, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
@@ -124,7 +124,7 @@ class Outputs:
         owner = total is not None and all(
             rank.coordinates[over] == 0 for over in mesh.sharding if record.layout.state(over) is None
         )
-        for block in blocks(type.shape, MOST_AT_ONCE // dtype.itemsize):
+        for block in blocks(type.shape, MAX_AT_ONCE // dtype.itemsize):
             part = torch.zeros([each.stop - each.start for each in block], dtype=dtype)
             if owner and total is not None:
                 _copy(part, block, total, region)

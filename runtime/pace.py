@@ -39,9 +39,9 @@ BATCH, PROLOGUE, REDUCE, STATISTICS, UPDATE, REPORT = (
 )  # fmt: skip
 WAIT = ""
 BEFORE, AFTER = (BATCH, PROLOGUE), (REDUCE, WAIT, STATISTICS, WAIT, UPDATE, REPORT)
-FEWEST_STEPS = 20  # needed to take means
+MIN_STEPS = 20  # needed to take means
 SLOWER, SLOWER_ALONE = 1.5, 2.0  # times its peers' time; for a rank without peers
-LEAST_COST, LEAST_SECONDS = 0.1, 1e-3  # of a step's time; per step
+MIN_COST, MIN_SECONDS = 0.1, 1e-3  # of a step's time; per step
 
 
 @frozen
@@ -164,7 +164,7 @@ class Sums:
     def slow(self, predicted: Sequence[float]) -> tuple[Straggler, ...]:
         """The slow ranks, the costliest first. `predicted` are the seconds per step of each pipeline rank."""
         steps = float(self.table[0, 0])
-        if steps < FEWEST_STEPS:
+        if steps < MIN_STEPS:
             return ()
         crowded = _crowded(self.cores.tolist())
         found = (self._judged(rank, predicted) for rank in range(len(self.table)) if rank not in crowded)
@@ -185,7 +185,7 @@ class Sums:
         usual = median(sum(means[each][1:]) * scales[each] for each in peers)
         lost = min(own - usual, median(means[each][0] for each in peers))
         cost = lost / max(sum(each) for each in means)
-        if own < least * usual or lost < LEAST_SECONDS or cost < LEAST_COST:
+        if own < least * usual or lost < MIN_SECONDS or cost < MIN_COST:
             return None
         action, seconds, theirs = max(
             self._compared(rank, peers, scales, means, bool(alike)), key=lambda each: each[1] - each[2]

@@ -19,7 +19,7 @@ from partita.dsl.spec import Model, Operation, PythonFunction
 from partita.dsl.syntax.source import Source
 
 FLAG = "--allow-python"
-MOST_FRAMES, MOST_LINES = 4, 4
+MAX_FRAMES, MAX_LINES = 4, 4
 
 
 class OperationFailed(Refused):
@@ -105,11 +105,11 @@ def raised(error: BaseException, source: Source) -> list[str]:
     frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename == path]
     notes = [
         shown(f"{source.name}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
-        for frame in frames[-MOST_FRAMES:]
+        for frame in frames[-MAX_FRAMES:]
     ]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, SyntaxError):
         lines = [f"{error.msg} ({source.name}:{error.lineno})"]
-    said = [shown(line) for line in lines[:MOST_LINES]]
+    said = [shown(line) for line in lines[:MAX_LINES]]
     first = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
     return [*notes, first, *said[1:]]

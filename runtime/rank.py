@@ -22,7 +22,7 @@ from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
 from partita.dsl.types import Type
 from partita.runtime.bad_steps import BadStepPolicy
-from partita.runtime.checkpoint.parts import Kept, kept_tensors, state_name
+from partita.runtime.checkpoint.parts import SavedTensor, state_name, state_tensors
 from partita.runtime.data.dataset import Dataset
 from partita.runtime.data.own_rows import OwnRows
 from partita.runtime.declared import waits
@@ -39,17 +39,17 @@ from partita.runtime.mapped import mapped_tensor
 from partita.runtime.pace import Sums
 from partita.runtime.python_functions import Functions, functions_of
 from partita.runtime.regions import in_slabs, pieces_of
-from partita.runtime.stages import Memory
+from partita.runtime.stages import ParameterStore
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport
-from partita.runtime.validation import Copies, Validation
+from partita.runtime.validation import UpdateBackup, Validation
 
 
 @frozen(eq=False)
-class Plan:
+class CompiledRun:
     """A compiled file, ready to run: the programs for training and evaluation, the settings, and the `functions` of the
-    operations that it defines; `rows` are those of the evaluation set, if all of it is evaluated; `samples` is what is
-    written after each evaluation, if anything.
+    operations that it defines; `rows` is the size of the evaluation set, if all of it is evaluated; `samples` describes
+    the text that is written after each evaluation, if any.
     """
 
     spec: Spec
@@ -59,8 +59,8 @@ class Plan:
     rows: int | None = None
     samples: Samples | None = None
 
-    def evaluating(self, rows: int | None, gpu: bool = False) -> Plan:
-        """The same, but evaluating a whole set with that many rows. Raises Refused (E0623) if that cannot be."""
+    def evaluating(self, rows: int | None, gpu: bool = False) -> CompiledRun:
+        """The same run, but evaluating a whole set with that many rows. Raises Refused (E0623) if it cannot."""
         if rows is None:
             return self
         return evolve(self, rows=rows, evaluation=compile_evaluation(self.spec, self.training, rows, gpu))
@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def programs(self) -> list[Program | None]:
-        """All programs, in an order that tells what each is for."""
+        """All programs, in an order from which the purpose of each follows."""
         evaluation = self.evaluation.program if self.evaluation is not None else None
         return [self.program, evaluation, *(self.samples.scoring.programs if self.samples is not None else ())]
 
@@ -93,13 +93,13 @@ class Plan:
         return joined([program for program in self.programs if program is not None])
 
     @property
-    def doubts(self) -> tuple[Diagnostic, ...]:
-        """Warnings about what is written after evaluations."""
-        return self.samples.doubts if self.samples is not None else ()
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        """Warnings about the text that is written after evaluations."""
+        return self.samples.warnings if self.samples is not None else ()
 
-    def writing(self, folder: Path, gpu: bool = False) -> Plan:
-        """The same, but writing after each evaluation if the file, which is in a folder, asks for that. Raises Refused
-        (E06xx, E1001 to E1003).
+    def writing(self, folder: Path, gpu: bool = False) -> CompiledRun:
+        """The same run, but writing text after each evaluation if the file, which is in `folder`, asks for it. Raises
+        Refused (E06xx, E1001 to E1003).
         """
         return evolve(self, samples=samples_of(self.spec, self.training, folder, gpu))
 
@@ -128,13 +128,13 @@ class Plan:
         return self.program.mesh.ranks
 
 
-def prepare(spec: Spec, gpu: bool = False, allow_python: bool = False) -> Plan:
+def prepare(spec: Spec, gpu: bool = False, allow_python: bool = False) -> CompiledRun:
     """Compile what a run needs, for GPUs or CPUs, and import the Python files that it names, if that is allowed.
 
     Raises Refused with the errors in the file.
     """
     compiled = compile_run(spec, gpu)
-    return Plan(spec, *compiled, functions_of(spec.model, allow_python))
+    return CompiledRun(spec, *compiled, functions_of(spec.model, allow_python))
 
 
 def check_ranks(given: Spec, ranks: int) -> None:
@@ -153,14 +153,14 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation, which share its shards of the parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
-    there. If `paced`, the ranks find out which of them are slow. Neither is done of ranks that train several groups. If
-    it is `alone` in its process, a step also finds how much memory each rank uses, and how much of the devices' peak.
-    Tensors that are mapped into memory are files in a `folder`, or in one that is removed with the rank.
+    there. If `paced`, the ranks find out which of them are slow. Ranks that train several groups do neither. If the
+    rank is `alone` in its process, a step also finds how much memory each rank uses, and how much of the devices' peak.
+    Tensors that are mapped into memory are files in a `folder`, or in a temporary one that is removed with the rank.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CompiledRun,
         rank: int,
         transport: Transport,
         device: torch.device,
@@ -176,13 +176,13 @@ class Rank:
         self.rank = rank
         self.device = device
         self.transport = transport
-        self.memory = Memory()
+        self.memory = ParameterStore()
         # Of the other groups that this rank trains apart.
-        self.others = tuple(Memory() for _ in range(plan.program.members - 1))
+        self.extra_replicas = tuple(ParameterStore() for _ in range(plan.program.members - 1))
         self.failed = False  # whether a bad step has ended the run
         self.eval_nonfinite = False  # whether the loss of an evaluation was not finite
         self.unsound_from: int | None = None
-        self.judge = BadStepPolicy(plan.train.on_bad_step, others=plan.train.sync is None)
+        self.bad_step_policy = BadStepPolicy(plan.train.on_bad_step, others=plan.train.sync is None)
         self.ended = False  # before the last step, because some rank was asked to
         self.saved: int | None = None  # the step after which it has ended, if that is saved: on rank 0, which knows
         self.flight = flight or Flight(None)
@@ -199,17 +199,17 @@ class Rank:
             seed,
             device,
             keep_totals,
-            None if self.others else times,
+            None if self.extra_replicas else times,
             self.flight,
-            paced and not self.others,
+            paced and not self.extra_replicas,
             plan.functions,
             peaks=alone,
-            others=self.others,
+            extra_replicas=self.extra_replicas,
             averages=plan.train.averages,
         )
         record = plan.program.ranks[plan.program.mesh.pipe_rank(rank)]
-        copies = Copies(record, self.memory)
-        self.validation = Validation(plan.train.validate, self.training, self.judge, copies)
+        copies = UpdateBackup(record, self.memory)
+        self.validation = Validation(plan.train.validate, self.training, self.bad_step_policy, copies)
         self.peak_flops = plan.peak_flops(device) if alone else None
         self.sums: Sums | None = None  # of all ranks, since the start of the run
         self.evaluation = (
@@ -217,7 +217,7 @@ class Rank:
                 plan.evaluation.program,
                 rank,
                 transport,
-                self.read_by(plan.evaluation),
+                self.parameters_for(plan.evaluation),
                 seed,
                 device,
                 flight=self.flight,
@@ -243,7 +243,7 @@ class Rank:
                 self.memory.states[state.name, name] = found
                 if state.copy:
                     self._begin(name, record.stored(state), found)
-            for other in self.others:
+            for other in self.extra_replicas:
                 # Groups begin alike, and share what is not trained.
                 own, master = bool(record.besides), self.memory.masters[name]
                 other.masters[name] = master.clone() if own else master
@@ -251,7 +251,7 @@ class Rank:
                     other.states[state.name, name] = self.memory.states[state.name, name].clone()
 
     def _kept(self, name: str, type: Type, host: bool, mapped: bool) -> torch.Tensor:
-        """Zeros where a tensor lies between steps."""
+        """Zeros in the memory in which a tensor is kept between steps."""
         dtype, pinned = DTYPES[type.dtype], self.device.type == "cuda"
         if not mapped:
             there, pinned = ("cpu", pinned) if host else (self.device, False)
@@ -265,8 +265,8 @@ class Rank:
         return found
 
     def _begin(self, name: str, layout: Layout, part: torch.Tensor) -> None:
-        """Set the rank's shard of a parameter, or of a copy, in a layout, to its initial value. Of a large one, so many
-        rows at a time are made besides.
+        """Set the rank's shard of a parameter, or of a copy, in a layout, to its initial value. A large one is computed
+        some rows at a time.
         """
         program = self.plan.program
         record, mesh = program.parameter(name), program.mesh
@@ -277,15 +277,15 @@ class Rank:
                 own[rows].copy_(torch.from_numpy(begin(region)))
 
     @property
-    def memories(self) -> tuple[Memory, ...]:
-        """The rank's tensors for training; of groups that train apart, those of each."""
-        return (self.memory, *self.others)
+    def memories(self) -> tuple[ParameterStore, ...]:
+        """The rank's tensors for training; with replica groups, those of each group."""
+        return (self.memory, *self.extra_replicas)
 
-    def kept(self) -> Iterator[tuple[Kept, torch.Tensor]]:
-        """Yields what the rank keeps between steps, and under which names it is saved."""
+    def kept(self) -> Iterator[tuple[SavedTensor, torch.Tensor]]:
+        """Yields the tensors that the rank keeps between steps, and the names under which they are saved."""
         program = self.plan.program
         place = program.mesh.coordinates(self.rank)[program.mesh.apart] if program.mesh.apart is not None else 0
-        for each in kept_tensors(program):
+        for each in state_tensors(program):
             coordinate, member = divmod(each.group or 0, program.members)
             memory = self.memories[member]
             if each.parameter in memory.masters and (each.group is None or coordinate == place):
@@ -298,9 +298,9 @@ class Rank:
                     ),
                 )
 
-    def read_by(self, state: Compilation) -> Memory:
+    def parameters_for(self, state: Compilation) -> ParameterStore:
         """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters,
-        over time or of groups that train apart.
+        over time or over replica groups.
         """
         if not state.reads_means:
             return self.memory
@@ -311,14 +311,14 @@ class Rank:
                 stored = self.plan.program.parameter(record.name).state_layout
                 assert record.layout == stored, record.name
                 masters[record.name] = mean
-        return Memory(masters)
+        return ParameterStore(masters)
 
     def scorer(self, samples: Samples) -> Scorer:
-        """What computes the logits of samples: from the rank's own parameters, or from their means. What it keeps of a
-        text lives as long as it does.
+        """Computes the logits of samples, from the rank's own parameters or from their means. The state that it keeps
+        of a text lives as long as the scorer.
         """
         scoring = samples.scoring
-        held = self.memory if self.plan.evaluation is None else self.read_by(self.plan.evaluation)
+        held = self.memory if self.plan.evaluation is None else self.parameters_for(self.plan.evaluation)
         functions, seed = self.plan.functions, self.plan.train.seed
         own = self.rank, self.transport, self.device
         return Scorer(scoring, ForwardRank(scoring.programs, *own, seed, functions, held.masters, self.flight))
@@ -342,10 +342,10 @@ class Rank:
         return tensors_of(self.plan.program, batch)
 
     def step(
-        self, number: int, batch: Mapping[str, torch.Tensor], rates: Rates, judge: BadStepPolicy | None = None
+        self, number: int, batch: Mapping[str, torch.Tensor], rates: Rates, bad_step_policy: BadStepPolicy | None = None
     ) -> Iterator[None]:
-        """Run one training step. A bad step raises BadStep unless the judge lets it pass."""
-        return self.training.step(number, batch, rates, judge)
+        """Run one training step. A bad step raises BadStep unless its policy lets it pass."""
+        return self.training.step(number, batch, rates, bad_step_policy)
 
     def evaluate(self, count: int, batches: Callable[[int], Batch]) -> Generator[None, None, EvaluationResult]:
         """Evaluate `count` batches (`evaluation`). Afterwards `unsound_from` is the first batch of the first round

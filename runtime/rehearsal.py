@@ -1,9 +1,9 @@
-"""A rehearsal: a step of zeros before the first, in which no message is sent, and of which nothing stays.
+"""A rehearsal: a step on zeros before the first step, which sends no pipeline messages and whose results are discarded.
 
-What a GPU is given for the first time is compiled, loaded and measured, and NCCL connects; the host waits for it, on
-each rank as long as it takes. In the first step other ranks would wait with it, and where memory is short it would fail
-in the middle of what all do together. Collectives along the mesh's axes are real: ranks of one program post the same
-ones in the same order, and without messages none waits for another stage.
+Kernels that a GPU runs for the first time are compiled, loaded and tuned, and NCCL connects; the host of each rank
+waits for all this. In the first step other ranks would wait as well, and a lack of memory would show in the middle of a
+joint operation. Collectives along the mesh's axes are real: ranks of one program post the same ones in the same order,
+and without messages none waits for another stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def leaves_nothing(rank: Rank) -> bool:
     gradients of steps before, and is not captured.
     """
     program = rank.plan.program
-    return not (rank.others or program.delay or program.paired or program.captured)
+    return not (rank.extra_replicas or program.delay or program.paired or program.captured)
 
 
 def rehearse(rank: Rank, transport: ProcessEnd) -> Iterator[None]:
@@ -37,7 +37,7 @@ def rehearse(rank: Rank, transport: ProcessEnd) -> Iterator[None]:
     transport.still = True
     yield from training.compute(0, lambda _: batch, (), 1)
     transport.still = False
-    transport.meet()  # when nothing uses any more what is let go of
+    transport.barrier()  # when nothing uses any more what is let go of
     training.discard()
     if pace is not None:
         pace.end()  # the first that it does not count

@@ -26,7 +26,7 @@ from partita.runtime.checkpoint.files import Corrupt, create, put, read, write
 
 RECORD = "run.json"
 FAULT = "fault.json"
-MOST_RECORD = 1 << 26
+MAX_RECORD = 1 << 26
 
 
 @frozen
@@ -175,7 +175,7 @@ class RunDirectory:
 
     def record(self) -> Record | None:
         """The record of the last run here; None if missing or not valid."""
-        data = self.read(RECORD, MOST_RECORD)
+        data = self.read(RECORD, MAX_RECORD)
         try:
             found: Any = json.loads(data) if data is not None else None
         except (ValueError, RecursionError):

@@ -24,9 +24,9 @@ Frame = list[torch.Tensor | None]
 
 
 @define(eq=False)
-class Memory:
-    """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter). Those
-    that are mapped into memory are `files`, by name, of a state by that of a checkpoint.
+class ParameterStore:
+    """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter). `files`
+    are those that are mapped into memory, by name; a state by its name in a checkpoint.
     """
 
     masters: dict[str, torch.Tensor] = field(factory=dict)
@@ -62,7 +62,7 @@ class Stage:
         self,
         record: StageProgram,
         functions: Mapping[str, Callable[..., Any]],
-        memory: Memory,
+        memory: ParameterStore,
         device: torch.device,
         microbatches: int,
         slices: int = 1,
@@ -98,7 +98,7 @@ class Stage:
         ]
 
     def gather(self, context: Context) -> None:
-        """Ahead of a step: start to gather what is computed with, unless that is under way."""
+        """Before a step: start to gather its parameters, unless that is already in flight."""
         if self.gathering is None and "G" in self.functions:
             self.gathering = self.functions["G"](self.masters, context)
 

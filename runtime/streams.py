@@ -1,7 +1,7 @@
-"""Enqueues what a rank does where its program says: on which stream, and behind which events (`compiler.streams`).
+"""Enqueues the operations of a rank as its program says: on which stream, and after which events (`compiler.streams`).
 
-On a GPU these are CUDA's streams and events, and nothing waits but what an event makes wait. On a CPU what computes has
-ended when its call returns, and a stream of communication is a connection that works on its own: an operation is
+On a GPU these are CUDA's streams and events, and only events make operations wait. On a CPU a computation has ended
+when its call returns, and a stream of communication is a connection that works independently: an operation is
 started at once, and its event is its handle. Tests have a virtual cluster of devices whose operations run in any order
 that streams and events permit (`tests.runtime.transports.interleaved`).
 """
@@ -29,14 +29,14 @@ class Handle(Protocol):
     """A posted operation. It keeps its tensors alive until it is done."""
 
     def done(self) -> bool:
-        """Whether the operation is complete; a real transport waits for it and returns True. On a GPU what computes
-        waits, not the host.
+        """Whether the operation is complete; a real transport waits for it and returns True. On a GPU the
+        compute stream waits, not the host.
         """
 
 
 @frozen(eq=False)
 class Posting:
-    """A post in parts: `prepare` finds tensors or takes their memory, in the order of what computes; `launch` starts
+    """A post in parts: `prepare` finds tensors or allocates them, in the order of the compute stream; `launch` starts
     the operation on them, on its stream; `keep` gets what keeps them until the wait.
     """
 
@@ -45,7 +45,7 @@ class Posting:
     keep: Callable[[Handle], None]
 
     def at_once(self) -> Bound:
-        """What does it at once."""
+        """A function that does all parts at once."""
         prepare, launch, keep = self.prepare, self.launch, self.keep
 
         def run() -> None:
@@ -59,20 +59,20 @@ class Streams(Protocol):
 
     @property
     def apart(self) -> bool:
-        """Whether the host's memory is another than the device's."""
+        """Whether host and device have separate memories."""
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
-        """What enqueues each instruction of a list: a `Posting` unless it is on the stream that computes."""
+        """Functions that enqueue the instructions of a list: a `Posting` for each that is not on `compute`."""
 
     @property
     def capture(self) -> Capture | None:
-        """What captures as a graph what is enqueued, instead of running it; None where there are no graphs."""
+        """A function that captures enqueued operations as a graph instead of running them; None without graphs."""
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
-        """Start an operation on tensors behind what computes now. What computes then waits for the handle."""
+        """Start an operation on tensors after the current compute, which then waits for the handle."""
 
     def drained(self) -> Waits | None:
-        """Wait until the host may go on behind a list of instructions; None if it may at once."""
+        """Wait until the host may continue after a list of instructions; None if it may at once."""
 
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
         """What makes new tensors that another stream writes."""
@@ -215,8 +215,8 @@ class DeviceStreams:
 
     @waits("a graph is captured once, with nothing under way")
     def capture(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
-        """A CUDA graph, of all streams: those of communication begin behind what computes, and end before it does.
-        Other threads of the process go on with CUDA meanwhile.
+        """A CUDA graph of all streams: those of communication begin after the compute stream, and end before it does.
+        Other threads of the process may use CUDA meanwhile.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -224,7 +224,7 @@ class DeviceStreams:
         return found, graph.replay
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
-        """Start an operation on a stream behind what computes now."""
+        """Start an operation on a stream after the current compute."""
         own = self._stream(stream)
         own.wait_stream(self._current)
         with torch.cuda.stream(own):
@@ -240,11 +240,11 @@ class DeviceStreams:
             self._current.wait_stream(each)
 
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
-        """Uninitialized tensors, of the memory of what computes."""
+        """Uninitialized tensors, from the memory of the compute stream."""
         return partial(torch.empty, shape, dtype=dtype, device=device)
 
     def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
-        """Uninitialized memory of what computes, or pinned memory of the host."""
+        """Uninitialized memory of the compute stream, or pinned memory of the host."""
         return memory(size, device)
 
     @property
@@ -273,7 +273,7 @@ class _Behind:
     handle: Handle
 
     def done(self) -> bool:
-        """Make what computes wait."""
+        """Make the compute stream wait."""
         torch.cuda.current_stream(self.streams.device).wait_event(self.event)
         return True
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from partita.runtime.training import StepResult
 
 FILE_NAME = "metrics.jsonl"
-MOST_BYTES = 1 << 36
+MAX_BYTES = 1 << 36
 GROWN = 1.01  # times what was written of it last: then the memory of each rank is written again
 
 
@@ -40,7 +40,7 @@ class Telemetry:
         A run that starts at its first step overwrites the file. One that resumes after step `keep_through` keeps the
         lines up to that step and drops later ones, written by a run that was killed.
         """
-        found = directory.read(FILE_NAME, MOST_BYTES) if keep_through > 0 else None
+        found = directory.read(FILE_NAME, MAX_BYTES) if keep_through > 0 else None
         # Opened for appending, one write per line: lines are never interleaved or split.
         self._file = directory.begin(FILE_NAME, b"".join(_lines_through(found or b"", keep_through)))
 

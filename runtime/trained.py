@@ -16,7 +16,7 @@ from partita.dsl.config.python_calls import called_from_python, in_python
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
-from partita.runtime.addresses import Place, place_of
+from partita.runtime.addresses import PathOrUrl, place_of
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
@@ -49,7 +49,7 @@ class Trained(Pictured, list[dict[str, Any]]):
         self,
         records: Iterable[dict[str, Any]],
         parameters: Mapping[str, torch.Tensor],
-        checkpoints: Place | None,
+        checkpoints: PathOrUrl | None,
         resumed: int | None,
         given: Spec,
         allow_python: bool,
@@ -137,7 +137,7 @@ def train(
         settings = evolve(settings, changed_data=changed_data)
     data = bind(plan.program, plan.train, folder)
     plan = plan.evaluating(data.rows).writing(folder)
-    for doubt in (*data.doubts, *plan.doubts):
+    for doubt in (*data.warnings, *plan.warnings):
         _warn_of(doubt)
     with ExitStack() as stack:
         told = _Records(None, on_step)

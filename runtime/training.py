@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Term
+from partita.compiler.graph import SparseGradientPart
 from partita.compiler.layout import global_type, is_split, local_type
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
@@ -28,13 +28,13 @@ from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.data.dataset import Dataset
 from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, shifted
 from partita.runtime.executor import Rates, never
-from partita.runtime.faults import MOST_ROWS, SUMS, Trial, origin, wrong_inputs
+from partita.runtime.faults import MAX_ROWS, SUMS, Replay, origin, wrong_inputs
 from partita.runtime.global_tensors import assemble, seen
 from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
 from partita.runtime.learning_rates import learning_rates
 from partita.runtime.pace import Straggler, StragglerDetector
-from partita.runtime.rank import Plan, Rank
+from partita.runtime.rank import CompiledRun, Rank
 from partita.runtime.regions import pieces_of
 from partita.runtime.tracing.flight import BETWEEN, ENDED
 from partita.runtime.transports.transport import Cluster
@@ -47,7 +47,7 @@ Report: TypeAlias = "Callable[[Diagnostic], None]"
 
 @frozen
 class StepResult:
-    """What a step reports, the same on every rank.
+    """The report of a step, the same on every rank.
 
     `learning_rates` are those of the optimizer's rules that update. `skipped` is the number of steps so far whose
     updates were skipped (None unless the file allows that). For a bad step, `bad` says why, `rows` names its rows of
@@ -152,9 +152,9 @@ def train(
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
         if pace is not None:
             pace.mark()
-        yield from rank.training.compute(number, (batch,).__getitem__, rates, rank.judge.updates(number))
+        yield from rank.training.compute(number, (batch,).__getitem__, rates, rank.bad_step_policy.updates(number))
         if unvalidated is not None:
-            yield from rank.training.heard(unvalidated.sums)
+            yield from rank.training.finish_metrics(unvalidated.sums)
             if not validation.holds(unvalidated.number):
                 validation.rollback(unvalidated.number)
                 number, unvalidated = unvalidated.number, None
@@ -165,7 +165,7 @@ def train(
         copying = checkpoints is not None and checkpoints.copies(number)
         read = saving or copying or _due(settings, number) or number == settings.steps or rank.training.ends
         if not read and validation.can_speculate(number):
-            sums = rank.training.sums()
+            sums = rank.training.start_metrics()
             rank.training.marked()
             yield from validation.update()
             rank.training.gather_ahead()
@@ -176,7 +176,7 @@ def train(
             number += 1
             continue
         try:
-            yield from rank.training.end(number, rank.judge)
+            yield from rank.training.end(number, rank.bad_step_policy)
         except BadStep as wrong:
             rank.failed = True
             if checkpoints is not None:
@@ -186,12 +186,17 @@ def train(
                 return
             raise wrong.with_details(details) from None
         # Beside an evaluation, what is gathered would be held for nothing.
-        if not rank.judge.bad and number < settings.steps and not rank.others and not _due(settings, number):
+        if (
+            not rank.bad_step_policy.bad
+            and number < settings.steps
+            and not rank.extra_replicas
+            and not _due(settings, number)
+        ):
             rank.training.gather_ahead()
         validation.passed()
         done = _result(rank, number, rates, perf_counter() - start)
-        if rank.judge.bad:
-            done = yield from _left_out(rank, done, dataset, checkpoints, report)
+        if rank.bad_step_policy.bad:
+            done = yield from _handle_bad_step(rank, done, dataset, checkpoints, report)
         else:
             check_ids(rank.outside(rank.training), f"in step {number}")
         _tell(rank, done, observer)
@@ -206,7 +211,7 @@ def train(
         rank.ended = rank.training.ends and number < settings.steps
         # Last, so that everything written about a saved step is written before the save.
         if rank.ended or saving or copying:
-            yield from rank.training.settle()
+            yield from rank.training.flush()
         if checkpoints is not None and (rank.ended or saving):
             yield from checkpoints.save(number)
         if checkpoints is not None and copying and not rank.ended:
@@ -214,7 +219,7 @@ def train(
         if rank.ended:
             break
         number += 1
-    yield from rank.training.settle()
+    yield from rank.training.flush()
     if checkpoints is not None:
         yield from checkpoints.finish()
         if rank.ended and checkpoints.committed == number:
@@ -225,7 +230,7 @@ def train(
 
 
 def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult:
-    """What the step with the rank's last statistics reports, if it took so long."""
+    """The report of the step with the rank's last metrics, which took this long."""
     loss, metrics, norm = rank.results(rank.training)
     plan, peaks = rank.plan, rank.training.peaks
     counted, unit = plan.program.counted
@@ -236,8 +241,8 @@ def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult
 
 
 def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None:
-    """Report a step that is found as its update has assumed it."""
-    rank.judge.accepts(step.number, rank.training.named_statistics())
+    """Report a step for which the assumption of its update holds."""
+    rank.bad_step_policy.accepts(step.number, rank.training.named_step_metrics())
     rank.validation.passed()
     done = _result(rank, step.number, step.rates, step.seconds)
     check_ids(rank.outside(rank.training), f"in step {step.number}")
@@ -247,7 +252,9 @@ def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None
 def _tell(rank: Rank, done: StepResult, observer: Observer | None) -> None:
     """Tell the observer of a step."""
     if observer is not None:
-        observer.step(done if rank.judge.stops else evolve(done, skipped=rank.judge.history.skipped))
+        observer.step(
+            done if rank.bad_step_policy.stops else evolve(done, skipped=rank.bad_step_policy.history.skipped)
+        )
 
 
 def _compare_paces(
@@ -277,15 +284,15 @@ def _whole_batch(rank: Rank, dataset: Dataset | None, step: int) -> Batch:
 def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[None, None, str | None]:
     """Details of a bad step that ends the run, on the rank that is to report them; None on all others.
 
-    A norm is of the gradients of a step that may be before it (`sync = delayed(k)`): then they are of that one, which
-    is repeated with the parameters of now.
+    The gradients of a norm may be those of an earlier step (`sync = delayed(k)`): then the details are those of that
+    step, which is repeated with the current parameters.
     """
     delay = rank.plan.program.delay if wrong.figure == NORM else 0
     step, before = wrong.step - delay, f"its gradients are of step {wrong.step - delay}; " if delay else ""
     rows = dataset.row_names(step) if dataset else []
     if isinstance(wrong, NotFinite):
         batch = _whole_batch(rank, dataset, step)
-        trial = Trial(rank.plan.training, step, lambda _: batch, lambda _: rows)
+        trial = Replay(rank.plan.training, step, lambda _: batch, lambda _: rows)
         begun = yield from origin(rank, trial)
         if begun == SUMS and delay:
             begun = "none as it runs again, with the parameters of now"
@@ -293,22 +300,24 @@ def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[N
     return f"{before}{_batch_of(rows)}" if rank.rank == 0 else None
 
 
-def _left_out(
+def _handle_bad_step(
     rank: Rank,
     done: StepResult,
     dataset: Dataset | None,
     checkpoints: Checkpoints | None,
     report: Report,
 ) -> Generator[None, None, StepResult]:
-    """Continue past a bad step: rewind if asked to, and report what is skipped. Returns the step's report."""
+    """Continue past a bad step: rewind if the policy says so, and report the skipped updates. Returns the step's
+    report.
+    """
     rows = dataset.row_names(done.step) if dataset else []
     to = None
     what = f"step {done.step} is skipped"
-    if rank.judge.rewinds:
+    if rank.bad_step_policy.rewinds:
         to, saved = (yield from checkpoints.rewind()) if checkpoints is not None else (0, None)
         if saved is None:
             rank.restart()
-        rank.judge.rewound(done.step, to, saved or History())
+        rank.bad_step_policy.rewound(done.step, to, saved or History())
         back = f"the checkpoint of step {to}" if to else "the beginning"
         first = to + 1
         left = f"steps {first} to {done.step} are" if first < done.step else f"step {done.step} is"
@@ -316,14 +325,14 @@ def _left_out(
     if rank.rank == 0:
         batch = _whole_batch(rank, dataset, done.step)
         notes = (*wrong_inputs(rank.plan.program, batch, rows), *([_batch_of(rows)] if rows else []))
-        report(Diagnostic("W0602", f"{what}: {rank.judge.bad}", notes=notes))
-    return evolve(done, bad=rank.judge.bad, rows=rows, rewound_to=to)
+        report(Diagnostic("W0602", f"{what}: {rank.bad_step_policy.bad}", notes=notes))
+    return evolve(done, bad=rank.bad_step_policy.bad, rows=rows, rewound_to=to)
 
 
 def _batch_of(rows: Sequence[str]) -> str:
     """The rows of a batch in words."""
-    more = f" and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
-    return f"its batch: {', '.join(rows[:MOST_ROWS])}{more}" if rows else ""
+    more = f" and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""
+    return f"its batch: {', '.join(rows[:MAX_ROWS])}{more}" if rows else ""
 
 
 def _due(settings: Train, step: int) -> bool:
@@ -354,7 +363,7 @@ def evaluate(
         rank.eval_nonfinite = True
         assert rank.plan.evaluation is not None
         whole = partial(batches, rows=range(rank.plan.evaluation.program.rows))
-        trial = Trial(
+        trial = Replay(
             rank.plan.evaluation,
             -first,
             partial(shifted, whole, first),
@@ -393,7 +402,7 @@ class VirtualRun:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CompiledRun,
         strict: bool = True,
         seed: int = 0,
         cluster: ClusterOf = VirtualCluster,
@@ -429,8 +438,8 @@ class VirtualRun:
         return self.ranks[0].outside(self.ranks[0].training)
 
     def parameters(self, group: int = 0) -> dict[str, torch.Tensor]:
-        """Every parameter by name, as a full tensor; of groups that train apart, those of one. Raises AssertionError if
-        copies of a shard differ in any bit.
+        """Every parameter by name, as a full tensor; with replica groups, those of one. Raises AssertionError if copies
+        of a shard differ in any bit.
         """
         parts: dict[str, dict[int, torch.Tensor]] = {}
         for rank, member in self._training(group):
@@ -439,7 +448,7 @@ class VirtualRun:
         return {name: self._whole(name, by_rank) for name, by_rank in parts.items()}
 
     def trained(self) -> dict[str, torch.Tensor]:
-        """The parameters of the trained model: of groups that train apart, the anchor."""
+        """The parameters of the trained model: with replica groups, the outer parameters (`anchor`)."""
         return {**self.parameters(), **self.besides(ANCHOR)}
 
     def _training(self, group: int) -> Iterator[tuple[Rank, int]]:
@@ -479,8 +488,8 @@ class VirtualRun:
                         seen(tensor, layout, piece).copy_(values[name][piece.region])
 
     def gradients(self, group: int = 0) -> dict[str, torch.Tensor]:
-        """The last step's gradients as full tensors: each parameter's totals added in stage order; of groups that train
-        apart, those of one.
+        """The last step's gradients as full tensors: each parameter's totals added in stage order; with replica groups,
+        those of one.
 
         Raises AssertionError if copies of a shard of a total differ in any bit.
         """
@@ -500,9 +509,9 @@ class VirtualRun:
             for name, by_stage in parts.items()
         }
 
-    def statistics(self, group: int = 0) -> dict[str, torch.Tensor]:
-        """What the updates of buffers have read of the last step's batch: each value summed over it, by its name, as a
-        full tensor; of groups that train apart, those of one.
+    def step_metrics(self, group: int = 0) -> dict[str, torch.Tensor]:
+        """The values that updates of buffers read from the last step's batch: each summed over the batch, by its name,
+        as a full tensor; with replica groups, those of one.
         """
         mesh = self.plan.program.mesh
         records: dict[str, AccumulatorRecord] = {}
@@ -531,7 +540,7 @@ class VirtualRun:
         if rows.term is None:
             return total
         records = rank.training.stages[stage].record.accumulators
-        looked_up = rows.parameter, Term(rows.term.number, True)
+        looked_up = rows.parameter, SparseGradientPart(rows.term.number, True)
         ids = next(each for each in records if (each.parameter, each.term) == looked_up)
         table = self.plan.program.parameter(str(rows.parameter))
         shard = local_type(table.type, table.state_layout, self.plan.program.mesh.sizes)

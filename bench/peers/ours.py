@@ -10,7 +10,7 @@ import torch.distributed as dist
 from partita.cli.training.devices import chosen
 from partita.runtime.heap import keep_pages
 from partita.runtime.learning_rates import learning_rate
-from partita.runtime.rank import Plan, Rank
+from partita.runtime.rank import CompiledRun, Rank
 from partita.runtime.tracing.flight import TRAINING, Flight
 from partita.runtime.transports.registry import Processes
 from peers.workload import Workload
@@ -43,7 +43,7 @@ class Clock(Flight):
 CPU = torch.device("cpu")
 
 
-def rank_of(plan: Plan, flight: Flight | None = None, device: torch.device = CPU) -> Rank:
+def rank_of(plan: CompiledRun, flight: Flight | None = None, device: torch.device = CPU) -> Rank:
     """One rank of a plan, on the ranks of the current process group, as `partita run` makes it."""
     keep_pages()
     kind = chosen(None, 1 if device.type == "cuda" else 0, 1)

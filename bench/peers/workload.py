@@ -19,7 +19,7 @@ from partita.runtime.data.binding import open_data
 from partita.runtime.data.dataset import Dataset
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -28,7 +28,7 @@ MODELS = Path(__file__).parents[1] / "models"
 class Workload:
     """A file's training, for whoever runs it; with the initial values of the file, unless others are `given`."""
 
-    plan: Plan
+    plan: CompiledRun
     dataset: Dataset
     given: Mapping[str, torch.Tensor] | None = None
 

@@ -23,7 +23,7 @@ from itertools import groupby
 from attrs import define, field, frozen
 
 from partita.compiler.analysis.execution import BLOCKING, narrowed
-from partita.compiler.analysis.time import Walk, made_for_nothing
+from partita.compiler.analysis.time import StreamSimulation, made_for_nothing
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.costs.links import Link
 from partita.compiler.costs.nodes import timed
@@ -77,7 +77,7 @@ def step_seconds(state: Scheduled, fsdp: FSDP) -> float:
     if fsdp.whole:
         again = {part.path: part.seconds for part in _parts(state, fsdp, made_for_nothing(state, stage))}
         backward = [Part(part.path, part.seconds + again.pop(part.path, 0.0)) for part in backward]
-    end = Walk(state, BLOCKING)
+    end = StreamSimulation(state, BLOCKING)
     end.run([*state.update.statistic_nodes(rank.stages), *state.update.clip, *update_nodes(state, rank)])
     return state.microbatches * _Microbatch(state, fsdp).run(forward, backward) + end.arrived
 
@@ -100,14 +100,14 @@ class _Microbatch:
 
     state: Scheduled
     fsdp: FSDP
-    clock: Walk = field(init=False)
+    clock: StreamSimulation = field(init=False)
     link: Link = field(init=False)
     ranks: int = field(init=False)
     elements: dict[str | None, int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         (axis,) = self.state.mesh.sharding
-        self.clock = Walk(self.state, BLOCKING)
+        self.clock = StreamSimulation(self.state, BLOCKING)
         self.link, self.ranks = self.state.mesh.link(axis), self.state.mesh.sizes[axis]
         self.elements = {None: 0}
         repeats = self.state.partitioned.graph.repeats

@@ -9,7 +9,7 @@ from partita.cli.source import printable
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.pace import Straggler
 from partita.runtime.progress import Display
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import Recorder
 from partita.runtime.training import StepResult
@@ -18,7 +18,7 @@ from partita.runtime.training import StepResult
 class Recording:
     """Writes metrics (if there is a directory) and shows progress; an `Observer`, and a context manager."""
 
-    def __init__(self, plan: Plan, directory: RunDirectory | None) -> None:
+    def __init__(self, plan: CompiledRun, directory: RunDirectory | None) -> None:
         self.display = Display(plan.spec.name, plan.train.steps)
         self._recorder = Recorder(directory, lambda lost: print(f"partita: {lost}", file=sys.stderr))
         self._open = False

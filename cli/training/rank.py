@@ -23,7 +23,7 @@ from partita.cli.training.elastic import check_elastic, fitted
 from partita.cli.training.places import check_recordable, checkpoints_of, directory_of, folder_of, opened, origin_of
 from partita.cli.training.room import little_memory
 from partita.cli.training.standalone import check_compiler
-from partita.compiler.report.claims import doubts
+from partita.compiler.report.claims import claim_warnings
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.syntax.reader import Reader
 from partita.runtime import start
@@ -33,11 +33,11 @@ from partita.runtime.heap import keep_pages
 from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision import statuses
-from partita.runtime.supervision.consistency import agree, for_all
+from partita.runtime.supervision.consistency import agree, run_on_rank0
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.identity import DIRECTORY, FLIGHT, Identity, wait_for_start
 from partita.runtime.supervision.memory import memory_of
-from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
+from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, join_rendezvous
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.views import ProgressExchange
 from partita.runtime.supervision.watchdog import FOLDER, STARTING_SECONDS, Watchdog, Watcher, prepare
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import torch
 
     from partita.runtime.data.binding import Bound
-    from partita.runtime.rank import Plan
+    from partita.runtime.rank import CompiledRun
     from partita.runtime.supervision.rendezvous import Rendezvous
     from partita.runtime.supervision.store import Store
 
@@ -134,16 +134,20 @@ class _Rank:
         data = bind(plan.program, plan.train, folder_of(arguments))
         plan = plan.evaluating(data.rows, device.type == "cuda").writing(folder_of(arguments), device.type == "cuda")
         if speaks:
-            own = (*plan.training.warnings, *doubts(plan.training), *(shared_queues(plan.training) if kind.gpu else ()))
-            report((*diagnostics, *own, *data.doubts, *plan.doubts))
+            own = (
+                *plan.training.warnings,
+                *claim_warnings(plan.training),
+                *(shared_queues(plan.training) if kind.gpu else ()),
+            )
+            report((*diagnostics, *own, *data.warnings, *plan.warnings))
         return _Planned(plan, kind, device, data)
 
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Rendezvous) -> int:
         """Connect and train; returns the exit status. Raises Refused, `ConnectionLost` and `UntrustedPeer`."""
         from partita.cli.training.observer import Recording
         from partita.runtime.checkpoint.checkpoints import Checkpoints
-        from partita.runtime.checkpoint.copies import Kept
-        from partita.runtime.data.ahead import Ahead
+        from partita.runtime.checkpoint.copies import SnapshotResources
+        from partita.runtime.data.ahead import Prefetcher
         from partita.runtime.rank import Rank
         from partita.runtime.rehearsal import leaves_nothing, rehearse
         from partita.runtime.tracing import stopwatch
@@ -177,7 +181,7 @@ class _Rank:
             kept = None
             memory = memory_of(identity, os.environ) if settings.copies is not None else None
             if memory is not None:
-                kept = Kept(memory, meeting.store, transport.links)
+                kept = SnapshotResources(memory, meeting.store, transport.links)
             checkpoints = Checkpoints(rank, settings, say, planned.data.files, kept)
             stack.callback(checkpoints.close)
         watch = None
@@ -188,7 +192,7 @@ class _Rank:
         termination = stack.enter_context(stopping)
         dataset = None
         if planned.data.dataset is not None:
-            dataset = Ahead(rank.reads(planned.data.dataset), plan.train.steps)
+            dataset = Prefetcher(rank.reads(planned.data.dataset), plan.train.steps)
             stack.callback(dataset.close)
         try:
             for _ in train(rank, dataset, watch, checkpoints, say, termination.asked):
@@ -210,7 +214,7 @@ class _Rank:
                 stack.callback(termination.end)  # ends the process before the rest is closed
             return statuses.ASKED
         if times is not None:
-            transport.meet()  # until all have written their times
+            transport.barrier()  # until all have written their times
         # With checkpoints, the first rank ends last; a failure status of another one would end it earlier.
         return statuses.NOT_FINITE if rank.eval_nonfinite and identity.rank == 0 else 0
 
@@ -227,7 +231,7 @@ def _event_on(device: torch.device) -> Callable[[], bool]:
 class _Planned:
     """What a rank is to do."""
 
-    plan: Plan
+    plan: CompiledRun
     transport: Processes
     device: torch.device
     data: Bound
@@ -257,7 +261,7 @@ class _Supervised(_Rank):
         if not wait_for_start():
             return statuses.PEER_LOST
         recorder.begin(flight.CONNECTING)
-        meeting = meet(self.identity, CONNECT_SECONDS)
+        meeting = join_rendezvous(self.identity, CONNECT_SECONDS)
         planned.agree(meeting.store, self.identity)
         return self.train(planned, directory, recorder, meeting)
 
@@ -269,10 +273,10 @@ class _Launched(_Rank):
         from partita.runtime.rank import check_ranks
 
         arguments, identity = self.arguments, self.identity
-        meeting = meet(identity, max(arguments.stall_timeout, STARTING_SECONDS))
+        meeting = join_rendezvous(identity, max(arguments.stall_timeout, STARTING_SECONDS))
         directory = self.stack.enter_context(opened(arguments))
         # Nothing in the directory is touched before it is locked.
-        for_all(meeting.store, identity, "lock", lambda: _lock(directory))
+        run_on_rank0(meeting.store, identity, "lock", lambda: _lock(directory))
         record = directory.record()
         begun = record is not None and record.run == meeting.run
         reader = Reader(record.files if record is not None and begun else None)
@@ -289,7 +293,7 @@ class _Launched(_Rank):
                     settings, origin = checkpoints_of(arguments, plan.spec), origin_of(arguments, planned.transport.gpu)
                     start.record(directory, meeting.run, plan.spec, settings, reader.texts, origin)
 
-            for_all(meeting.store, identity, "begin", begin)
+            run_on_rank0(meeting.store, identity, "begin", begin)
         trace = arguments.trace
         if trace is not None:
             check_recordable(plan.spec, plan.program, trace)
@@ -318,7 +322,7 @@ class _Launched(_Rank):
             )
         arguments.overrides = list(found.overrides)
 
-    def _watched(self, directory: RunDirectory, meeting: Rendezvous, plan: Plan) -> Flight:
+    def _watched(self, directory: RunDirectory, meeting: Rendezvous, plan: CompiledRun) -> Flight:
         """This rank's flight recorder, visible to the machine's other ranks; also starts watching those."""
         with _refused_as_unwritable(directory):
             recorder = prepare(directory, self.identity.rank)

@@ -26,7 +26,6 @@ from partita.cli.training.places import (
 )
 from partita.cli.training.room import crowded, refuse_crowd, refuse_large
 from partita.compiler.pipeline import compile_evaluation, compile_run
-from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.addresses import Address, is_address
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from partita.dsl.spec import Spec
     from partita.runtime.checkpoint.settings import Settings
     from partita.runtime.data.binding import Bound
-    from partita.runtime.rank import Plan
+    from partita.runtime.rank import CompiledRun
     from partita.runtime.run_directory import Origin, RunDirectory
     from partita.runtime.training import ClusterOf
 
@@ -75,17 +74,17 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
 
     require_allowed(spec.model, arguments.allow_python)
     state, evaluation = compile_run(spec, gpu=kind.gpu)
-    report((*state.warnings, *doubts(state)))
+    report((*state.warnings, *claim_warnings(state)))
     program = state.program
     data = bind(program, state.train, folder_of(arguments))
-    report(data.doubts)
+    report(data.warnings)
     if data.rows is not None:
         evaluation = compile_evaluation(spec, state, data.rows, kind.gpu)
     if state.train.eval is not None and state.train.eval.arguments["sample"] is not None:
         from partita.runtime.inference.sampling import samples_of  # which takes seconds: it imports torch
 
         samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
-        report(samples.doubts if samples is not None else ())
+        report(samples.warnings if samples is not None else ())
     refuse_large(spec, state, kind, attempts=2 if arguments.restarts or arguments.elastic else 1)
     report(filter(None, [crowded(spec, kind)]))
     settings = checkpoints_of(arguments, spec)
@@ -198,10 +197,10 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind:
     plan = prepare(spec, allow_python=arguments.allow_python)
     if plan.training.compiled:
         check_compiler(plan)
-    report((*plan.training.warnings, *doubts(plan.training)))
+    report((*plan.training.warnings, *claim_warnings(plan.training)))
     data = bind(plan.program, plan.train, folder_of(arguments))
     plan = plan.evaluating(data.rows).writing(folder_of(arguments))
-    report((*data.doubts, *plan.doubts))
+    report((*data.warnings, *plan.warnings))
     refuse_large(spec, plan.training, kind)
     settings = checkpoints_of(arguments, spec)
     with opened(arguments) as directory:
@@ -212,7 +211,12 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind:
 
 
 def _train_in_process(
-    plan: Plan, cluster: ClusterOf, settings: Settings | None, data: Bound, directory: RunDirectory, grace: float | None
+    plan: CompiledRun,
+    cluster: ClusterOf,
+    settings: Settings | None,
+    data: Bound,
+    directory: RunDirectory,
+    grace: float | None,
 ) -> int:
     from partita.cli.training.observer import Recording
     from partita.runtime.in_process import run_in_process
@@ -242,7 +246,7 @@ def _train_in_process(
     return 0 if saved and not run.ranks[0].eval_nonfinite else FAILED
 
 
-def check_compiler(plan: Plan) -> None:
+def check_compiler(plan: CompiledRun) -> None:
     """Refuse (E0614) a program that torch cannot compile here."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler

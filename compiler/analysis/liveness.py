@@ -47,19 +47,19 @@ def strided(nodes: Iterable[Node]) -> set[Value]:
     return found
 
 
-def held(values: Iterable[Value], nodes: Iterable[Node], behind: Mapping[Value, Value] | None = None) -> int:
-    """Bytes of the memory `behind` values (by default, of views), each counted once; constants, and what slices share,
-    cost nothing.
+def held(values: Iterable[Value], nodes: Iterable[Node], alias_root: Mapping[Value, Value] | None = None) -> int:
+    """Bytes of the tensors that `values` lie in, each counted once. `alias_root` maps a view to the value whose memory
+    it has (by default, that of the views among `nodes`). Constants, and what slices share, cost nothing.
     """
     nodes = tuple(nodes)
-    behind = roots(nodes) if behind is None else behind
+    alias_root = roots(nodes) if alias_root is None else alias_root
     constants = {v for node in nodes if node.op.literal is not None or node.op.of_slices for v in node.outputs}
-    return sum(device_bytes(value) for value in {behind.get(v, v) for v in values} - constants)
+    return sum(device_bytes(value) for value in {alias_root.get(v, v) for v in values} - constants)
 
 
 def left_over(nodes: Sequence[Node]) -> list[Value]:
     """The results of nodes which none of them reads, but to copy them to the host."""
-    read: set[Value] = {value for node in nodes if not node.op.copies for value in node.inputs}
+    read: set[Value] = {value for node in nodes if not node.op.is_host_transfer for value in node.inputs}
     return [value for node in nodes for value in node.outputs if value not in read]
 
 
@@ -79,13 +79,13 @@ def beside(
     before: Collection[Value],
     after: Collection[Value],
     nodes: Sequence[Node],
-    behind: Mapping[Value, Value],
+    alias_root: Mapping[Value, Value],
 ) -> int:
     """The most bytes that a function holds beyond what is held before or after it, whichever is more; `nodes` are those
-    of its stage, and `behind` values the tensors whose memory they share.
+    of its stage, and `alias_root` values the tensors whose memory they share.
     """
-    ends = max(held(before, nodes, behind), held(after, nodes, behind))
-    return max(0, working_set(runs, after, before, behind) - ends)
+    ends = max(held(before, nodes, alias_root), held(after, nodes, alias_root))
+    return max(0, working_set(runs, after, before, alias_root) - ends)
 
 
 def line_by_line(nodes: Iterable[Node]) -> Runs:
@@ -97,7 +97,7 @@ def working_set(
     runs: Runs,
     keep: Collection[Value],
     before: Collection[Value] = (),
-    behind: Mapping[Value, Value] | None = None,
+    alias_root: Mapping[Value, Value] | None = None,
     size: Callable[[Value], int] = device_bytes,
     apart: Collection[Value] = (),
 ) -> int:
@@ -109,7 +109,7 @@ def working_set(
     its caller holds the tensor until that unit or run ends.
     """
     nodes = [node for run in runs for unit in run for node in unit]
-    behind = roots(nodes) if behind is None else behind
+    alias_root = roots(nodes) if alias_root is None else alias_root
     last: dict[Value, int] = {}
     made: dict[Value, tuple[int, int]] = {}  # where the run and the unit that make a tensor begin
     i = 0
@@ -120,17 +120,17 @@ def working_set(
             for node in unit:
                 made.update((value, start) for value in node.outputs)
                 for value in (*node.inputs, *node.outputs):
-                    tensor = behind.get(value, value)
+                    tensor = alias_root.get(value, value)
                     origin = made.get(tensor, (-1, -1))
                     last[tensor] = i if origin == start else end if origin[0] == first else final
                 i += 1
-    last.update((behind.get(value, value), len(nodes)) for value in keep)
+    last.update((alias_root.get(value, value), len(nodes)) for value in keep)
     into = targets(nodes)
     adding = {node: into[sum].type for node, sum in accumulated(nodes, keep).items()}
     ending: dict[int, list[Value]] = {}
     for value, i in last.items():
         ending.setdefault(i, []).append(value)
-    alive = {tensor: size(tensor) for tensor in {behind.get(value, value) for value in before}}
+    alive = {tensor: size(tensor) for tensor in {alias_root.get(value, value) for value in before}}
     now = peak = sum(alive.values())
     for i, node in enumerate(nodes):
         if node.op.allocates and not node.op.of_slices:

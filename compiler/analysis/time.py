@@ -1,13 +1,14 @@
 """Predicted times of a program: seconds of each action and transfer by the cost model, their timeline, and the step.
 
-A step is the timeline of its microbatches, then its end: what is left of the reductions of gradients, and the update.
-Ranks meet there, unless updates do not wait for the norm (`validate = after`): then each begins its next step at once.
-If all steps are alike, and follow each other at the longest time for which any rank is busy with one, no rank is late
-for what others wait for: that is the time of a step.
-What is gathered for a step starts with it, and the first action of a stage waits for it (`Ends.ready`); reductions
-start within the last action of their stage (`Ends.reduced`). Where updates have gradients of k steps before, reductions
-have k steps more to end in (`Ends.summed`). Communication is *exposed* to the extent that the step
-would be shorter if communication took no time.
+A step is the timeline of its microbatches, then its epilogue: the rest of the gradient reductions, and the update.
+Ranks synchronize there, unless updates do not wait for the norm (`validate = after`): then each begins its next step at
+once. In a steady state of equal steps, each takes as long as its busiest rank computes: at that pace no rank is late
+with anything that others wait for.
+
+Gathers of a step start with it, and the first action of a stage waits for them (`StepEpilogue.ready`); reductions start
+within the last action of their stage (`StepEpilogue.reduced`). Where updates use gradients of k steps before,
+reductions have k more steps to complete in (`StepEpilogue.summed`). Communication is *exposed* to the extent that the
+step would be shorter if communication took no time.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def _average(state: Scheduled) -> float:
     """What the average of groups that train apart takes of each step, in seconds."""
     found = 0.0
     for rank in state.plan.ranks:
-        walk = Walk(evolve(state, mesh=joined_mesh(state.mesh)), OURS)
+        walk = StreamSimulation(evolve(state, mesh=joined_mesh(state.mesh)), OURS)
         walk.run(outer_nodes(state, rank))
         found = max(found, walk.arrived)
     return found / state.every
@@ -182,7 +183,7 @@ def _average(state: Scheduled) -> float:
 def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline, tuple[float, ...], float | None]:
     """The costs, the timeline of the microbatches, what each rank takes after it, and the period."""
     actions: dict[tuple[int, str], float] = {}
-    around = {rank.rank: Ends(state, rank, execution, actions) for rank in state.plan.ranks}
+    around = {rank.rank: StepEpilogue(state, rank, execution, actions) for rank in state.plan.ranks}
     costs = costs_of(state, execution)
     costs = evolve(costs, ready={stage: there for each in around.values() for stage, there in each.ready.items()})
     found = simulate(_instructions(state), costs)
@@ -198,7 +199,7 @@ def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline,
     return costs, found, ends, _period(state, costs, around) if state.training and state.train.late else None
 
 
-def _lasts(around: Mapping[int, Ends], found: Timeline) -> list[dict[int, float]]:
+def _lasts(around: Mapping[int, StepEpilogue], found: Timeline) -> list[dict[int, float]]:
     """When each rank has done the last action of each of its stages."""
     ends = []
     for each, line in zip(around.values(), found.actions, strict=True):
@@ -207,7 +208,7 @@ def _lasts(around: Mapping[int, Ends], found: Timeline) -> list[dict[int, float]
     return ends
 
 
-def _period(state: Scheduled, costs: Costs, around: Mapping[int, Ends]) -> float:
+def _period(state: Scheduled, costs: Costs, around: Mapping[int, StepEpilogue]) -> float:
     """The longest time for which any rank is busy with a step, if they do not meet between steps. Those that exchange
     totals wait for each other.
 
@@ -264,13 +265,13 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
             if (form, kind) not in known:
                 nodes = [node for node in stage.nodes if node.phase in phases]
                 keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
-                walk = Walk(state, execution)
+                walk = StreamSimulation(state, execution)
                 walk.run(nodes, keep)
                 launching = 0.0 if state.train.graphs else walk.launches * state.device.launching
                 known[form, kind] = state.device.action + max(walk.arrived, launching)
             found[stage.index, kind] = known[form, kind]
         if execution.whole:  # what that makes again goes by names, which stages of one form do not share
-            rest = Walk(state, evolve(execution, waits=frozenset(Phase)))
+            rest = StreamSimulation(state, evolve(execution, waits=frozenset(Phase)))
             rest.run(made_for_nothing(state, stage))
             for kind, phases in PHASES.items():
                 found[stage.index, kind] += rest.arrived if Phase.BACKWARD in phases else 0.0
@@ -285,8 +286,8 @@ def unsplit_seconds(graph: Graph, given: language.Spec, device: Device) -> dict[
     found: dict[int, float] = {}
     for node in graph.nodes:
         of_all = any(value.type.has(axis) for value in (*node.inputs, *node.outputs) for axis in shared)
-        if node.op.evaluated is not None and not of_all:
-            own = node_seconds(node.changed(op=node.op.evaluated), device)
+        if node.op.inference_form is not None and not of_all:
+            own = node_seconds(node.changed(op=node.op.inference_form), device)
             found[node.placed_on] = found.get(node.placed_on, 0.0) + own
     return found
 
@@ -317,14 +318,14 @@ def end_seconds(state: Scheduled, rank: RankPlan, forward: float) -> float:
     """Seconds that a rank takes once a step, in addition to its microbatches, if its stages do not wait for others, and
     `forward` are those of F of the first.
     """
-    ends = Ends(state, rank)
+    ends = StepEpilogue(state, rank)
     waits = max(0.0, ends.ready.get(rank.stages[0], 0.0) - forward)
     reduced = ends.reduced(dict.fromkeys(rank.stages, 0.0))
     return waits + reduced + ends.after(reduced)
 
 
 @define(eq=False)
-class Ends:
+class StepEpilogue:
     """What a rank does once a step, besides its microbatches.
 
     `ready` says when the first action of a stage can end at the earliest, in seconds from the start of the
@@ -358,7 +359,7 @@ class Ends:
 
     def _gathered(self) -> tuple[dict[int, float], float]:
         """`ready`, and the seconds of the prologues."""
-        walk = Walk(self.state, self.execution)
+        walk = StreamSimulation(self.state, self.execution)
         for of in self._functions.values():
             walk.run(of.gathered.start)
         for of in self._functions.values():
@@ -368,7 +369,7 @@ class Ends:
             if of.gathered.collectives:
                 # As if the action had begun long ago, and waited for nothing else.
                 arrival = {value: end - walk.now for value, end in walk.arrival.items()}
-                opening = Walk(self.state, self.execution, -inf, arrival)
+                opening = StreamSimulation(self.state, self.execution, -inf, arrival)
                 opening.run(of.opening)
                 last = (arrival[value] for node in of.gathered.collectives for value in node.outputs)
                 found[index] = max(opening.arrived, *last)
@@ -376,7 +377,7 @@ class Ends:
 
     def summed(self, ends: Mapping[int, float]) -> float:
         """When the rank has its statistics, if it waits for no reduction of gradients."""
-        walk = Walk(self.state, self.execution, max(ends.values()))
+        walk = StreamSimulation(self.state, self.execution, max(ends.values()))
         walk.run(self.state.update.statistic_nodes(self.rank.stages))
         return walk.arrived
 
@@ -384,7 +385,7 @@ class Ends:
         """Seconds of what runs neither beside the microbatches nor before the statistics, which are `summed` then. The
         update waits for what is still coming to the host, each parameter's for its own.
         """
-        walk = Walk(
+        walk = StreamSimulation(
             self.state, self.execution, summed, dict(self._coming), {OUT: max(self._coming.values(), default=-inf)}
         )
         walk.there = summed
@@ -394,7 +395,7 @@ class Ends:
     def reduced(self, ends: Mapping[int, float]) -> float:
         """When the rank has its statistics, if the last actions of its stages end at these times."""
         state = self.state
-        left = Walk(state, self.execution, max(ends.values()))
+        left = StreamSimulation(state, self.execution, max(ends.values()))
         for index in sorted(ends, key=lambda stage: (ends[stage], stage)):
             nodes = dict(state.update.reduce).get(index)
             if nodes is not None:
@@ -402,10 +403,12 @@ class Ends:
                 reduced = of.reduced(kind, nodes, state.update.totals[index])
                 like = state.partitioned.forms[index], kind
                 if like not in self._last:
-                    action = Walk(state, self.execution)
+                    action = StreamSimulation(state, self.execution)
                     action.run(of.groups[kind])
                     self._last[like] = action.arrived
-                closing = Walk(state, self.execution, ends[index] - self._last[like], {}, left.free, left.links)
+                closing = StreamSimulation(
+                    state, self.execution, ends[index] - self._last[like], {}, left.free, left.links
+                )
                 closing.run(of.closing(kind, reduced))
                 left.now = max(left.now, closing.now)
                 left.arrival.update(closing.arrival)
@@ -417,14 +420,14 @@ class Ends:
 
 
 @define(eq=False)
-class Walk:
-    """Runs nodes in order, `now` on. A collective runs from its node to the first reader of its result, unless the
-    `execution` waits for it; collectives that share a link are serialized: it is `free` afterwards. Until then what
-    runs beside collectives on these `links` is slower. Copies between the device and the host that start ahead run
-    likewise, on the link between them, and slow nothing down.
+class StreamSimulation:
+    """Runs nodes in order, from the time `now` on. A collective runs from its node to the first reader of its result,
+    unless the `execution` waits for it; collectives that share a link are serialized: `free` says when each link is
+    free again. While one of these `links` is busy, compute is slower. Asynchronous copies between the device and the
+    host run likewise, on the link between these two, and slow nothing down.
 
-    Where the host computes, it is `there` with that, beside the device, which does nothing that comes later before.
-    `launches` counts what the host launches.
+    `there` is when the host completes what it computes itself; it does so in parallel with the device, which starts
+    later nodes only after that. `launches` counts the kernels that the host launches.
     """
 
     state: Cut
@@ -468,7 +471,7 @@ class Walk:
                     self.links[link.name] = link
                 self.arrival.update(dict.fromkeys(node.outputs, end))
                 self.now = end if node.phase in self.execution.waits else self.now
-            elif node.op.ahead:
+            elif node.op.async_start:
                 way = OUT if node.op.host else IN
                 end = max(self.now, self.free.get(way, -inf)) + own
                 self.free[way] = end

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from attrs import asdict
 
 from partita.compiler.codegen.emit import KINDS, StageEmitter, stage_function
-from partita.compiler.codegen.functions import read_by, receives, sends
+from partita.compiler.codegen.functions import receives, sends, uses_in
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.codegen.statements import Return
 from partita.compiler.codegen.writer import Module, Probe, Writer
@@ -109,7 +109,7 @@ def _stage_program(
     for node, receive in receives(stage.nodes):
         if schedule.rank_of(receive.source) != plan.rank:
             received[message_of(node)] = (emitter.slots.slot(node.output), node.output.type)
-    read_later, read_by_weight = read_by(of.groups["BW"]), read_by(of.groups["W"])
+    read_later, read_by_weight = uses_in(of.groups["BW"]), uses_in(of.groups["W"])
     released = {
         emitter.slots.slot(node.inputs[0])
         for node, send in sends(stage.nodes)
@@ -146,7 +146,7 @@ def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     _totals(writer, update, rank.totals)
     positions = {key: i for i, key in enumerate(rank.totals)}
     mine = set(rank.stages)
-    wanted = [value for _, value, stage in update.statistics if stage in mine]
+    wanted = [value for _, value, stage in update.step_metrics if stage in mine]
     for accumulator, stage in update.sums:
         if stage in mine:
             text = f"t[{positions[stage, accumulator.name]}]"
@@ -160,7 +160,7 @@ def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
 
 def _emit_factor(module: Module, update: UpdateGraph) -> str:
     writer = Writer(FACTOR, probe=module.probe)
-    first = len(update.statistics) - len(update.norms)
+    first = len(update.step_metrics) - len(update.norms)
     for i, value in enumerate(update.norms):
         writer.names.texts[value] = Argument(f"s[{first + i}]", value.type)
     factor = update.clip[-1].output

@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import define, field
 
-from partita.compiler.codegen.functions import StageFunctions, is_literal, made_by, read_by, receives, sends
+from partita.compiler.codegen.functions import StageFunctions, defs_in, is_literal, receives, sends, uses_in
 from partita.compiler.codegen.names import View, identifier
 from partita.compiler.codegen.statements import Bind, Call, Clear, End, Fill, Load, Return, ReturnHandles, UpdateCache
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
 from partita.compiler.ops.op import Argument
-from partita.compiler.passes.ahead import Ahead
+from partita.compiler.passes.ahead import EarlyCollectives
 
 # Arguments of a stage's functions.
 GATHER, PROLOGUE, FUNCTION, REDUCE = ("m", "c"), ("m", "x", "c"), ("p", "f", "a", "c"), ("a", "h", "c")
@@ -80,7 +80,7 @@ class StageEmitter:
     def _constants(self) -> dict[Value, str]:
         """Values constant over the step, with their place in `p`: parameters, the prologue's results, full inputs."""
         gathered = self.of.gathered
-        read = self.of.read | read_by(gathered.follow)
+        read = self.of.read | uses_in(gathered.follow)
         values = [parameter.value for parameter in self.stage.parameters if parameter.value in read]
         values += [v for node in self.of.prologue for v in node.outputs if v in read and not is_literal(node)]
         # What is only gathered to be gathered along another mesh axis is not kept.
@@ -99,17 +99,17 @@ class StageEmitter:
         """Writes all functions of the stage; `reduce` are the nodes that reduce its accumulators to its totals, and
         copy what is `coming` to the host, the first of which start in its `last` kind of action.
         """
-        crossing = read_by(self.of.groups["BW"]) & made_by(self.of.groups["F"])
+        crossing = uses_in(self.of.groups["BW"]) & defs_in(self.of.groups["F"])
         inputs = {each.value for each in self.stage.inputs if each.batch is not None}
         for each in self.stage.inputs:
             if each.batch is not None:
                 self.slots.slot(each.value)
-        between = read_by(self.of.groups["W"]) & made_by(self.of.groups["B"])
+        between = uses_in(self.of.groups["W"]) & defs_in(self.of.groups["B"])
         keeps = {"F": crossing, "B": between, "W": set[Value](), "BW": set[Value]()}
         # A value's last reader removes it from the frame, so that it is freed after its last use.
         later = {
-            "F": read_by(self.of.groups["BW"]) | inputs,
-            "B": read_by(self.of.groups["W"]),
+            "F": uses_in(self.of.groups["BW"]) | inputs,
+            "B": uses_in(self.of.groups["W"]),
             "W": set[Value](),
             "BW": set[Value](),
         }
@@ -129,7 +129,7 @@ class StageEmitter:
     def _emit_gather(self) -> None:
         name = stage_function(self.stage.index, "G")
         writer = Writer(GATHER, module=self.module, stem=name)
-        self._masters(writer, read_by(self.of.gathered.start))
+        self._masters(writer, uses_in(self.of.gathered.start))
         collectives = self.of.gathered.collectives
         writer.leave(self.of.gathered.start)
         writer.block(self.of.gathered.start, ())
@@ -140,7 +140,7 @@ class StageEmitter:
     def _emit_prologue(self) -> None:
         name = stage_function(self.stage.index, "P")
         writer = Writer(PROLOGUE, module=self.module, stem=name)
-        self._masters(writer, {*read_by(self.of.prologue), *self.constants})
+        self._masters(writer, {*uses_in(self.of.prologue), *self.constants})
         for i, each in enumerate(self.of.full_inputs):
             writer.names.texts[each.value] = Argument(f"x[{i}]", each.value.type)
         writer.block(self.of.prologue, self.constants)
@@ -158,7 +158,7 @@ class StageEmitter:
                 writer.names.name(parameter.value)
                 writer.add(Bind(parameter.value, text))
 
-    def _emit_reductions(self, reduced: Ahead, totals: Sequence[Value]) -> None:
+    def _emit_reductions(self, reduced: EarlyCollectives, totals: Sequence[Value]) -> None:
         """Writes the function that finishes the reduction of the stage's accumulators to its totals, what is coming to
         the host among them.
         """
@@ -183,13 +183,13 @@ class StageEmitter:
         nodes: list[Node],
         keep: set[Value],
         later: set[Value],
-        opening: Ahead | None = None,
-        closing: Ahead | None = None,
+        opening: EarlyCollectives | None = None,
+        closing: EarlyCollectives | None = None,
     ) -> None:
         """Writes a function of a microbatch: the `opening` of a step waits for what is gathered, and the `closing` of a
         stage starts to reduce its gradients.
         """
-        made = made_by(nodes)
+        made = defs_in(nodes)
         name = "O" if opening else "C" if closing else kind
         arguments = OPENING if opening else FUNCTION
         late = opening.late if opening else set[Value]()
@@ -216,7 +216,7 @@ class StageEmitter:
             behind = self.of.behind(kind, closing.start)
             writer.leave(closing.start, closing.made)
             writer.after = {node: started for node, started in behind.items() if node is not None}
-            writer.block(behind.get(None, ()), closing.late | made_by(closing.start))
+            writer.block(behind.get(None, ()), closing.late | defs_in(closing.start))
         passing: set[Value] = set()
         sent = {node.inputs[0] for node, _ in sends(nodes)}
         received = {node.output for node, _ in receives(nodes)}
@@ -258,7 +258,7 @@ class StageEmitter:
         accumulators = {each.name: each.value for each in self.stage.accumulators}
         # Values loaded from the frame for the last time, and results of runs, are deleted after their last use.
         for iteration, run, keep in self.of.runs(nodes, wanted):
-            made = made_by(run)
+            made = defs_in(run)
             reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
             called = iteration if len(run) >= SEGMENT else None
             if called is not None:
@@ -288,7 +288,7 @@ class StageEmitter:
         phases = {node.phase for node in run}
         suffix = "backward" if len(phases) > 1 else kind[run[0].phase]
         stem = f"{identifier(iteration.split('.')[-2])}_{suffix}"
-        made = made_by(run)
+        made = defs_in(run)
         given: dict[Value | View, str] = {}  # with the name of its parameter
 
         def view(view: View) -> str:

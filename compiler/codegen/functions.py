@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from partita.compiler.codegen.segments import compiled_units
 from partita.compiler.graph import Input, Node, Phase, Value
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.passes.ahead import Ahead, ahead
+from partita.compiler.passes.ahead import EarlyCollectives, ahead
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import iteration_of
 
@@ -51,14 +51,14 @@ class StageFunctions:
     @property
     def saved(self) -> set[Value]:
         """What a microbatch keeps from F for the backward pass."""
-        return (made_by(self.groups["F"]) & read_by(self.groups["BW"])) - self.literal
+        return (defs_in(self.groups["F"]) & uses_in(self.groups["BW"])) - self.literal
 
     @property
     def kept(self) -> set[Value]:
         """What a microbatch keeps from B to W."""
-        return ((made_by(self.groups["F"]) | made_by(self.groups["B"])) & read_by(self.groups["W"])) - self.literal
+        return ((defs_in(self.groups["F"]) | defs_in(self.groups["B"])) & uses_in(self.groups["W"])) - self.literal
 
-    def reduced(self, kind: str, nodes: Sequence[Node], totals: Collection[Value]) -> Ahead:
+    def reduced(self, kind: str, nodes: Sequence[Node], totals: Collection[Value]) -> EarlyCollectives:
         """The nodes that reduce the stage's gradients, by when they run; the first in its last action, of this kind."""
         found = ahead(nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals)
         return found.with_copies(self._places(kind, found.start))
@@ -85,7 +85,7 @@ class StageFunctions:
                 stand(node)
         return list(found)
 
-    def closing(self, kind: str, reduced: Ahead) -> list[Node]:
+    def closing(self, kind: str, reduced: EarlyCollectives) -> list[Node]:
         """The stage's last action, in which the reduction of gradients starts."""
         behind = self.behind(kind, reduced.start)
         rest = (each for node in self.groups[kind] for each in (node, *behind.get(node, ())))
@@ -124,7 +124,7 @@ class StageFunctions:
         last = -1
         for node in start:
             place = max((places.get(value, -1) for value in node.inputs), default=-1)
-            if node.op.ahead and node.inputs[0] in begun:
+            if node.op.async_start and node.inputs[0] in begun:
                 place = max(place, last)
             if node.op.communicates:
                 begun.update(node.outputs)
@@ -148,8 +148,8 @@ class StageFunctions:
         after: list[set[Value]] = []
         needed = set(wanted)
         for _, run in reversed(runs):
-            own = read_by(run)
-            after.append((own | made_by(run)) & needed)
+            own = uses_in(run)
+            after.append((own | defs_in(run)) & needed)
             needed |= own
         after.reverse()
         return [(iteration, run, keep) for (iteration, run), keep in zip(runs, after, strict=True)]
@@ -177,11 +177,11 @@ def receives(nodes: Iterable[Node]) -> Iterator[tuple[Node, Receive]]:
     return ((node, node.op) for node in nodes if isinstance(node.op, Receive))
 
 
-def made_by(nodes: Iterable[Node]) -> set[Value]:
+def defs_in(nodes: Iterable[Node]) -> set[Value]:
     """The results of nodes."""
     return {value for node in nodes for value in node.outputs}
 
 
-def read_by(nodes: Iterable[Node]) -> set[Value]:
+def uses_in(nodes: Iterable[Node]) -> set[Value]:
     """The operands of nodes."""
     return {value for node in nodes for value in node.inputs}

@@ -108,7 +108,9 @@ class Names:
 
     def arguments(self, node: Node, views: Sequence[View | None] = ()) -> Sequence[Argument]:
         """A node's operands in the form it takes them; `views` are the views among them."""
-        arguments = node.op.taken([self.texts[value] for value in node.inputs], [value.type for value in node.outputs])
+        arguments = node.op.legalized_operands(
+            [self.texts[value] for value in node.inputs], [value.type for value in node.outputs]
+        )
         for i, view in enumerate(views):
             if view in self.views:
                 arguments[i] = evolve(arguments[i], views={view.how: self.views[view]})

@@ -33,7 +33,7 @@ from partita.compiler.layout import tensor_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
-from partita.compiler.passes.ahead import Ahead
+from partita.compiler.passes.ahead import EarlyCollectives
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph, forms, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import OuterUpdate, ParameterUpdate, UpdateGraph
@@ -148,7 +148,7 @@ def plan_step(
         stages=tuple(stages),
         ranks=ranks,
         channels=_traffic((*sends, *(each.transfer for each in tied))),
-        statistics=tuple(name for name, _, _ in update.statistics),
+        step_metrics=tuple(name for name, _, _ in update.step_metrics),
         guards=partitioned.graph.guards,
         schedule=schedule,
         members=members,
@@ -334,7 +334,7 @@ def _waiting(
 
 
 def _closing(
-    functions: StageFunctions, kind: str, ahead: Ahead, flying: Mapping[Node, Posted], adds: bool
+    functions: StageFunctions, kind: str, ahead: EarlyCollectives, flying: Mapping[Node, Posted], adds: bool
 ) -> list[Node]:
     """The last action of a stage, as far as memory goes: with collectives, some of which stay in flight, and with waits
     before copies of what others make.
@@ -413,7 +413,9 @@ def _rank(
         sends=tuple(each for each in tied if each.transfer.channel.source == rank),
         receives=receives,
         totals=tuple(totals),
-        statistics=tuple(i for i, (_, _, stage) in enumerate(update.statistics) if stage in schedule.placement[rank]),
+        step_metrics=tuple(
+            i for i, (_, _, stage) in enumerate(update.step_metrics) if stage in schedule.placement[rank]
+        ),
         copied=tuple(name for name in parameters if name in written),
     )
 

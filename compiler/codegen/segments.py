@@ -124,6 +124,6 @@ def _pure(node: Node, literal: Collection[Value]) -> bool:
     if collective(node) is not None or node.op.reads_context:
         return False
     arguments = [Argument("", value.type, value in literal) for value in node.inputs]
-    taken = node.op.taken(arguments, [value.type for value in node.outputs])
+    taken = node.op.legalized_operands(arguments, [value.type for value in node.outputs])
     # A literal that becomes a tensor reads the context's device.
     return all(each.literal <= as_taken.literal for each, as_taken in zip(arguments, taken, strict=True))

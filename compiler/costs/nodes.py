@@ -74,7 +74,7 @@ def _seconds(node: Node, device: Device, added: bool) -> float:
         return measured
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
-    if node.op.eight_bits and "f8" in device.flops:
+    if node.op.fp8 and "f8" in device.flops:
         device = device.narrowed()
     flops = device.flops[dtype]
     matrices = node.op.matrices(operands, results)
@@ -117,9 +117,9 @@ def timed(
 
 def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> dict[Node, float]:
     """The times of fused kernels at their first nodes, and 0 at their other nodes."""
-    behind = roots(nodes)
-    uses = Counter(behind.get(value, value) for node in nodes if not node.op.is_view for value in node.inputs)
-    uses.update(behind.get(value, value) for value in keep)
+    alias_root = roots(nodes)
+    uses = Counter(alias_root.get(value, value) for node in nodes if not node.op.is_view for value in node.inputs)
+    uses.update(alias_root.get(value, value) for value in keep)
     found: dict[Node, float] = {}
     run: list[Node] = []
     over: tuple[str, ...] = ()
@@ -128,13 +128,13 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
     def end() -> None:
         if run:
             found.update(dict.fromkeys(run, 0.0))
-            found[run[0]] = _together(run, device, behind, uses)
+            found[run[0]] = _together(run, device, alias_root, uses)
             run.clear()
 
     for node in nodes:
         if node.op.communicates:
             sent.update(node.outputs)
-        if takes_no_time(node.op) or node.op.ahead:
+        if takes_no_time(node.op) or node.op.async_start:
             continue
         if not node.op.fusible or any(value.host for value in (*node.inputs, *node.outputs)):
             end()
@@ -151,7 +151,7 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
     return found
 
 
-def _together(run: Sequence[Node], device: Device, behind: Mapping[Value, Value], uses: Counter[Value]) -> float:
+def _together(run: Sequence[Node], device: Device, alias_root: Mapping[Value, Value], uses: Counter[Value]) -> float:
     """The time of one fused kernel: it reads each outside tensor once and writes what is read elsewhere."""
     made = {value for node in run for value in node.outputs}
     own: Counter[Value] = Counter()
@@ -160,7 +160,7 @@ def _together(run: Sequence[Node], device: Device, behind: Mapping[Value, Value]
     for node in run:
         flops += node.op.flops([value.type for value in node.inputs], [value.type for value in node.outputs])
         for value in node.inputs:
-            tensor = behind.get(value, value)
+            tensor = alias_root.get(value, value)
             own[tensor] += 1
             if tensor not in made:
                 read[tensor] = max(read.get(tensor, 0), min(value.type.bytes, tensor.type.bytes))

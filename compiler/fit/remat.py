@@ -118,14 +118,14 @@ def candidates_of(state: Scheduled) -> list[list[str]]:
 def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str]) -> list[_Candidate]:
     """The candidates among a stage's nodes that save anything, in program order."""
     nodes = tuple(nodes)
-    resharding, behind = Resharding(state.mesh), roots(nodes)
-    later = {behind.get(value, value) for node in nodes if node.phase in _BACKWARD for value in node.inputs}
+    resharding, alias_root = Resharding(state.mesh), roots(nodes)
+    later = {alias_root.get(value, value) for node in nodes if node.phase in _BACKWARD for value in node.inputs}
     forward = [node for node in nodes if node.phase is Phase.FORWARD]
     found: dict[str, _Candidate] = {}
     for whole in (False, True):
         instance = {value: _instance(node.scope, repeats, whole) for node in forward for value in node.outputs}
         leaving = {
-            behind.get(value, value)
+            alias_root.get(value, value)
             for node in forward
             for value in node.inputs
             if instance.get(value) != _instance(node.scope, repeats, whole)

@@ -81,7 +81,7 @@ class Attention(Positioned):
         return evolve(self, numbered=((axis.name, axis.size), *self.numbered))
 
     @property
-    def evaluated(self) -> Op | None:
+    def inference_form(self) -> Op | None:
         """The same without dropout."""
         return evolve(self, dropout=0.0, key="", numbered=())
 
@@ -151,7 +151,7 @@ class Attention(Positioned):
     # ------------------------------------------------------------ axes
 
     @property
-    def exchanged(self) -> str:
+    def context_parallel_axis(self) -> str:
         """`over`, along which queries read the keys and values of all positions."""
         return self.over
 

@@ -96,7 +96,7 @@ class Body:
         lines: list[str] = []
         for each, _, results in self.each():
             taken = [arguments[i] for i in self.steps[len(lines)].operands]
-            text = each.emit(each.taken(taken, results), results)
+            text = each.emit(each.legalized_operands(taken, results), results)
             name = f"v{len(arguments)}"
             if each.literal is not None:
                 arguments.append(Argument(text, results[0], literal=True))

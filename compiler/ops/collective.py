@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from partita.compiler.costs.links import Link
 
 # The states of each tensor along the mesh axis, before and after.
-Ends: TypeAlias = tuple[tuple[State, State], ...]
+StatePairs: TypeAlias = tuple[tuple[State, State], ...]
 # The kind of all states that name an axis; other states are their own kinds.
 SPLIT = "split"
 # A local step costs next to nothing, but not zero: paths prefer fewer steps.
@@ -44,7 +44,7 @@ class Reshard(Op):
     made: ClassVar[str] = "moved"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """The operation for tensors with these ends, which are all of one kind."""
         raise NotImplementedError
 
@@ -54,7 +54,7 @@ class Reshard(Op):
         return f"{self.name} over {self.over}"
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """The states of each tensor along the mesh axis, before and after."""
         raise NotImplementedError
 
@@ -145,12 +145,12 @@ class AllGather(Collective):
     made = "gathered"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """Gathers the axes that are sharded before."""
         return cls(over, parts, tuple(str(before) for before, _ in ends))
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """From sharded to replicated."""
         return tuple((axis, None) for axis in self.axes)
 
@@ -194,12 +194,12 @@ class ReduceScatter(Collective):
     made = "reduced"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """Scatters along the axes that are sharded after."""
         return cls(over, parts, tuple(str(after) for _, after in ends))
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """From partial sum to sharded."""
         return tuple((SUM, axis) for axis in self.axes)
 
@@ -250,12 +250,12 @@ class AllReduce(Collective):
     made = "reduced"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """Of as many sums, or maxima, as there are ends."""
         return cls(over, parts, len(ends), ends[0][0] == MAX)
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """From partial sum or maximum to replicated."""
         return ((MAX if self.maximum else SUM, None),) * self.tensors
 
@@ -306,12 +306,12 @@ class AllToAll(Collective):
     axes: tuple[str, ...]
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """From the axes before to the axes after."""
         return cls(over, parts, tuple(str(before) for before, _ in ends), tuple(str(after) for _, after in ends))
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """From sharded along one axis to sharded along another."""
         return tuple(zip(self.source, self.axes, strict=True))
 
@@ -357,13 +357,13 @@ class Part(Reshard):
     made = "part"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """Along the axis that is sharded after."""
         ((_, after),) = ends
         return cls(over, parts, str(after))
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """From replicated to sharded."""
         return ((None, self.axis),)
 
@@ -384,19 +384,19 @@ class Part(Reshard):
 
 
 @op("once")
-class Once(Reshard):
+class KeepOnFirst(Reshard):
     """The tensor on the first rank, zeros on the others: turns a replicated value into a partial sum."""
 
     over: str
     parts: int
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """Of one tensor."""
         return cls(over, parts)
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """From replicated to partial sum."""
         return ((None, SUM),)
 
@@ -426,7 +426,7 @@ class Reform(Reshard):
         return self.name
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """Those of every mesh axis stay."""
         return ((None, None),)
 
@@ -496,7 +496,7 @@ TRANSITIONS: Mapping[tuple[State, State], type[Reshard]] = {
     (SUM, SPLIT): ReduceScatter,
     (MAX, None): AllReduce,
     (None, SPLIT): Part,
-    (None, SUM): Once,
+    (None, SUM): KeepOnFirst,
 }
 
 

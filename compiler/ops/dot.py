@@ -116,11 +116,11 @@ class Dot(Op):
         weight = None if self.float8 is None else node.inputs[self.float8]
         return _ordered(build, d, b, a.type, weight), _ordered(build, a, d, b.type, weight)
 
-    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+    def to_broadcast(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
         """None: operands may have any axes."""
         return ()
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Unless it sums over them."""
         return not any(name in rows for name in self.over)
 

@@ -189,7 +189,7 @@ class RoutedDot(Routed):
         count = type.axis(self.along).size if type.has(self.along) else 1
         return summed, max(1, type.elements // summed // count)
 
-    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+    def to_broadcast(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
         """None: what has an axis that others lack multiplies each of its positions."""
         return ()
 

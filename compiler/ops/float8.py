@@ -47,7 +47,7 @@ class ToFloat8(Op):
         """Any axis: along those that are summed, all parts of a row have its maximum."""
         return aligned_rules(operands, results)
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 
@@ -75,7 +75,7 @@ class Float8Dot(Op):
     over: tuple[str, ...]
     orderless = True
     fusible = False
-    eight_bits = True
+    fp8 = True
 
     @property
     def label(self) -> str:

@@ -40,7 +40,7 @@ class SumOfGroups(Op):
         """Any axis."""
         return tuple(ShardingRule((name,) * len(operands), (name,)) for name in results[0].names)
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 
@@ -79,7 +79,7 @@ class Outer(Op):
         """Any axis."""
         return tuple(ShardingRule((name,) * len(operands), (name,) * len(results)) for name in results[0].names)
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 

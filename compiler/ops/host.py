@@ -3,9 +3,9 @@
 A value lies in the device's memory unless `Value.host` says so. Other operations run where their operands lie. On a CPU
 the host's memory is the device's, and copies are none; the account is that of a device with its own.
 
-A copy is made in order with what the device computes (`to_device`, `to_host`); or beside that: one operation starts it,
-and another waits for it. To the device these are `prefetch` and `arrive`, which makes what the device computes wait; to
-the host, `copy_out` and `land`, which makes the host wait.
+A copy is either in order with the device's compute (`to_device`, `to_host`), or asynchronous: one operation starts it,
+and another waits for it. To the device these are `prefetch` and `arrive`, at which the device's compute waits; to the
+host, `copy_out` and `land`, at which the host waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from partita.dsl.types import Type
 class HostCopy(Op):
     """Base of all."""
 
-    copies = True
+    is_host_transfer = True
     rearranges = True
     fusible = False
 
@@ -32,7 +32,7 @@ class HostCopy(Op):
         """Any axis; linear."""
         return (*aligned_rules(operands, results), ShardingRule((SUM,), (SUM,)))
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 
@@ -74,9 +74,9 @@ class ToDevice(HostCopy):
 
 @op("prefetch")
 class Prefetch(ToDevice):
-    """The operand in the device's memory, once it has arrived; it is copied beside what the device computes."""
+    """The operand in the device's memory, once the copy is complete, which overlaps with compute of the device."""
 
-    ahead = True
+    async_start = True
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -85,9 +85,9 @@ class Prefetch(ToDevice):
 
 @op("copy_out")
 class CopyOut(ToHost):
-    """The operand in the host's memory, once it has landed; it is copied beside what the device computes."""
+    """The operand in the host's memory, once the copy is complete, which overlaps with compute of the device."""
 
-    ahead = True
+    async_start = True
 
     @property
     def reads_context(self) -> bool:
@@ -100,7 +100,7 @@ class CopyOut(ToHost):
 
 
 @op("land")
-class Land(HostCopy):
+class WaitCopyOut(HostCopy):
     """The result of a `copy_out`, the first operand, which has landed. The second, of which it is a copy, is kept until
     then.
     """
@@ -132,7 +132,7 @@ class Land(HostCopy):
 
 
 @op("arrive")
-class Arrive(HostCopy):
+class WaitPrefetch(HostCopy):
     """The result of a `prefetch`, which has arrived."""
 
     is_view = True

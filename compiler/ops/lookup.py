@@ -56,7 +56,7 @@ class Gather(Positioned):
         """The table's rows."""
         return (self.over,)
 
-    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+    def to_broadcast(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
         """None: ids and the table may have any axes."""
         return ()
 

@@ -84,7 +84,7 @@ class NegativeLogLikelihood(Op):
         logarithm = pointwise(build, "add", pointwise(build, "log", exponentials), peak)
         return arranged(build, logarithm, targets.type.names), picked
 
-    def of_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
+    def combine_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
         """The logarithm of the sum of exponentials of the logarithms, by their maximum; the sum of targets' logits."""
         logarithms, logits = zip(*parts, strict=True)
         peak, picked = logarithms[0], logits[0]
@@ -201,7 +201,7 @@ class NegativeLogLikelihoodGradient(Positioned):
         """Logits minus the denominator; and of each target its place."""
         return wide_bytes(operands[1]) + PLACE * operands[2].elements
 
-    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+    def legalized_operands(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
         """d may be a scalar."""
         return [arguments[0], *map(as_tensor, arguments[1:])]
 

@@ -88,7 +88,7 @@ class Op:
     # ------------------------------------------------------------ traits
 
     # Costs next to nothing and depends on no activation: duplicated on each stage that uses it, not sent.
-    free: ClassVar[bool] = False
+    duplicable: ClassVar[bool] = False
     # Its result aliases its operand's memory.
     is_view: ClassVar[bool] = False
     # Its result is its operand in another form: a reader of the result counts as a reader of the operand.
@@ -128,12 +128,12 @@ class Op:
     # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
     host: ClassVar[bool | None] = None
     # Its result is its operand, in the other memory or once it has arrived there; and that is copied beside other work.
-    copies: ClassVar[bool] = False
-    ahead: ClassVar[bool] = False
+    is_host_transfer: ClassVar[bool] = False
+    async_start: ClassVar[bool] = False
     # Its results are the distinct ids of its operands, and what belongs to one id added up.
     combines_rows: ClassVar[bool] = False
     # Its products are of operands in eight bits, for which devices may have a rate of their own.
-    eight_bits: ClassVar[bool] = False
+    fp8: ClassVar[bool] = False
     # It compares the elements of its operands, chooses among them or adds them up: their digits matter.
     precision_sensitive: ClassVar[bool] = False
     # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
@@ -174,7 +174,7 @@ class Op:
         return ()
 
     @property
-    def evaluated(self) -> Op | None:
+    def inference_form(self) -> Op | None:
         """The operation that an evaluation has in its place; None if it has none."""
         return None if self.random else self
 
@@ -307,7 +307,7 @@ class Op:
         raise NotImplementedError
 
     @property
-    def exchanged(self) -> str | None:
+    def context_parallel_axis(self) -> str | None:
         """The axis along which it reads what other shards have, in one of several ways."""
         return None
 
@@ -334,13 +334,13 @@ class Op:
         return None
 
     def partial_reduce(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
-        """What one part of `axis` contributes to its results, where parts are exchanged only once; None if that is not
-        enough. `node` is the operation on the part; `of_parts` makes the results of the contributions. That these are
-        those of the whole is taken as known where a division is validated.
+        """The contribution of one part of `axis` to the results; None if parts must be exchanged repeatedly.
+        `node` is the operation on the part; `combine_parts` makes the results from the contributions. Validation of a
+        division takes it as given that these are the results of the whole.
         """
         return None
 
-    def of_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
+    def combine_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
         """The results of the whole `node` from what its parts contribute, in order."""
         raise NotImplementedError
 
@@ -375,11 +375,11 @@ class Op:
         """
         return self
 
-    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+    def to_broadcast(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
         """The operands that must be repeated along an axis that only others have: by default all that lack it."""
         return tuple(i for i, type in enumerate(operands) if not type.has(axis))
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Whether it computes each position of these axes from its operands at that position alone: then neither their
         order makes a difference, nor whether one axis stands for several.
         """
@@ -389,7 +389,7 @@ class Op:
         """The operation on tensors with these axes, where it works on their elements in order along `flat` axes; None
         if it does not compute each of them by itself.
         """
-        return self if self.by_row(flat) else None
+        return self if self.elementwise_over(flat) else None
 
     def mentions(self, axis: str) -> bool:
         """Whether a field names an axis: one that names it nowhere does the same at each of its positions."""
@@ -493,7 +493,7 @@ class Op:
         """
         return (None,) * len(node.inputs)
 
-    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+    def legalized_operands(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
         """The operands as its source takes them: literals become tensors of their dtype where it takes no scalars."""
         return [as_tensor(argument) for argument in arguments]
 

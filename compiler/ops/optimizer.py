@@ -115,7 +115,7 @@ class Store(Op):
         """Any axis."""
         return tuple(ShardingRule((name, name), ()) for name in operands[0].names)
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 
@@ -186,7 +186,7 @@ class Update(Op):
         """Whether the parameter and its states can be stored in so many parts along an axis of the parameter."""
         return parameter.axis(axis).size % parts == 0
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Only if it is elementwise."""
         return self.elementwise
 
@@ -243,7 +243,7 @@ class Ema(Op):
         """Any axis; linear in both."""
         return tuple(ShardingRule((state, state), (state,)) for state in (*results[0].names, SUM))
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 

@@ -75,7 +75,7 @@ class Constant(Op):
 
     value: float | int | bool
     dtype: str
-    free = True
+    duplicable = True
     allocates = False
 
     @property
@@ -121,7 +121,7 @@ class Cast(Op):
         linear = (ShardingRule((SUM,), (SUM,)),) if keeps and source.dtype != "bool" else ()
         return (*aligned_rules(operands, results), *linear)
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 
@@ -204,7 +204,7 @@ class Pointwise(Op):
             linear.append(ShardingRule(tuple(states), (SUM,)))
         return (*aligned_rules(operands, results), *linear)
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Yes."""
         return True
 
@@ -221,7 +221,7 @@ class Pointwise(Op):
         """The function's temporaries."""
         return FUNCTIONS[self.function].temporaries * results[0].bytes
 
-    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+    def to_broadcast(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
         """The widest operand, if it lacks the axis."""
         own = [len(type.axes) - type.has(axis) for type in operands]
         widest = own.index(max(own))
@@ -238,7 +238,7 @@ class Pointwise(Op):
             for result, operand in zip(results, node.inputs, strict=True)
         )
 
-    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+    def legalized_operands(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
         """Scalars where possible: infix operators take them, and `clamp` takes bounds, but torch functions do not, and
         `where` would give them torch's default dtype. Some operand must be a tensor with all axes.
         """

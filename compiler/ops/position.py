@@ -167,7 +167,7 @@ class Iota(Positioned):
 
     axis: Axis
     shards: Shards = ()
-    free = True
+    duplicable = True
     finds_positions = True
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
@@ -287,7 +287,7 @@ class Random(Positioned):
     whole: tuple[tuple[str, int], ...]
     dtype: str
     shards: Shards = ()
-    free = True
+    duplicable = True
     random = True
     fusible = False
     finds_positions = True

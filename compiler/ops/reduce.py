@@ -57,7 +57,7 @@ class Reduce(Op):
         reduced = tuple(ShardingRule((name,), (partial,)) for name in self.over)
         return (*kept, *reduced, ShardingRule((partial,), (partial,)))
 
-    def by_row(self, rows: Collection[str]) -> bool:
+    def elementwise_over(self, rows: Collection[str]) -> bool:
         """Unless it reduces over them."""
         return not any(name in rows for name in self.over)
 
@@ -134,7 +134,7 @@ class ArgMax(Op):
         peak = build.apply(Reduce("max", (self.over,), x.type.dtype), x)
         return peak, build.apply(FirstIndex(self.over), x, peak)
 
-    def of_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
+    def combine_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
         """The index of the first part with the greatest maximum."""
         peak, first = parts[0]
         for other, index in parts[1:]:

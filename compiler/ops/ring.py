@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.buffers import Buffers, packed
-from partita.compiler.ops.collective import Collective, Ends, Reshard
+from partita.compiler.ops.collective import Collective, Reshard, StatePairs
 from partita.compiler.ops.op import (
     TORCH_DTYPES,
     Argument,
@@ -75,7 +75,7 @@ class Roll(Op):
 
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Op:
         """Shards that are blocks go to the next rank."""
-        return Turn(mesh_axis, parts, axis, self.count) if (axis, parts) == (self.axis, self.blocks) else self
+        return Ppermute(mesh_axis, parts, axis, self.count) if (axis, parts) == (self.axis, self.blocks) else self
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""
@@ -89,7 +89,7 @@ class Roll(Op):
 
 
 @op("turn")
-class Turn(Collective):
+class Ppermute(Collective):
     """Every rank gets the tensors of the one before it, the first those of the last: a roll of shards along `axis`."""
 
     over: str
@@ -100,12 +100,12 @@ class Turn(Collective):
     made = "turned"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """Of shards along one axis."""
         return cls(over, parts, str(ends[0][0]), len(ends))
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """Split as before."""
         return ((self.axis, self.axis),) * self.tensors
 

@@ -35,7 +35,7 @@ class OfSlices(Op):
 
     key: str
     type: Type
-    free = True
+    duplicable = True
     fusible = False
 
     @property
@@ -200,7 +200,7 @@ class PlaceSlice(Positioned):
 
 
 @op("first_part")
-class FirstPart(Op):
+class KeepInFirstPart(Op):
     """The operand in the first part over time, and zero in all others: what is the same in all of them counts once.
 
     `over` is the mesh axis `time` or `slice`.

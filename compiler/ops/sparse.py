@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.buffers import Buffers
-from partita.compiler.ops.collective import Collective, Ends, Reshard
+from partita.compiler.ops.collective import Collective, Reshard, StatePairs
 from partita.compiler.ops.op import Argument, Op, ShardingRule, attributes, make, op, permuted
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.position import Positioned, Shards, offset_text
@@ -341,7 +341,7 @@ def exchanged(build: Builder, ids: Value, table: Value, over: str, along: str, p
 
 
 @op("exchange_rows")
-class ExchangeRows(Collective):
+class SparseAllToAll(Collective):
     """Every rank gets what all have for its part of `after`, by parts of `before`. The first tensor has ids, the others
     what belongs to them.
 
@@ -356,12 +356,12 @@ class ExchangeRows(Collective):
     made = "exchanged"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+    def between(cls, over: str, parts: int, ends: StatePairs) -> Reshard:
         """From one axis to another."""
         return cls(over, parts, str(ends[0][0]), str(ends[0][1]), len(ends))
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StatePairs:
         """From split along one axis to split along another."""
         return ((self.before, self.after),) * self.tensors
 

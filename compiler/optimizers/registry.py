@@ -46,12 +46,12 @@ class Trained:
 SPARSE = Setting("sparse", Flag(), False)
 
 # Optimizers divide by the size of the gradient. In `verify`, by no less than this, times the norm of all gradients.
-LEAST_GRADIENT = 1e-3
+MIN_GRADIENT = 1e-3
 
 
 def with_larger_eps(arguments: Mapping[str, Any], norm: float) -> Mapping[str, Any]:
     """The `proxy` of an optimizer whose `eps` is added to, or is the least of, the size of the gradient."""
-    return {**arguments, "eps": max(float(arguments["eps"]), LEAST_GRADIENT * norm)}
+    return {**arguments, "eps": max(float(arguments["eps"]), MIN_GRADIENT * norm)}
 
 
 @frozen(kw_only=True, eq=False)

@@ -22,7 +22,7 @@ from partita.dsl.reprs import count
 
 
 @frozen(eq=False)
-class Ahead:
+class EarlyCollectives:
     """Nodes, by when they run: `start` are the `collectives` that need no other, with what they are computed from, and
     the `copies` to the host's memory that can start among them; `follow` what is computed from their results; `others`
     all that is left, as far as it is read. The copies wait for those collectives that are not `in_flight` afterwards.
@@ -47,20 +47,20 @@ class Ahead:
         nodes = (*(node for node in self.collectives if node not in flying), *self.copies)
         return tuple(value for node in nodes for value in node.outputs)
 
-    def with_copies(self, places: Mapping[Node, int]) -> Ahead:
+    def with_copies(self, places: Mapping[Node, int]) -> EarlyCollectives:
         """Copies of what collectives make start among them as well, if others start at a later place than theirs."""
         makers = {value: node for node in self.collectives for value in node.outputs}
         last = {places[node]: node for node in self.start if node.op.communicates}
         behind: dict[Node, list[Node]] = {}
         for node in self.follow:
-            if node.op.ahead and node.inputs[0] in makers:
+            if node.op.async_start and node.inputs[0] in makers:
                 later = [place for place in last if place > places[makers[node.inputs[0]]]]
                 if later:
                     behind.setdefault(last[min(later)], []).append(node)
         moved = dict.fromkeys(node for own in behind.values() for node in own)
         start = tuple(each for node in self.start for each in (node, *behind.get(node, ())))
         follow = tuple(node for node in self.follow if node not in moved)
-        return Ahead(start, self.collectives, follow, self.others, (*self.copies, *moved))
+        return EarlyCollectives(start, self.collectives, follow, self.others, (*self.copies, *moved))
 
     def __repr__(self) -> str:
         return f"<Ahead: {count(len(self.collectives), 'collective')}>"
@@ -71,7 +71,7 @@ class Ahead:
         return {value for node in (*self.collectives, *self.follow) for value in node.outputs}
 
 
-def ahead(nodes: Sequence[Node], given: Collection[Value], wanted: Collection[Value]) -> Ahead:
+def ahead(nodes: Sequence[Node], given: Collection[Value], wanted: Collection[Value]) -> EarlyCollectives:
     """Divide nodes in order. Those that start read `given` values alone, and nothing of the step; `wanted` values are
     read afterwards.
     """
@@ -86,14 +86,14 @@ def ahead(nodes: Sequence[Node], given: Collection[Value], wanted: Collection[Va
             if node.op.communicates:
                 collectives.append(node)
                 late.update(node.outputs)
-            elif node.op.ahead:
+            elif node.op.async_start:
                 copies.append(node)
             else:
                 early.update(node.outputs)
     begun = [*collectives, *copies]
     taken = {*begun, *follow}
     rest = [node for node in nodes if node not in taken]
-    return Ahead(
+    return EarlyCollectives(
         tuple(_needed([*rest, *begun], {value for node in begun for value in node.outputs}, nodes)),
         tuple(collectives),
         tuple(follow),
@@ -112,7 +112,7 @@ def copied_ahead(nodes: Sequence[Node]) -> list[Node]:
     there: set[Value] = set()
     found: list[Node] = []
     started: list[set[Node]] = []
-    sizes = [sum(node.output.type.bytes for node in part if node.op.ahead) for part in parts]
+    sizes = [sum(node.output.type.bytes for node in part if node.op.async_start) for part in parts]
     under_way = 0
     for i, part in enumerate(parts):
         while len(started) < len(parts):
@@ -134,7 +134,7 @@ def _begun(part: Sequence[Node], made: Collection[Value], there: set[Value]) -> 
     is `there`, to which their own results are added.
     """
     found = []
-    copies = {value for node in part if node.op.ahead for value in node.outputs}
+    copies = {value for node in part if node.op.async_start for value in node.outputs}
     for node in _needed(part, copies, part):
         if not node.op.communicates and all(value in there or value not in made for value in node.inputs):
             found.append(node)
@@ -144,7 +144,7 @@ def _begun(part: Sequence[Node], made: Collection[Value], there: set[Value]) -> 
 
 def _of_the_step(node: Node) -> bool:
     """Whether a node reads more of the context than the rank's coordinates."""
-    return node.op.random or (node.op.reads_context and not node.op.reshards and not node.op.ahead)
+    return node.op.random or (node.op.reads_context and not node.op.reshards and not node.op.async_start)
 
 
 def _needed(nodes: Collection[Node], wanted: set[Value], order: Sequence[Node]) -> list[Node]:

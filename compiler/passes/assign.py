@@ -28,7 +28,7 @@ from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Call, Optimizer, OptimizerRule
 
-MOST_SHOWN = 4
+MAX_SHOWN = 4
 MOVE = "move it before that rule, or remove it"
 
 
@@ -220,7 +220,7 @@ def _idle(target: _Target, targets: Sequence[_Target], graph: Graph) -> Diagnost
             wrong, first = target.unfit(as_trained), next(each for each in targets if parameter in each.taken)
             if help != MOVE:
                 help = "remove it" if wrong is not None else MOVE
-            if len(notes) < MOST_SHOWN:
+            if len(notes) < MAX_SHOWN:
                 place = f" ({first.span.place})" if first.span else ""
                 came = f"is matched by `{first.rule}`{place} before"
                 if wrong is not None:

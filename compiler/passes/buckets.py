@@ -23,7 +23,7 @@ BUCKET_BYTES = 25 * 2**20
 
 def full_at(mesh: Mesh) -> Callable[[str], float]:
     """The size of a bucket at the end of a step, by its mesh axis: no larger than latency asks for, since the last one
-    hides behind nothing; but among many ranks as large as what a ring moves while its steps take their time.
+    cannot overlap with anything; but among many ranks as large as what a ring moves while its steps take their time.
     """
 
     def full(axis: str) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
+from partita.compiler.graph import BufferWrite, Builder, Graph, Master, Node, Parameter, Phase, Value
 from partita.compiler.layout import is_split
 from partita.compiler.ops.op import ShardingRule, accumulation
 from partita.compiler.ops.pointwise import cast
@@ -20,7 +20,7 @@ from partita.compiler.ops.shape import arranged
 
 
 @frozen(eq=False)
-class Ends:
+class UpdateEnds:
     """The ends of all updates of a graph: their nodes, and the statistics that they read or that are the new values."""
 
     nodes: frozenset[Node]
@@ -37,10 +37,10 @@ class Ends:
         return found[::-1], wanted - made
 
 
-def ends_of(graph: Graph, batch: str) -> Ends:
+def ends_of(graph: Graph, batch: str) -> UpdateEnds:
     """The ends of a graph's updates. `batch` is the axis that is split into microbatches."""
     if not graph.updates:
-        return Ends(frozenset(), frozenset())
+        return UpdateEnds(frozenset(), frozenset())
     wanted = {each.value for each in graph.updates}
     for node in reversed(graph.nodes):
         if any(value in wanted for value in node.outputs):
@@ -61,7 +61,7 @@ def ends_of(graph: Graph, batch: str) -> Ends:
             roots.update(node.inputs)
     made = {value for node in ends for value in node.outputs}
     parameters = {parameter.value for parameter in graph.parameters}
-    return Ends(frozenset(ends), frozenset(roots - made - parameters))
+    return UpdateEnds(frozenset(ends), frozenset(roots - made - parameters))
 
 
 def _along_batch(graph: Graph, batch: str, wanted: set[Value]) -> dict[Value, frozenset[str]]:
@@ -132,7 +132,7 @@ def with_stages(graph: Graph, batch: str, kept: dict[Value, set[int]]) -> Graph:
     return evolve(graph, parameters=tuple(parameters))
 
 
-def _needed(graph: Graph, ends: Ends) -> set[Node]:
+def _needed(graph: Graph, ends: UpdateEnds) -> set[Node]:
     """The nodes that run for each microbatch."""
     wanted = {graph.loss, *(value for _, value in graph.metrics)}
     wanted |= ends.statistics
@@ -152,14 +152,14 @@ class Endings:
     """Builds the ends of updates as UPDATE nodes. `statistic` accumulates a value, for a node that reads it."""
 
     source: Graph
-    ends: Ends
+    ends: UpdateEnds
     build: Builder
     statistic: Callable[[Value, Node | None], Value]
     nodes: list[Node] = field(factory=list)
     masters: dict[Value, Master] = field(factory=dict)
     _late: dict[Value, Value] = field(factory=dict)
 
-    def update(self, each: NewValue) -> NewValue:
+    def update(self, each: BufferWrite) -> BufferWrite:
         """A buffer's value after the step, with the dtype and the order of axes of its master."""
         nodes, _ = self.ends.read(self.source, each.value)
         for node in nodes:

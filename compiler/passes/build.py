@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from partita.compiler.graph import Builder, Graph, Input, NewValue, Node, Parameter, Scope, Value
+from partita.compiler.graph import BufferWrite, Builder, Graph, Input, Node, Parameter, Scope, Value
 from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
 from partita.compiler.ops.pointwise import Constant, cast
@@ -79,7 +79,7 @@ class _Builder(Builder):
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.scopes: list[Scope] = []
         self.inside: dict[Node, list[Node]] = {}  # the nodes in the body of a scan
-        self.updates: list[NewValue] = []
+        self.updates: list[BufferWrite] = []
 
     def typed(self, type: Type) -> Type:
         """A type of the language, with the dtype of the computation."""
@@ -126,7 +126,7 @@ class _Builder(Builder):
                 values.extend(self.scanned(step, scope, values))
             else:
                 values.extend(self.repeated(step, scope, values))
-        self.updates += [NewValue(values[each.buffer].name, values[each.value], each.span) for each in body.updates]
+        self.updates += [BufferWrite(values[each.buffer].name, values[each.value], each.span) for each in body.updates]
         return values
 
     def results(self, body: spec.Body, values: Sequence[Value], scope: str) -> list[Value]:

@@ -1,8 +1,7 @@
-"""What keeps a step from being captured (`graphs = true`): launched as a whole, as a CUDA graph, in every step but the
-first.
+"""Operations that prevent the capture of a step (`graphs = true`), which is launched as one CUDA graph after the first.
 
-The launches of a graph have the same arguments each time, and the host does not come in between. So whatever differs
-from step to step has to lie in memory: batches and parameters do, random numbers do not, as their keys are computed on
+The launches of a graph have the same arguments each time, without host intervention. So everything that differs from
+step to step must be in memory: batches and parameters do, random numbers do not, as their keys are computed on
 the host from the number of the step.
 """
 

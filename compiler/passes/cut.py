@@ -172,7 +172,7 @@ def portable_values(graph: Graph) -> set[Value]:
             portable.update(node.outputs)
     # Constants of the backward pass too: they are created wherever they are read.
     for node in graph.nodes:
-        if node.op.free and not node.inputs:
+        if node.op.duplicable and not node.inputs:
             portable.update(node.outputs)
     return portable
 

@@ -50,7 +50,7 @@ def _exact(graph: Graph, plain: set[Value]) -> set[Value]:
     for node in reversed(graph.nodes):
         axes = {name for value in (*node.inputs, *node.outputs) for name in value.type.names}
         others = [value for value in node.inputs if value not in plain]
-        passes = len(others) == 1 and node.op.by_row(axes) and not found.isdisjoint(node.outputs)
+        passes = len(others) == 1 and node.op.elementwise_over(axes) and not found.isdisjoint(node.outputs)
         if node.op.precision_sensitive or passes:
             found.update(others)
     return found

@@ -259,7 +259,7 @@ def _key(node: Node) -> _Key | None:
 
 def _by_row(node: Node, key: _Key) -> bool:
     """Whether an operation computes each row by itself."""
-    alone = len(node.outputs) == 1 and node.op.by_row({axis.name for axis in key.rows})
+    alone = len(node.outputs) == 1 and node.op.elementwise_over({axis.name for axis in key.rows})
     return alone and key.complete(node.output.type)
 
 

@@ -108,7 +108,7 @@ class Loop:
             return False
         build.at(node)
         if inputs and sliced:
-            for i in node.op.lacking([value.type for value in inputs], name):
+            for i in node.op.to_broadcast([value.type for value in inputs], name):
                 inputs[i] = build.apply(Expand((self.axis,)), inputs[i])
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(evolve(value, type=type) for value, type in zip(node.outputs, types, strict=True))

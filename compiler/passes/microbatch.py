@@ -24,13 +24,13 @@ from math import ceil
 
 from attrs import evolve
 
-from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Term, Value
+from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, SparseGradientPart, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise, cast, pointwise
 from partita.compiler.ops.position import SLICE, TIME, Microbatch
-from partita.compiler.ops.slices import FirstPart
+from partita.compiler.ops.slices import KeepInFirstPart
 from partita.compiler.ops.sparse import MICROBATCH
 from partita.compiler.passes.ancestors import ancestors
 from partita.compiler.passes.batch_rules import BatchRules, from_inputs_alone
@@ -336,7 +336,9 @@ class _Splitter:
                 raise self._still_cut(value, along, reader or node)
             if SUM in (state, along) and None in (state, along):
                 # It is summed over the batch or over the sequence, and the same in all parts of the other.
-                local = self.build.derive(FirstPart(TIME if state is None else SLICE), value, local, ending="once")
+                local = self.build.derive(
+                    KeepInFirstPart(TIME if state is None else SLICE), value, local, ending="once"
+                )
             state = state or along
         return self._accumulate(name, local, type, state == MAX, keep=state is None)
 
@@ -408,7 +410,9 @@ class _Splitter:
         """Keep the ids and rows of a lookup, of which `node` would make the gradient of all rows."""
         number = self.terms[parameter]
         self.terms[parameter] += 1
-        for value, term in zip(node.inputs, (Term(number, True), Term(number, False)), strict=True):
+        for value, term in zip(
+            node.inputs, (SparseGradientPart(number, True), SparseGradientPart(number, False)), strict=True
+        ):
             name = f"{parameter} {term}"
             dtype = accumulation(value.type.dtype)
             assert isinstance(self.count, int), "training has no parts of a batch"

@@ -254,4 +254,4 @@ def _multiplies(node: Node) -> bool:
 
 def _divides(node: Node, axis: str) -> bool:
     """Whether the node computes each piece of its only result from pieces of its operands."""
-    return len(node.outputs) == 1 and node.output.type.has(axis) and node.op.by_row((axis,))
+    return len(node.outputs) == 1 and node.output.type.has(axis) and node.op.elementwise_over((axis,))

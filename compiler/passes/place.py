@@ -30,7 +30,7 @@ DIGITS = 9  # of shares of the whole
 # Costs are of what is not split over a mesh yet: smaller differences between ranks are not worth uneven stages.
 KNOWN = 0.02
 APART = -1  # instead of a stage: of nodes that are not weighed with any iteration
-MOST_SHOWN = 4  # readers of a parameter on other stages; rules that go before one
+MAX_SHOWN = 4  # readers of a parameter on other stages; rules that go before one
 
 
 @frozen
@@ -139,7 +139,7 @@ def idle_places(
         before = list(dict.fromkeys((*taken, *(explicit.values[each] for each in target.values))))
         notes = [f"`{each}` ({each.span.place}) goes before it" for each in before]
         help = "name more exactly what it places, or remove it" if before else "remove it"
-        yield Diagnostic("W0301", f"`{target}` places nothing", target.span, tuple(notes[:MOST_SHOWN]), help)
+        yield Diagnostic("W0301", f"`{target}` places nothing", target.span, tuple(notes[:MAX_SHOWN]), help)
 
 
 def _rules(layout: Layout | None) -> tuple[list[StageRule], list[PlaceRule]]:
@@ -521,7 +521,7 @@ def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:
                         "E0404",
                         f"`{parameter.name}` is placed on {_range(rule)}, but stage {stages[0]} reads it",
                         span,
-                        notes=list(lines)[:MOST_SHOWN],
+                        notes=list(lines)[:MAX_SHOWN],
                         help="place what reads it there too, or leave the parameter where it is read",
                     )
 

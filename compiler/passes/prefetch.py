@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from attrs import define, evolve, field
 
 from partita.compiler.graph import Builder, Node, Phase, Value, substitute
-from partita.compiler.ops.host import Arrive, Prefetch, ToDevice, ToHost
+from partita.compiler.ops.host import Prefetch, ToDevice, ToHost, WaitPrefetch
 from partita.compiler.ops.op import Op
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import iteration_of
@@ -46,14 +46,14 @@ def without_copies(partitioned: PartitionedGraph) -> PartitionedGraph:
     for stage in partitioned.stages:
         behind: dict[Value, Value] = {}
         for node in stage.nodes:
-            if node.op.copies:
+            if node.op.is_host_transfer:
                 behind[node.output] = behind.get(node.inputs[0], node.inputs[0])
         # The rows of a lookup have their own name once they are on the device.
         ahead = {source: copy for copy, source in behind.items() if source.host and source not in _parameters(stage)}
         nodes = [
             evolve(substitute(node, behind), outputs=tuple(ahead.get(value, value) for value in node.outputs))
             for node in stage.nodes
-            if not node.op.copies
+            if not node.op.is_host_transfer
         ]
         back = [substitute(node, ahead) for node in nodes]
         stages.append(evolve(stage, nodes=tuple(back)))
@@ -137,7 +137,7 @@ class _Prefetching:
             coming = self._made(value, "coming", host=False)
             started = self._node(Prefetch(), self.there[value], coming, reader, self.root)
             self.before.setdefault(start, []).append(started)
-            begun = [self._node(Arrive(), coming, copy, reader, self.root)]
+            begun = [self._node(WaitPrefetch(), coming, copy, reader, self.root)]
         self.before.setdefault(end, []).extend(begun)
         return copy
 

@@ -18,7 +18,7 @@ from partita.dsl.syntax.source import Span
 from partita.dsl.types import INTEGERS
 
 EXACT = 256  # bf16 holds all integers up to here
-MOST_IDS = EXACT // 4  # two bits are for what is computed on the way
+MAX_IDS = EXACT // 4  # two bits are for what is computed on the way
 ANGLES = (Pointwise("sin"), Pointwise("cos"))
 TO_BF16, TO_INTEGERS = Cast("bf16"), tuple(map(Cast, INTEGERS))
 EIGHT_BITS = "bf16, which has eight bits"
@@ -39,7 +39,7 @@ def rounded(graph: Graph) -> tuple[Diagnostic, ...]:
             if integers:
                 found[node.span, f"{integers} are rounded to {EIGHT_BITS}"] = None
         lookup = node.op.ids([value.type for value in node.inputs])
-        if lookup is not None and lookup[1].size > MOST_IDS:
+        if lookup is not None and lookup[1].size > MAX_IDS:
             position, axis = lookup
             for place in _from_bf16(node.inputs[position], producers):
                 found[place, f"ids of `{axis.name}`, of size {axis.size:,}, are computed in {EIGHT_BITS}"] = None

@@ -25,7 +25,7 @@ from partita.compiler.graph import Builder, Gradient, Graph, Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.position import SLICE, Microbatch
-from partita.compiler.ops.slices import FirstPart, GatherSlices, OfSlices, PlaceSlice, ScatterSlices
+from partita.compiler.ops.slices import GatherSlices, KeepInFirstPart, OfSlices, PlaceSlice, ScatterSlices
 from partita.compiler.passes.ancestors import ancestors
 from partita.compiler.passes.batch_rules import PART, PORTION, WHOLE_SUM, WHOLE_TENSOR, from_inputs_alone
 from partita.compiler.passes.differentiate import without_dead
@@ -286,7 +286,7 @@ class _Slicer:
     def _once(self, value: Value) -> Value:
         """A value that is the same in all slices as a term of a sum over them."""
         if value not in self.once:
-            self.once[value] = self.build.derive(FirstPart(SLICE), value, self.local[value], ending="once")
+            self.once[value] = self.build.derive(KeepInFirstPart(SLICE), value, self.local[value], ending="once")
         return self.once[value]
 
     # ------------------------------------------------------------ between slices

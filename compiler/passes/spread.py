@@ -344,7 +344,7 @@ class _Divided:
         if not contributions:
             raise self._at_once(node)
         self.build.stage = self.stages.loss
-        results = node.op.of_parts(self.build, node, contributions)
+        results = node.op.combine_parts(self.build, node, contributions)
         for value, result in zip(node.outputs, results, strict=True):
             self.state[value], self.local[value], self.stage_of[result] = None, result, self.stages.loss
             self.late.add(result)

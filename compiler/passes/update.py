@@ -11,9 +11,9 @@ it stores, and gather parameters stored replicated. What several stages keep is 
 Work on whole matrices, parts of which are stored on several ranks, is shared (`partita.compiler.passes.stacked`).
 
 States in the host's memory (`offload state`) are updated there: gradients are copied to the host, and new values back.
-What an update reads of the device as it is at the end of the backward pass begins its way among the reductions: the
-gradient of one stage's parameter, without clipping, for which all gradients must be known. All else is copied out while
-parameters before are updated.
+A gradient that an update reads unchanged starts copying to the host among the reductions: this needs a parameter of one
+stage only, and no clipping, for which all gradients must be known. Other gradients are copied to the host while earlier
+parameters are updated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import MappingProxyType
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Term, Value
+from partita.compiler.graph import Accumulator, BufferWrite, Master, Node, Parameter, Phase, SparseGradientPart, Value
 from partita.compiler.layout import (
     REPLICATED,
     SUM,
@@ -37,11 +37,11 @@ from partita.compiler.layout import (
     within_axes,
 )
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.host import CopyOut, Land, ToDevice
+from partita.compiler.ops.host import CopyOut, ToDevice, WaitCopyOut
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
-from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, ExchangeRows, MergeRows, entries
+from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, MergeRows, SparseAllToAll, entries
 from partita.compiler.passes.ahead import copied_ahead
 from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth, full_at
 from partita.compiler.passes.cut import PartitionedGraph
@@ -126,7 +126,7 @@ class OuterUpdate(Shortened):
 
 @frozen(eq=False)
 class UpdateGraph:
-    """The end of a step. `statistics` are the entries of the vector, each with the stage that makes it.
+    """The end of a step. `step_metrics` are the entries of the vector, each with the stage that makes it.
 
     `reduce` has the nodes that reduce a stage's accumulators, by stage, and `totals` their results, for each
     accumulator in order. `sums` are the accumulators that are not gradients, each with its stage, and `metrics` the
@@ -140,7 +140,7 @@ class UpdateGraph:
     parameters: tuple[ParameterUpdate, ...]
     reduce: tuple[tuple[int, tuple[Node, ...]], ...]
     totals: tuple[tuple[Value, ...], ...]
-    statistics: tuple[tuple[str, Value, int], ...]
+    step_metrics: tuple[tuple[str, Value, int], ...]
     sums: tuple[tuple[Accumulator, int], ...]
     metrics: tuple[Node, ...]
     finish: tuple[tuple[int, tuple[Node, ...]], ...]
@@ -196,7 +196,7 @@ class UpdateGraph:
 
     def outer_updates(self, names: Collection[str]) -> list[Node]:
         """What averages the parameters and buffers among `names` over groups, so many bytes at a time: while one part
-        is on its way the one before it is finished, and no third begins.
+        is in flight, the one before it is finished, and no third begins.
         """
         parts: list[list[Node]] = []
         size = AVERAGED_BYTES
@@ -307,9 +307,9 @@ class _UpdateBuilder:
             self._stand(f"stage {stage}", Phase.FINISH, stage)
             norms[stage] = self._added(values)
             by_stage[stage].extend(self.build.nodes)
-        metrics, statistics, sums = self._metrics()
+        metrics, step_metrics, sums = self._metrics()
         ordered = sorted(norms)
-        statistics += [(f"{SQUARE}{stage}", norms[stage], stage) for stage in ordered]
+        step_metrics += [(f"{SQUARE}{stage}", norms[stage], stage) for stage in ordered]
         self._stand("clip", Phase.UPDATE, None)
         # After the sum over all ranks, they are replicated.
         whole = [Value(f"norm of stage {stage}", norms[stage].type) for stage in ordered]
@@ -320,7 +320,7 @@ class _UpdateBuilder:
             updated,
             reduce,
             totals,
-            tuple(statistics),
+            tuple(step_metrics),
             sums,
             metrics,
             tuple((stage, tuple(nodes)) for stage, nodes in sorted(by_stage.items())),
@@ -341,7 +341,7 @@ class _UpdateBuilder:
 
     # ------------------------------------------------------------ buffers
 
-    def _buffer(self, each: NewValue, stages: tuple[int, ...]) -> BufferUpdate:
+    def _buffer(self, each: BufferWrite, stages: tuple[int, ...]) -> BufferUpdate:
         graph = self.partitioned.graph
         wanted = {each.value}
         for node in reversed(graph.nodes):
@@ -376,7 +376,7 @@ class _UpdateBuilder:
                         self.coming[each.parameter] = self._apply(CopyOut(), total, layout=total.layout, name=name)
             for rows in stage.accumulators:
                 if rows.parameter and rows.term is not None and not rows.term.ids:
-                    own = (rows.parameter, Term(rows.term.number, True))
+                    own = (rows.parameter, SparseGradientPart(rows.term.number, True))
                     ids = next(each for each in stage.accumulators if (each.parameter, each.term) == own)
                     reduced[ids.name], reduced[rows.name] = self._combined(rows.parameter, ids.value, rows.value)
             if self.build.nodes:
@@ -418,7 +418,7 @@ class _UpdateBuilder:
         op = Coalesce(shared, in_block, Axis(BLOCK, blocks), Axis(ENTRY, own), Axis(SOURCE, blocks), along)
         by_source = layout_of((axis, SOURCE if axis == over else name) for axis, name in split.states)
         ids, rows = self._laid_out(op, (ids, rows), by_source)
-        exchange = ExchangeRows(over, blocks, SOURCE, BLOCK)
+        exchange = SparseAllToAll(over, blocks, SOURCE, BLOCK)
         layouts = [within_axes(split, each.type) for each in (ids, rows)]
         given = self.build.laid_out(exchange, (ids, rows), layouts)
         merge = MergeRows(shared, in_block, Axis(ENTRY, entries(blocks * own, in_block)), SOURCE)
@@ -536,12 +536,12 @@ class _UpdateBuilder:
         )
         stage_of = {value: node.placed_on for node in nodes for value in node.outputs}
         stage_of |= {accumulator.value: stage for accumulator, stage in sums}
-        statistics = []
+        step_metrics = []
         for name, value in (("loss", graph.loss), *graph.metrics):
             self._stand(name, Phase.FINISH, stage_of[value])
-            statistics.append((name, self._moved(value, self._everywhere), stage_of[value]))
+            step_metrics.append((name, self._moved(value, self._everywhere), stage_of[value]))
             nodes.extend(self.build.nodes)
-        return tuple(nodes), statistics, sums
+        return tuple(nodes), step_metrics, sums
 
     def _coefficient(self, squares: Sequence[Value]) -> Value | None:
         """min(1, clip / (norm + ε)), with squared norms added in stage order; None without clipping."""
@@ -618,7 +618,7 @@ class _UpdateBuilder:
 
     def _landed(self, coming: Value, value: Value) -> Value:
         """A value in the host's memory, once its copy there has landed."""
-        return self._apply(Land(), coming, value, layout=value.layout, name=value.name)
+        return self._apply(WaitCopyOut(), coming, value, layout=value.layout, name=value.name)
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""

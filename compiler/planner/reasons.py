@@ -5,8 +5,8 @@ from __future__ import annotations
 from partita.compiler.planner.search import Plan
 
 # Smaller shares of a step are not reported.
-LEAST = 0.005
-MOST = 2
+MIN_SHARE = 0.005
+MAX_REASONS = 2
 
 
 def reason(plan: Plan, best: Plan) -> str:
@@ -14,8 +14,8 @@ def reason(plan: Plan, best: Plan) -> str:
     step = best.prediction.step_time
     names = {"compute": _compute(plan, best), "collectives": "collectives", "bubble": "bubble", "end": "end of step"}
     shares = {name: (getattr(plan.parts, key) - getattr(best.parts, key)) / step for key, name in names.items()}
-    worse = sorted((name for name, share in shares.items() if share >= LEAST), key=lambda name: -shares[name])
-    return ", ".join(f"+{shares[name]:.1%} {name}" for name in worse[:MOST]) or "about as fast"
+    worse = sorted((name for name, share in shares.items() if share >= MIN_SHARE), key=lambda name: -shares[name])
+    return ", ".join(f"+{shares[name]:.1%} {name}" for name in worse[:MAX_REASONS]) or "about as fast"
 
 
 def _compute(plan: Plan, best: Plan) -> str:

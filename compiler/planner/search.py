@@ -72,7 +72,7 @@ USABLE = 0.95
 # The most plans compiled on one mesh, for variety.
 ALIKE = 3
 # Plans that are compiled, however few are shown: what is estimated of one may be wrong.
-FEWEST = 3
+MIN_PLANS = 3
 # A series of growing microbatches ends after more than this many doublings in a row gain less than this share.
 DOUBLINGS, GAIN = 1, 0.005
 # A candidate is skipped if its bound, which is not exact, exceeds the worst of the best by this factor.
@@ -197,7 +197,7 @@ class Search:
     @property
     def _wide(self) -> int:
         """How many plans are looked for: what is best does not depend on how many are shown, if these are few."""
-        return max(self.top, FEWEST)
+        return max(self.top, MIN_PLANS)
 
     @property
     def cut(self) -> tuple[str, ...]:

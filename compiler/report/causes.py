@@ -154,7 +154,7 @@ def communication(state: Compilation) -> Communication:
         tuple((axis, cost(by_axis[axis])) for axis in state.mesh.sharding if axis in by_axis),
         iterations(records, repeats),
         (*transfers(state), *tied_transfers(state)),
-        len(state.update.statistics),
+        len(state.update.step_metrics),
     )
 
 

@@ -35,7 +35,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
 }
 # The number of largest contributions that are named.
-MOST = 3
+MAX_NAMED = 3
 
 
 @frozen(eq=False)
@@ -99,7 +99,7 @@ def failures(found: Iterable[Outcome], code: str = "E0705") -> tuple[Diagnostic,
     return tuple(each.diagnostic(code) for each in found if not each.holds)
 
 
-def doubts(state: Compilation) -> tuple[Diagnostic, ...]:
+def claim_warnings(state: Compilation) -> tuple[Diagnostic, ...]:
     """Warnings (W0701) for failed claims of a program that is run regardless."""
     return failures(outcomes(state, summarize(state)), "W0701") if state.spec.expect else ()
 
@@ -243,7 +243,7 @@ def _heaviest(weighed: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
     sums: dict[str, float] = {}
     for what, weight in weighed:
         sums[what] = sums.get(what, 0.0) + weight
-    return sorted(sums.items(), key=lambda each: -each[1])[:MOST]
+    return sorted(sums.items(), key=lambda each: -each[1])[:MAX_NAMED]
 
 
 def _place(record: Traffic) -> str:

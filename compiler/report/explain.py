@@ -20,7 +20,7 @@ from partita.compiler.ops.collective import Reshard
 from partita.compiler.passes.assign import Unfit
 from partita.compiler.passes.shard.choice import Option
 from partita.compiler.passes.shard.defaults import default_layouts
-from partita.compiler.passes.shard.reasons import Late, Split, late, splits, storing, undivided
+from partita.compiler.passes.shard.reasons import ShadowedRule, Split, shadowed_rules, splits, storing, undivided
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.report.causes import TensorTraffic, traffic_of
 from partita.compiler.report.shares import MatrixShare, matrix_shares
@@ -88,7 +88,7 @@ class Explanation:
     span: Span | None
     default: Layout
     splits: tuple[Split, ...]
-    late: tuple[Late, ...]
+    late: tuple[ShadowedRule, ...]
     stages: tuple[int, ...]
     stored: tuple[Stored, ...] = ()
     rule: Span | None = None
@@ -210,7 +210,7 @@ class _Tensors:
         tensor = tensor or names[0]
         default = self.defaults.default(tensor, type, span)
         local = local_type(type, default, self.mesh.sizes)
-        reasons = splits(self.defaults, tensor, type), late(self.defaults, tensor, type)
+        reasons = splits(self.defaults, tensor, type), shadowed_rules(self.defaults, tensor, type)
         return Explanation(names, role, type, local, span, default, *reasons, stages)
 
     def _input(self, names: tuple[str, ...], given: Input) -> Explanation:

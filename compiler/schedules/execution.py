@@ -5,7 +5,7 @@ or B that is ready, or a W; W also runs where the next F needs its memory. An F 
 rest of the plan still fits in memory with each W right after its B. So a plan that fits never gets stuck: what a rank
 has run is a part of the plan, and what it runs ahead is ready.
 
-Waiting is worth it where the next action would start soon: `Patience` says how soon.
+Waiting is worth it where the next action would start soon: `WaitPolicy` says how soon.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _F, _B, _W = (KINDS.index(kind) for kind in (FORWARD, BACKWARD, WEIGHT))
 
 
 @frozen
-class Patience:
+class WaitPolicy:
     """How much of its own time an action may delay the next one of the plan by: an F or B of `1 - ahead` of it, and a W
     of `1 - weight`.
     """
@@ -54,10 +54,10 @@ def executed(
     microbatches: int,
     prices: StageTimes,
     memory: Memory,
-    patience: Patience,
+    wait_policy: WaitPolicy,
 ) -> list[Codes]:
     """The orders of all ranks, from a plan that fits in memory."""
-    return _Execution(plan, placement, microbatches, prices, memory, patience).run()
+    return _Execution(plan, placement, microbatches, prices, memory, wait_policy).run()
 
 
 def _changes(stages: Sequence[int], memory: Memory) -> list[float]:
@@ -100,7 +100,7 @@ class _Rank:
         there, number = self.arrivals[which], self.ran[which]
         return there[number] if number < len(there) else inf
 
-    def choose(self, now: float, patience: Patience) -> int | None:
+    def choose(self, now: float, wait_policy: WaitPolicy) -> int | None:
         """The code of the action to run now."""
         while self.head < len(self.plan) and self.gone[self.head]:
             self.head += 1
@@ -115,11 +115,11 @@ class _Rank:
         best, where = None, len(self.plan)
         for each in self.codes:
             number, there = self.ran[each], self.arrivals[each]
-            if number < len(there) and there[number] <= now and wait >= patience.ahead * self.seconds[each]:
+            if number < len(there) and there[number] <= now and wait >= wait_policy.ahead * self.seconds[each]:
                 position = self.positions[each][number]
                 if position < where and self._may_go(each, position):
                     best, where = each, position
-        if best is None and self.pending and wait >= patience.weight * self.seconds[self.pending[0]]:
+        if best is None and self.pending and wait >= wait_policy.weight * self.seconds[self.pending[0]]:
             return self.pending[0]
         return best
 
@@ -165,7 +165,7 @@ class _Execution:
     microbatches: int
     prices: StageTimes
     memory: Memory
-    patience: Patience
+    wait_policy: WaitPolicy
 
     def run(self) -> list[Codes]:
         """The orders."""
@@ -182,7 +182,7 @@ class _Execution:
             rank = ranks[number]
             if now < rank.free:
                 continue
-            chosen = rank.choose(now, self.patience)
+            chosen = rank.choose(now, self.wait_policy)
             if chosen is None:
                 start = rank.ready(rank.plan[rank.head]) if rank.head < len(rank.plan) else inf
                 if start < inf:

@@ -73,7 +73,7 @@ INVARIANTS = {
     10: "invariant 10: no cyclic waits between ranks, though each host waits for its device in each action",
 }
 
-_MOST_ERRORS = 10
+_MAX_ERRORS = 10
 
 Problems = Iterator[Diagnostic]
 
@@ -106,7 +106,7 @@ def check_program(programs: Sequence[Sequence[Instruction]]) -> None:
 
 def raise_first(problems: Iterator[Diagnostic]) -> None:
     """Raise the first problems, if there are any."""
-    found = tuple(islice(problems, _MOST_ERRORS))
+    found = tuple(islice(problems, _MAX_ERRORS))
     if found:
         raise Refused(found)
 

@@ -7,7 +7,7 @@ else runs.
 
     F0.0 F0.1 O0.0 F0.2 O0.1 L0.0 BW0.0 …
 
-A copy runs beside what the rank computes, and while it waits for others. So O comes before the first action that begins
+A copy overlaps with the rank's compute, and with its waiting for others. So O comes before the first action that begins
 late enough for the copy to be complete, and L as late as a copy still ends before the backward pass begins, in the
 timeline of the schedule without copies; those of one rank in one direction run one after the other. A microbatch is
 copied if an action runs between O and L: otherwise copies would free nothing, or delay the rank. One whose backward

@@ -4,7 +4,7 @@ A block with short steps from rank to rank needs little memory, one with long st
 ZB-V of Qi et al., arXiv 2405.15362, are three points of this family). Which steps are best depends on costs and memory,
 so they are searched for: first those of a list, as far as they fit in memory, then random changes of the best ones.
 
-A block in whole slots, squeezed, knows nothing of costs; a block in real time begins each step as the costs allow.
+A block in whole slots, squeezed, is independent of costs; a block in real time begins each step as the costs allow.
 Either is then executed under assumed costs, which need not be the real ones: an order that takes actions for equally
 long keeps them in the rhythm of the block, while the real costs let each rank fill its own gaps.
 """
@@ -20,7 +20,7 @@ from attrs import define, evolve, field, frozen
 from partita.compiler.schedules.building_block import INTERVAL, Block, in_a_v, in_steps, turns_for
 from partita.compiler.schedules.conditions import Memory, Placement, StageTimes
 from partita.compiler.schedules.estimate import VISIT, Codes, Estimate, Value, decoded
-from partita.compiler.schedules.execution import Patience, executed, fits, most_held
+from partita.compiler.schedules.execution import WaitPolicy, executed, fits, most_held
 from partita.compiler.schedules.schedule import KINDS, WEIGHT, Schedule, peak_live, v_placement
 from partita.compiler.schedules.squeezing import squeezed
 
@@ -43,8 +43,8 @@ STEPS = (
 )
 # Assumed times of F, B and W; without them, the real ones.
 ASSUMED = ((4.0, 4.0, 3.0), (1.0, 1.0, 1.0), None)
-PATIENCES = tuple(Patience(*each) for each in product((0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.2, 0.5, 0.8, 1.0)))
-FIRST = tuple(Patience(*each) for each in ((0.0, 0.5), (0.0, 0.8), (0.5, 0.5), (0.5, 0.2), (1.0, 1.0)))
+WAIT_POLICIES = tuple(WaitPolicy(*each) for each in product((0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.2, 0.5, 0.8, 1.0)))
+FIRST = tuple(WaitPolicy(*each) for each in ((0.0, 0.5), (0.0, 0.8), (0.5, 0.5), (0.5, 0.2), (1.0, 1.0)))
 # Executing or squeezing an action takes as long as so many visits of the estimate.
 EXECUTION, SQUEEZING = 8, 30
 # How many patterns are changed, and how many of them are tried on all microbatches.
@@ -63,7 +63,7 @@ class Pattern:
     turns: tuple[float, ...]
     whole: bool
     assumed: int
-    patience: Patience
+    wait_policy: WaitPolicy
 
 
 @define(eq=False)
@@ -112,7 +112,7 @@ class Patterns:
             return None
         self._steps += EXECUTION * sum(map(len, plan))
         prices = self._assumed(pattern.assumed)
-        orders = executed(plan, self.placement, microbatches, prices, self.memory, pattern.patience)
+        orders = executed(plan, self.placement, microbatches, prices, self.memory, pattern.wait_policy)
         return self.estimate(orders), orders
 
     def _try(self, pattern: Pattern, microbatches: int, pool: list[tuple[Value, Pattern]]) -> None:
@@ -137,16 +137,16 @@ class Patterns:
         steps_of_limit = INTERVAL * min(self.memory.limit) / held / self.ranks
         for steps in sorted(STEPS, key=lambda each: abs(sum(each) - steps_of_limit))[:NEAREST]:
             turns = turns_for(self.ranks, steps)
-            for assumed, patience in product(range(len(ASSUMED)), FIRST):
+            for assumed, wait_policy in product(range(len(ASSUMED)), FIRST):
                 if turns is not None:
-                    yield Pattern(steps, turns, True, assumed, patience)
-                yield Pattern(steps, (1.0, 1.0, 1.0), False, assumed, patience)
+                    yield Pattern(steps, turns, True, assumed, wait_policy)
+                yield Pattern(steps, (1.0, 1.0, 1.0), False, assumed, wait_policy)
 
     def _changed(self, pattern: Pattern) -> Pattern:
         """A random neighbour."""
         random, how = self.random, self.random.random()
         if how < 0.3:
-            return evolve(pattern, patience=random.choice(PATIENCES), assumed=random.randrange(len(ASSUMED)))
+            return evolve(pattern, wait_policy=random.choice(WAIT_POLICIES), assumed=random.randrange(len(ASSUMED)))
         numbers = [*pattern.steps, *pattern.turns]
         for i in random.sample(range(len(numbers)), random.choice((1, 1, 2, 3))):
             change = random.choice((-1, 1)) if pattern.whole else random.gauss(0, 0.4)

@@ -1,16 +1,16 @@
-"""The invariants of streams and events: what runs at once on a device never conflicts, and no rank waits in a circle.
+"""The invariants of streams and events: concurrent operations of a device never conflict, and no waits are cyclic.
 
-8. Every event is that of an earlier instruction. What is posted is not on the stream of what computes, and starts
-   behind what that has before it: this has made what is read, and has used memory that is written. What a wait waits
-   for has ended when what computes goes on: then its results may be read, and its memory may be used again. The
-   transfers of a channel are on one stream, in order. Memory is given and taken in the order of what computes, so no
-   memory is used again before its last reader on any stream, nor read before it is written. In the end what computes is
-   behind all that was posted: a list of instructions can be captured as a graph.
+8. Every event is the end of an earlier instruction. A posted operation is not on the compute stream, and starts after
+   the instructions before it on that stream, which have produced the data to read, and have last used the memory to
+   write. When compute continues after a wait, the awaited operation has ended: then its results may be read, and its
+   memory may be reused. The transfers of a channel are on one stream, in order. Memory is allocated and freed in the
+   order of the compute stream, so no memory is reused before its last reader on any stream, or read before it is
+   written. At the end compute has waited for all posted operations: a list of instructions can be captured as a graph.
 9. No cycle of waits between ranks, with the order of operations on a stream, events, and NCCL's rules: a send or a
-   receive occupies its stream until its peer has come, and the transfers of a channel run in order.
-10. There is none either if every host waits, in each action, until its device has done all that it was given: as where
-   an allocation fails and memory is freed, or CUDA loads a kernel at its first launch. What is enqueued in another
-   order than that of the list comes later, and what shares a stream stays in order.
+   receive occupies its stream until its peer arrives, and the transfers of a channel run in order.
+10. No such cycle even if every host waits, in each action, until its device has completed all enqueued operations, as
+   when an allocation fails and memory is freed, or CUDA loads a kernel at its first launch. Operations that are
+   enqueued out of the order of the list are enqueued later, and operations of one stream stay in order.
 
 Communicators of collectives, which the functions of stages start and wait for, have a stream of their own each, so
 that they are in nobody's way; that all ranks of a group start them in the same order is shown where invariant 2 is
@@ -73,7 +73,7 @@ def _ordered(rank: int, program: Sequence[Instruction], launches: Sequence[Launc
     places: dict[int, tuple[int, int]] = {}  # stream, and position on it
     posts: dict[Instruction, int] = {}
     lines: dict[Channel, str] = {}
-    # Of what computes, how many operations are ahead of each instruction: memory is given and taken in that order.
+    # How many operations of the compute stream precede each instruction: memory is allocated and freed in that order.
     computed = [1, *accumulate((each.stream == COMPUTE for each in program), initial=1)][1:]
     for i in enqueued(launches):
         instruction, launch = program[i], launches[i]

@@ -47,18 +47,18 @@ from attrs import NOTHING
 
 from partita.compiler.graph import (
     Accumulator,
+    BufferWrite,
     Gradient,
     Graph,
     Guard,
     Input,
     Master,
-    NewValue,
     Node,
     Parameter,
     Part,
     Phase,
     Scope,
-    Term,
+    SparseGradientPart,
     Value,
 )
 from partita.compiler.layout import REPLICATED, Flat, Layout
@@ -428,16 +428,16 @@ class GraphReader:
         name, _, value = text.partition(" ")
         return Master(name, self.value(value))
 
-    def new_value(self, text: str) -> NewValue:
+    def new_value(self, text: str) -> BufferWrite:
         """Parses the new value of a buffer."""
         name, _, value = text.partition(" ")
-        return NewValue(name, self.values[value])
+        return BufferWrite(name, self.values[value])
 
     def accumulator(self, text: str) -> Accumulator:
         """Parses an accumulator."""
         pattern = rf"([^%]+) ({VALUE})(?: parameter (\S+))?(?: (ids|rows) (\d+))?( maximum)?(?: stage (\d+))?"
         name, value, parameter, kind, number, maximum, stage = matched(pattern, text).groups()
-        term = Term(int(number), kind == "ids") if kind else None
+        term = SparseGradientPart(int(number), kind == "ids") if kind else None
         return Accumulator(name, self.value(value), parameter, bool(maximum), _number(stage), term)
 
     def gradient(self, text: str) -> Gradient:

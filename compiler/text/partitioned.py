@@ -196,7 +196,7 @@ class _UpdateWriter(GraphWriter):
             self.part(f"squares {stage}", nodes)
         if update.metrics:
             self.part("metrics", update.metrics)
-        for name, value, stage in update.statistics:
+        for name, value, stage in update.step_metrics:
             self.given([value])
             self.lines.append(f"statistic {stage} {name} {self.name(value)}")
         self.lines += [f"norm {self.value(value)}" for value in update.norms]
@@ -298,7 +298,7 @@ class _UpdateReader(GraphReader):
         self.sums: list[tuple[Accumulator, int]] = []
         self.totals: list[tuple[Value, ...]] = []
         self.parameters: list[dict[str, Any]] = []
-        self.statistics: list[tuple[str, Value, int]] = []
+        self.step_metrics: list[tuple[str, Value, int]] = []
         self.norms: list[Value] = []
         self.masters: list[Master] = []
         self.buffers: list[BufferUpdate] = []
@@ -319,7 +319,7 @@ class _UpdateReader(GraphReader):
             tuple(parameters),
             self.by_stage("reduce"),
             tuple(self.totals),
-            tuple(self.statistics),
+            tuple(self.step_metrics),
             tuple(self.sums),
             self.of("metrics", ""),
             self.by_stage("squares"),
@@ -445,4 +445,4 @@ class _UpdateReader(GraphReader):
     def statistic(self, text: str) -> None:
         """Reads an entry of the statistics."""
         match = matched(r"(\d+) ([^%]+) (%.+)", text)
-        self.statistics.append((match[2], self.values[match[3]], int(match[1])))
+        self.step_metrics.append((match[2], self.values[match[3]], int(match[1])))

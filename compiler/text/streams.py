@@ -1,4 +1,4 @@
-"""The textual form of what ranks enqueue: their instructions, the stream of each, and the events that it is behind.
+"""The textual form of the launches of ranks: their instructions, the stream of each, and the events it waits for.
 
     communicator along data on along data
     rank 0
@@ -6,9 +6,10 @@
     1 post-send number 0 on channel 0->1 forward, microbatch 0, stage 0 to 1, 32 B, tiny.x on 0->1 forward after 0
     2 wait-send number 0 on channel 0->1 forward, microbatch 0, stage 0 to 1, 32 B, tiny.x on compute after 1
 
-Events are the ends of instructions, by their numbers, and `start` is when what computes has got to the first one. What
-the host enqueues out of turn ends with `behind` and the number of the instruction that it is enqueued behind; a
-receive that must not be is `at once`. If each list is captured as a graph, the first line is `captured`.
+Events are the ends of instructions, by their numbers; `start` is the point at which the compute stream has reached
+the first one. An instruction that the host enqueues out of turn ends with `behind` and the number of the instruction
+after which it is enqueued; a receive that must not be is `at once`. If each list is captured as a graph, the first
+line is `captured`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.syntax.source import Span
 
 # Problems reported at most. A defect shows up in everything that depends on it; the first ones locate it.
-MOST = 5
+MAX_REPORTED = 5
 HELP = "this is a bug in Partita, not in the file: please report it with the file"
 
 
@@ -66,7 +66,7 @@ class Checker:
         """Add a problem."""
         notes = [f"{v.name}: {v.type} on each rank, laid out as {v.layout}" for v in dict.fromkeys(values)]
         notes += [where] if where else []
-        if len(self.problems) < MOST:
+        if len(self.problems) < MAX_REPORTED:
             self.problems.append(Diagnostic("E0701", message, span, tuple(notes), HELP))
 
     def results(self, node: Node, operands: tuple[int, ...], new: bool = False) -> tuple[int, ...]:

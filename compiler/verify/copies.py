@@ -67,7 +67,7 @@ class Copies:
     def _updates(self, rank: RankProgram) -> None:
         """Updates, in the rank's order, read what is there, and wait for each copy to the host once."""
         reduce = dict(self.update.reduce)
-        nodes = [node for stage in rank.stages for node in reduce.get(stage, ()) if node.op.ahead]
+        nodes = [node for stage in rank.stages for node in reduce.get(stage, ()) if node.op.async_start]
         nodes += self.update.parameter_updates(self._parameters(rank))
         behind = roots(nodes)
         made = {value for node in nodes for value in node.outputs}
@@ -75,7 +75,7 @@ class Copies:
         coming: dict[Value, Value] = {}  # copies under way, and what they are of
         copied = Counter[Value]()  # the memory of that
         for node in nodes:
-            lands = node.op.copies and node.op.is_view and node.output.host
+            lands = node.op.is_host_transfer and node.op.is_view and node.output.host
             for value in node.inputs:
                 require(value not in made or value in there, f"`{value.name}` is read before it is made", value)
                 early = value in coming and not (lands and value is node.inputs[0])
@@ -86,7 +86,7 @@ class Copies:
                 copy, source = node.inputs
                 require(coming.pop(copy, None) is source, f"`{copy.name}` is not of `{source.name}`", copy, source)
                 copied[behind.get(source, source)] -= 1
-            elif node.op.ahead:
+            elif node.op.async_start:
                 (source,) = node.inputs
                 coming[node.output] = source
                 copied[behind.get(source, source)] += 1
@@ -106,14 +106,14 @@ class Copies:
         for node in graph.nodes:
             with self.check.at(node.span, f"on stage {graph.index}"):
                 memories(node)
-                arrives = node.op.copies and node.op.is_view
+                arrives = node.op.is_host_transfer and node.op.is_view
                 for value in node.inputs:
                     there = f"`{value.name}` is read before it has arrived"
                     require(arrives == (value in coming), there if value in coming else "nothing is under way", value)
                     copied = coming.get(value) or made.get(value)
                     same = copied is None or copied.phase is node.phase
                     require(same, f"a copy of a parameter is kept from one phase to another: `{value.name}`", value)
-                if node.op.ahead:
+                if node.op.async_start:
                     coming.update(dict.fromkeys(node.outputs, node))
                 elif arrives:
                     made.update(dict.fromkeys(node.outputs, node))
@@ -168,7 +168,7 @@ def memories(node: Node) -> None:
     if node.op.host is not None:
         right = there == {not node.op.host} and made == {node.op.host}
         require(right, f"{quoted(node)} is not copied from one memory to the other", *node.inputs)
-    elif node.op.copies:
+    elif node.op.is_host_transfer:
         require(
             node.inputs[0].host in made, f"{quoted(node)} has not arrived in the memory in which it is", *node.inputs
         )

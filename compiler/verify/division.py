@@ -145,7 +145,7 @@ class Division:
                 numbers.update(zip(new.outputs, self.shares[key], strict=True))
             contributions.append(found)
         build = Builder()
-        self._learn(build.nodes, numbers, node.op.of_parts(build, node, contributions), results)
+        self._learn(build.nodes, numbers, node.op.combine_parts(build, node, contributions), results)
 
     def _learn(
         self, nodes: Sequence[Node], numbers: dict[Value, int], results: Sequence[Value], known: Sequence[int]
@@ -197,8 +197,8 @@ class Division:
 
     def _ends(self, numbers: dict[Value, int], whole: Reference) -> None:
         graph = self.divided
-        statistics = {name: numbers[value] for name, value in (("loss", graph.loss), *graph.metrics)}
-        require(statistics == whole.statistics, "the loss or a metric is not that of the undivided program")
+        step_metrics = {name: numbers[value] for name, value in (("loss", graph.loss), *graph.metrics)}
+        require(step_metrics == whole.step_metrics, "the loss or a metric is not that of the undivided program")
         updates = {each.buffer: numbers[each.value] for each in graph.updates}
         require(updates == whole.updates, "an update of a buffer is not that of the undivided program")
         asked = [(name, numbers[value]) for name, value in graph.asked]

@@ -102,7 +102,7 @@ class Ending:
                 name = (each.name,) if each.parameter is None else (each.name, stage.index)
                 values[each.value] = self.check.numbering.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
-                combines, copies = node.op.combines_rows, node.op.copies and node.op.ahead
+                combines, copies = node.op.combines_rows, node.op.is_host_transfer and node.op.async_start
                 with self.check.at(node.span, where):
                     require(node.op.reshards or combines or copies, f"{quoted(node)} is not a resharding")
                     memories(node)
@@ -247,14 +247,14 @@ class Ending:
     def _statistics(self) -> None:
         """The loss and the metrics, then the squares by stage; each partial (sum) along every mesh axis."""
         everywhere = layout_of((over, SUM) for over in self.check.rules.mesh.sharding)
-        wanted = dict(self.whole.statistics)
+        wanted = dict(self.whole.step_metrics)
         by_stage: dict[int, list[str]] = {}
         for each in self.update.parameters:
             by_stage.setdefault(each.stages[0], []).append(each.name)
         self.squares = [f"{SQUARE}{stage}" for stage in sorted(by_stage)]
         names = [*wanted, *self.squares]
-        require([name for name, _, _ in self.update.statistics] == names, f"the entries are not {', '.join(names)}")
-        for name, value, stage in self.update.statistics:
+        require([name for name, _, _ in self.update.step_metrics] == names, f"the entries are not {', '.join(names)}")
+        for name, value, stage in self.update.step_metrics:
             with self.check.at(where=f"the statistic `{name}`"):
                 require(value in self._there[stage], f"`{value.name}` is not on stage {stage}", value)
                 require(not value.type.axes, "an entry is a number", value)
@@ -273,7 +273,7 @@ class Ending:
 
     def entry(self, name: str) -> tuple[Value, int]:
         """The value of a statistics entry, and its value number."""
-        value, stage = next((value, stage) for other, value, stage in self.update.statistics if other == name)
+        value, stage = next((value, stage) for other, value, stage in self.update.step_metrics if other == name)
         return value, self._there[stage][value]
 
 

@@ -100,7 +100,7 @@ class _Stage:
         beside = [value for value in node.inputs if value not in self.parts]
         mixed = any(value.type.has(form.axis) for value in beside)
         require(not mixed, f"{quoted(node)} reads a piece beside what is whole", *node.inputs)
-        single = len(node.outputs) == 1 and op.by_row((form.axis,))
+        single = len(node.outputs) == 1 and op.elementwise_over((form.axis,))
         require(single, f"{quoted(node)} does not compute each position of `{form.axis}` by itself", *node.inputs)
         return self._made(node, form, form, index)
 

@@ -34,9 +34,9 @@ LONGEST, OTHERS = 3, 2
 PIPELINE = 3
 EVERY = 2  # steps between averages of groups that train apart
 SLICES = 3
-MOST_RANKS, MOST_STAGES = 40, 48
+MAX_RANKS, MAX_STAGES = 40, 48
 # Of a value, where sizes are not shrunk.
-MOST_ELEMENTS = 1_000_000
+MAX_ELEMENTS = 1_000_000
 
 
 @frozen(eq=False)
@@ -138,9 +138,9 @@ def _pipe(given: spec.Spec, call: spec.Call | None) -> _Pipe:
     chunks, _ = size_of(call)
     found = pipeline_of(given.layout, given.mesh, chunks)
     ranks = min(found.ranks, PIPELINE)
-    while ranks > 2 and ranks * chunks > MOST_STAGES:
+    while ranks > 2 and ranks * chunks > MAX_STAGES:
         ranks -= 1
-    kept = min(chunks, max(1, MOST_STAGES // ranks)) if chunks > 2 else chunks
+    kept = min(chunks, max(1, MAX_STAGES // ranks)) if chunks > 2 else chunks
     return _Pipe(found.axis, (found.ranks, chunks), (ranks, kept))
 
 
@@ -178,7 +178,7 @@ def _meshes(given: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | 
         first = None
     long = short if first is None else {**short, first: min(mesh.size(first), LONGEST)}
     for sizes in (long, short, dict(mesh.axes) | piped):
-        if sizes is short or prod(sizes.values()) <= MOST_RANKS:
+        if sizes is short or prod(sizes.values()) <= MAX_RANKS:
             yield _mesh(mesh, sizes, hoist)
 
 
@@ -230,7 +230,7 @@ def _declared(model: spec.Model, axes: Axes, multiples: Mapping[str, int]) -> di
     """The declared sizes, if they are small and multiples of what they must be."""
     largest = max(type.elements for body in bodies(model.body) for type in body.types)
     fit = all(size % multiples[name] == 0 for name, size in axes.declared.items())
-    return dict(axes.declared) if fit and largest <= MOST_ELEMENTS else None
+    return dict(axes.declared) if fit and largest <= MAX_ELEMENTS else None
 
 
 def _demands(

@@ -59,12 +59,12 @@ class Records:
             stages = [stage.index for stage in self.program.stages]
             require(stages == [stage.index for stage in self.partitioned.stages], "the program has other stages")
             require(self.program.slices == self.program.schedule.slices, "the program has other slices")
-            entries = [name for name, _, _ in self.update.statistics]
+            entries = [name for name, _, _ in self.update.step_metrics]
             require(self.program.delay == self.delay, f"updates have gradients of {self.program.delay} steps before")
             require(self.program.paired == self.paired, "updates have gradients of another number of steps")
             trains = f"a rank trains {self.members} groups, and not {self.program.members}"
             require(self.program.members == self.members, trains)
-            require(list(self.program.statistics) == entries, "the program has other statistics")
+            require(list(self.program.step_metrics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()
         states = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.parameters}
         besides = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.outer}

@@ -16,7 +16,7 @@ Contribution = tuple[Op, int]
 class Reference:
     """The graph of one microbatch and of the end of the step, with the value numbers of its interface.
 
-    `contributions` are by accumulator and stage, in program order; `values` all values of the graph; `statistics` the
+    `contributions` are by accumulator and stage, in program order; `values` all values of the graph; `step_metrics` the
     loss and the metrics, `updates` the new values of buffers.
     """
 
@@ -26,7 +26,7 @@ class Reference:
     accumulators: dict[str, tuple[Accumulator, int]] = field(factory=dict)
     contributions: dict[tuple[str, int | None], list[Contribution]] = field(factory=dict)
     values: dict[Value, int] = field(factory=dict)
-    statistics: dict[str, int] = field(factory=dict)
+    step_metrics: dict[str, int] = field(factory=dict)
     updates: dict[str, int] = field(factory=dict)
 
     @staticmethod
@@ -54,6 +54,6 @@ class Reference:
             else:
                 numbers.update(zip(node.outputs, numbering.of(node.op, operands), strict=True))
         for name, value in (("loss", graph.loss), *graph.metrics):
-            whole.statistics[name] = numbers[value]
+            whole.step_metrics[name] = numbers[value]
         whole.updates.update((each.buffer, numbers[each.value]) for each in graph.updates)
         return whole

@@ -172,7 +172,9 @@ class _Stage:
 
     def _by_row(self, node: Node, order: _Order) -> Node:
         require(len(node.outputs) == 1, f"{quoted(node)} reads rows in order", *node.inputs)
-        require(node.op.by_row(order.names), f"{quoted(node)} does not compute each row by itself", *node.inputs)
+        require(
+            node.op.elementwise_over(order.names), f"{quoted(node)} does not compute each row by itself", *node.inputs
+        )
         inside = [value for value in node.inputs if value in self.rows]
         self._alike(node, order, inside)
         owns = [self.rows[value][1] if value in self.rows else self._own(value) for value in node.inputs]

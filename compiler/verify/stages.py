@@ -146,7 +146,7 @@ class Stages:
             self._accumulate(stage, node, op, operands[0])
             return ()
         require(phase != 0 or not op.microbatch_dependent, "the prologue has no microbatch", *node.outputs)
-        return self.check.results(node, tuple(operands), new=op.copies)
+        return self.check.results(node, tuple(operands), new=op.is_host_transfer)
 
     # ------------------------------------------------------------ accumulation
 

@@ -20,7 +20,7 @@ from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.graph import Node, Value
 from partita.compiler.instructions import Channel, Compute, Message, PostReceive, PostSend
-from partita.compiler.passes.ahead import Ahead
+from partita.compiler.passes.ahead import EarlyCollectives
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, RankProgram, TiedTransfer
@@ -105,7 +105,7 @@ class Transfers:
                 reduced = of.reduced(kind, reduce[index], self.update.totals[index])
                 self._behind(of, of.closing(kind, reduced), reduced)
 
-    def _behind(self, of: StageFunctions, nodes: Sequence[Node], reduced: Ahead) -> None:
+    def _behind(self, of: StageFunctions, nodes: Sequence[Node], reduced: EarlyCollectives) -> None:
         """The last action has all nodes that start reductions, and adds to nothing that these have read."""
         sums = {each.name: each.value for each in of.stage.accumulators}
         read: set[Value] = set()
@@ -125,13 +125,13 @@ class Transfers:
             for stage, name, _ in each.totals:
                 source = self._rank(stage)
                 wanted += [(source, holder, stage, name) for holder in holders if holder != source]
-        statistics = dict.fromkeys(
+        step_metrics = dict.fromkeys(
             (self._rank(stage), self._rank(holder), stage, name)
             for buffer in self.update.buffers
             for stage, name, _ in buffer.totals
             for holder in buffer.stages
         )
-        wanted += [way for way in statistics if way[0] != way[1]]
+        wanted += [way for way in step_metrics if way[0] != way[1]]
         sends = [_ways(rank, rank.sends, sent=True) for rank in self.program.ranks]
         receives = [_ways(rank, rank.receives, sent=False) for rank in self.program.ranks]
         for done, ends in (("sent", sends), ("received", receives)):
@@ -148,8 +148,8 @@ class Transfers:
 
     def _statistics(self) -> None:
         for rank in self.program.ranks:
-            own = [i for i, (*_, stage) in enumerate(self.update.statistics) if self._rank(stage) == rank.rank]
-            require(list(rank.statistics) == own, f"rank {rank.rank} does not give the statistics of its stages")
+            own = [i for i, (*_, stage) in enumerate(self.update.step_metrics) if self._rank(stage) == rank.rank]
+            require(list(rank.step_metrics) == own, f"rank {rank.rank} does not give the statistics of its stages")
 
 
 def _ways(rank: RankProgram, transfers: Sequence[TiedTransfer], sent: bool) -> list[Way]:

@@ -23,7 +23,7 @@ from attrs import define, field
 
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime import addresses
-from partita.runtime.addresses import Address, Place, check_writable, names_in
+from partita.runtime.addresses import Address, PathOrUrl, check_writable, names_in
 from partita.runtime.checkpoint.folders import Folder, RemoteFolder, unreadable, unwritable
 from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.store import Saves, Store, commit_name, steps_of
@@ -32,7 +32,7 @@ from partita.runtime.locks import LOCK
 DAMAGED = f"{NAME}.damaged"
 
 
-def steps_in(place: Place) -> list[int]:
+def steps_in(place: PathOrUrl) -> list[int]:
     """The steps of the commits in a directory, ascending; none if there is no directory.
 
     Raises Refused (E0602, E0617, E0819) if it is at an address that cannot be read.
@@ -45,7 +45,7 @@ def steps_in(place: Place) -> list[int]:
         raise unreadable(place, error) from error
 
 
-def store_at(place: Place, attempt: int = 0) -> Saves:
+def store_at(place: PathOrUrl, attempt: int = 0) -> Saves:
     """A directory of checkpoints, for writing."""
     return AddressStore(place, attempt) if isinstance(place, Address) else Store(place, attempt)
 

@@ -19,11 +19,11 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.runtime.addresses import Place, Unreached
+from partita.runtime.addresses import PathOrUrl, Unreached
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.address_store import steps_in, store_at
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
-from partita.runtime.checkpoint.copies import Copies, Found, Kept
+from partita.runtime.checkpoint.copies import Found, SnapshotResources, Snapshots
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
@@ -71,7 +71,7 @@ class Checkpoints:
     settings: Settings
     report: Report
     data: Sequence[DataFile] = ()
-    kept: Kept | None = None
+    kept: SnapshotResources | None = None
     unsaved: bool = field(default=False, init=False)
     committed: int | None = field(default=None, init=False)
     _keep: int = field(init=False)  # lower than configured if there is not enough space
@@ -80,7 +80,7 @@ class Checkpoints:
     _shard: Shard = field(init=False)
     _save: Save | None = field(default=None, init=False)
     _has_waited: bool = field(default=False, init=False)
-    copying: Copies | None = field(default=None, init=False)
+    copying: Snapshots | None = field(default=None, init=False)
     _has_skipped: bool = field(default=False, init=False)  # a copy, because the one before was not complete
 
     def __attrs_post_init__(self) -> None:
@@ -91,7 +91,9 @@ class Checkpoints:
         self._shard = shard_of(self._manifest, self.rank, self.rank.memory.files)
         if self.settings.copies is not None and self.kept is not None:
             shard = shard_of(self._manifest, self.rank)
-            self.copying = Copies(self.rank.rank, plan.ranks, self._manifest, shard, self.kept, self.rank.flight.mark)
+            self.copying = Snapshots(
+                self.rank.rank, plan.ranks, self._manifest, shard, self.kept, self.rank.flight.mark
+            )
 
     # ------------------------------------------------------------ saving
 
@@ -112,7 +114,7 @@ class Checkpoints:
 
     def _begun(self, step: int) -> Save:
         """Start a save of the latest snapshot."""
-        manifest = evolve(self._manifest, step=step, history=self.rank.judge.history)
+        manifest = evolve(self._manifest, step=step, history=self.rank.bad_step_policy.history)
         return Save(self._store, manifest, self.rank.rank, self._shard, self._keep)
 
     def finish(self) -> Iterator[None]:
@@ -219,7 +221,7 @@ class Checkpoints:
                 self._has_skipped = True  # reported once
                 self._say("W0808", f"the copy of step {step} is skipped: the one before it is not complete")
             return
-        error = copying.take(step, self.rank.judge.history, bool(failed))
+        error = copying.take(step, self.rank.bad_step_policy.history, bool(failed))
         if error is not None:
             self.report(Diagnostic("W0808", f"rank {self.rank.rank} has no copy in memory: {error}"))
 
@@ -233,7 +235,7 @@ class Checkpoints:
             self._say("W0808", "no copies are made in memory: nothing keeps it when these ranks end")
             return None
         copying.attempt = self._store.attempt
-        found = copying.meet()
+        found = copying.find_newest()
         self._say_incomplete(copying.incomplete, newest)
         if found is None or found.label.step < newest or newest == REFUSED:
             return None
@@ -246,7 +248,7 @@ class Checkpoints:
             saved = None
         if (yield from self._any(saved is None)) or saved is None:
             return None
-        self.rank.judge.history = saved.history
+        self.rank.bad_step_policy.history = saved.history
         if copying.several:  # what was lost is soon in two places again
             yield from self.copy(saved.step)
         return self._resumed(saved, (), "copies in memory")
@@ -296,7 +298,7 @@ class Checkpoints:
         if found is None:
             return None
         saved, passed_over = found
-        self.rank.judge.history = saved.history
+        self.rank.bad_step_policy.history = saved.history
         return self._resumed(saved, passed_over, str(self.settings.path / commit_name(saved.step)))
 
     def rewind(self) -> Generator[None, None, tuple[int, History | None]]:
@@ -480,7 +482,7 @@ def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:
     return ", ".join(f"{named(ranks)}: {cause}" for cause, ranks in ranks_of.items())
 
 
-def _seems_whole(path: Place, step: int) -> bool:
+def _seems_whole(path: PathOrUrl, step: int) -> bool:
     """Whether a commit looks intact without reading its tensors."""
     try:
         return quick_problem(path, read_manifest(path, step)) is None

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from partita.runtime.checkpoint.files import Corrupt
 
-MOST_BYTES = 1 << 24  # parsed JSON takes about twenty times as much memory
+MAX_BYTES = 1 << 24  # parsed JSON takes about twenty times as much memory
 T = TypeVar("T")
 
 

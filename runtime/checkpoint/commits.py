@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from partita.runtime.addresses import Place
-from partita.runtime.checkpoint.checksummed import MOST_BYTES
+from partita.runtime.addresses import PathOrUrl
+from partita.runtime.checkpoint.checksummed import MAX_BYTES
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import Folder, opened_folder
 from partita.runtime.checkpoint.manifest import NAME, Manifest, parse
 from partita.runtime.checkpoint.store import commit_name
 
 
-def read_manifest(place: Place, step: int) -> Manifest:
+def read_manifest(place: PathOrUrl, step: int) -> Manifest:
     """The manifest of a step's commit in the directory `place`. Raises Damaged; Refused (E0805, E0819)."""
     name = commit_name(step)
     with open_commit(place, step) as folder:
         try:
-            manifest = parse(folder.read(NAME, MOST_BYTES), f"{place / name}")
+            manifest = parse(folder.read(NAME, MAX_BYTES), f"{place / name}")
         except Corrupt as damage:
             text = str(damage)
             raise Corrupt(text if text.startswith(NAME) else f"{NAME}: {text}") from damage
@@ -30,7 +30,7 @@ def read_manifest(place: Place, step: int) -> Manifest:
     return manifest
 
 
-def quick_problem(place: Place, manifest: Manifest) -> str | None:
+def quick_problem(place: PathOrUrl, manifest: Manifest) -> str | None:
     """What is wrong with a commit's directory or file sizes, or None. File contents are not read."""
     try:
         refuse_links(place, manifest.step)
@@ -46,7 +46,7 @@ def quick_problem(place: Place, manifest: Manifest) -> str | None:
 
 
 @contextmanager
-def open_commit(place: Place, step: int) -> Iterator[Folder]:
+def open_commit(place: PathOrUrl, step: int) -> Iterator[Folder]:
     """Open the directory of a commit. Raises Damaged."""
     try:
         with opened_folder(place, commit_name(step)) as folder:
@@ -57,7 +57,7 @@ def open_commit(place: Place, step: int) -> Iterator[Folder]:
         raise Corrupt(f"{commit_name(step)} cannot be read: {error.strerror}") from error
 
 
-def refuse_links(place: Place, step: int) -> None:
+def refuse_links(place: PathOrUrl, step: int) -> None:
     """Raise Damaged if the directory of a commit contains a link."""
     with open_commit(place, step) as folder:
         found = folder.links()

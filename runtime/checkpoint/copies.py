@@ -1,14 +1,15 @@
-"""Copies of a run's state in memory, every few steps: a rank that is lost then costs seconds, and no commit.
+"""Snapshots of a run's state in memory, every few steps: a lost rank costs seconds of work, and needs no commit.
 
-Each rank fills a slot (`slots`) of its host, which outlives it: the supervisor's, or a keeper's under torchrun
-(`supervision.memory`). If there are several hosts, a second slot on the next one is filled with the same bytes, as in
-Gemini (Wang et al., SOSP 2023): so the memory of one machine may be lost as well. The next host's rank at the same
-place receives them, in a thread and over a group of their own, while both train.
+Each rank fills a slot (`slots`) of its host, which outlives the rank: its memory belongs to the supervisor, or under
+torchrun to a memory server (`supervision.memory`). If there are several hosts, a second slot, on the next host, is
+filled with the same bytes, as in Gemini (Wang et al., SOSP 2023), so that the memory of one machine may be lost as
+well. The rank at the same place of the next host receives them, in a thread and over a process group of their own,
+while both train.
 
-Slots come in pairs, which are filled in turn. Before a copy all ranks agree that the one before is complete, or skip
-this one: so of two steps one is always whole, and nobody waits for a slow neighbour. After a restart the ranks tell
-each other which shards their hosts have, choose the newest step of which there are all, and send each other what they
-lack. What has been saved on another mesh is read as from a commit.
+Slots come in pairs, which are filled in turn. Before a snapshot all ranks agree that the previous one is complete, or
+skip this one: so one of two steps is always complete, and nobody waits for a slow neighbour. After a restart the ranks
+exchange lists of the shards that their hosts have, choose the newest step with all shards, and send each other the
+missing ones. A snapshot that was saved on another mesh is read as from a commit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from partita.runtime.regions import Region
 from partita.runtime.supervision.memory import Memory
 from partita.runtime.supervision.store import Store
 from partita.runtime.transports.failures import ConnectionLost, post
-from partita.runtime.transports.transport import Links
+from partita.runtime.transports.transport import PeerConnections
 
 KEY = "partita/copies"
 BLOCK = 1 << 26  # bytes sent at a time
@@ -39,7 +40,7 @@ BLOCK = 1 << 26  # bytes sent at a time
 
 @frozen
 class Found:
-    """What memory has of one step: the manifest, and by rank the hosts' slots that have its shard."""
+    """The copies of one step in memory: the manifest, and by rank the hosts' slots that have its shard."""
 
     label: Label
     places: Mapping[int, Sequence[tuple[str, int]]]
@@ -51,7 +52,7 @@ class Found:
 
     @property
     def lost(self) -> list[int]:
-        """The ranks whose shards there are none of."""
+        """The ranks without any copy of their shards."""
         return [rank for rank in range(self.label.ranks) if rank not in self.places]
 
 
@@ -111,18 +112,18 @@ def transfers(found: Found, hosts: Sequence[str], wanted: Mapping[int, Sequence[
 
 
 @frozen(eq=False)
-class Kept:
-    """What copies need: the memory of this rank's host, the store of the rendezvous, and what makes links to the ranks
-    of other hosts, to be called on all ranks at once.
+class SnapshotResources:
+    """The resources of snapshots: the memory of this rank's host, the store of the rendezvous, and a function that
+    connects to the ranks of other hosts, to be called on all ranks at once.
     """
 
     memory: Memory
     store: Store
-    links: Callable[[], Links]
+    links: Callable[[], PeerConnections]
 
 
 @define(eq=False)
-class Copies:
+class Snapshots:
     """A run's copies, as one rank sees them. All ranks make the same calls in the same order.
 
     `moved` is called repeatedly while shards are read. `attempt` is the same on all ranks.
@@ -132,14 +133,14 @@ class Copies:
     ranks: int
     manifest: Manifest
     shard: Shard
-    kept: Kept
+    kept: SnapshotResources
     moved: Callable[[], None]
     attempt: int = 0
     hosts: list[str] = field(factory=list, init=False)
     incomplete: Found | None = field(default=None, init=False)  # the newest step, if there are all shards of none
     _own: Pair = field(init=False)
     _received: Pair | None = field(default=None, init=False)
-    _links: Links | None = field(default=None, init=False)
+    _links: PeerConnections | None = field(default=None, init=False)
     _thread: Thread | None = field(default=None, init=False)
     _error: Exception | None = field(default=None, init=False)
     _text: bytes = field(init=False)
@@ -149,7 +150,7 @@ class Copies:
 
     # ------------------------------------------------------------ after a restart
 
-    def meet(self) -> Found | None:
+    def find_newest(self) -> Found | None:
         """Find out which hosts there are, and the newest step of which they have all shards. Raises ConnectionLost."""
         place, count = self.kept.memory.place, self.kept.memory.count
         slots = self.kept.memory.slots
@@ -202,9 +203,9 @@ class Copies:
             read_parts(tensors[name], saved.mesh, region, into, shards.__getitem__, self.moved)
 
     def _fetched(
-        self, links: Links, found: Found, saved: Manifest, needed: Sequence[int]
+        self, links: PeerConnections, found: Found, saved: Manifest, needed: Sequence[int]
     ) -> Iterator[tuple[int, memoryview]]:
-        """Send what others need of this host, and yield what this rank needs of others."""
+        """Send the shards that others need from this host, and yield those that this rank needs from others."""
         said = self._told("needed", list(needed))
         for each in transfers(found, self.hosts, dict(enumerate(said))):
             size = sum(entry.bytes for entry in entries_of(saved, each.shard))
@@ -263,7 +264,7 @@ class Copies:
         except (OSError, ConnectionLost) as error:
             self._error = error
 
-    def _exchange(self, label: Label, links: Links) -> None:
+    def _exchange(self, label: Label, links: PeerConnections) -> None:
         """Send this rank's shard to its partner, and receive that of the rank whose partner it is."""
         partner = partners(self.hosts)
         destination = partner[self.rank]
@@ -293,7 +294,7 @@ class Copies:
     # ------------------------------------------------------------ through the store
 
     def _told(self, what: str, own: Any) -> list[Any]:
-        """What all ranks say, in order; the first collects it, so that each makes one request."""
+        """The statements of all ranks, in order; the first rank collects them, so that each makes one request."""
         return list(post(f"telling the other ranks what is {what}", self._said, what, own))
 
     def _said(self, what: str, own: Any) -> list[Any]:

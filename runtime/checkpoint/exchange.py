@@ -18,7 +18,7 @@ from attrs import evolve
 from partita.compiler.layout import REPLICATED
 from partita.compiler.mesh import ONE_RANK
 from partita.dsl.diagnostic import Diagnostic, refuse
-from partita.runtime.addresses import Address, Place, check_writable
+from partita.runtime.addresses import Address, PathOrUrl, check_writable
 from partita.runtime.checkpoint.address_store import steps_in, store_at
 from partita.runtime.checkpoint.checksummed import with_checksum
 from partita.runtime.checkpoint.files import KINDS, directory
@@ -31,7 +31,7 @@ from partita.runtime.checkpoint.settings import DIRECTORY
 from partita.runtime.checkpoint.shards import Entry, bytes_of, header, write_file
 from partita.runtime.data.formats import SAFETENSORS, Format, format_of
 
-MOST_SHOWN = 8
+MAX_SHOWN = 8
 
 
 def is_state(tensor: Tensor) -> bool:
@@ -42,7 +42,7 @@ def is_state(tensor: Tensor) -> bool:
 # ---------------------------------------------------------------- export
 
 
-def export(commit: Commit, path: Place, states: bool = False, weights: str = "trained") -> int:
+def export(commit: Commit, path: PathOrUrl, states: bool = False, weights: str = "trained") -> int:
     """Write the full parameters (and states) of a commit to a safetensors file; returns its size.
 
     With `weights` "ema", each parameter that was trained has the value of its mean. The file is written atomically.
@@ -88,7 +88,7 @@ def weights_of(manifest: Manifest, weights: str) -> Mapping[str, str]:
     return {name: means.get(name, name) for name in names}
 
 
-def check_place(path: Place, own: Format) -> None:
+def check_place(path: PathOrUrl, own: Format) -> None:
     """Raise OSError if a path exists and is not a regular file, or has content that is not of one's `own` format: it
     was named by mistake. A link would be replaced and not followed.
 
@@ -127,7 +127,9 @@ def untrained(manifest: Manifest) -> Manifest:
     return evolve(manifest, optimizer=UNTRAINED, settings={"optimizer": UNTRAINED}, tensors=parameters)
 
 
-def commit_tensors(path: Place, manifest: Manifest, read: Callable[[Tensor], torch.Tensor]) -> tuple[Diagnostic, ...]:
+def commit_tensors(
+    path: PathOrUrl, manifest: Manifest, read: Callable[[Tensor], torch.Tensor]
+) -> tuple[Diagnostic, ...]:
     """Write and commit tensors, of which one at a time is read; returns warnings."""
     tensors = by_width(manifest.tensors)
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
@@ -158,5 +160,5 @@ def commit_tensors(path: Place, manifest: Manifest, read: Callable[[Tensor], tor
 
 def few(lines: Sequence[str]) -> list[str]:
     """The first of some notes, and how many more there are."""
-    more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
-    return [*lines[:MOST_SHOWN], *more]
+    more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+    return [*lines[:MAX_SHOWN], *more]

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from partita.dsl.diagnostic import Refused, refuse
 from partita.runtime import addresses
-from partita.runtime.addresses import Address, Place
+from partita.runtime.addresses import Address, PathOrUrl
 from partita.runtime.checkpoint import files
 from partita.runtime.checkpoint.files import Corrupt
 
@@ -163,13 +163,13 @@ class RemoteFolder:
             raise unreadable(self.address / name, error) from error
 
 
-def unreadable(place: Place, error: OSError) -> Refused:
+def unreadable(place: PathOrUrl, error: OSError) -> Refused:
     """The error (E0819) if a server cannot be asked for a file, whatever it has."""
     help = "if the address is right: see that the server runs, and that your credentials may read there"
     return refuse("E0819", f"cannot read {place}: {error.strerror}", help=help)
 
 
-def unwritable(place: Place, error: OSError) -> Refused:
+def unwritable(place: PathOrUrl, error: OSError) -> Refused:
     """The error (E0802) if nothing can be written to a place."""
     help = "see that the server runs, that the bucket exists, and that your credentials may write there"
     cause = help if isinstance(place, Address) else None
@@ -177,7 +177,7 @@ def unwritable(place: Place, error: OSError) -> Refused:
 
 
 @contextmanager
-def opened_folder(place: Place, name: str) -> Iterator[Folder]:
+def opened_folder(place: PathOrUrl, name: str) -> Iterator[Folder]:
     """Open a folder by its name in a directory. Raises OSError, NotADirectoryError for a link."""
     if isinstance(place, Address):
         yield RemoteFolder(place / name)

@@ -17,7 +17,7 @@ from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
 from partita.dsl.names.correspondence import Join, Part, Theirs, Weights
 from partita.dsl.types import BYTES, Type
-from partita.runtime.addresses import Place
+from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.exchange import few, is_state, weights_of
 from partita.runtime.checkpoint.foreign_files import shards, write_files
 from partita.runtime.checkpoint.loading import Commit
@@ -123,7 +123,7 @@ def named_by(parameters: Collection[str], only: Sequence[str]) -> dict[str, None
 
 def export_foreign(
     commit: Commit,
-    path: Place,
+    path: PathOrUrl,
     weights: Weights,
     which: str = "trained",
     only: Sequence[str] = (),

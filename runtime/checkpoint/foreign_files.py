@@ -19,15 +19,15 @@ from attrs import define, field
 from safetensors import SafetensorError
 
 from partita.dsl.diagnostic import refuse, shown
-from partita.runtime.addresses import Address, Place, exists, names_in
+from partita.runtime.addresses import Address, PathOrUrl, exists, names_in
 from partita.runtime.checkpoint.files import Corrupt, directory
 from partita.runtime.checkpoint.folders import Folder, LocalFolder, RemoteFolder, unreadable
-from partita.runtime.checkpoint.shards import MOST_HEADER, WIDTHS, Entry, bytes_of, header, opened, write_file
+from partita.runtime.checkpoint.shards import MAX_HEADER, WIDTHS, Entry, bytes_of, header, opened, write_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG = "config.json"
 METADATA = "__metadata__"  # reserved by the format
-MOST_INDEX = 1 << 27  # bytes
+MAX_INDEX = 1 << 27  # bytes
 
 
 # ---------------------------------------------------------------- reading
@@ -37,7 +37,7 @@ MOST_INDEX = 1 << 27  # bytes
 class ForeignFiles:
     """The tensors of a file or directory; a context manager. Raises Damaged, and Refused (E0808) if there are none."""
 
-    path: Place
+    path: PathOrUrl
     _files: dict[str, Any] = field(factory=dict, init=False)  # by the name of a tensor
     _stack: ExitStack = field(factory=ExitStack, init=False)
 
@@ -98,7 +98,7 @@ class ForeignFiles:
         return read
 
 
-def found(path: Place) -> Place:
+def found(path: PathOrUrl) -> PathOrUrl:
     """The file of tensors, or the index, that a place means. Raises Refused (E0808, E0819)."""
     names = _names(path)
     if names is None:
@@ -117,7 +117,7 @@ def found(path: Place) -> Place:
     raise refuse("E0808", message, help=f"name one of its files: {few}" if others else None)
 
 
-def _names(path: Place) -> list[str] | None:
+def _names(path: PathOrUrl) -> list[str] | None:
     """What is in a folder; None if it is a file, or nothing. Of an address, only its name tells. Raises Refused."""
     if isinstance(path, Path):
         return sorted(each.name for each in path.iterdir()) if path.is_dir() else None
@@ -129,7 +129,7 @@ def _names(path: Place) -> list[str] | None:
         raise unreadable(path, error) from error
 
 
-def content_of(path: Place, most: int) -> bytes:
+def content_of(path: PathOrUrl, most: int) -> bytes:
     """The content of a file. Raises Damaged; Refused (E0819)."""
     if isinstance(path, Address):
         return RemoteFolder(path.parent).read(path.name, most)
@@ -141,10 +141,10 @@ def content_of(path: Place, most: int) -> bytes:
         raise Corrupt(f"{path.name} cannot be read: {error.strerror}") from error
 
 
-def read_index(path: Place) -> dict[str, str]:
+def read_index(path: PathOrUrl) -> dict[str, str]:
     """Which file each tensor is in. Raises Damaged; Refused (E0819)."""
     try:
-        content = json.loads(content_of(path, MOST_INDEX))
+        content = json.loads(content_of(path, MAX_INDEX))
         names = content["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(f"{path.name} is not an index of tensors: it has no `weight_map`") from error
@@ -156,7 +156,7 @@ def read_index(path: Place) -> dict[str, str]:
     return names
 
 
-def _member(index: Place, name: str) -> Any:
+def _member(index: PathOrUrl, name: str) -> Any:
     if isinstance(index, Path) and not (index.parent / name).exists():
         raise Corrupt(f"{name} is missing, which {index.name} names")
     return opened(index.parent / name)
@@ -183,12 +183,12 @@ def refuse_names(entries: Sequence[Entry]) -> None:
     for entry in entries:
         if entry.name == METADATA or any("\ud800" <= character <= "\udfff" for character in entry.name):
             raise refuse("E0810", f"`{shown(entry.name)}` cannot be the name of a tensor in a safetensors file")
-    if len(header(entries)) - 8 > MOST_HEADER:
-        raise refuse("E0810", f"the names have more than the {MOST_HEADER:,} bytes that a safetensors file may have")
+    if len(header(entries)) - 8 > MAX_HEADER:
+        raise refuse("E0810", f"the names have more than the {MAX_HEADER:,} bytes that a safetensors file may have")
 
 
 def write_files(
-    path: Place, files: Sequence[Sequence[Entry]], read: Callable[[Entry], torch.Tensor], more: Mapping[str, bytes]
+    path: PathOrUrl, files: Sequence[Sequence[Entry]], read: Callable[[Entry], torch.Tensor], more: Mapping[str, bytes]
 ) -> int:
     """Write a new directory of files of tensors, with an index if they are several, and `more`; returns its size.
 
@@ -219,7 +219,7 @@ def write_files(
 
 
 @contextmanager
-def _new_folder(path: Place) -> Iterator[Folder]:
+def _new_folder(path: PathOrUrl) -> Iterator[Folder]:
     """A folder that has its name when it is complete, or at an address its files. If it fails, nothing is left."""
     if isinstance(path, Address):
         folder = RemoteFolder(path)

@@ -27,7 +27,7 @@ from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.parts import saved_tensors
 from partita.runtime.data_files import DataFile, changed
 
-MOST_SHOWN = 6
+MAX_SHOWN = 6
 
 
 def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = ()) -> Manifest:
@@ -185,9 +185,9 @@ def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     parameters = [name for name in differing if "/" not in name]
     differing = parameters or ([] if notes else differing)
-    notes += [difference(name, before.get(name), now.get(name)) for name in differing[:MOST_SHOWN]]
-    if len(differing) > MOST_SHOWN:
-        notes.append(f"and {len(differing) - MOST_SHOWN} more tensors")
+    notes += [difference(name, before.get(name), now.get(name)) for name in differing[:MAX_SHOWN]]
+    if len(differing) > MAX_SHOWN:
+        notes.append(f"and {len(differing) - MAX_SHOWN} more tensors")
     return notes
 
 
@@ -229,7 +229,7 @@ def _states(names: Iterable[str]) -> str:
 
 def changed_text(saved: Iterable[str], wanted: Iterable[str]) -> list[str]:
     """The first lines in which the source texts of models with other steps differ, or why none does."""
-    lines = [*islice(_changed_lines(saved, wanted), 2 * MOST_SHOWN)]
+    lines = [*islice(_changed_lines(saved, wanted), 2 * MAX_SHOWN)]
     return lines or ["the text is the same: an override gives a constant another value"]
 
 

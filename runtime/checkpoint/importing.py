@@ -20,7 +20,7 @@ from partita.dsl.advice.report import nearest
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.names.correspondence import Groups, Part, Theirs, Weights
 from partita.dsl.types import BYTES, Type
-from partita.runtime.addresses import Place
+from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.foreign import chosen_tensors, named_by, seen_as_ours, seen_as_theirs
@@ -28,7 +28,7 @@ from partita.runtime.checkpoint.foreign_files import ForeignFiles
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
 from partita.runtime.checkpoint.matching import axes_of, matches, own_axes
 from partita.runtime.checkpoint.parts import copies_of_parameters, mean_name
-from partita.runtime.checkpoint.proposals import MOST_PROPOSED, declared, lines, proposed
+from partita.runtime.checkpoint.proposals import MAX_PROPOSED, declared, lines, proposed
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.initial import initial
@@ -60,7 +60,7 @@ class Imported:
     of theirs that were not used, what the files' names lack or have before ours, and warnings.
     """
 
-    path: Place
+    path: PathOrUrl
     found: tuple[Found, ...]
     begun: tuple[str, ...]
     unused: tuple[str, ...]
@@ -69,11 +69,11 @@ class Imported:
 
 
 def import_tensors(
-    path: Place,
+    path: PathOrUrl,
     step: int,
     wanted: Manifest,
     program: Program,
-    source: Place,
+    source: PathOrUrl,
     weights: Weights | None = None,
     only: Sequence[str] = (),
     strict: bool = False,
@@ -222,7 +222,7 @@ class Proposing:
         found = lines(rows, self.parameters)
         if self.weights is None or not found:
             return None
-        return f"in `weights {self.weights.name}`, is it `{'`, `'.join(found[:MOST_PROPOSED])}`?"
+        return f"in `weights {self.weights.name}`, is it `{'`, `'.join(found[:MAX_PROPOSED])}`?"
 
 
 def _found(
@@ -337,7 +337,7 @@ def _refuse_unexpected(files: ForeignFiles, name: str, weights: Weights, rename:
         return
     rows = families(((each,), None) for each in lost)
     near = nearest(lost[0], sorted(each for each in known if each not in files))
-    skips = ", ".join(f'"{shown(row.patterns[0])}"' for row in rows[:MOST_PROPOSED])
+    skips = ", ".join(f'"{shown(row.patterns[0])}"' for row in rows[:MAX_PROPOSED])
     raise refuse(
         "E0811",
         f"{len(lost):,} of {len(files.names()):,} tensors in {name} are not in `weights {weights.name}`",

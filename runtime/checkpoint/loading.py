@@ -16,7 +16,7 @@ from attrs import define, field
 from partita.compiler.layout import REPLICATED
 from partita.compiler.mesh import Mesh
 from partita.dsl.types import BYTES
-from partita.runtime.addresses import Place
+from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.commits import open_commit
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
@@ -27,7 +27,7 @@ from partita.runtime.declared import waits
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region, in_slabs, region_of, shape_of
 
-MOST_OPEN = 64  # files open at a time
+MAX_OPEN = 64  # files open at a time
 
 
 def entries_of(manifest: Manifest, rank: int) -> tuple[Entry, ...]:
@@ -84,7 +84,7 @@ class Commit:
     `moved` is called repeatedly while files are read, which may take long.
     """
 
-    path: Place
+    path: PathOrUrl
     manifest: Manifest
     moved: Callable[[], None] = _nothing
     _open: dict[int, tuple[Any, ExitStack]] = field(factory=dict, init=False)
@@ -120,7 +120,7 @@ class Commit:
         with opened(self._path(rank)) as file:
             check_entries(file, name, entries_of(self.manifest, rank))
 
-    def _path(self, rank: int) -> Place:
+    def _path(self, rank: int) -> PathOrUrl:
         return self.path / commit_name(self.manifest.step) / self.manifest.file_name(rank)
 
     def files_of(self, wanted: Iterable[tuple[str, Region]]) -> list[int]:
@@ -139,7 +139,7 @@ class Commit:
 
     def _file(self, rank: int) -> Any:
         if rank not in self._open:
-            if len(self._open) == MOST_OPEN:
+            if len(self._open) == MAX_OPEN:
                 self._close_oldest()
             stack = ExitStack()
             self._open[rank] = stack.enter_context(opened(self._path(rank))), stack

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from partita.dsl.diagnostic import Refused, refuse
-from partita.runtime.addresses import Address, Place, exists, place_of
+from partita.runtime.addresses import Address, PathOrUrl, exists, place_of
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.folders import unreadable
 from partita.runtime.checkpoint.manifest import NAME
@@ -14,7 +14,7 @@ from partita.runtime.checkpoint.store import commit_name, steps_of
 from partita.runtime.run_directory import RunDirectory
 
 
-def located(given: Place) -> tuple[Place, int | None]:
+def located(given: PathOrUrl) -> tuple[PathOrUrl, int | None]:
     """The directory of checkpoints that a path stands for, and the step if it is one of them.
 
     Raises Refused (E0807; E0602, E0617 and E0819 for addresses).
@@ -34,7 +34,7 @@ def located(given: Place) -> tuple[Place, int | None]:
     raise _none_in(given)
 
 
-def _none_in(given: Place) -> Refused:
+def _none_in(given: PathOrUrl) -> Refused:
     help = "`partita run FILE` makes some, if its train block says `checkpoint = every(100)`; `--run-dir` names others"
     return refuse("E0807", f"there is no checkpoint in {given}", help=help)
 
@@ -53,7 +53,7 @@ def _at(given: Address) -> tuple[Address, int | None]:
     raise _none_in(given)
 
 
-def _recorded(directory: Path) -> Place | None:
+def _recorded(directory: Path) -> PathOrUrl | None:
     """Where the run in a directory has its checkpoints, as it has recorded itself."""
     if not directory.is_dir():
         return None

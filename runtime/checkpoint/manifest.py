@@ -20,13 +20,13 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.checksummed import Reader, checked
-from partita.runtime.data_files import MOST_FILES, DataFile
+from partita.runtime.data_files import MAX_FILES, DataFile
 
 NAME = "manifest.json"
 FORMAT, VERSION = "partita checkpoint", 4
 UNTRAINED = "none"  # in place of an optimizer's name
-MOST_STEPS = 1 << 53  # steps are sent to all ranks as float64
-MOST_TENSORS = 1 << 20
+MAX_STEPS = 1 << 53  # steps are sent to all ranks as float64
+MAX_TENSORS = 1 << 20
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 PATH = rf"{WORD}(\.[A-Za-z0-9_]+)*"
 TENSOR = rf"({WORD}/)?{PATH}"
@@ -34,8 +34,8 @@ DIGEST = r"[0-9a-f]{64}"
 SUFFIX = r"(-[0-9a-f]{1,16})?"
 ANY = r".*"
 DTYPE = "|".join((*FLOATS, *INTEGERS, "u8"))  # the last one is that of quantized optimizer states
-MOST_WINDOW = 10_000  # steps in a history
-MOST_PATH = 4096
+MAX_WINDOW = 10_000  # steps in a history
+MAX_PATH = 4096
 
 
 @frozen
@@ -196,7 +196,7 @@ def _manifest(reader: Reader) -> Manifest:
     )  # fmt: skip
     form.text(FORMAT)
     version.integer(VERSION, VERSION)
-    number = step.integer(0, MOST_STEPS)
+    number = step.integer(0, MAX_STEPS)
     cursor, read_from = data.record("step", "files")
     cursor.integer(number, number)
     skipped, rewinds, losses, norms = history.record("skipped", "rewinds", "losses", "norms")
@@ -206,7 +206,7 @@ def _manifest(reader: Reader) -> Manifest:
     if len(dict(axes)) != len(axes) or prod(size for _, size in axes) > limits.RANKS or any(s < 1 for _, s in axes):
         mesh.fail("a mesh")
     found_mesh = Mesh(tuple(axes))
-    found = tuple(_tensor(each, found_mesh) for each in tensors.each(MOST_TENSORS))
+    found = tuple(_tensor(each, found_mesh) for each in tensors.each(MAX_TENSORS))
     if len({each.name for each in found}) != len(found):
         tensors.fail("a list of tensors with different names")
     found_files = tuple(_file(each) for each in files.each(limits.RANKS))
@@ -228,10 +228,10 @@ def _manifest(reader: Reader) -> Manifest:
         History(
             skipped.integer(0, number),
             rewinds.integer(0, number),
-            tuple(each.number() for each in losses.each(MOST_WINDOW)),
-            tuple(each.number() for each in norms.each(MOST_WINDOW)),
+            tuple(each.number() for each in losses.each(MAX_WINDOW)),
+            tuple(each.number() for each in norms.each(MAX_WINDOW)),
         ),
-        tuple(_data_file(each) for each in read_from.each(MOST_FILES)),
+        tuple(_data_file(each) for each in read_from.each(MAX_FILES)),
         time.integer(0, 1 << 40),
         written_by.text(ANY),
         suffix.text(SUFFIX),
@@ -288,5 +288,5 @@ def _file(reader: Reader) -> File:
 def _data_file(reader: Reader) -> DataFile:
     name, size, sha256, modified = reader.record("name", "size", "sha256", "modified")
     return DataFile(
-        name.text(ANY, MOST_PATH), size.integer(0, 1 << 62), sha256.text(DIGEST), modified.integer(-(1 << 40), 1 << 40)
+        name.text(ANY, MAX_PATH), size.integer(0, 1 << 62), sha256.text(DIGEST), modified.integer(-(1 << 40), 1 << 40)
     )

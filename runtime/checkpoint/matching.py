@@ -20,8 +20,8 @@ from partita.dsl.names.correspondence import Groups
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.repeated import Family, families
 
-MOST_AXES = 6  # of a parameter whose orders are tried
-MOST_COMPARED = 20_000  # pairs of names
+MAX_AXES = 6  # of a parameter whose orders are tried
+MAX_COMPARED = 20_000  # pairs of names
 GENERIC = ("weight", "kernel")  # what a name ends with that says nothing
 
 Shape = tuple[int, ...]
@@ -95,7 +95,7 @@ def matches(parameters: Mapping[str, Type], tensors: Mapping[str, Shape]) -> lis
         )
         if own[i].count == others[j].count and axes_of(ours[i].shared, theirs[j].shared) is not None
     )
-    found = {**_most_similar(own, others, islice(fitting, MOST_COMPARED)), **named}
+    found = {**_most_similar(own, others, islice(fitting, MAX_COMPARED)), **named}
 
     def match(i: int) -> Match | None:
         orders = orders_of(ours[i].shared, theirs[found[i]].shared) if i in found else []
@@ -152,7 +152,7 @@ def orders_of(type: Type, shape: Sequence[int]) -> list[Groups]:
     """All axes of theirs that give this shape and differ in where elements are, our order first. Those that are merged
     in one stay in our order.
     """
-    if prod(shape) != type.elements or len(type.axes) > MOST_AXES:
+    if prod(shape) != type.elements or len(type.axes) > MAX_AXES:
         return []
     found: dict[tuple[str, ...], Groups] = {}
     for order in permutations(type.names):

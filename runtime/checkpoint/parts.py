@@ -35,9 +35,9 @@ def mean_name(parameter: str) -> str:
 
 
 @frozen
-class Kept:
-    """What ranks keep, and its name in a checkpoint: the master of a parameter, or one of its states. If it belongs to
-    one of the groups that train apart, only the ranks that train this keep it.
+class SavedTensor:
+    """A tensor that ranks keep, and its name in a checkpoint: the master of a parameter, or one of its states. A tensor
+    of a replica group is kept only by the ranks of this group.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Kept:
     group: int | None = None
 
 
-def kept_tensors(program: Program) -> Iterator[Kept]:
-    """Yields everything that is kept between steps. Where groups train apart, what has the name of a parameter is the
-    anchor, from which all of them go on after the next average.
+def state_tensors(program: Program) -> Iterator[SavedTensor]:
+    """Yields all tensors that are kept between steps. With replica groups, a parameter's name refers to the outer
+    parameter (the anchor), from which all groups start after an average.
     """
     for record in program.parameters:
         name = record.name
@@ -59,18 +59,18 @@ def kept_tensors(program: Program) -> Iterator[Kept]:
             yield from _of_group(record, None)
         for each in record.besides:
             own = name if each.name == ANCHOR else state_name(each.name, name)
-            yield Kept(own, each.type, record.stored(each), name, each.name)
+            yield SavedTensor(own, each.type, record.stored(each), name, each.name)
         for group in range(program.groups if apart else 0):
             yield from _of_group(record, group)
 
 
-def _of_group(record: ParameterRecord, group: int | None) -> Iterator[Kept]:
+def _of_group(record: ParameterRecord, group: int | None) -> Iterator[SavedTensor]:
     """A parameter's master, and the states of its optimizer; those of a group have names of their own."""
     name, prefix = record.name, "" if group is None else f"group{group}"
-    yield Kept(state_name(prefix, name) if prefix else name, record.type, record.layout, name, None, group)
+    yield SavedTensor(state_name(prefix, name) if prefix else name, record.type, record.layout, name, None, group)
     for state in record.states:
         own = f"{prefix}_{state.name}" if prefix else state.name
-        yield Kept(state_name(own, name), state.type, record.stored(state), name, state.name, group)
+        yield SavedTensor(state_name(own, name), state.type, record.stored(state), name, state.name, group)
 
 
 def copies_of_parameters(program: Program) -> dict[str, str]:
@@ -79,7 +79,7 @@ def copies_of_parameters(program: Program) -> dict[str, str]:
     copied = {name: {each.name for each in record.states if each.copy} for name, record in records.items()}
     return {
         each.name: each.parameter
-        for each in kept_tensors(program)
+        for each in state_tensors(program)
         if each.name != each.parameter and (each.state is None or each.state in copied[each.parameter])
     }
 
@@ -96,7 +96,7 @@ def saved_tensors(program: Program) -> tuple[Tensor, ...]:
         stages_of[each.name] = tuple(sorted({program.stages[stage].rank for stage in each.stages}))
     taken: dict[object, list[int]] = {}
     found = []
-    for kept in kept_tensors(program):
+    for kept in state_tensors(program):
         pipe_ranks, layout = stages_of[kept.parameter], kept.layout
         place = None if kept.group is None else kept.group // program.members
         copies = [

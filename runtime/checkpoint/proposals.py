@@ -15,8 +15,8 @@ from partita.dsl.types import Type
 from partita.runtime.checkpoint.matching import Match, Shape, matches, own_axes
 from partita.runtime.checkpoint.repeated import Family, families
 
-MOST_PROPOSED = 4  # lines in a sentence
-MOST_LINES = 100  # lines of a declaration
+MAX_PROPOSED = 4  # lines in a sentence
+MAX_LINES = 100  # lines of a declaration
 GUESS, OPEN = "# guess: ", "# which? "
 ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "{": "\\{", "}": "\\}", "\n": "\\n", "\t": "\\t"})
 
@@ -94,7 +94,7 @@ def declared(found: Sequence[str], name: str) -> str:
     told = [
         f"`{mark.strip()}` {why}, and remove the mark" for mark, why in marks if any(mark in each for each in found)
     ]
-    more = [f"# … {len(found) - MOST_LINES:,} more"] if len(found) > MOST_LINES else []
-    body = "\n".join(f"  {each}" for each in (*found[:MOST_LINES], *more))
+    more = [f"# … {len(found) - MAX_LINES:,} more"] if len(found) > MAX_LINES else []
+    body = "\n".join(f"  {each}" for each in (*found[:MAX_LINES], *more))
     paste = f"say in the .par file what it calls them, and import with `--as {name}`"
     return f"{'; '.join([paste, *told])}\nweights {name} {{\n{body}\n}}"

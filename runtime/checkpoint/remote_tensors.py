@@ -32,7 +32,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 LENGTH = 8  # bytes that say how long the header is
-MOST_HEADER = 100_000_000  # bytes, as the safetensors package has it
+MAX_HEADER = 100_000_000  # bytes, as the safetensors package has it
 FIRST = 1 << 16  # bytes that are read at first: all of the header, mostly
 
 
@@ -86,7 +86,7 @@ class RemoteTensors:
             raise unreadable(address, error) from error
         start = _read(address, 0, min(size, FIRST))
         length = int.from_bytes(start[:LENGTH], "little")
-        if size < LENGTH or length > min(MOST_HEADER, size - LENGTH):
+        if size < LENGTH or length > min(MAX_HEADER, size - LENGTH):
             raise _wrong(address, "it has no header")
         start += _read(address, len(start), max(len(start), LENGTH + length))
         try:

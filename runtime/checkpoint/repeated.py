@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from attrs import field, frozen
 
 NUMBER = re.compile(r"(?<![^./])(0|[1-9]\d{0,8})(?![^./])")
-MOST_PIECES = 8  # in the text of one set of numbers
+MAX_PIECES = 8  # in the text of one set of numbers
 T = TypeVar("T", bound=Hashable)
 
 Numbers = tuple[tuple[int, ...], ...]  # of each name of a row
@@ -134,5 +134,5 @@ def set_text(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     pieces = [str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs]
-    more = [f"… {len(pieces) - MOST_PIECES} more"] if len(pieces) > MOST_PIECES else []
-    return f"{{{','.join([*pieces[:MOST_PIECES], *more])}}}"
+    more = [f"… {len(pieces) - MAX_PIECES} more"] if len(pieces) > MAX_PIECES else []
+    return f"{{{','.join([*pieces[:MAX_PIECES], *more])}}}"

@@ -17,7 +17,7 @@ from threading import Event, Thread
 from attrs import define, evolve, field
 
 from partita.dsl.diagnostic import Refused
-from partita.runtime.checkpoint.checksummed import MOST_BYTES, checked, with_checksum
+from partita.runtime.checkpoint.checksummed import MAX_BYTES, checked, with_checksum
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import Folder
 from partita.runtime.checkpoint.manifest import DIGEST, File, Manifest, file_name
@@ -27,7 +27,7 @@ from partita.runtime.checkpoint.store import Saves
 POLL_SECONDS = 1.0  # between reports of progress
 # How long a file written by another machine may take to become visible here after that machine has reported it.
 VISIBLE_SECONDS = 60.0
-MOST_MARKER = 1 << 12
+MAX_MARKER = 1 << 12
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -149,8 +149,8 @@ class Save:
             if files is None:
                 return
             text = with_checksum(evolve(self.manifest, files=files, suffix=suffix, time=int(time.time())).as_json())
-            if len(text) > MOST_BYTES:
-                raise Corrupt(f"the manifest has {len(text):,} bytes; at most {MOST_BYTES:,} are read again")
+            if len(text) > MAX_BYTES:
+                raise Corrupt(f"the manifest has {len(text):,} bytes; at most {MAX_BYTES:,} are read again")
             self.store.commit(step, text, [marker_name(rank, suffix) for rank in range(len(files))])
             self.committed = True
             self.store.prune(self.keep)
@@ -182,7 +182,7 @@ class Save:
 
 def _marker(name: str, folder: Folder) -> File:
     try:
-        size, sha256 = checked(folder.read(name, MOST_MARKER)).record("size", "sha256")
+        size, sha256 = checked(folder.read(name, MAX_MARKER)).record("size", "sha256")
         return File(size.integer(0, 1 << 62), sha256.text(DIGEST))
     except Corrupt as damage:
         text = str(damage)

@@ -11,7 +11,7 @@ from attrs import frozen
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec
 from partita.dsl.syntax.source import Span
-from partita.runtime.addresses import Address, Place, check_writable, is_address, place_of, resolved
+from partita.runtime.addresses import Address, PathOrUrl, check_writable, is_address, place_of, resolved
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Corrupt
@@ -29,7 +29,7 @@ class Settings:
     `changed_data`: the run may resume from a checkpoint even if the data has changed.
     """
 
-    path: Place
+    path: PathOrUrl
     interval: int
     keep: int
     changed_data: bool = False
@@ -68,7 +68,7 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
     if call is None:
         return None
     name = call.arguments["dir"]
-    path: Place
+    path: PathOrUrl
     if name is not None and is_address(str(name)):
         path = _at(str(name), train.spans.get("checkpoint"))
     else:
@@ -79,7 +79,7 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
     )
 
 
-def recorded_at(place: Place, run_directory: Path) -> str:
+def recorded_at(place: PathOrUrl, run_directory: Path) -> str:
     """The text by which a run records where its checkpoints go: relative to its directory if they go there, so that a
     copy of it has its own, whatever becomes of the original.
     """
@@ -111,7 +111,7 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
     were `recorded` to be. Otherwise imported weights would be ignored, or a run would start over on top of old metrics.
     """
     own = resolved(settings.path) if settings is not None else None
-    places: list[Place] = [run_directory / DIRECTORY, run_directory]
+    places: list[PathOrUrl] = [run_directory / DIRECTORY, run_directory]
     for place in (*places, *([place_of(recorded, run_directory)] if recorded is not None else [])):
         steps = steps_in(place) if resolved(place) != own else []
         if not steps:

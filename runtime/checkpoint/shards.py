@@ -21,7 +21,7 @@ from attrs import define, field, frozen
 from safetensors import SafetensorError, safe_open
 
 from partita.dsl.types import BYTES
-from partita.runtime.addresses import Address, Place
+from partita.runtime.addresses import Address, PathOrUrl
 from partita.runtime.checkpoint.files import BLOCK, Corrupt
 from partita.runtime.checkpoint.folders import Folder
 from partita.runtime.checkpoint.manifest import File
@@ -37,7 +37,7 @@ CODES = {
 }
 WIDTHS = {**BYTES, "f16": 2}
 ALIGNMENT = 8  # of the first tensor in the file
-MOST_HEADER = 100_000_000  # bytes that the package accepts
+MAX_HEADER = 100_000_000  # bytes that the package accepts
 
 
 @frozen
@@ -164,7 +164,7 @@ def _blocks(file: Path, size: int) -> Iterator[bytes]:
 
 
 @contextmanager
-def opened(path: Place) -> Iterator[Any]:
+def opened(path: PathOrUrl) -> Iterator[Any]:
     """Open a file of tensors: with the safetensors package, or at an address. Raises Damaged if it is not one."""
     if isinstance(path, Address):
         yield RemoteTensors.of(path)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from partita.runtime.data.dataset import Batch, Dataset
 
 
-class Ahead:
+class Prefetcher:
     """A `Dataset` whose next training batch is read in the background, one at a time, up to the step `last`.
 
     What reading raises is raised where the batch is asked for. Whoever asks in another order gets the same batches.

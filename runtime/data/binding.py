@@ -28,7 +28,7 @@ class Bound:
     dataset: Dataset | None
     files: Sequence[DataFile]
     all_files: Sequence[DataFile]
-    doubts: Sequence[Diagnostic]
+    warnings: Sequence[Diagnostic]
     rows: int | None = None
 
 
@@ -38,15 +38,15 @@ def bind(program: Program, train: Train, root: Path) -> Bound:
     if dataset is None:
         return Bound(None, (), (), ())
     files = identify(train.data, root)
-    doubts = SOURCES[train.data.name].doubts(train.data, root)
+    warnings = SOURCES[train.data.name].warnings(train.data, root)
     evaluated = train.eval.arguments.get("data") if train.eval is not None else None
     others = () if evaluated is None else identify(evaluated, root)
     if evaluated is not None:
-        doubts = [*doubts, *SOURCES[evaluated.name].doubts(evaluated, root)]
+        warnings = [*warnings, *SOURCES[evaluated.name].warnings(evaluated, root)]
     rows = dataset.rows if isinstance(dataset, Evaluated) else None
     if rows is not None and dataset.left_out:
-        doubts = [*doubts, _left_out(dataset.left_out, (evaluated or train.data).span)]
-    return Bound(dataset, files, tuple(dict.fromkeys((*files, *others))), doubts, rows)
+        warnings = [*warnings, _left_out(dataset.left_out, (evaluated or train.data).span)]
+    return Bound(dataset, files, tuple(dict.fromkeys((*files, *others))), warnings, rows)
 
 
 def _left_out(count: int, span: Span | None) -> Diagnostic:

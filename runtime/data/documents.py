@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of what is kept
 # How much is encoded at once: documents, and characters.
-MOST_AT_ONCE, MOST_CHARACTERS = 4096, 1 << 21
+MAX_AT_ONCE, MAX_CHARACTERS = 4096, 1 << 21
 
 # The documents of a file, by its path and its name in messages: texts, and whether a document ends with them. Raises
 # Refused and OSError.
@@ -145,7 +145,7 @@ def _encoded(path: Path, name: str, read: Reader, encoder: Encoder, span: Span |
         for text, last in read(path, name):
             texts.append((text, last))
             size += len(text)
-            if size >= MOST_CHARACTERS or len(texts) >= MOST_AT_ONCE:
+            if size >= MAX_CHARACTERS or len(texts) >= MAX_AT_ONCE:
                 yield from _parts(texts, encoder)
                 texts, size = [], 0
     except OSError as error:

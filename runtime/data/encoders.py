@@ -21,7 +21,7 @@ from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import read, single
 from partita.runtime.data.packages import package
 
-MOST_TOKENS = 12  # shown
+MAX_TOKENS = 12  # shown
 
 
 class Encoder(Protocol):
@@ -132,8 +132,8 @@ def _end(tokenizer: Any, end: str | None, name: str, span: Span | None) -> int |
     found: int | None = tokenizer.token_to_id(end)
     if found is None:
         special = [each.content for each in tokenizer.get_added_tokens_decoder().values()]
-        more = ", …" if len(special) > MOST_TOKENS else ""
-        has = ", ".join(f"`{shown(each)}`" for each in special[:MOST_TOKENS])
+        more = ", …" if len(special) > MAX_TOKENS else ""
+        has = ", ".join(f"`{shown(each)}`" for each in special[:MAX_TOKENS])
         raise refuse(
             "E0619",
             f"`{name}` has no token `{shown(end)}`",

@@ -20,8 +20,8 @@ from partita.dsl.syntax.source import Span
 
 HEAD = 1 << 16  # bytes that are inspected
 LOOKED_AT = 1 << 20  # ids that are inspected
-FEWEST = 64  # with fewer ids, every other one may be 0 by coincidence
-FEWEST_COMPARED = 1024  # ids of which even and odd positions are compared
+MIN_IDS = 64  # with fewer ids, every other one may be 0 by coincidence
+MIN_COMPARED = 1024  # ids of which even and odd positions are compared
 UNLIKE = 0.5  # total variation distance of their sizes above which they count as different
 
 
@@ -143,7 +143,7 @@ def refuse_format(path: Path, name: str, reads: str, span: Span | None, but: Col
 def refuse_halves(ids: np.ndarray, name: str, dtype: str, span: Span | None) -> None:
     """Refuse (E0603) ids of which every other one is 0: each was written with at least twice as many bytes."""
     sample = ids[: min(LOOKED_AT, len(ids) - len(ids) % 2)]
-    if len(sample) < FEWEST or sample[1::2].any() or not sample[::2].any():
+    if len(sample) < MIN_IDS or sample[1::2].any() or not sample[::2].any():
         return
     fours = len(sample) % 4 == 0 and not sample[2::4].any()
     wider = {"u8": ("u16", "u32"), "u16": ("u32", "i64"), "u32": ("i64", "i64"), "i32": ("i64", "i64")}
@@ -163,7 +163,7 @@ def alternate(ids: np.ndarray) -> bool:
     Sizes are compared as powers of two: these are few, so that samples of one distribution look alike.
     """
     sample = ids[: min(LOOKED_AT, len(ids) - len(ids) % 4)]
-    if len(sample) < FEWEST_COMPARED:
+    if len(sample) < MIN_COMPARED:
         return False
     sizes = np.frexp(np.maximum(sample, 0).astype(np.float64))[1]
 

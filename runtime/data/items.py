@@ -33,8 +33,8 @@ KINDS = {"f32": "f", "bf16": "f", "f64": "f", "i64": "iu", "i32": "iu", "bool": 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 HEAD = 1 << 15  # bytes within which an array's header ends; numpy itself reads none longer than 10,000
 # How much memory arrays may take: this many bytes in any case, and this many times the size of their archive.
-LEAST_UNPACKED, MOST_TIMES = 1 << 28, 100
-MOST_NAMES = 20  # shown
+MIN_UNPACKED, MAX_TIMES = 1 << 28, 100
+MAX_NAMES = 20  # shown
 
 # What numpy and the archives that it reads raise for invalid files: of another kind, truncated, modified, encrypted, or
 # with arrays larger than memory.
@@ -217,8 +217,8 @@ def _check(
     """Refuse (E0606, E0607) an archive that lacks an input or has it with another shape or dtype."""
     missing = [given.name for given in inputs if given.name not in found]
     if missing:
-        has = ", ".join(map(shown, names[:MOST_NAMES])) or "none"
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        has = ", ".join(map(shown, names[:MAX_NAMES])) or "none"
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         raise Refused(
             Diagnostic(
                 "E0606",
@@ -237,7 +237,7 @@ def _check(
 def _check_size(found: dict[str, Declared], size: int, name: str, span: Span | None) -> None:
     """Refuse (E0603) a small file that unpacks to a huge size: untrusted data must not exhaust memory."""
     unpacked = sum(each.bytes for each in found.values())
-    if unpacked > max(LEAST_UNPACKED, MOST_TIMES * size):
+    if unpacked > max(MIN_UNPACKED, MAX_TIMES * size):
         raise refuse(
             "E0603",
             f"`{name}` has {size:,} bytes, and its arrays would take {unpacked:,}",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from partita.runtime.data.dataset import Dataset, Input
 
 LONGEST = 1 << 28  # bytes of a line
-MOST_FIELDS = 12  # shown
+MAX_FIELDS = 12  # shown
 OPENERS: dict[bytes, Callable[[Path], Any]] = {
     b"\x1f\x8b\x08": gzip.open,
     b"BZh": bz2.open,
@@ -97,8 +97,8 @@ def _document(line: bytes, where: str, field: str, span: Span | None) -> str:
 
 
 def _without(record: dict[str, Any], where: str, field: str, span: Span | None) -> Refused:
-    has = ", ".join(f"`{shown(each)}`" for each in list(record)[:MOST_FIELDS]) or "none"
-    more = ", …" if len(record) > MOST_FIELDS else ""
+    has = ", ".join(f"`{shown(each)}`" for each in list(record)[:MAX_FIELDS]) or "none"
+    more = ", …" if len(record) > MAX_FIELDS else ""
     strings = [name for name, each in record.items() if isinstance(each, str)]
     help = f'`field = "{shown(strings[0])}"`' if len(strings) == 1 else "`field` names the one that has the text"
     notes = [f"its fields: {has}{more}"]

@@ -27,9 +27,9 @@ def mixed_files(call: Call, root: Path) -> list[tuple[str, Path]]:
     return list(dict.fromkeys(file for each in _calls(call) for file in SOURCES[each.name].files(each, root)))
 
 
-def mixed_doubts(call: Call, root: Path) -> list[Diagnostic]:
+def mixed_warnings(call: Call, root: Path) -> list[Diagnostic]:
     """What looks wrong in any source."""
-    return [doubt for each in _calls(call) for doubt in SOURCES[each.name].doubts(each, root)]
+    return [doubt for each in _calls(call) for doubt in SOURCES[each.name].warnings(each, root)]
 
 
 def _calls(call: Call) -> list[Call]:
@@ -43,6 +43,6 @@ register(
         example='mix([text("a.txt") -> 70%, text("b.txt") -> 30%])',
         open=open_mix,
         files=mixed_files,
-        doubts=mixed_doubts,
+        warnings=mixed_warnings,
     )
 )

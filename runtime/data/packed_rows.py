@@ -18,7 +18,7 @@ from partita.dsl.syntax.source import Span
 from partita.runtime.data import cache
 
 VERSION = 1  # of how documents are packed, and of the file
-FEWEST = 100_000  # documents: fewer are packed in less time than a file takes
+MIN_DOCUMENTS = 100_000  # documents: fewer are packed in less time than a file takes
 HEADER = struct.Struct("<QQ")
 DTYPES = {"first": "<i8", "starts": "<i8", "numbers": "<i8", "lengths": "<i4", "goes_on": "|b1"}
 
@@ -41,7 +41,7 @@ class Rows:
 
 def packed_once(starts: np.ndarray, ends: np.ndarray, length: int, number: int, span: Span | None) -> Rows:
     """What `packed` returns. Raises Refused (E0618) if it cannot be kept."""
-    if len(starts) < FEWEST:
+    if len(starts) < MIN_DOCUMENTS:
         return packed(starts, ends, length, number)
     digest = hashlib.sha256(f"{VERSION} {length} {number} {len(starts)} ".encode())
     for each in (starts, ends):

@@ -33,7 +33,7 @@ from partita.runtime.data.windows import (
     other_holdout,
 )
 
-MOST_NAMED = 4  # documents of a row
+MAX_NAMED = 4  # documents of a row
 
 
 @frozen(eq=False)
@@ -118,8 +118,8 @@ class Packed:
 
 def _named(rows: Rows, row: int) -> str:
     numbers = rows.numbers[rows.first[row] : rows.first[row + 1]]
-    more = ", …" if len(numbers) > MOST_NAMED else ""
-    return f"row {row} (documents {', '.join(map(str, numbers[:MOST_NAMED]))}{more})"
+    more = ", …" if len(numbers) > MAX_NAMED else ""
+    return f"row {row} (documents {', '.join(map(str, numbers[:MAX_NAMED]))}{more})"
 
 
 def open_packed(

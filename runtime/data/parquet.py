@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from partita.runtime.data.dataset import Dataset, Input
 
 ROWS = 1024  # that are read at once
-MOST_COLUMNS = 12  # shown
+MAX_COLUMNS = 12  # shown
 
 
 def open_parquet(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
@@ -55,8 +55,8 @@ def _kind(schema: Any, column: str, name: str, arrow: Any, span: Span | None) ->
     """The type of text that a column is read as. Raises Refused (E0616)."""
     kinds = arrow.types
     if column not in schema.names:
-        has = ", ".join(f"`{shown(each)}`" for each in schema.names[:MOST_COLUMNS]) or "none"
-        more = ", …" if len(schema.names) > MOST_COLUMNS else ""
+        has = ", ".join(f"`{shown(each)}`" for each in schema.names[:MAX_COLUMNS]) or "none"
+        more = ", …" if len(schema.names) > MAX_COLUMNS else ""
         strings = [each.name for each in schema if kinds.is_string(each.type) or kinds.is_large_string(each.type)]
         raise refuse(
             "E0616",

@@ -41,14 +41,14 @@ class Source(DataSignature):
 
     `files` are those that a call reads, each with the name by which it is compared with others; `open` makes the
     dataset for a call, the model's inputs, a seed, the directory that paths are relative to, and what the
-    run does with it; `doubts` is what looks wrong in data that can be opened; `common` is what the ids of all calls of
-    this source have to have in common, for a model to be trained and evaluated on them, by what it is trained on. All
-    raise Refused (E06xx).
+    run does with it; `warnings` finds what looks wrong in data that can be opened; `common` gives what the ids of all
+    calls of this source must have in common, so that a model trained on one can be evaluated on another. All raise
+    Refused (E06xx).
     """
 
     open: Callable[[Call, tuple[Input, ...], int, Path, Use], Dataset]
     files: Files = lambda call, root: []
-    doubts: Callable[[Call, Path], list[Diagnostic]] = lambda call, root: []
+    warnings: Callable[[Call, Path], list[Diagnostic]] = lambda call, root: []
     common: Callable[[Sequence[Call], Path], Mapping[str, Any] | None] = lambda calls, root: None
 
 

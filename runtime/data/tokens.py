@@ -27,7 +27,7 @@ USUAL = "u16"  # of files that do not say it themselves
 READS = "`tokens` reads ids and nothing else"
 
 
-def token_doubts(call: Call, root: Path) -> list[Diagnostic]:
+def token_warnings(call: Call, root: Path) -> list[Diagnostic]:
     """Warnings (W0603) about files of ids that can be opened but look wrong."""
     from partita.runtime.data.formats import alternate
 
@@ -141,6 +141,6 @@ register(
         open=open_tokens,
         endings=(".bin", ".npy"),
         files=FILES,
-        doubts=token_doubts,
+        warnings=token_warnings,
     )
 )

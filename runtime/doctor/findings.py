@@ -13,9 +13,9 @@ GIB = 1 << 30
 OLDEST_TORCH = (2, 11)
 # NCCL allocates up to some 10 MiB of shared memory for each pair of connected ranks; containers have 64 MiB by default.
 SHARED_OF_RANK = 256 << 20
-LEAST_DISK = 5 * GIB
+MIN_DISK = 5 * GIB
 FILES, FILES_OF_RANK = 512, 16  # what a process has open by itself, and for each rank: a socket a group, and its files
-LEAST_LOCKED = GIB  # registered for transfers by RDMA
+MIN_LOCKED = GIB  # registered for transfers by RDMA
 TAKEN = 0.05  # of a GPU's memory, by others
 SLOW = 0.8  # of the median
 UNWANTED = "PARTITA_NATIVE=0"  # as `why_none` of the library of kernels says it
@@ -161,7 +161,7 @@ def _of_limits(facts: Facts, ranks: int, local_ranks: int) -> Iterator[Diagnosti
         said = f"a process may open {files} files; with {ranks} ranks it may need {needed}"
         yield Diagnostic("W1101", said, help=f"ulimit -n {max(needed, 65_536)}")
     locked = limits.get("locked")
-    if facts.get("network", {}).get("fabric") and locked is not None and locked < LEAST_LOCKED:
+    if facts.get("network", {}).get("fabric") and locked is not None and locked < MIN_LOCKED:
         said = f"a process may lock {locked >> 10} KiB of memory, and InfiniBand needs it"
         yield Diagnostic("W1101", said, help="ulimit -l unlimited; in a container, --ulimit memlock=-1")
     shared, needed = memory.get("shared_free"), SHARED_OF_RANK * local_ranks
@@ -170,7 +170,7 @@ def _of_limits(facts: Facts, ranks: int, local_ranks: int) -> Iterator[Diagnosti
         said = f"/dev/shm has {shared >> 20} MiB free; NCCL may need {needed >> 20} MiB for {local_ranks} ranks"
         yield Diagnostic("W1101", said, help="in a container, --ipc=host or --shm-size=16g")
     for path, free in (facts.get("disk") or {}).items():
-        if free < LEAST_DISK:
+        if free < MIN_DISK:
             said = f"{path} has {free / GIB:.1f} GiB free: a checkpoint may not fit"
             yield Diagnostic("W1101", said, help="free some, or run elsewhere")
     system = facts.get("system") or {}

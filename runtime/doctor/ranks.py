@@ -19,7 +19,7 @@ from partita.dsl.diagnostic import Diagnostic
 from partita.runtime.doctor.machine import Facts
 from partita.runtime.doctor.parts import Ended
 from partita.runtime.supervision.identity import Identity
-from partita.runtime.supervision.rendezvous import connect, meet
+from partita.runtime.supervision.rendezvous import connect, join_rendezvous
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, cause
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run_rank(identity: Identity, kind: Processes, device: torch.device, folder: 
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        meeting = connect(identity, kind.backend, meet(identity, seconds), seconds)
+        meeting = connect(identity, kind.backend, join_rendezvous(identity, seconds), seconds)
         last = kind.end(device, meeting.secret)
         for measured in self_test(lambda: kind.end(device, meeting.secret), device, standing.begin):
             standing.state["tests"].append(asdict(measured))
@@ -81,7 +81,7 @@ def run_rank(identity: Identity, kind: Processes, device: torch.device, folder: 
         if identity.rank == 0:
             found = [json.loads(meeting.store.get(_key(rank))) for rank in range(identity.ranks)]
             (folder / ALL).write_text(json.dumps(found))
-        last.meet()
+        last.barrier()
         last.close()
     except (ConnectionLost, UntrustedPeer) as error:
         standing.state["problem"] = str(error)

@@ -27,7 +27,7 @@ from partita.dsl.load import load_text
 from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.registry import open_dataset
 from partita.runtime.inputs import Batch
-from partita.runtime.rank import Plan, Rank, prepare
+from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from partita.runtime.transports.transport import ProcessEnd
@@ -89,7 +89,7 @@ def self_test(make: Callable[[], ProcessEnd], device: torch.device, begin: Calla
     meeting = make()
     ranks, rank = meeting.ranks, meeting.rank
     begin("the first sum over all ranks")
-    meeting.meet()
+    meeting.barrier()
     if ranks > 1:
         yield from collectives(make, device, begin)
         yield from transfers(make, device, begin)
@@ -178,7 +178,7 @@ def transfers(make: Callable[[], ProcessEnd], device: torch.device, begin: Calla
             for each in waiting:
                 each.done()
 
-        seconds = _timed(once, device, own.meet)
+        seconds = _timed(once, device, own.barrier)
         wrong = unequal(buffer, data(size // FLOAT, (rank - 1) % ranks, torch.device("cpu")))
         yield Measured(SEND, size, seconds, size / seconds, wrong)
 
@@ -229,7 +229,7 @@ def _timed(once: Callable[[], object], device: torch.device, between: Callable[[
 # ---------------------------------------------------------------- training
 
 
-def tiny(ranks: int) -> Plan:
+def tiny(ranks: int) -> CompiledRun:
     """A tiny transformer on all ranks: a pipeline of two stages where their number is even, and copies of it."""
     pipe = 2 if ranks % 2 == 0 else 1
     found, diagnostics = load_text(MODEL.format(data=ranks // pipe, pipe=pipe))
@@ -246,7 +246,7 @@ class Training:
     digest: str
 
     @classmethod
-    def of_rank(cls, plan: Plan, transport: ProcessEnd, device: torch.device) -> Training:
+    def of_rank(cls, plan: CompiledRun, transport: ProcessEnd, device: torch.device) -> Training:
         """On all ranks."""
         rank = Rank(plan, transport.rank, transport, device)
 
@@ -259,13 +259,13 @@ class Training:
         return cls._after(plan, rank, step)
 
     @classmethod
-    def in_process(cls, plan: Plan, rank: int) -> Training:
+    def in_process(cls, plan: CompiledRun, rank: int) -> Training:
         """On CPU, with all ranks in this process; the parameters are those of `rank`."""
         run = VirtualRun(plan)
         return cls._after(plan, run.ranks[rank], lambda number, batch: run.step(number, batch, RATE))
 
     @classmethod
-    def _after(cls, plan: Plan, rank: Rank, step: Callable[[int, Batch], tuple[float, float]]) -> Training:
+    def _after(cls, plan: CompiledRun, rank: Rank, step: Callable[[int, Batch], tuple[float, float]]) -> Training:
         inputs = inputs_of(plan.program.inputs, plan.program.batch)
         dataset = open_dataset(plan.train.data, inputs, plan.train.seed, Path())
         batches = (rank.tensors(dataset.batch(number)) for number in range(1, STEPS + 1))

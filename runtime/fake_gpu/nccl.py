@@ -2,7 +2,7 @@
 
 What they are given is checked as NCCL needs it: tensors on the device, contiguous, of dtypes that it has, and as large
 as the operation says. Operations run on a stream of the group's own, behind what the stream that computes was given
-when they were posted; waiting for one makes what computes wait.
+when they were posted; waiting for one makes the compute stream wait.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class FakeTransport(ProcessTransport):
     ) -> None:
         """Nobody is there."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Nobody is there."""
         self._streams.join()
 

@@ -38,7 +38,7 @@ from partita.runtime.kernels import compiling
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.pace import Straggler
 from partita.runtime.python_functions import CustomFunction
-from partita.runtime.rank import Plan, Rank
+from partita.runtime.rank import CompiledRun, Rank
 from partita.runtime.rehearsal import leaves_nothing, rehearse
 from partita.runtime.training import StepResult, train
 
@@ -76,7 +76,7 @@ class FakeGpuResult:
         }
 
 
-def representatives(plan: Plan) -> list[int]:
+def representatives(plan: CompiledRun) -> list[int]:
     """A rank of each rank of the pipeline: their programs are those of all. Coordinates on the mesh differ by turns."""
     mesh = plan.program.mesh
     found: dict[int, list[int]] = {}
@@ -85,12 +85,12 @@ def representatives(plan: Plan) -> list[int]:
     return [own[-(i % 2)] for i, own in enumerate(found.values())]
 
 
-def try_ranks(plan: Plan, chosen: Sequence[int] | None = None) -> list[FakeGpuResult]:
+def try_ranks(plan: CompiledRun, chosen: Sequence[int] | None = None) -> list[FakeGpuResult]:
     """Run some ranks of a plan that is compiled for GPUs, or one of each rank of the pipeline."""
     return [try_rank(plan, rank) for rank in (representatives(plan) if chosen is None else chosen)]
 
 
-def try_rank(plan: Plan, number: int) -> FakeGpuResult:
+def try_rank(plan: CompiledRun, number: int) -> FakeGpuResult:
     """Run one rank."""
     spec, program = plan.spec, plan.program
     count = STEPS_OF_GRAPHS if program.captured else max(STEPS, 2 * program.delay + 1)
@@ -98,8 +98,8 @@ def try_rank(plan: Plan, number: int) -> FakeGpuResult:
     watch = Watch(*_dtypes(plan))
     size = program.mesh.ranks
     # Each rank's statistics, which come together in every rank, are too small for the bound to count.
-    statistics = 2 * size * (len(program.statistics) * program.mesh.groups + 2) * torch.float64.itemsize
-    bound = peak_memory(plan.training, plan.training.plan.ranks[program.mesh.pipe_rank(number)]) + statistics
+    step_metrics = 2 * size * (len(program.step_metrics) * program.mesh.groups + 2) * torch.float64.itemsize
+    bound = peak_memory(plan.training, plan.training.plan.ranks[program.mesh.pipe_rank(number)]) + step_metrics
     bound -= workspace(plan.training)  # there are no libraries
     steps = None
     with (
@@ -199,7 +199,7 @@ class _Zeros:
     held_out = None
     left_out = 0
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CompiledRun) -> None:
         self._inputs = plan.program.inputs
         self._evaluated = plan.evaluation.program.inputs if plan.evaluation is not None else ()
 
@@ -263,7 +263,7 @@ class _File:
         return self.get_tensor(self.name)[tuple(region)]
 
 
-def _dtypes(plan: Plan) -> tuple[torch.dtype, bool, set[torch.dtype], bool]:
+def _dtypes(plan: CompiledRun) -> tuple[torch.dtype, bool, set[torch.dtype], bool]:
     """The dtype of arithmetic, whether anything is in the host's memory, the dtypes of products that the file names,
     and whether it names f64.
     """

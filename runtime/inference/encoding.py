@@ -13,7 +13,7 @@ from partita.dsl.check.language_model import spelling_of
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.addresses import Place
+from partita.runtime.addresses import PathOrUrl
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.registry import alike
 from partita.runtime.data.text import alphabet_of
@@ -89,7 +89,7 @@ class Tokenizer:
         yield now[len(shown) :] if now.startswith(shown) else ""
 
 
-def encoding_of(data: Call, folder: Path, tokenizer: Place | None) -> Encoding:
+def encoding_of(data: Call, folder: Path, tokenizer: PathOrUrl | None) -> Encoding:
     """The encoding of a file's data, which lies in a folder, or that of a `tokenizer`.
 
     Raises Refused (E1003; E0601 to E0603, E0617, E0619).

@@ -10,7 +10,7 @@ from attrs import frozen
 from partita.compiler.pipeline import compile_evaluation, compile_spec
 from partita.compiler.verify.proxy import single
 from partita.dsl.spec import Spec
-from partita.runtime.addresses import Place
+from partita.runtime.addresses import PathOrUrl
 from partita.runtime.data.binding import bind
 from partita.runtime.evaluation import EvaluationResult, check_ids, evaluation, order_of
 from partita.runtime.inference.ranks import ForwardRank, Here, all_here, ranks_of
@@ -27,7 +27,7 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     rows: int | None
-    checkpoint: Place
+    checkpoint: PathOrUrl
 
 
 def evaluated(
@@ -35,7 +35,7 @@ def evaluated(
     folder: Path,
     data: Data,
     report: Report,
-    place: Place | None = None,
+    place: PathOrUrl | None = None,
     allow_python: bool = False,
     weights: str = "trained",
     here: Here | None = None,
@@ -51,7 +51,7 @@ def evaluated(
     functions = functions_of(model, allow_python)
     compiled = compile_spec(asked, training=False, gpu=gpu)
     bound = bind(compiled.program, train, data.root)
-    for doubt in bound.doubts:
+    for doubt in bound.warnings:
         report(doubt)
     one = compiled.program
     if bound.rows is not None:

@@ -21,7 +21,7 @@ from partita.runtime.global_tensors import seen
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.regions import Region, pieces_of
-from partita.runtime.stages import Memory
+from partita.runtime.stages import ParameterStore
 from partita.runtime.tracing.flight import Flight
 from partita.runtime.transports.transport import Cluster, ProcessEnd, Transport
 from partita.runtime.transports.virtual import VirtualCluster
@@ -92,7 +92,7 @@ class ForwardRank:
         self.device = device
         self.mesh = programs[0].mesh
         self.coordinates = self.mesh.coordinates(rank)
-        self.memory = Memory(dict(held or {}))
+        self.memory = ParameterStore(dict(held or {}))
         self.records: dict[str, ParameterRecord] = {}
         for program in programs:
             for name in program.ranks[self.mesh.pipe_rank(rank)].parameters:

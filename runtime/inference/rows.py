@@ -10,7 +10,7 @@ from partita.dsl.check.language_model import sources_of
 from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call, Spec, Train
-from partita.runtime.addresses import Place
+from partita.runtime.addresses import PathOrUrl
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.data.registry import Use, alike, open_dataset
 
@@ -43,7 +43,7 @@ class Data:
         return evolve(given, train=evolve(train, data=data, eval=Call("every", arguments, span)))
 
 
-def data_of(given: Spec, folder: Path, named: Place | None) -> Data:
+def data_of(given: Spec, folder: Path, named: PathOrUrl | None) -> Data:
     """The data in a file that the user has `named`, by its path or address: an archive with an array for each input, or
     what the .par file, which is in a `folder`, would read in place of its own. Without it, the file's data for
     evaluations.

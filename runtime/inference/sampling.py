@@ -90,7 +90,7 @@ class Samples:
     seed: int
 
     @property
-    def doubts(self) -> tuple[Diagnostic, ...]:
+    def warnings(self) -> tuple[Diagnostic, ...]:
         """W1001, if each token takes the whole window."""
         return (self.scoring.warning,) if self.scoring.warning is not None else ()
 

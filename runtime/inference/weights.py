@@ -14,12 +14,12 @@ from partita.dsl.check.language_model import sources_of as sources_of_data
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
-from partita.runtime.addresses import Place
+from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.files import Corrupt
-from partita.runtime.checkpoint.identity import MOST_SHOWN, changed_text, difference, digest_of, sources_of, types_of
+from partita.runtime.checkpoint.identity import MAX_SHOWN, changed_text, difference, digest_of, sources_of, types_of
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import Manifest
@@ -36,7 +36,7 @@ Report = Callable[[Diagnostic], None]
 class Weights:
     """The checkpoint, of a `step`, that weights are from."""
 
-    path: Place
+    path: PathOrUrl
     step: int
 
 
@@ -45,7 +45,7 @@ def load_weights(
     folder: Path,
     ranks: Ranks,
     report: Report,
-    place: Place | None = None,
+    place: PathOrUrl | None = None,
     weights: str = "trained",
     spelled: bool = True,
 ) -> Weights:
@@ -71,7 +71,7 @@ def load_weights(
 
 
 def _loaded(
-    given: Spec, folder: Path, path: Place, step: int, ranks: Ranks, report: Report, weights: str, spelled: bool
+    given: Spec, folder: Path, path: PathOrUrl, step: int, ranks: Ranks, report: Report, weights: str, spelled: bool
 ) -> str | None:
     """Read one checkpoint; returns what is wrong with it. Raises Refused (E0804, E0816)."""
     programs = [executor.program for executor in ranks.ranks[0].executors]
@@ -124,7 +124,7 @@ def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
             commit.read(name, region, held)
 
 
-def _own(given: Spec, folder: Path) -> tuple[Place, None]:
+def _own(given: Spec, folder: Path) -> tuple[PathOrUrl, None]:
     """Where the runs of a file have their checkpoints. Raises Refused (E0807)."""
     directory = run_directory(given.name, None)
     settings = settings_of(given, directory, folder)
@@ -136,7 +136,7 @@ def _own(given: Spec, folder: Path) -> tuple[Place, None]:
     return path, None
 
 
-def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
+def _compare(given: Spec, path: PathOrUrl, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
     """Refuse (E0804) a checkpoint with other tensors than are needed; report (W1002) other operations."""
     there = types_of(saved)
     notes = [difference(name, there.get(name), type) for name, type in needed.items() if there.get(name) != type]
@@ -150,7 +150,7 @@ def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Typ
         report(Diagnostic("W1002", f"the model has changed since {path} was saved", notes=tuple(lines)))
 
 
-def _compare_spelling(given: Spec, folder: Path, saved: Manifest, path: Place, report: Report) -> None:
+def _compare_spelling(given: Spec, folder: Path, saved: Manifest, path: PathOrUrl, report: Report) -> None:
     """Report (W1003) if files that say which id text has are not those of the training."""
     data = sources_of_data(given.trained[1].data)[0]  # a mixture is of one encoding
     tokenizer = data.arguments.get("tokenizer")
@@ -168,5 +168,5 @@ def _compare_spelling(given: Spec, folder: Path, saved: Manifest, path: Place, r
 
 def _few(notes: Iterable[str]) -> list[str]:
     first, *others = list(notes)
-    more = [f"and {len(others) - MOST_SHOWN + 1} more tensors"] if len(others) >= MOST_SHOWN else []
-    return [first, *others[: MOST_SHOWN - 1], *more]
+    more = [f"and {len(others) - MAX_SHOWN + 1} more tensors"] if len(others) >= MAX_SHOWN else []
+    return [first, *others[: MAX_SHOWN - 1], *more]

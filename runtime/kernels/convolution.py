@@ -17,7 +17,7 @@ from partita.runtime.kernels.dtypes import widened
 from partita.runtime.kernels.memory import owned
 from partita.runtime.kernels.registry import kernel
 
-Ends = Sequence[tuple[int, int]]
+Padding = Sequence[tuple[int, int]]
 
 _cudnn: Any = torch.backends.cudnn
 # Ranks that compute the same gradient must not diverge; and f32 is f32, as it is in products.
@@ -36,7 +36,7 @@ def patches(
     dims: Sequence[int],
     sizes: Sequence[int],
     stride: Sequence[int],
-    padding: Ends,
+    padding: Padding,
     dilation: Sequence[int],
     fill: float,
 ) -> Tensor:
@@ -72,7 +72,7 @@ def fold(
     dims: Sequence[int],
     sizes: Sequence[int],
     stride: Sequence[int],
-    padding: Ends,
+    padding: Padding,
     dilation: Sequence[int],
 ) -> Tensor:
     """The sum of windows, whose elements are the last dimensions, into an image of `sizes` along `dims`: what
@@ -95,7 +95,7 @@ def fold(
 
 @kernel
 def convolution(
-    x: Tensor, w: Tensor, stride: Sequence[int], padding: Ends, dilation: Sequence[int], groups: int
+    x: Tensor, w: Tensor, stride: Sequence[int], padding: Padding, dilation: Sequence[int], groups: int
 ) -> Tensor:
     """Of images [batch, groups · channels, …] and kernels [groups · filters, channels, …]: [batch, groups · filters,
     …].
@@ -110,7 +110,7 @@ def convolution_image_gradient(
     w: Tensor,
     shape: Sequence[int],
     stride: Sequence[int],
-    padding: Ends,
+    padding: Padding,
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
@@ -131,7 +131,7 @@ def convolution_kernel_gradient(
     d: Tensor,
     shape: Sequence[int],
     stride: Sequence[int],
-    padding: Ends,
+    padding: Padding,
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
@@ -140,12 +140,12 @@ def convolution_kernel_gradient(
     return cast(Tensor, _TO_KERNEL[len(stride)](x, shape, d, stride, alike, dilation, groups))
 
 
-def _alike(padding: Ends) -> tuple[int, ...] | None:
+def _alike(padding: Padding) -> tuple[int, ...] | None:
     """The padding of both ends of each dimension, as torch's convolution takes it; None if ends differ."""
     return tuple(before for before, _ in padding) if all(before == after for before, after in padding) else None
 
 
-def _image(x: Tensor, padding: Ends) -> tuple[Tensor, tuple[int, ...]]:
+def _image(x: Tensor, padding: Padding) -> tuple[Tensor, tuple[int, ...]]:
     """The image, padded if its ends differ, and the padding that is left."""
     alike = _alike(padding)
     if alike is not None:

@@ -21,7 +21,7 @@ LARGEST = 448.0  # 1.75 * 2^8
 BITS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}
 UNIT = 16  # `_scaled_mm` takes matrices whose sizes are multiples
 CAPABILITY = (9, 0)  # the first whose products have scales by row
-LEAST_EXPONENT = -100  # of a scale: its inverse is finite
+MIN_EXPONENT = -100  # of a scale: its inverse is finite
 
 
 def scale_of(largest: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def scale_of(largest: Tensor) -> Tensor:
     # The fraction that 448 has is carried into the exponent by whatever is larger; then the fraction is cut off.
     carried = wide.view(integer) + ((1 << fraction) // 4 - 1)
     power = (carried & (2 * bias + 1 << fraction)) - (8 << fraction)
-    scale = power.clamp(min=bias + LEAST_EXPONENT << fraction).view(wide.dtype)
+    scale = power.clamp(min=bias + MIN_EXPONENT << fraction).view(wide.dtype)
     return scale + (wide - wide)  # which is zero, or NaN
 
 

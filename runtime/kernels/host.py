@@ -27,8 +27,8 @@ def to_host(x: Tensor) -> Tensor:
 
 @kernel
 def copy_out(x: Tensor, context: Context) -> Tensor:
-    """Starts to copy a tensor of the device to pinned memory of the host, beside what the device computes; `land` says
-    when it is there.
+    """Starts to copy a tensor of the device to pinned memory of the host, while the device computes; `land` waits for
+    the copy.
     """
     if x.device.type == "cpu":
         return x
@@ -65,18 +65,18 @@ def to_device(x: Tensor, context: Context) -> Tensor:
 
 @kernel
 def prefetch(x: Tensor, context: Context) -> Tensor:
-    """Starts to copy a tensor of the host to the device, beside what that computes; `arrive` says when it is there."""
+    """Starts to copy a tensor of the host to the device, while that computes; `arrive` waits for the copy."""
     if context.device.type == "cpu":
         return x
     found = torch.empty_like(x, device=context.device)
-    # Behind what computes: the memory is that of its stream, where what ran before may still read it.
+    # After the current compute: the memory belongs to its stream, where earlier operations may still read it.
     context.arriving[id(found)] = context.streams.launch(COPIES[LOAD], copied, x, found)
     return found
 
 
 @kernel
 def arrive(x: Tensor, context: Context) -> Tensor:
-    """The result of `prefetch`: what computes waits until it has arrived, the host goes on."""
+    """The result of `prefetch`: the compute stream waits for the copy, the host does not."""
     arrived = context.arriving.pop(id(x), None)
     if arrived is not None:
         arrived.done()

@@ -19,7 +19,7 @@ from partita.runtime.kernels.registry import kernel
 
 EXPONENTS = 7
 # What a block of zeros is divided by.
-LEAST_SCALE = 1e-12
+MIN_SCALE = 1e-12
 
 
 def dynamic_map(signed: bool) -> list[float]:
@@ -61,7 +61,7 @@ def quantize(x: Tensor, codes: Tensor, scales: Tensor, block: int, signed: bool)
     _, bounds = _tables(signed, x.dtype, x.device)
     blocks = _blocks(x, block)
     scale = blocks.abs().amax(1, keepdim=True)
-    found = torch.bucketize(blocks / scale.clamp(min=LEAST_SCALE), bounds, out_int32=True)
+    found = torch.bucketize(blocks / scale.clamp(min=MIN_SCALE), bounds, out_int32=True)
     scales.copy_(scale.view(scales.shape))
     codes.copy_(found.view(-1)[: codes.numel()].view(codes.shape))
 

@@ -24,7 +24,7 @@ from partita.compiler.ops.op import Kernel
 from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
 from partita.runtime.data.binding import open_data
-from partita.runtime.rank import Plan, Rank
+from partita.runtime.rank import CompiledRun, Rank
 from partita.runtime.transports.lines import Post
 from partita.runtime.transports.transport import Tensors
 from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
@@ -109,7 +109,7 @@ class _Cluster(VirtualCluster):
 def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str], float]:
     """The seconds of every kernel of a program, by kernel and dtype: the mean over its ranks, which take turns."""
     laps = KernelTimer(device)
-    plan = Plan(state.spec, assembled(state, laps), None)
+    plan = CompiledRun(state.spec, assembled(state, laps), None)
     cluster = _Cluster(state.mesh.ranks, strict=False)
     ranks = []
     for number in range(state.mesh.ranks):

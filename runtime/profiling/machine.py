@@ -45,7 +45,7 @@ def profile(
     for i, state in enumerate(states):
         if i % 10 == 0:
             progress(f"program {i + 1} of {len(states)}")
-        meeting.meet()  # all ranks work at the same time
+        meeting.barrier()  # all ranks work at the same time
         measured.append(measure(state, device))
     found = timings(measured[: len(whole)])
     known = {each.kernel for each in found}

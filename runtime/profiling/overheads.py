@@ -26,7 +26,7 @@ from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
-from partita.runtime.rank import Plan, Rank, prepare
+from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN
 from partita.runtime.transports.transport import Collective, ProcessEnd
 
@@ -35,8 +35,8 @@ WARM_UP, STEPS = 5, 40
 SMALL, LARGE = 256, 1 << 22  # bytes of a message
 SIZES = (SMALL, 1 << 14, 1 << 16, 1 << 18, 1 << 20, LARGE, 1 << 24)  # bytes of which a rank's collective is
 EXCHANGES, FEWER = 40, 10
-LEAST = 1e-9  # seconds
-LEAST_SPEED = 0.05
+MIN_SECONDS = 1e-9  # seconds
+MIN_SPEED = 0.05
 WORK, ROWS = (256, 256), 4  # of a product beside a collective; and of a tensor, whose parts are of each row
 # By the method of `Link`: the collective, the arguments of a tensor, and whether the method is given the bytes of the
 # result, of all ranks, rather than those of a rank's operand.
@@ -63,7 +63,7 @@ train {{ data = random()  optimizer = sgd(lr = 0.0)  steps = 1_000 }}
 """
 
 
-def pipeline(ranks: int, microbatches: int) -> Plan:
+def pipeline(ranks: int, microbatches: int) -> CompiledRun:
     """The minimal pipeline."""
     found, diagnostics = load_text(TEXT.format(ranks=ranks, microbatches=microbatches))
     if found is None:
@@ -99,7 +99,7 @@ def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) 
         if size == SMALL:
             busy = median(cpu for _, cpu in times) / 2
         seconds.append(median(wall for wall, _ in times) / 2)
-    own.meet()
+    own.barrier()
     if not seconds:
         return Link("profiled", 1.0, 0.0)
     small, large = seconds
@@ -150,9 +150,9 @@ def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, 
             if then - working < working:
                 alone += then - working
                 hidden += then - together
-            found[kind, size] = seconds = max(LEAST, then - working - 2 * between.post)
+            found[kind, size] = seconds = max(MIN_SECONDS, then - working - 2 * between.post)
             measured.append(Measured(kind, ranks, float(tensor.nbytes * (ranks if whole else 1)), seconds))
-    own.meet()
+    own.barrier()
     unit = Link("unit", 1.0, 1.0)
     latencies, bandwidths = [], []
     for kind in ("gather", "add"):
@@ -162,7 +162,7 @@ def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, 
         latencies.append(found[kind, SMALL] / messages)
         bandwidths.append(moved / max(found[kind, LARGE] - found[kind, SMALL], 1e-9))
     latency, bandwidth = fmean(latencies), harmonic_mean(bandwidths)
-    share = min(1.0, max(LEAST_SPEED, hidden / alone)) if alone > 0 else 1.0
+    share = min(1.0, max(MIN_SPEED, hidden / alone)) if alone > 0 else 1.0
     return evolve(
         between,
         collective_latency=latency,
@@ -197,14 +197,14 @@ def _on(state: Compilation, device: Device, between: Link) -> Compilation:
     return evolve(state, device=device, mesh=state.mesh.joined_by(between))
 
 
-def _counts(plan: Plan, rank: int) -> tuple[int, int]:
+def _counts(plan: CompiledRun, rank: int) -> tuple[int, int]:
     """The numbers of actions and of messages in a rank's step."""
     instructions = plan.program.ranks[rank].instructions
     actions = sum(isinstance(each, Compute) for each in instructions)
     return actions, sum(isinstance(each, (PostSend, PostReceive)) for each in instructions)
 
 
-def _step(plan: Plan, rank: Rank) -> tuple[float, float]:
+def _step(plan: CompiledRun, rank: Rank) -> tuple[float, float]:
     """Seconds of a step: wall time, and the main thread's CPU time."""
     dataset = open_data(plan.program, plan.train, Path())
     found = []

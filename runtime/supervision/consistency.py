@@ -38,7 +38,7 @@ from partita.runtime.supervision.store import Store
 from partita.runtime.transports.failures import post
 
 KEY = "partita/agreement"
-MOST_SHOWN = 8  # lines
+MAX_SHOWN = 8  # lines
 DIGITS = 12  # digits of a hash in messages
 LEAVE_SECONDS = 10.0  # for the others to read rank 0's result: rank 0 may host the store
 
@@ -71,7 +71,7 @@ def agree(
     raise difference
 
 
-def for_all(store: Store, identity: Identity, what: str, act: Callable[[], None]) -> None:
+def run_on_rank0(store: Store, identity: Identity, what: str, act: Callable[[], None]) -> None:
     """Run `act` on rank 0 while all others wait for it. Raises Refused on all ranks if rank 0's `act` does, with the
     diagnostics on rank 0 only, and ConnectionLost.
     """
@@ -129,7 +129,7 @@ def compared(said: Sequence[Statement]) -> Refused | None:
         )
     notes = [
         f"{named(groups[each])}: file {each.file[:DIGITS]}, program {each.program[:DIGITS]}"
-        for each in (common, *others[: MOST_SHOWN - 1])
+        for each in (common, *others[: MAX_SHOWN - 1])
     ]
     message = f"{named(differing)} {verb} {what} than {named(groups[common])}"
     return refuse("E0612", message, notes=notes, help=help)
@@ -149,7 +149,7 @@ def compared_kernels(said: Sequence[Statement]) -> Refused | None:
     return refuse(
         "E0625",
         f"{named(without)} {has} no kernels in C++, and {named(having)} {have}",
-        notes=[f"{named(ranks)}: {why}" for why, ranks in list(lacking.items())[:MOST_SHOWN]],
+        notes=[f"{named(ranks)}: {why}" for why, ranks in list(lacking.items())[:MAX_SHOWN]],
         help="install a C++ compiler on all machines, or set PARTITA_NATIVE=0 on all",
     )
 

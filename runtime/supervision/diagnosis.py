@@ -31,7 +31,7 @@ ENDINGS = (
 REDUCING, EXCHANGING, SUMMING = 0, 1, 3
 # Conditions of a rank.
 DEAD, STOPPED, SILENT = "dead", "stopped", "silent"
-MOST_WAITING = 4  # waiting ranks that are named one by one
+MAX_WAITING = 4  # waiting ranks that are named one by one
 # Activities of all ranks together, outside of steps, and their purpose.
 TOGETHER = {flight.AGREEING: "to agree on a checkpoint", flight.CONNECTING: "to connect to them"}
 
@@ -71,9 +71,9 @@ class Diagnosis:
         names = {each.rank for each in blamed}
         waiting = [each for each in states if each.rank not in names and each.waits_for]
         waiting.sort(key=lambda each: (not names & set(each.waits_for), each.rank))
-        lines += [f"rank {each.rank} {self._doing(each)}{each.place}" for each in waiting[:MOST_WAITING]]
-        if len(waiting) > MOST_WAITING:
-            lines.append(f"{len(waiting) - MOST_WAITING} other ranks wait")
+        lines += [f"rank {each.rank} {self._doing(each)}{each.place}" for each in waiting[:MAX_WAITING]]
+        if len(waiting) > MAX_WAITING:
+            lines.append(f"{len(waiting) - MAX_WAITING} other ranks wait")
         return lines
 
     def as_json(self, states: Sequence[State], said: Mapping[int, str] = MappingProxyType({})) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from attrs import define, field
 BEGINNINGS = (b"terminate called", b"libc++abi", b"Fatal Python error", b"*** SIG", b"FATAL: ")
 # The cause, and its location: `what():  [enforce fail at …/tcp/pair.cc:598] …`.
 CAUSE = re.compile(r"(?:what\(\): |uncaught exception of type [^:]*: |Fatal Python error: )\s*(.+)")
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 LONGEST_CAUSE = 300
 
 
@@ -28,7 +28,7 @@ class Dump:
         else:
             first = next((i for i, line in enumerate(lines) if line.startswith(BEGINNINGS)), len(lines))
         for line in lines[first:]:
-            if self._bytes < MOST_BYTES:
+            if self._bytes < MAX_BYTES:
                 self._lines.append(line)
                 self._bytes += len(line)
         return list(lines[:first])

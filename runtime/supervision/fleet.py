@@ -19,7 +19,7 @@ from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.watchdog import Watchdog
 
 FILE = "ranks"
-MOST_READ = 64  # bytes
+MAX_READ = 64  # bytes
 
 
 @frozen(eq=False)
@@ -79,7 +79,7 @@ class ElasticGroup:
         identity = self._identity()
         if identity is None or identity == self._seen:
             return None, ""
-        data = self.directory.read(FILE, MOST_READ)
+        data = self.directory.read(FILE, MAX_READ)
         text = (data or b"").decode(errors="replace").strip()
         if not text:
             return None, ""  # the shell makes the file before the number is in it

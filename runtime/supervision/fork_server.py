@@ -37,7 +37,7 @@ PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36  # from Linux's prctl.h
 LENGTH = struct.Struct("<Q")
 PROCESS = struct.Struct("<i")
 POLL_SECONDS = 0.005
-MOST_FILES = 250  # the kernel passes on 253 descriptors in one message
+MAX_FILES = 250  # the kernel passes on 253 descriptors in one message
 FORKS = sys.platform.startswith("linux")
 NAME = "partita-"  # of a forked process, before the number of its rank
 THREADS = "OMP_NUM_THREADS"
@@ -105,7 +105,7 @@ class ForkServer:
     def can_start(self, command: Sequence[str], inherited: Sequence[int]) -> bool:
         """Whether a command can be forked."""
         forked = list(command[: len(COMMAND)]) == COMMAND
-        return forked and len(inherited) + 2 <= MOST_FILES and self.process.poll() is None
+        return forked and len(inherited) + 2 <= MAX_FILES and self.process.poll() is None
 
     def start(
         self,
@@ -259,7 +259,7 @@ def serve(connection: socket.socket, supervisor: int) -> int:
     gc.freeze()  # a collection in a rank would copy all pages
     threads = os.environ.get(THREADS)
     while True:
-        header, files, _, _ = socket.recv_fds(connection, LENGTH.size, MOST_FILES)
+        header, files, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_FILES)
         if not header:
             return 0
         asked = json.loads(_read(connection, *LENGTH.unpack(header)))

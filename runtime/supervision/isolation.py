@@ -21,7 +21,7 @@ def namespaces(process: int) -> tuple[int, ...]:
     return tuple(os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net"))
 
 
-def settle(variables: Mapping[str, str]) -> None:
+def enter_isolation(variables: Mapping[str, str]) -> None:
     """Enter the network, if there is one, and have this process killed when the supervisor ends. Raises OSError.
 
     Must be called while the process has a single thread.

@@ -62,8 +62,8 @@ from partita.runtime.tracing.flight import ENDED, READY
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 QUIET_SECONDS = 30.0  # without visible progress, for ranks that save before they end
 POLL_SECONDS = 0.02
-PATIENCE_SECONDS = 1.0  # for a rank to end after its peers lost it
-MOST_STARTS = 3  # of an attempt whose ranks fail to connect
+PEER_TIMEOUT_SECONDS = 1.0  # for a rank to end after its peers lost it
+MAX_STARTS = 3  # of an attempt whose ranks fail to connect
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LONGEST_LINE = 1 << 16
 SAID_BY_RANKS = frozenset((PEER_LOST, ASKED, NOT_FINITE, REFUSED, UNSAVED))
@@ -118,7 +118,7 @@ def launch(
                 continue
             if not supervision.may_restart:
                 return status
-            if supervision.may_be_interference and starts < MOST_STARTS:
+            if supervision.may_be_interference and starts < MAX_STARTS:
                 supervision.say(
                     "restarting all ranks: the ports at which they connect are open to all of this machine, and "
                     "another process may have connected to them"
@@ -354,7 +354,7 @@ class _Supervision:
         if not statuses or statuses - SECONDARY or not any(rank.alive for rank in self.ranks):
             return False
         # The rank that was asked to end may still be committing what all have saved.
-        seconds = QUIET_SECONDS if ASKED in statuses else PATIENCE_SECONDS
+        seconds = QUIET_SECONDS if ASKED in statuses else PEER_TIMEOUT_SECONDS
         self.following = self.following or time.monotonic()
         return time.monotonic() < self.following + seconds
 

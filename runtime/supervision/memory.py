@@ -1,7 +1,8 @@
 """Memory that outlives the ranks of a machine: files without names, whose descriptors each attempt's ranks get.
 
-The supervisor holds them and lets its ranks inherit them. Under torchrun a keeper does (`keeper`), for as long as the
-agent that starts the ranks lives. Whoever else starts ranks ends with them, or starts them elsewhere, so there is none.
+The supervisor holds them and lets its ranks inherit them. Under torchrun a process of its own does (`memory_server`),
+for as long as the agent that starts the ranks lives. Other launchers end with their ranks, or start them elsewhere, so
+that there is no such memory.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tempfile import TemporaryFile
 
 from attrs import frozen
 
-from partita.runtime.supervision import keeper
+from partita.runtime.supervision import memory_server
 from partita.runtime.supervision.identity import Identity
 from partita.runtime.tracing.flight import machine
 
 MEMORY = "PARTITA_MEMORY"  # descriptors
 AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun
 PAIR = 2  # slots that are filled in turn
-PATIENCE_SECONDS = 20.0  # for a keeper to start
+TIMEOUT_SECONDS = 20.0  # for the memory server to start
 POLL_SECONDS = 0.01
 
 
@@ -86,40 +87,40 @@ def memory_of(identity: Identity, variables: Mapping[str, str]) -> Memory | None
 
 
 def _kept(agent: int, ranks: int) -> list[int]:
-    """The keeper's descriptors; it is started if there is none yet. Raises OSError."""
+    """The memory server's descriptors; it is started if there is none yet. Raises OSError."""
     count = 2 * PAIR * ranks
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     started = False
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             try:
-                connection.connect(keeper.address_of(agent))
+                connection.connect(memory_server.address_of(agent))
             except ConnectionRefusedError:
                 if time.monotonic() > end:
                     raise
                 if not started:
                     started = True
-                    _start_keeper(agent, count)
+                    _start_memory_server(agent, count)
                 time.sleep(POLL_SECONDS)
                 continue
-            if keeper.user_of(connection) != os.getuid():
-                raise PermissionError("another user's process has the keeper's address")
+            if memory_server.user_of(connection) != os.getuid():
+                raise PermissionError("another user's process has the memory server's address")
             return _received(connection, count)
 
 
 def _received(connection: socket.socket, count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
-        said, files, _, _ = socket.recv_fds(connection, 1, keeper.AT_ONCE)
+        said, files, _, _ = socket.recv_fds(connection, 1, memory_server.AT_ONCE)
         if not said:
-            raise ConnectionError("the keeper has ended")
+            raise ConnectionError("the memory server has ended")
         found += files
     return found
 
 
-def _start_keeper(agent: int, count: int) -> None:
+def _start_memory_server(agent: int, count: int) -> None:
     subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(keeper.__file__).resolve()), str(agent), str(count)],
+        [sys.executable, "-I", "-S", str(Path(memory_server.__file__).resolve()), str(agent), str(count)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

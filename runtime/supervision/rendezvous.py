@@ -51,7 +51,7 @@ class Rendezvous:
     secret: bytes
 
 
-def meet(identity: Identity, seconds: float) -> Rendezvous:
+def join_rendezvous(identity: Identity, seconds: float) -> Rendezvous:
     """Wait up to `seconds` for all ranks. Raises `ConnectionLost`, which names the missing ones."""
     kind, _, place = identity.rendezvous.partition("://")
     if kind == "file":
@@ -73,7 +73,7 @@ def connect(
     if identity.local:
         for name in INTERFACES:
             os.environ.setdefault(name, LOOPBACK_INTERFACE)
-    meeting = meeting or meet(identity, seconds)
+    meeting = meeting or join_rendezvous(identity, seconds)
     post(
         "connecting to the other ranks",
         dist.init_process_group,

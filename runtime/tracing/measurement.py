@@ -130,7 +130,7 @@ class _Rank:
         self.program: list[tuple[Instruction, int, int]] = [(Compute(PROLOGUE, first), BEGUN, READY)]
         for position, instruction in enumerate(record.instructions, READY):
             if isinstance(instruction, (PostCopy, WaitCopy)):
-                continue  # copies run beside what computes; when they do is not recorded
+                continue  # copies overlap with compute; their times are not recorded
             if isinstance(instruction, Compute):
                 own: Instruction = evolve(instruction, stage=first + instruction.stage)
             else:

@@ -5,7 +5,7 @@ preallocated array: no names, no allocation, well under a microsecond. On a GPU 
 stream, and tells when the device got there, not the host; events are read between steps.
 
 The first step of a run is not recorded: it allocates memory and uses connections for the first time. The next
-`MOST_STEPS` are, and the file is written when they are done, or the run is.
+`MAX_STEPS` are, and the file is written when they are done, or the run is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attrs import frozen
 
 from partita.runtime.tracing.flight import clock_name
 
-WARM_UP_STEPS, MOST_STEPS = 1, 20
+WARM_UP_STEPS, MAX_STEPS = 1, 20
 # Marks of a step by index from its start or end: its batch is requested; it is ready for its instructions, each of
 # which has a mark; its gradients are reduced, those of tied parameters exchanged, its statistics computed, those summed
 # over all ranks, and its parameters updated.
@@ -46,10 +46,10 @@ class Stopwatch:
 
     def begin(self, step: int) -> None:
         """Begin a step, and take its first mark if it is to be recorded."""
-        if self.recording and len(self._steps) == MOST_STEPS:
+        if self.recording and len(self._steps) == MAX_STEPS:
             self.finish()
         self._begun += 1
-        self.recording = WARM_UP_STEPS < self._begun <= WARM_UP_STEPS + MOST_STEPS
+        self.recording = WARM_UP_STEPS < self._begun <= WARM_UP_STEPS + MAX_STEPS
         if self.recording:
             self._steps.append(step)
             self._clock.begin()
@@ -74,7 +74,7 @@ class _HostClock:
     """Marks on the host's clock, which all processes of a machine share."""
 
     def __init__(self, marks: int) -> None:
-        self._times = array("q", bytes(8 * marks * MOST_STEPS))
+        self._times = array("q", bytes(8 * marks * MAX_STEPS))
         self._next = self._begun = 0
 
     def begin(self) -> None:

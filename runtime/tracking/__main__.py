@@ -26,7 +26,7 @@ from partita.runtime.tracking.launch import FINISH_SECONDS, text_of
 from partita.runtime.tracking.tracker import TRACKERS, TrackedRun, Tracker
 
 KEPT = "tracking.json"
-MOST_KEPT = 1 << 24
+MAX_KEPT = 1 << 24
 POLL_SECONDS = 1.0
 
 
@@ -137,7 +137,7 @@ class Following:
 
     def _known(self) -> Mapping[str, Any]:
         """What `tracking.json` says of the trackers of this run; nothing if it is missing, not valid, or of another."""
-        data = self.directory.read(KEPT, MOST_KEPT)
+        data = self.directory.read(KEPT, MAX_KEPT)
         try:
             found = json.loads(data) if data is not None else {}
             valid: bool = all(

@@ -11,12 +11,12 @@ from mlflow.entities import Metric, Param
 from partita.runtime.metrics import MetricsRecord, numbers
 from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
 
-MOST_METRICS = 1000  # in one request, by MLflow's REST API
+MAX_METRICS = 1000  # in one request, by MLflow's REST API
 LONGEST_PARAM = 6000  # characters
 
 
 class Mlflow:
-    """One run there, which a resumed run goes on with. Records are sent together."""
+    """One run there, which a resumed run continues. Records are sent together."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._client = MlflowClient()
@@ -37,7 +37,7 @@ class Mlflow:
         milliseconds = int(record.get("unix_time", time.time()) * 1000)
         for name, value in numbers(record).items():
             self._metrics.append(Metric(name, value, milliseconds, record["step"]))
-            if len(self._metrics) == MOST_METRICS:
+            if len(self._metrics) == MAX_METRICS:
                 self.flush()
 
     def flush(self) -> None:

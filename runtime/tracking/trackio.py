@@ -12,7 +12,7 @@ from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
 
 
 class Trackio:
-    """One run there, by name, which a resumed run goes on with."""
+    """One run there, by name, which a resumed run continues."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = trackio.init(

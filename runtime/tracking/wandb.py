@@ -14,7 +14,7 @@ STEP = "step"
 
 
 class Wandb:
-    """One run there, which a resumed run goes on with."""
+    """One run there, which a resumed run continues."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = wandb.init(

@@ -51,7 +51,7 @@ class Collecting:
     results: Tensors | None = None
 
     def done(self) -> bool:
-        """Wait (on NCCL: make what computes wait) and return True. Raises `ConnectionLost`."""
+        """Wait (on NCCL: make the compute stream wait) and return True. Raises `ConnectionLost`."""
         while self.launches is not None:
             while self.works:
                 self.works.pop(0).done()  # with which its tensors are free
@@ -74,7 +74,7 @@ class Collecting:
 class AxisGroup:
     """This process and its peers along a mesh axis, in coordinate order. `sums`: the backend's reductions are used.
 
-    Its operations are on a `stream` of their own; tensors are packed and unpacked on that of what computes.
+    Its operations are on a `stream` of their own; tensors are packed and unpacked on the compute stream.
     """
 
     axis: str

@@ -39,7 +39,7 @@ from partita.runtime.transports.posted import Posted, posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
 from partita.runtime.transports.thread_blocks import allot
-from partita.runtime.transports.transport import NO_STREAMS, Handle, Links, Tensors
+from partita.runtime.transports.transport import NO_STREAMS, Handle, PeerConnections, Tensors
 
 __all__ = ["ConnectionLost", "ProcessTransport"]
 
@@ -155,7 +155,7 @@ class ProcessTransport:
             for column in columns:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
                 between = evolve(channel, source=ends[0], destination=ends[1])
-                shared = traffic.bytes <= LIMIT and peers.near(*ends)
+                shared = traffic.bytes <= LIMIT and peers.is_local(*ends)
                 most = None if blocks is None else blocks.of_messages(ends)
                 group = None if shared else self._group(ends, str(between), most)
                 if self.rank not in ends:
@@ -170,7 +170,7 @@ class ProcessTransport:
                 transfer(channel, torch.zeros(1, device=self.device)).done()
         peers.close()
         # A barrier, so that network problems show before the first step.
-        self.meet()
+        self.barrier()
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Handle:
         """Post a send of a contiguous tensor; it must not change until the handle is done."""
@@ -200,7 +200,7 @@ class ProcessTransport:
         handle = self._streams.launch(self._sums_stream, partial(begin, group=self._world, async_op=True))
         return Gathering(handle, parts)
 
-    def links(self) -> Links:
+    def links(self) -> PeerConnections:
         """Connect all ranks once more, over Gloo. Raises `ConnectionLost`, `UntrustedPeer`."""
         group = dist.new_group(None, TIMEOUT, "gloo", group_desc="partita: copies in memory")
         self._handshake("copies in memory", group, range(self.ranks), "cpu")
@@ -213,9 +213,9 @@ class ProcessTransport:
 
             return start
 
-        return Links(starting(group.send, "send to"), starting(group.recv, "receive from"))
+        return PeerConnections(starting(group.send, "send to"), starting(group.recv, "receive from"))
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks have called this, and all that this one has enqueued is done."""
         self._streams.join()
         (greetings,) = self.gather_over_ranks(torch.zeros(1, device=self.device)).result()

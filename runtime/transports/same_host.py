@@ -28,7 +28,7 @@ from partita.runtime.transports.failures import ConnectionLost, post
 
 ROW = 4096  # size of a rank's message about itself in bytes, most of them bit sets of ranks or cores
 TOKEN = 16
-PATIENCE_SECONDS = 86_400.0  # for an expected peer: stalls are the watchdog's to report
+TIMEOUT_SECONDS = 86_400.0  # for an expected peer: stalls are the watchdog's to report
 GREETING_SECONDS = 60.0  # for a connected peer to say what it offers
 # The namespaces that peers share: of abstract sockets (network) and of user ids.
 PLACES = (Path("/proc/self/ns/net"), Path("/proc/self/ns/user"))
@@ -52,7 +52,7 @@ class SameHostPeers:
     _token: bytes = field(default=b"", repr=False)
     _come: dict[str, tuple[socket.socket, mmap.mmap]] = field(factory=dict, repr=False)
 
-    def near(self, a: int, b: int) -> bool:
+    def is_local(self, a: int, b: int) -> bool:
         """Whether two ranks can share memory; the same on every rank."""
         return bool(self._reached) and bool(self._reached[a] >> b & self._reached[b] >> a & 1)
 
@@ -112,13 +112,13 @@ def find_same_host_peers(group: dist.ProcessGroup | None) -> SameHostPeers:
     token = token_bytes(TOKEN)
     listener, own = _own(token)
     told = _everywhere(own, group)
-    near = {rank: each for rank, each in enumerate(told) if each["home"] == own["home"] != ""}
-    doors = {rank: (bytes.fromhex(each["name"]), bytes.fromhex(each["token"])) for rank, each in near.items()}
+    is_local = {rank: each for rank, each in enumerate(told) if each["home"] == own["home"] != ""}
+    doors = {rank: (bytes.fromhex(each["name"]), bytes.fromhex(each["token"])) for rank, each in is_local.items()}
     reached = sum(1 << rank for rank, (name, _) in doors.items() if _reaches(name))
     cores = 0
-    for each in near.values():
+    for each in is_local.values():
         cores |= int(each["cores"], 16)
-    spins = sum(each["threads"] for each in near.values()) <= cores.bit_count()
+    spins = sum(each["threads"] for each in is_local.values()) <= cores.bit_count()
     everybodys = [int(each["reached"], 16) for each in _everywhere({"reached": f"{reached:x}"}, group)]
     return SameHostPeers(spins, everybodys, doors, listener, token)
 
@@ -142,7 +142,7 @@ def _own(token: bytes) -> tuple[socket.socket | None, dict[str, Any]]:
         with suppress(OSError), ExitStack() as failing:  # sandboxes may forbid any of this
             os.close(os.memfd_create("partita"))
             listener = failing.enter_context(_socket())
-            listener.settimeout(PATIENCE_SECONDS)
+            listener.settimeout(TIMEOUT_SECONDS)
             listener.bind("")
             listener.listen(socket.SOMAXCONN)
             spaces = " ".join(str(each.stat().st_ino) for each in PLACES)

@@ -85,7 +85,7 @@ Post: TypeAlias = Callable[[torch.Tensor, int], Callable[[], None]]
 
 
 @frozen
-class Links:
+class PeerConnections:
     """What connects any two ranks, apart from the program's communicators. Transfers between two match by order."""
 
     send: Post
@@ -97,10 +97,10 @@ class ProcessEnd(Transport, Protocol):
 
     still: bool
 
-    def links(self) -> Links:
+    def links(self) -> PeerConnections:
         """Connect all ranks once more, for bytes; every rank must call this. Raises `ConnectionLost`."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks have called this."""
 
 

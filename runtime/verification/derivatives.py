@@ -31,7 +31,7 @@ from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Scan, Spec, applications
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.inputs import Batch
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.training import VirtualRun
 
 # Lengths h, in the order in which they are tried; the first one suffices unless there is a bend within it.
@@ -138,7 +138,7 @@ class Point:
     loss around them. Raises NotFinite if the loss or the norm of the gradient is not finite.
     """
 
-    plan: Plan
+    plan: CompiledRun
     batch: Batch
     loss: float = field(init=False)
     norm: float = field(init=False)

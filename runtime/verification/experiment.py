@@ -42,12 +42,12 @@ from partita.runtime.executor import Rates
 from partita.runtime.inputs import Batch
 from partita.runtime.instructions import Waits
 from partita.runtime.python_files import OperationFailed, require_allowed
-from partita.runtime.rank import Plan, Rank, prepare
+from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.derivatives import NO_NORM, Point
 
-TOLERANCE, LEAST = 1e-10, 1e-4
+TOLERANCE, MIN_SCALE = 1e-10, 1e-4
 # A change of parameters in their last digits, how often it is tried, and by which factor errors may exceed its effect.
 LAST_DIGITS, TRIALS, LEEWAY = 1e-15, 5, 10.0
 # A quantity that rounding changes by this much of its scale is inconclusive.
@@ -91,8 +91,8 @@ class Experiment:
     single device begins.
     """
 
-    plan: Plan
-    single: Plan
+    plan: CompiledRun
+    single: CompiledRun
     rates: Rates
     point: Point
 
@@ -211,7 +211,7 @@ def _plain(small: Spec) -> Spec:
     return single(evolve(small, train=evolve(train, compile=False, dense=True, validate=BEFORE)))
 
 
-def rounded(experiment: Experiment, trial: int) -> Plan:
+def rounded(experiment: Experiment, trial: int) -> CompiledRun:
     """The reference of an experiment with other last digits where its functions jump."""
     plan = experiment.single
     model, _ = plan.spec.trained
@@ -220,7 +220,7 @@ def rounded(experiment: Experiment, trial: int) -> Plan:
     return prepare(perturbed(plan.spec, LAST_DIGITS, trial), allow_python=True)  # the experiment was allowed to
 
 
-def _compiled(small: Spec, allow_python: bool) -> Plan:
+def _compiled(small: Spec, allow_python: bool) -> CompiledRun:
     try:
         return prepare(small, allow_python=allow_python)
     except Refused as refused:
@@ -252,7 +252,7 @@ def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
 # ---------------------------------------------------------------- running and comparing
 
 
-def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: int = 0) -> Figures:
+def figures(plan: CompiledRun, rates: Rates, recorder: Recorder | None = None, trial: int = 0) -> Figures:
     """Everything that is compared, in the order in which it is made. With a recorder, only the first step is run.
 
     In a `trial`, parameters start with different last digits, other ones in each trial.
@@ -285,7 +285,7 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
         for group, of in groups.items():
             for name, gradient in run.gradients(group).items():
                 add(f"gradient of `{name}`{of} in step {step}", gradient, max(norm, 1.0))
-            for name, total in run.statistics(group).items():
+            for name, total in run.step_metrics(group).items():
                 add(f"{READ} `{name}`{of} in step {step}", total)
         add(f"gradient norm of step {step}", norm)
         if recorder is not None:
@@ -309,10 +309,10 @@ def _taken_back(rank: Rank, batch: Batch, rates: Rates) -> Waits:
     """An update of one rank that did not wait, and that is taken back when the next step is computed."""
     executor = rank.training
     yield from executor.compute(1, (batch,).__getitem__, rates, 1)
-    sums = executor.sums()
+    sums = executor.start_metrics()
     yield from rank.validation.update()
     yield from executor.compute(2, (batch,).__getitem__, rates, 2)
-    yield from executor.heard(sums)
+    yield from executor.finish_metrics(sums)
     rank.validation.rollback(1)
 
 
@@ -355,5 +355,5 @@ def error_of(found: Figure | None, expected: Figure) -> float:
     a, b = found.value, expected.value
     same = (a == b) | (a.isnan() & b.isnan())
     error = float((a - b).abs().masked_fill(same, 0.0).max())
-    scale = max(float(b.abs().masked_fill(~b.isfinite(), 0.0).max()), LEAST * expected.unit)
+    scale = max(float(b.abs().masked_fill(~b.isfinite(), 0.0).max()), MIN_SCALE * expected.unit)
     return error / scale if isfinite(error) else float("inf")

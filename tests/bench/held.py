@@ -16,7 +16,7 @@ from measure import joined
 from memory import held
 
 from partita.dsl.load import load_text
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.transports.process import ProcessTransport
 
 MODEL = """
@@ -92,13 +92,13 @@ CASES = {
 }
 
 
-def random(text: str) -> Plan:
+def random(text: str) -> CompiledRun:
     spec, _ = load_text(text, "net.par", ("train.steps=3",))
     assert spec is not None, text
     return prepare(spec)
 
 
-def planned(rules: str, optimizer: str, more: str, sizes: str = EVEN, *overrides: str) -> Plan:
+def planned(rules: str, optimizer: str, more: str, sizes: str = EVEN, *overrides: str) -> CompiledRun:
     text = MODEL.replace(EVEN, sizes).replace("RULES", rules).replace("OPTIMIZER", optimizer).replace("MORE", more)
     spec, diagnostics = load_text(text, "net.par", overrides)
     assert spec is not None, [each.render() for each in diagnostics]

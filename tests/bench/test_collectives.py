@@ -19,8 +19,8 @@ from memory import Live
 
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from partita.compiler.ops.op import Argument
-from partita.compiler.ops.ring import Turn
-from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, ExchangeRows
+from partita.compiler.ops.ring import Ppermute
+from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, SparseAllToAll
 from partita.dsl.types import Axis, Type
 from partita.runtime.context import Context
 from partita.runtime.kernels.dtypes import DTYPES
@@ -57,17 +57,17 @@ def begin(_: str, tensors: Any, operation: Any, *arguments: Any, **options: Any)
     return Begun(tensors)
 
 
-KINDS = (AllGather, ReduceScatter, AllReduce, AllToAll, Turn, ExchangeRows)
+KINDS = (AllGather, ReduceScatter, AllReduce, AllToAll, Ppermute, SparseAllToAll)
 
 
 @st.composite
 def collectives(draw: st.DrawFn, kind: type[Collective]) -> tuple[Collective, tuple[Type, ...]]:
     """A collective of a kind among two or three ranks, and the types of its operands."""
     parts, count = draw(st.integers(2, 3)), draw(st.integers(1, 3))
-    if kind is ExchangeRows:
+    if kind is SparseAllToAll:
         head = (Axis(SOURCE, 1), Axis(BLOCK, parts), Axis(ENTRY, 40))
         rows = Type("f32", (*head, Axis("width", draw(st.integers(1, 5)))))
-        return ExchangeRows("m", parts, SOURCE, BLOCK), (Type("i64", head), rows)
+        return SparseAllToAll("m", parts, SOURCE, BLOCK), (Type("i64", head), rows)
     dtypes = draw(st.sampled_from((("f32",), ("bf16",), ("f32", "bf16", "i64"))))
     sizes = st.integers(1, 9).map(lambda each: each if kind is AllReduce else each * parts)
     types = tuple(
@@ -75,8 +75,8 @@ def collectives(draw: st.DrawFn, kind: type[Collective]) -> tuple[Collective, tu
     )
     if kind is AllReduce:
         return AllReduce("m", parts, count, draw(st.booleans())), types
-    if kind is Turn:
-        return Turn("m", parts, "a", count), types
+    if kind is Ppermute:
+        return Ppermute("m", parts, "a", count), types
     axes = tuple(draw(st.sampled_from("ab")) for _ in types)
     if kind is AllToAll:
         return AllToAll("m", parts, axes, tuple("b" if each == "a" else "a" for each in axes)), types
@@ -115,7 +115,7 @@ def test_a_collective_holds_what_the_compiler_says(kind: type[Collective], adds:
     flying, most = held(op, types, sums=not adds)
     assert flying <= said.sent + said.received
     assert most <= max(said.sent + said.received, made + one_by_one * said.sent)
-    if kind is not ExchangeRows and not one_by_one:
+    if kind is not SparseAllToAll and not one_by_one:
         assert flying == said.sent + said.received
         assert most == max(flying, made)
 

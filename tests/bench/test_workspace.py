@@ -100,7 +100,7 @@ class Measured:
         """
         op, operands, results = node.op, *([value.type for value in each] for each in (node.inputs, node.outputs))
         alone = not (op.communicates or op.sends or op.receives or op.is_view or op.accumulator is not None)
-        on_host = op.copies or any(value.host for value in (*node.inputs, *node.outputs))
+        on_host = op.is_host_transfer or any(value.host for value in (*node.inputs, *node.outputs))
         if not alone or on_host or op.literal is not None or op.name.startswith("custom"):
             return
         target = into.op.type if into is not None and isinstance(into.op, Accumulate) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.compiler.pipeline import MOST_NODES
+from partita.compiler.pipeline import MAX_NODES
 from partita.compiler.schedules.schedule import LIMIT
 from partita.dsl import limits
 from tests.docs.pages import ROOT
@@ -19,7 +19,7 @@ STATED = {
     "an axis": (limits.AXIS_SIZE,),
     "a tensor": (limits.ELEMENTS,),
     "a mesh": (limits.RANKS,),
-    "steps of a model": (limits.STEPS, MOST_NODES),
+    "steps of a model": (limits.STEPS, MAX_NODES),
     "expressions checked": (limits.CHECKED,),
     "ranks × chunks × microbatches": (LIMIT,),
     "ranks that a standalone `run` starts": (limits.LOCAL_RANKS,),

@@ -60,7 +60,7 @@ def test_clipping_is_by_the_number_that_the_page_names():
 
 
 def test_what_is_stored_of_frozen_parameters_only_param_splits():
-    (splitting,) = re.findall(r"parameters, which have neither, `(\w+)` alone splits", PAGE)
+    (splitting,) = re.findall(r"which have neither gradients nor state, only `(\w+)` splits", PAGE)
     frozen = FILE.replace("optimizer each {", "optimizer each {\n  freeze dot_")
     for rule in ("state", "grad", "param"):
         layout = f"mesh two(data = 2) {{ device = cpu }}\nlayout split on two {{ shard {rule} -> data }}\n"

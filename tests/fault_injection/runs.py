@@ -18,7 +18,7 @@ from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.store import commit_name
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.run_directory import FAULT
 from partita.runtime.supervision.statuses import SAVING
 from partita.runtime.tracing.flight import Position, read
@@ -76,7 +76,7 @@ def text_of(layout: str, keep: int = ALL) -> str:
     return TEXT.format(layout=declared, schedule=schedule, steps=STEPS, interval=INTERVAL, keep=keep)
 
 
-def planned(layout: str) -> Plan:
+def planned(layout: str) -> CompiledRun:
     """What the runs of a layout run."""
     return plan_of(text=text_of(layout))
 

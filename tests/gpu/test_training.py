@@ -14,7 +14,7 @@ from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.streams import along
 from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
-from partita.runtime.rank import Plan, Rank, prepare
+from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN
 from partita.runtime.transports.groups import AxisGroup
@@ -31,13 +31,13 @@ FOUR_CHUNKS = ("laptop.pipe=1", "fast.chunks=4")
 CPU = torch.device("cpu")
 
 
-def planned(file: str, *overrides: str, gpu: bool = False) -> Plan:
+def planned(file: str, *overrides: str, gpu: bool = False) -> CompiledRun:
     found, diagnostics = load(str(SPECS / file), overrides)
     assert found is not None, "\n\n".join(each.render() for each in diagnostics)
     return prepare(found, gpu)
 
 
-def numbers(plan: Plan, run: VirtualRun) -> list[float]:
+def numbers(plan: CompiledRun, run: VirtualRun) -> list[float]:
     """Losses and gradient norms of some steps, and the sum of each parameter after them."""
     dataset = open_data(plan.program, plan.train, SPECS)
     assert dataset is not None
@@ -49,7 +49,7 @@ def numbers(plan: Plan, run: VirtualRun) -> list[float]:
     return found + [float(tensor.double().sum()) for _, tensor in sorted(run.parameters().items())]
 
 
-def close(plan: Plan, found: list[float], expected: list[float], tolerance: float) -> None:
+def close(plan: CompiledRun, found: list[float], expected: list[float], tolerance: float) -> None:
     """In bf16 and eight bits, a gradient near zero may get another sign, with which Adam's first updates are another:
     then the losses and norms after them are compared, and not the sums of parameters.
     """
@@ -143,7 +143,7 @@ def test_collectives_with_one_rank_change_nothing(device: str, tmp_path: Path) -
         assert torch.equal(parts, bucket[0].unsqueeze(0))
 
 
-def steps_of(plan: Plan, rank: Rank) -> list[float]:
+def steps_of(plan: CompiledRun, rank: Rank) -> list[float]:
     """Losses and gradient norms of some steps."""
     dataset = open_data(plan.program, plan.train, SPECS)
     assert dataset is not None

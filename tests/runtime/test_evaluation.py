@@ -24,7 +24,7 @@ class Losses:
         self.round = -number
         yield
 
-    def named_statistics(self) -> dict[str, float]:
+    def named_step_metrics(self) -> dict[str, float]:
         return {"loss": self.losses[self.round]}
 
 

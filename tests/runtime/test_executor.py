@@ -37,7 +37,7 @@ from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 from partita.runtime.context import Context, begun
 from partita.runtime.executor import Executor
-from partita.runtime.stages import Memory, load_source
+from partita.runtime.stages import ParameterStore, load_source
 from partita.runtime.transports.virtual import VirtualCluster
 
 CPU = torch.device("cpu")
@@ -190,7 +190,7 @@ def program() -> Program:
             sends=(),
             receives=(),
             totals=((index, stages[index].accumulators[0].name),),
-            statistics=(index,),
+            step_metrics=(index,),
             finish=f"finish{index}",
             update="update1" if index else None,
         )
@@ -208,7 +208,7 @@ def program() -> Program:
         stages=stages,
         ranks=ranks,
         channels=(channel,),
-        statistics=("rows", "squares"),
+        step_metrics=("rows", "squares"),
         guards=(),
         schedule=None,  # type: ignore[arg-type]
         streams=communicators(MESH, ()),
@@ -220,7 +220,7 @@ def program() -> Program:
 def test_functions_that_communicate(strict: bool) -> None:
     made = program()
     cluster = VirtualCluster(MESH.ranks, strict)
-    memories = [Memory() for _ in range(MESH.ranks)]
+    memories = [ParameterStore() for _ in range(MESH.ranks)]
     w0 = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     executors = []
     for rank, memory in enumerate(memories):
@@ -236,14 +236,14 @@ def test_functions_that_communicate(strict: bool) -> None:
         cluster.run([executor.step(number, {"x": x}, (0.5,)) for executor in executors])
         for rank, executor in enumerate(executors):
             # Both ranks of a stage contribute half. Each of the rows was counted on both ranks, and halved.
-            torch.testing.assert_close(executor.statistics.tolist(), [float(ROWS), float((gradient**2).sum())])
+            torch.testing.assert_close(executor.step_metrics.tolist(), [float(ROWS), float((gradient**2).sum())])
             if MESH.pipe_rank(rank):
                 half = slice(2, 4) if MESH.coordinates(rank)["data"] else slice(0, 2)
                 torch.testing.assert_close(memories[rank].masters["w1"], 1 - 0.5 * number * gradient[half])
                 torch.testing.assert_close(memories[rank].states["momentum", "w1"], gradient[half])
                 torch.testing.assert_close(executor.totals[1, "d(w1)"], gradient[half])
                 # What a step makes is nothing to an autograd engine; parameters, which others may change, are.
-                assert executor.statistics.is_inference()
+                assert executor.step_metrics.is_inference()
                 assert not memories[rank].masters["w1"].is_inference()
             assert not any(stage.in_flight for stage in executor.stages.values() if MESH.pipe_rank(rank))
 
@@ -256,7 +256,7 @@ def test_a_reduction_begins_as_its_stage_is_done() -> None:
     for rank in (0, 2):
         transport = cluster.transport(rank)
         transport.open(MESH, made.channels)
-        memory = Memory({"w0": torch.ones(2, dtype=torch.float64)})
+        memory = ParameterStore({"w0": torch.ones(2, dtype=torch.float64)})
         load_source.cache_clear()  # each rank its own log
         executor = Executor(made, rank, transport, memory, 0, CPU)
         logs.append(executor.stages[0].functions["R"].__globals__["log"])
@@ -276,7 +276,7 @@ def test_what_a_step_computes_with_can_be_gathered_ahead_once() -> None:
     for rank in range(MESH.ranks):
         transport = cluster.transport(rank)
         transport.open(MESH, made.channels)
-        memory = Memory(
+        memory = ParameterStore(
             {f"w{MESH.pipe_rank(rank)}": torch.ones(2, dtype=torch.float64)},
             {("momentum", "w1"): torch.zeros(2, dtype=torch.float64)},
         )

@@ -24,7 +24,7 @@ from partita.dsl.load import load, load_text
 from partita.dsl.spec import Spec
 from partita.runtime.fake_gpu.rank import try_ranks
 from partita.runtime.kernels.native import library
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.streams import HostStreams, Waits
 from partita.runtime.training import VirtualRun
 from tests.files import ROOT, SPECS
@@ -117,7 +117,7 @@ schedule in_turn = one_f_one_b(microbatches = {1 if path.stem in ("clip", "resne
     return evolve(spec, expect=())
 
 
-def trained(plan: Plan, folder: Path) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
+def trained(plan: CompiledRun, folder: Path) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
     run, batches = VirtualRun(plan), random_batches(plan, folder)
     rates = [0.01] * len(plan.train.optimizer.calls)
     losses = [run.step(i, batches(i), *rates) for i in range(1, STEPS + 1)]

@@ -17,7 +17,7 @@ import torch
 from partita.dsl.load import load_text
 from partita.runtime import pace
 from partita.runtime.pace import BATCH, UPDATE, Straggler, Sums, actions_of
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.tracing.flight import read
 from tests.commands import records
 from tests.fault_injection.processes import PROC
@@ -40,14 +40,14 @@ train { data = random() optimizer = adamw(lr = 1e-3) steps = 60 checkpoint = eve
 """
 
 
-def plan_of(*overrides: str) -> Plan:
+def plan_of(*overrides: str) -> CompiledRun:
     spec, diagnostics = load_text(TEXT, "m.par", overrides)
     assert spec is not None, diagnostics
     return prepare(spec)
 
 
 def sums_of(
-    plan: Plan,
+    plan: CompiledRun,
     *rows: dict[str, float],
     waited: tuple[float, ...],
     steps: int = 20,

@@ -7,7 +7,7 @@ import torch
 
 from partita.dsl.load import load_text
 from partita.runtime.peak_memory import peak_memory
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 
 FILE = """
 axis batch = 8, width = 4
@@ -32,7 +32,7 @@ train {
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
-def planned(body: str) -> Plan:
+def planned(body: str) -> CompiledRun:
     spec, diagnostics = load_text(FILE.replace("BODY", body))
     assert spec is not None, diagnostics
     return prepare(spec)

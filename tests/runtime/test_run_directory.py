@@ -127,7 +127,7 @@ def state_of(directory: Path) -> dict[str, tuple[int, int, bytes]]:
 @pytest.mark.parametrize("how", ["in one process", "python", *soak("alone", "torchrun")])
 def test_a_second_run_touches_nothing(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts it, and whether or not the file has checkpoints."""
-    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.1)  # in this process
+    monkeypatch.setattr(locks, "TIMEOUT_SECONDS", 0.1)  # in this process
     with RunDirectory.open(folder / "run") as directory:
         assert directory.lock() is None
         directory.keep(Record("first", {}, None))

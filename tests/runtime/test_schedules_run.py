@@ -23,7 +23,7 @@ from partita.compiler.state import Compilation
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from partita.testing import copied_schedules, mutants, schedules, shapes
 from tests.files import checked
@@ -66,7 +66,7 @@ def compiled(ranks: int, chunks: int, microbatches: int) -> Compilation:
 def ran(schedule: Schedule) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of a step with a schedule. Refused where it breaks a law."""
     state = compiled(schedule.ranks, schedule.chunks, schedule.microbatches)
-    plan = Plan(state.spec, assembled(planned_with(state, schedule)), None)
+    plan = CompiledRun(state.spec, assembled(planned_with(state, schedule)), None)
     run = VirtualRun(plan)
     loss, _ = run.step(1, BATCH)
     for rank in run.ranks:
@@ -86,7 +86,7 @@ def copying(schedule: Schedule) -> tuple[float, dict[str, torch.Tensor]]:
     """The same, where what layers keep is copied to the host's memory."""
     state = offloading(schedule.ranks, schedule.chunks, schedule.microbatches)
     with memory_of_its_own():
-        run = VirtualRun(Plan(state.spec, assembled(planned_with(state, schedule)), None))
+        run = VirtualRun(CompiledRun(state.spec, assembled(planned_with(state, schedule)), None))
         loss, _ = run.step(1, BATCH)
     for rank in run.ranks:
         assert not any(stage.in_flight for stage in rank.training.stages.values()), "a microbatch is left over"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from partita import train as train_file
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
-from partita.runtime.bad_steps import FEWEST, BadStep, BadStepPolicy, History, NotFinite
+from partita.runtime.bad_steps import MIN_WINDOW, BadStep, BadStepPolicy, History, NotFinite
 from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
@@ -233,9 +233,9 @@ def test_an_interrupted_run_judges_as_the_undisturbed_one(settings: str, interru
     resumed = run_in(folder, policy, keep=keep)
     undisturbed = run_in(folder, policy, keep=whole)
     assert repr(resumed.steps) == repr({s: undisturbed.steps[s] for s in range(interrupted + 1, 9)})
-    assert resumed.run.ranks[0].judge.history == undisturbed.run.ranks[0].judge.history
-    assert len({repr(rank.judge.history) for rank in resumed.run.ranks}) == 1
-    assert undisturbed.run.ranks[0].judge.history.skipped >= 1
+    assert resumed.run.ranks[0].bad_step_policy.history == undisturbed.run.ranks[0].bad_step_policy.history
+    assert len({repr(rank.bad_step_policy.history) for rank in resumed.run.ranks}) == 1
+    assert undisturbed.run.ranks[0].bad_step_policy.history.skipped >= 1
     same(tensors(resumed.run), tensors(undisturbed.run))
 
 
@@ -270,7 +270,7 @@ def test_a_spike_is_judged_by_the_median_of_the_good_steps_before(
     bad = []
     for step, pair in enumerate(figures, 1):
         wrong = not all(map(math.isfinite, pair))
-        if not wrong and len(good) >= min(FEWEST, window):
+        if not wrong and len(good) >= min(MIN_WINDOW, window):
             for value, past in zip(pair, zip(*good[-window:], strict=True), strict=True):
                 middle = float(np.median(past))
                 limit = spike * middle if middle > 0 else middle + (spike - 1) * -middle
@@ -304,7 +304,7 @@ def test_a_spike_of_the_loss_is_left_out_under_every_layout(layout: str, tmp_pat
     spike = "train.on_bad_step=skip(spike = 10, window = 2)"
     found = run_in(folder, *LAYOUTS[layout], spike)
     assert [step for step, (loss, *_) in found.steps.items() if loss > 100] == bad
-    assert all(rank.judge.history.skipped == 1 for rank in found.run.ranks)
+    assert all(rank.bad_step_policy.history.skipped == 1 for rank in found.run.ranks)
     accepted = run_in(folder, *LAYOUTS[layout])
     assert accepted.steps[8][0] != found.steps[8][0]
 
@@ -325,12 +325,12 @@ def by_hand(folder: Path, keep: Path, bad: int, to: int, overrides: tuple[str, .
         for each in checkpoints:
             each.close()
     for rank in run.ranks:
-        rank.judge.rewound(bad, to, rank.judge.history)
+        rank.bad_step_policy.rewound(bad, to, rank.bad_step_policy.history)
 
     def steps(rank):
         for number in range(bad + 1, plan.train.steps + 1):
             batch = rank.tensors(dataset.batch(number))
-            yield from rank.step(number, batch, learning_rates(plan.train.optimizer, number), rank.judge)
+            yield from rank.step(number, batch, learning_rates(plan.train.optimizer, number), rank.bad_step_policy)
 
     run.cluster.run([steps(rank) for rank in run.ranks])
     return run
@@ -346,7 +346,7 @@ def test_going_back_leaves_out_all_since_the_checkpoint(layout: str, interval: i
     keep, part = tmp_path / "keep", tmp_path / "part"
     keep.mkdir(), part.mkdir()
     found = run_in(folder, *chosen, keep=keep)
-    assert found.run.ranks[-1].judge.history.skipped == bad - to
+    assert found.run.ranks[-1].bad_step_policy.history.skipped == bad - to
     if to:
         run_in(folder, *chosen, f"train.steps={to}", keep=part)
     same(tensors(found.run), tensors(by_hand(folder, part, bad, to, chosen)))
@@ -426,7 +426,7 @@ def test_a_run_that_is_killed_after_it_went_back_goes_back_again(tmp_path: Path)
     assert resumed.found.step == bad - 1
     undisturbed = run_in(folder, *policy, keep=whole)
     same(tensors(resumed.run), tensors(undisturbed.run))
-    assert resumed.run.ranks[0].judge.history == undisturbed.run.ranks[0].judge.history
+    assert resumed.run.ranks[0].bad_step_policy.history == undisturbed.run.ranks[0].bad_step_policy.history
 
 
 # ---------------------------------------------------------------- stop, and what it says

@@ -21,7 +21,7 @@ from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.data.binding import open_data
 from partita.runtime.executor import Executor
 from partita.runtime.instructions import Waits
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.compiler.verify.broken import FILE
@@ -33,16 +33,16 @@ from tests.training.test_local import RATE, close, everything, forget, kept_ever
 STEPS = 6
 
 
-def delayed(*overrides: str, by: int = 1, layout: str = "zero1") -> Plan:
+def delayed(*overrides: str, by: int = 1, layout: str = "zero1") -> CompiledRun:
     given = f"layout={layout}", f"train.steps={STEPS}", f"train.sync=delayed({by})", "train.clip=3.0"
     return plan_of(*given, *overrides)
 
 
-def paired(*overrides: str, layout: str = "zero1") -> Plan:
+def paired(*overrides: str, layout: str = "zero1") -> CompiledRun:
     return delayed("train.sync=paired()", *overrides, layout=layout)
 
 
-def steps_of(plan: Plan) -> tuple[VirtualRun, list[tuple[float, float]]]:
+def steps_of(plan: CompiledRun) -> tuple[VirtualRun, list[tuple[float, float]]]:
     run, drawn = VirtualRun(plan), batches(plan.program, 3)
     return run, [run.step(number, drawn[number % 2], RATE) for number in range(1, STEPS + 1)]
 
@@ -112,7 +112,7 @@ def test_an_update_of_a_pair_has_the_gradients_of_two_steps_and_is_estimated_fro
 
 @pytest.mark.parametrize("layout", ["zero1", *soak("plain", "zero3")])
 @pytest.mark.parametrize("sync", [delayed, paired])
-def test_a_delay_is_the_same_under_every_layout(layout: str, sync: Callable[..., Plan]) -> None:
+def test_a_delay_is_the_same_under_every_layout(layout: str, sync: Callable[..., CompiledRun]) -> None:
     expected, told = steps_of(sync(*ONE_RANK))
     run, found = steps_of(sync(layout=layout))
     agree(found, told)
@@ -183,7 +183,7 @@ def test_a_run_in_pairs_resumes_with_the_same_bits_after_any_step(step: int, tmp
 
 @pytest.mark.soak
 @pytest.mark.parametrize("sync", [partial(delayed, by=2), paired])
-def test_gradients_that_are_late_resume_on_another_mesh(sync: Callable[..., Plan], tmp_path: Path) -> None:
+def test_gradients_that_are_late_resume_on_another_mesh(sync: Callable[..., CompiledRun], tmp_path: Path) -> None:
     whole = trained(kept_every(sync(), 8), tmp_path)
     forget(tmp_path)
     again = trained(kept_every(sync(*on(data=2), layout="zero3"), 8), tmp_path)
@@ -209,7 +209,7 @@ def test_all_ranks_meet_before_totals_of_the_next_step_are_sent(monkeypatch: pyt
 
     monkeypatch.setattr(Executor, "_exchange_tied", noted("sent", exchange))
     monkeypatch.setattr(Executor, "_barrier", noted("met", summed))
-    run.cluster.run([rank.training.settle() for rank in run.ranks])
+    run.cluster.run([rank.training.flush() for rank in run.ranks])
     assert told == ["sent", "met", "sent", "met"]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from partita.compiler.verify.equivalence import validate
 from partita.runtime.data.binding import open_data
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.training import VirtualRun
 from tests.marks import examples, soak
 from tests.runtime.checkpoint.runs import same, saved_every, tensors
@@ -80,7 +80,7 @@ def text_of(
     return text
 
 
-def run_of(plan: Plan, folder: Path) -> VirtualRun:
+def run_of(plan: CompiledRun, folder: Path) -> VirtualRun:
     """Two steps of a plan."""
     run = VirtualRun(plan)
     data = open_data(plan.program, plan.train, folder)

@@ -18,10 +18,10 @@ from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import MEAN, Call
 from partita.runtime.bad_steps import NotFinite
-from partita.runtime.checkpoint.parts import Kept
+from partita.runtime.checkpoint.parts import SavedTensor
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.global_tensors import assemble
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
@@ -34,13 +34,15 @@ STEPS = 8
 RATE = 0.01
 
 
-def apart(*overrides: str, groups: int = 4, outer: str = "nesterov", layout: str = "zero1", text: str = TEXT) -> Plan:
+def apart(
+    *overrides: str, groups: int = 4, outer: str = "nesterov", layout: str = "zero1", text: str = TEXT
+) -> CompiledRun:
     sync = f"local(groups = {groups}, every = 3, outer = {OUTER[outer]})"
     given = ("batch=16", "schedule=one_f_one_b(microbatches = 2)", f"layout={layout}", f"train.steps={STEPS}")
     return plan_of(*given, f"train.sync={sync}", *overrides, text=text)
 
 
-def steps_of(plan: Plan, count: int = STEPS) -> tuple[VirtualRun, list[tuple[float, float]]]:
+def steps_of(plan: CompiledRun, count: int = STEPS) -> tuple[VirtualRun, list[tuple[float, float]]]:
     """A run over the same batches, and the loss and norm of each step."""
     run, drawn = VirtualRun(plan), batches(plan.program, 3)
     return run, [run.step(number, drawn[number % 2], RATE) for number in range(1, count + 1)]
@@ -152,7 +154,7 @@ def same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
 
 def everything(run: VirtualRun) -> dict[str, torch.Tensor]:
     """All that is kept between steps, by its name in a checkpoint."""
-    parts: dict[str, tuple[Kept, dict[int, torch.Tensor]]] = {}
+    parts: dict[str, tuple[SavedTensor, dict[int, torch.Tensor]]] = {}
     for rank in run.ranks:
         for kept, tensor in rank.kept():
             parts.setdefault(kept.name, (kept, {}))[1][rank.rank] = tensor
@@ -160,7 +162,7 @@ def everything(run: VirtualRun) -> dict[str, torch.Tensor]:
     return {name: assemble(name, kept.type, kept.layout, mesh, own) for name, (kept, own) in parts.items()}
 
 
-def kept_every(plan: Plan, steps: int = STEPS) -> Plan:
+def kept_every(plan: CompiledRun, steps: int = STEPS) -> CompiledRun:
     """The plan with commits in the middle of a round, and so many steps, the last of which is no average."""
     plan = evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, steps=steps)))
     return saved_every(plan, 2, keep=9)

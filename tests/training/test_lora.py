@@ -18,7 +18,7 @@ from partita.compiler.program import Program
 from partita.compiler.state import Compilation
 from partita.dsl.load import load_text
 from partita.dsl.spec import Spec
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from tests.compiler.analysis.test_memory import peak_of
 from tests.files import SPECS
@@ -46,7 +46,7 @@ def spec_of(*overrides: str, text: str = TEXT) -> Spec:
     return spec
 
 
-def plan_of(*overrides: str) -> Plan:
+def plan_of(*overrides: str) -> CompiledRun:
     return prepare(spec_of(*SMALL, *overrides))
 
 
@@ -160,7 +160,7 @@ def test_the_numbers_are_those_with_masters_of_all_to_the_last_bit(
 # ---------------------------------------------------------------- memory
 
 
-def measured(state: Compilation, plan: Plan) -> tuple[int, int]:
+def measured(state: Compilation, plan: CompiledRun) -> tuple[int, int]:
     """The bound of the only rank, and the most that it has held in two steps."""
     runs = []
     batch = {name: torch.zeros(16, 32, dtype=torch.int64) for name in ("tokens", "targets")}

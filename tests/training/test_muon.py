@@ -8,7 +8,7 @@ from shutil import copytree
 import pytest
 import torch
 
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from tests.commands import partita, records
 from tests.files import checked
 from tests.runtime.checkpoint.runs import tensors, trained
@@ -37,7 +37,7 @@ train {
 """
 
 
-def plan_of(*overrides: str) -> Plan:
+def plan_of(*overrides: str) -> CompiledRun:
     return prepare(checked(FILE, "m.par", overrides))
 
 

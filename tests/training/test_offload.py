@@ -13,7 +13,7 @@ from partita.compiler.analysis.time import end_seconds, predict
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.graph import substitute
-from partita.compiler.ops.host import CopyOut, Land
+from partita.compiler.ops.host import CopyOut, WaitCopyOut
 from partita.compiler.ops.optimizer import Store, Update
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.report.summary import summarize
@@ -21,7 +21,7 @@ from partita.compiler.state import Compilation, Scheduled
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.training import VirtualRun
 from tests.compiler.test_text import check_every_pass
 from tests.files import checked
@@ -69,7 +69,7 @@ def text_of(
     return text.replace("batches = 1)", "batches = 1, weights = ema)\n  ema = 0.9") if mean else text
 
 
-def trained(plan: Plan, tmp_path: Path) -> list[torch.Tensor]:
+def trained(plan: CompiledRun, tmp_path: Path) -> list[torch.Tensor]:
     """Everything that two steps and an evaluation make."""
     run = VirtualRun(plan)
     data = open_data(plan.program, plan.train, tmp_path)
@@ -136,7 +136,7 @@ def test_gradients_are_on_their_way_while_the_backward_pass_runs(rules: str):
         assert started[coming[f"lm.layer.1.{layer}"]] < last
     order = [each for each in started if started[each] < last]
     updates = state.update.parameter_updates(state.plan.ranks[0].parameters)
-    landed = [node.inputs[0] for node in updates if node.op == Land()]
+    landed = [node.inputs[0] for node in updates if node.op == WaitCopyOut()]
     assert landed[: len(order)] == order, "updates are made in the order in which gradients come"
     assert not wide(f"{rules} offload state", clip="1.0").update.coming([0])
 
@@ -148,7 +148,7 @@ def test_copies_of_an_update_start_before_the_update_before(clip: str):
     begun = {node.output: i for i, node in enumerate(nodes) if node.op == CopyOut()}
     updates = [i for i, node in enumerate(nodes) if isinstance(node.op, Update)]
     for node in nodes:
-        if node.op == Land() and node.inputs[0] in begun:
+        if node.op == WaitCopyOut() and node.inputs[0] in begun:
             own = next(i for i in updates if node.output in nodes[i].inputs)
             assert sum(begun[node.inputs[0]] < i < own for i in updates) >= (own != updates[0])
 
@@ -235,7 +235,7 @@ def broken(state: Compilation, name: str, **changes) -> Compilation:
 def test_what_lies_in_the_wrong_memory_is_found():
     state = compile_spec(checked(text_of("offload state"), "lm.par"))
     (each,) = (each for each in state.update.parameters if each.name == "lm.table")
-    (copy,) = (node for node in each.update if node.op == Land() and each.master not in node.inputs)
+    (copy,) = (node for node in each.update if node.op == WaitCopyOut() and each.master not in node.inputs)
     _, gradient = copy.inputs
     update = tuple(
         evolve(node, inputs=tuple(gradient if value is copy.output else value for value in node.inputs))
@@ -256,7 +256,7 @@ def test_what_lies_in_the_wrong_memory_is_found():
 def test_what_is_read_or_written_before_it_has_landed_is_found():
     state = compile_spec(checked(text_of("offload state", clip="none"), "lm.par"))
     each = next(each for each in state.update.parameters if each.coming is not None)
-    lands = [node for node in each.update if node.op == Land()]
+    lands = [node for node in each.update if node.op == WaitCopyOut()]
     (gradient,) = (node for node in lands if node.inputs[0] is each.coming)
     (part,) = (node for node in lands if node is not gradient)
     update = next(node for node in each.update if isinstance(node.op, Update))

@@ -32,7 +32,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.dsl.syntax.source import Source
 from partita.runtime import host_copies
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.streams import HostStreams, Posting, copied
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.verify import verify
@@ -238,7 +238,7 @@ def test_streams_of_a_gpu_copy_in_time(steps: list[int], seed: int):
     launches: list[Launch] = []
     last = START
     frames: dict[int, list[torch.Tensor | None]] = {}
-    kept: dict[int, host_copies.Kept] = {}
+    kept: dict[int, host_copies.Offloaded] = {}
     read, pinned = [], set()
 
     def compute(part: Callable[[], object], *after: int) -> None:
@@ -346,10 +346,10 @@ def test_memory_is_free_from_the_end_of_one_copy_to_the_start_of_the_other(order
     text = LARGE.format(schedule="gpipe(microbatches = 4)", rules="offload layer", ranks=1)
     state = compile_spec(checked(text, "net.par"))
     schedule = read(Source("order.sched", order))
-    near(Plan(state.spec, assembled(planned_with(state, schedule)), None))
+    near(CompiledRun(state.spec, assembled(planned_with(state, schedule)), None))
 
 
-def near(plan: Plan) -> MemoryReport:
+def near(plan: CompiledRun) -> MemoryReport:
     """The bound of the device of the only rank, which tensors in its memory reach nearly."""
     runs = []
 

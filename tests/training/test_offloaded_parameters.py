@@ -13,7 +13,7 @@ from partita.cli.explain import show_tensor
 from partita.compiler.analysis.memory import memory_report
 from partita.compiler.analysis.time import stage_seconds
 from partita.compiler.graph import Node, Phase, substitute
-from partita.compiler.ops.host import Arrive, Prefetch
+from partita.compiler.ops.host import Prefetch, WaitPrefetch
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.report.explain import explain
@@ -82,12 +82,12 @@ def test_what_a_layer_reads_is_on_its_way_before_the_layer_before_it_begins(prog
 
 def _check_order(nodes: list[Node], repeats: dict[str, str]) -> None:
     begun = {node.output: i for i, node in enumerate(nodes) if node.op == Prefetch()}
-    arrived = {node.inputs[0]: i for i, node in enumerate(nodes) if node.op == Arrive()}
+    arrived = {node.inputs[0]: i for i, node in enumerate(nodes) if node.op == WaitPrefetch()}
     assert begun.keys() == arrived.keys()
     iterations = [iteration_of(node.scope, repeats) for node in nodes]
     for value, place in arrived.items():
-        between = [i for i in range(begun[value], place) if not nodes[i].op.copies]
-        before = [node for node in nodes[:place] if not node.op.copies]
+        between = [i for i in range(begun[value], place) if not nodes[i].op.is_host_transfer]
+        before = [node for node in nodes[:place] if not node.op.is_host_transfer]
         layers = {iterations[i] for i in between} - {None}
         assert begun[value] < place
         assert len(layers) <= 1, "copied more than a layer ahead"
@@ -235,9 +235,9 @@ def test_what_reads_too_early_or_in_the_wrong_memory_is_found():
     state = compile_spec(checked(text_of("offload param"), "lm.par"))
     stage = state.partitioned.stages[0]
     begun = {node.output: node.inputs[0] for node in stage.nodes if node.op == Prefetch()}
-    arrived = {node.output: node.inputs[0] for node in stage.nodes if node.op == Arrive()}
-    late = [node for node in stage.nodes if node.phase is Phase.BACKWARD and node.op == Arrive()]
-    early = [node for node in stage.nodes if node.phase is Phase.FORWARD and node.op == Arrive()]
+    arrived = {node.output: node.inputs[0] for node in stage.nodes if node.op == WaitPrefetch()}
+    late = [node for node in stage.nodes if node.phase is Phase.BACKWARD and node.op == WaitPrefetch()]
+    early = [node for node in stage.nodes if node.phase is Phase.FORWARD and node.op == WaitPrefetch()]
     again = {b.output: f.output for b in late for f in early if begun[arrived[b.output]] is begun[arrived[f.output]]}
     assert begun
     assert again

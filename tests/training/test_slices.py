@@ -26,7 +26,7 @@ from partita.compiler.verify.equivalence import validate
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime import kernels
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.verify import verify
 from partita.testing import mutants, random_orders, shapes
@@ -355,7 +355,7 @@ def ran(schedule: Schedule) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of a step with a schedule. Refused where it breaks a law."""
     slices = schedule.slices
     state = compiled(schedule.ranks, schedule.chunks, schedule.microbatches // slices, slices)
-    run = VirtualRun(Plan(state.spec, assembled(planned_with(state, schedule)), None))
+    run = VirtualRun(CompiledRun(state.spec, assembled(planned_with(state, schedule)), None))
     batch = {name: torch.arange(144).reshape(12, 12) * step % 12 for name, step in (("tokens", 5), ("targets", 7))}
     loss, _ = run.step(1, batch)
     for rank in run.ranks:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from partita.compiler.verify.equivalence import validate
 from partita.runtime.data.binding import open_data
 from partita.runtime.learning_rates import learning_rates
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import StepResult, VirtualRun
 from partita.runtime.transports.lines import same_bits
 from tests.commands import computed, here, partita
@@ -54,20 +54,20 @@ class Seen:
         self.losses.append(result.loss)
 
 
-def planned(text: str) -> Plan:
+def planned(text: str) -> CompiledRun:
     plan = prepare(checked(text, "random.par"))
     assert validate(plan.training).passed
     return plan
 
 
-def in_one_go(plan: Plan, seed: int, folder: Path) -> Trained:
+def in_one_go(plan: CompiledRun, seed: int, folder: Path) -> Trained:
     """A run, whose steps gather ahead."""
     run, seen = VirtualRun(plan, seed=seed), Seen()
     run.train(open_data(plan.program, plan.train, folder), [seen])
     return seen.losses, run.parameters()
 
 
-def step_by_step(plan: Plan, seed: int, folder: Path) -> Trained:
+def step_by_step(plan: CompiledRun, seed: int, folder: Path) -> Trained:
     """The same, with nothing under way between steps."""
     run, losses = VirtualRun(plan, seed=seed), []
     dataset = open_data(plan.program, plan.train, folder)

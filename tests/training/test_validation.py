@@ -23,7 +23,7 @@ from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.data.binding import open_data
 from partita.runtime.executor import Executor
 from partita.runtime.instructions import Waits
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from tests.commands import computed, here, partita
 from tests.files import checked
@@ -45,12 +45,12 @@ OPTIMIZERS = (
 RULES = ("", "shard state -> data", "shard param -> data", "offload state", "shard state -> data offload state")
 
 
-def late(plan: Plan, calm: int = 0) -> Plan:
+def late(plan: CompiledRun, calm: int = 0) -> CompiledRun:
     """The plan, where updates do not wait after so many calm steps."""
     return with_train(plan, validate=Call("after", {"calm": calm}))
 
 
-def with_train(plan: Plan, **entries: object) -> Plan:
+def with_train(plan: CompiledRun, **entries: object) -> CompiledRun:
     """The plan, compiled with other entries of its train block."""
     return prepare(evolve(plan.spec, train=evolve(plan.train, **entries)))
 
@@ -67,8 +67,8 @@ def agree(found: Outcome, expected: Outcome) -> None:
     assert list(found.steps) == sorted(found.steps)
     assert repr(found.evaluations) == repr(expected.evaluations)
     same(tensors(found.run), tensors(expected.run))
-    assert {repr(rank.judge.history) for rank in (*found.run.ranks, *expected.run.ranks)} == {
-        repr(expected.run.ranks[0].judge.history)
+    assert {repr(rank.bad_step_policy.history) for rank in (*found.run.ranks, *expected.run.ranks)} == {
+        repr(expected.run.ranks[0].bad_step_policy.history)
     }
 
 

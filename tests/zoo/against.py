@@ -34,7 +34,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.foreign import seen_as_ours, seen_as_theirs
 from partita.runtime.data.binding import open_data
 from partita.runtime.outputs import outputs
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from tests.files import SPECS
 
@@ -184,7 +184,7 @@ def loaded(path: Path, *overrides: str) -> Spec:
     return spec
 
 
-def random_batches(plan: Plan, folder: Path) -> Callable[[int], Batch]:
+def random_batches(plan: CompiledRun, folder: Path) -> Callable[[int], Batch]:
     """The batches of a file's own data."""
     dataset = open_data(plan.program, plan.train, folder)
     return lambda step: {

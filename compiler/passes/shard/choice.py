@@ -35,7 +35,7 @@ FITS = {
 # A parameter is resharded only if nothing else is possible, or if it must be for the sake of an earlier rule.
 WEIGHT_PENALTY, RULE_PENALTY = 1e3, 1e6
 # A model has hundreds of decisions.
-MOST_CHOOSERS, MOST_KNOWN = 8, 10_000
+MAX_CHOOSERS, MAX_KNOWN = 8, 10_000
 
 
 @frozen(cache_hash=True)
@@ -125,7 +125,7 @@ class Chooser:
         key = (op, operands, results)
         found = self._known.get(key)
         if found is None:
-            if len(self._known) == MOST_KNOWN:
+            if len(self._known) == MAX_KNOWN:
                 self._known.clear()
             found = self._known[key] = self._decide(op, operands, results)
         return found
@@ -181,7 +181,7 @@ class Chooser:
 
     def _said(self, op: Op, over: str, operands: Sequence[Operand]) -> Exchange | None:
         """How the layout says that an operation is exchanged over a mesh axis that splits its first operand."""
-        axis = op.exchanged
+        axis = op.context_parallel_axis
         if axis is None or operands[0].default.state(over) != axis:
             return None
         return self.exchanges.get((axis, over))
@@ -246,7 +246,7 @@ class Chooser:
         return self.resharding.change_seconds(bytes, over, layout.state(over), wanted, default.state(over))
 
 
-@lru_cache(maxsize=MOST_CHOOSERS)
+@lru_cache(maxsize=MAX_CHOOSERS)
 def chooser(mesh: Mesh, exchanges: tuple[tuple[tuple[str, str], Exchange], ...]) -> Chooser:
     """The chooser for a mesh and what a layout says of exchanges. What is decided for training is known to evaluation,
     and to later compilations in the same process.

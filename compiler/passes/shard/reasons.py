@@ -27,7 +27,7 @@ class Split:
 
 
 @frozen(eq=False)
-class Late:
+class ShadowedRule:
     """A rule that would split `axis` but does not, `because` of an earlier one."""
 
     axis: str
@@ -50,9 +50,9 @@ def splits(defaults: DefaultLayouts, name: str, type: Type) -> tuple[Split, ...]
     return tuple(found)
 
 
-def late(defaults: DefaultLayouts, name: str, type: Type) -> tuple[Late, ...]:
+def shadowed_rules(defaults: DefaultLayouts, name: str, type: Type) -> tuple[ShadowedRule, ...]:
     """The rules that come too late for a tensor."""
-    return tuple(Late(rule.target.name, rule.span, because) for rule, because, _ in defaults.late(name, type))
+    return tuple(ShadowedRule(rule.target.name, rule.span, because) for rule, because, _ in defaults.late(name, type))
 
 
 def storing(defaults: DefaultLayouts, kind: str, name: str, compute: Layout, stored: Layout) -> tuple[Span, ...]:

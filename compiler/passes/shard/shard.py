@@ -21,12 +21,12 @@ from types import MappingProxyType
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import LAST, Accumulator, Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
+from partita.compiler.graph import LAST, Accumulator, BufferWrite, Builder, Graph, Master, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type, within_axes
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate, Store, Update
-from partita.compiler.ops.sparse import BLOCK, SOURCE, ExchangeRows
+from partita.compiler.ops.sparse import BLOCK, SOURCE, SparseAllToAll
 from partita.compiler.passes.microbatch import OUTPUT
 from partita.compiler.passes.shard.choice import Choice, Operand, Result, chooser, local_op
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
@@ -247,7 +247,7 @@ class _Sharder:
         self.known[each.value] = Materialized(each.value, layouts.compute, value, weight=True, phase=Phase.UPDATE)
         return evolve(each, value=value)
 
-    def _stored(self, each: NewValue) -> NewValue:
+    def _stored(self, each: BufferWrite) -> BufferWrite:
         """A buffer's new value in the layout in which it is stored."""
         reader = Node(Store(), (), (), each.buffer, each.span, Phase.UPDATE)
         return evolve(each, value=self.copies.read(self.known[each.value], self.layouts[each.buffer].param, reader))
@@ -258,7 +258,7 @@ class _Sharder:
         if isinstance(node.op, Accumulate):
             self._accumulate(node, node.op)
             return
-        if node.op.free and not node.inputs:
+        if node.op.duplicable and not node.inputs:
             default = self.defaults.default(node.output.tensor, node.output.type)
             self.known[node.output] = Lazy(node.output, default, node)
             return
@@ -334,9 +334,9 @@ class _Sharder:
         here = self.copies.read(self.known[ids], within_axes(split, ids.type), node)
         own = self.copies.read(self.known[table], stored, node)
         entries, places = self._laid_out(distinct, (here,), (by_source, split), node)
-        (there,) = self._swapped(ExchangeRows(over, self.sizes[over], SOURCE, BLOCK, 1), (entries,), by_block, node)
+        (there,) = self._swapped(SparseAllToAll(over, self.sizes[over], SOURCE, BLOCK, 1), (entries,), by_block, node)
         (found,) = self._laid_out(look_up, (there, own), (by_block,), node)
-        back = ExchangeRows(over, self.sizes[over], BLOCK, SOURCE, 2)
+        back = SparseAllToAll(over, self.sizes[over], BLOCK, SOURCE, 2)
         _, found = self._swapped(back, (there, found), by_source, node)
         named = evolve(take, outputs=node.outputs)
         (output,) = self._laid_out(named, (found, places), (split,), node)
@@ -355,7 +355,9 @@ class _Sharder:
         self.build.nodes.append(evolve(node, op=op, inputs=inputs, outputs=outputs, phase=reader.phase))
         return outputs
 
-    def _swapped(self, op: ExchangeRows, inputs: tuple[Value, ...], layout: Layout, reader: Node) -> tuple[Value, ...]:
+    def _swapped(
+        self, op: SparseAllToAll, inputs: tuple[Value, ...], layout: Layout, reader: Node
+    ) -> tuple[Value, ...]:
         """What arrives in an exchange of rows."""
         outputs = tuple(
             value.derived(self.build.unique(f"{value.name}.{op.made}"), type, within_axes(layout, type))
@@ -444,7 +446,7 @@ class _Sharder:
         """Whether an operation is to be divided into blocks along an axis: one that can be exchanged in other ways only
         if the layout says so, or else if what it would gather and make of it were too large.
         """
-        if node.op.exchanged != axis:
+        if node.op.context_parallel_axis != axis:
             return True
         own = {over for value in node.inputs for over in self._default(value).over(axis)}
         said = {over: self.chooser.exchanges.get((axis, over)) for over in own}

@@ -20,7 +20,7 @@ PLACEMENTS = {"loop": loop_placement, "v": v_placement}
 ANY = "any"
 # What of a pipeline all ranks may share.
 SHARED = ("inputs", "outputs")
-_MOST_ERRORS = 20
+_MAX_ERRORS = 20
 
 
 @frozen
@@ -63,4 +63,4 @@ def no_action(word: str, span: Span, example: str = "a chunk and a microbatch, a
 def raise_any(problems: Sequence[Diagnostic]) -> None:
     """Raise Refused with the first of the problems, if there are any."""
     if problems:
-        raise Refused(problems[:_MOST_ERRORS])
+        raise Refused(problems[:_MAX_ERRORS])

@@ -15,7 +15,7 @@ from torch import Tensor
 from partita.runtime.kernels.compiling import is_tracing
 from partita.runtime.kernels.native.library import library
 
-MOST_KEYS = 1024
+MAX_KEYS = 1024
 _Shape = c_int64 * (6 + 9 * 3)  # `struct Shape`
 
 
@@ -54,7 +54,7 @@ def _call_of(tensors: tuple[Tensor, ...], causal: bool) -> _Call | None:
         return None
     q, k, v = (x.shape for x in tensors[:3])
     # However few heads there are for the threads, which take whole ones: layouts split heads, and are to change no bit.
-    if k[2] > MOST_KEYS or library() is None:
+    if k[2] > MAX_KEYS or library() is None:
         return None
     return _call(q, k, v, causal, *[x.stride() for x in tensors])
 

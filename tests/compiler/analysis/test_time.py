@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partita.compiler.analysis.execution import BLOCKING, OURS, Execution
-from partita.compiler.analysis.time import Ends, Walk, occupied, predict, silenced, stage_seconds
+from partita.compiler.analysis.time import StepEpilogue, StreamSimulation, occupied, predict, silenced, stage_seconds
 from partita.compiler.analysis.traffic import launch_seconds
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.costs.links import LINKS, Link
@@ -74,7 +74,7 @@ def test_a_slow_link_is_the_step_and_a_fast_one_shows_its_last_message() -> None
     """Of one rank of the pipeline: first all is gathered, and the last F goes on; then all is reduced."""
     state = compiled(1e4)
     bytes = sum(each.type.bytes for each in state.plan.parameters)
-    ends = Ends(state, state.plan.ranks[0])
+    ends = StepEpilogue(state, state.plan.ranks[0])
     gathered = bytes / 2 / 1e4  # of two ranks, each sends its half
     assert ends.ready[0] == pytest.approx(gathered, rel=0.05)
     seconds = stage_seconds(state)
@@ -90,13 +90,13 @@ def test_a_slow_link_is_the_step_and_a_fast_one_shows_its_last_message() -> None
 
 def test_statistics_follow_the_last_action_at_a_fixed_distance() -> None:
     state = compiled(1e6)
-    ends = Ends(state, state.plan.ranks[0])
+    ends = StepEpilogue(state, state.plan.ranks[0])
     assert ends.reduced({0: 0.75}) == pytest.approx(ends.reduced({0: 0.5}) + 0.25)
 
 
 def test_nothing_is_waited_for_that_is_not_gathered() -> None:
     state = schedule_spec(checked(FILE.format(ranks=1, schedule="gpipe").replace("shard state -> data", ""), "net.par"))
-    assert Ends(state, state.plan.ranks[0]).ready == {}
+    assert StepEpilogue(state, state.plan.ranks[0]).ready == {}
     free = evolve(state, mesh=state.mesh.joined_by(Link("nothing", inf, 0.0)))
     assert predict(free).exposed == pytest.approx(0.0, abs=1e-12)
 
@@ -125,7 +125,7 @@ def test_a_rank_trains_its_groups_one_after_the_other_and_averages_them_once_in_
 def test_a_rank_posts_a_collective_and_waits_for_it() -> None:
     state = compiled(1e6)
     links = tuple((axis, evolve(link, post=0.25)) for axis, link in state.mesh.links)
-    walk = Walk(evolve(state, mesh=evolve(state.mesh, links=links)), OURS)
+    walk = StreamSimulation(evolve(state, mesh=evolve(state.mesh, links=links)), OURS)
     gather = next(node for node in state.partitioned.stages[0].nodes if node.op.communicates)
     walk.run([gather])
     assert walk.now == 0.5
@@ -175,12 +175,14 @@ def test_a_product_beside_a_collective_has_the_speed_that_is_left() -> None:
     """10 ms of work beside 4 ms of 24 blocks: 4 ms at 1 / 1.4 of the speed, then the rest."""
     state = on_gpus()
     links = {"ib200": evolve(LINKS["ib200"], blocks=24)}
-    walk = Walk(state, OURS, 1.0, {}, {"ib200": 1.004}, links)
+    walk = StreamSimulation(state, OURS, 1.0, {}, {"ib200": 1.004}, links)
     assert walk.after(0.01) == pytest.approx(1.004 + 0.01 - 0.004 / 1.4)
     assert walk.after(0.002) == pytest.approx(1.0 + 0.002 * 1.4)
-    assert Walk(state, OURS, 2.0, {}, {"ib200": 1.004}, links).after(0.01) == pytest.approx(2.01)
+    assert StreamSimulation(state, OURS, 2.0, {}, {"ib200": 1.004}, links).after(0.01) == pytest.approx(2.01)
     measured = {"ib200": Link("profiled", 1e9, 1e-6, beside=0.25)}
-    assert Walk(state, OURS, 1.0, {}, {"ib200": 1.004}, measured).after(0.01) == pytest.approx(1.004 + 0.01 - 0.001)
+    assert StreamSimulation(state, OURS, 1.0, {}, {"ib200": 1.004}, measured).after(0.01) == pytest.approx(
+        1.004 + 0.01 - 0.001
+    )
 
 
 def test_systems_run_otherwise_than_ours() -> None:
@@ -212,7 +214,7 @@ def of_pieces(state: Scheduled) -> tuple[Node, Node]:
 
 
 def run(state: Scheduled, execution: Execution, *nodes: Node) -> float:
-    walk = Walk(state, execution)
+    walk = StreamSimulation(state, execution)
     walk.run(nodes)
     return walk.arrived
 
@@ -257,7 +259,7 @@ def test_pieces_of_other_systems_are_sent_by_engines_and_multiplied_beside_one_a
     product = evolve(product, inputs=tuple(evolve(each) for each in product.inputs))  # it waits for nothing
     beside = []
     for execution in (buffers, OURS):
-        walk = Walk(state, execution)
+        walk = StreamSimulation(state, execution)
         walk.run([gather, product])
         beside.append(walk.now - run(state, execution, product))
     assert beside[0] == pytest.approx(0, abs=1e-12)
@@ -344,7 +346,7 @@ def test_an_action_takes_as_long_as_the_host_launches_it():
     """With kernels as short as these; unless the step is a graph."""
     plain, whole = (schedule_spec(checked(SMALL, "m.par", more)) for more in ((), ("train.graphs=true",)))
     (stage,) = plain.partitioned.stages
-    walk = Walk(plain, OURS)
+    walk = StreamSimulation(plain, OURS)
     walk.run([node for node in stage.nodes if node.phase is Phase.FORWARD])
     assert walk.launches == 4 * 2 + 3  # a product and a gelu each; the mean, a product and a sum, is added to the loss
     slow, quick = (stage_seconds(state)[0, "F"] for state in (plain, whole))
@@ -361,7 +363,7 @@ def test_collectives_are_launched_too():
     state = compiled(1e9)
     (stage,) = state.partitioned.stages
     nodes = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
-    walk = Walk(state, OURS)
+    walk = StreamSimulation(state, OURS)
     walk.run(nodes)
     sent = sum(node.op.communicates for node in nodes)
     assert walk.launches >= sent > 0

@@ -20,7 +20,7 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import GroupedWeightGradient, RoutedDot, TopK
 from partita.compiler.ops.float8 import Float8Dot, ToFloat8
 from partita.compiler.ops.groups import OuterNesterov, OuterSgd, SumOfGroups
-from partita.compiler.ops.host import Arrive, CopyOut, Land, Prefetch, ToDevice, ToHost
+from partita.compiler.ops.host import CopyOut, Prefetch, ToDevice, ToHost, WaitCopyOut, WaitPrefetch
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
@@ -39,7 +39,7 @@ from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.ring import MergeAttended
 from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
-from partita.compiler.ops.slices import FirstPart, GatherSlices, OfSlices, PlaceSlice, ScatterSlices
+from partita.compiler.ops.slices import GatherSlices, KeepInFirstPart, OfSlices, PlaceSlice, ScatterSlices
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
 from partita.compiler.ops.sparse import (
     BLOCK,
@@ -216,9 +216,9 @@ CASES: list[Case] = [
     Case("detach", Detach(), (f(A),), differentiable=False),
     Case("to_host", ToHost(), (f(A),), differentiable=False),
     Case("copy_out", CopyOut(), (f(A),), differentiable=False),
-    Case("land", Land(), (f(A), f(A)), differentiable=False),
+    Case("land", WaitCopyOut(), (f(A), f(A)), differentiable=False),
     Case("prefetch", Prefetch(), (f(A),), differentiable=False),
-    Case("arrive", Arrive(), (f(A),), differentiable=False),
+    Case("arrive", WaitPrefetch(), (f(A),), differentiable=False),
     Case("to_device", ToDevice(), (f(A),), differentiable=False),
     Case("dot-matrix", Dot(("b",)), (f(A, B), f(B, C))),
     Case("dot-two", Dot(("b", "c")), (f(A, B, C), f(B, C, D))),
@@ -264,7 +264,7 @@ CASES: list[Case] = [
     Case("gather_slices", GatherSlices("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
     Case("scatter_slices", ScatterSlices("s", 6), (f(A, S, B), f(A, S, B)), differentiable=False),
     Case("place_slice", PlaceSlice("s", 12), (f(A, Axis("s", 6), B),), differentiable=False),
-    Case("first_part", FirstPart("slice"), (f(A, B),), differentiable=False),
+    Case("first_part", KeepInFirstPart("slice"), (f(A, B),), differentiable=False),
     Case("keep", UpdateCache("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
     Case("concat", Concat(("a", "b"), Z), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),

@@ -108,7 +108,7 @@ def test_products_are_those_of_rows_in_their_own_order(ids: Type, guarded: bool,
 def rows_of(case: Case) -> tuple[Axis, ...]:
     """Two axes of the results by whose positions an operation computes, if it has such."""
     results = case.op.infer(*case.operands)
-    own = [axis for axis in results[0].axes if len(results) == 1 and case.op.by_row({axis.name})]
+    own = [axis for axis in results[0].axes if len(results) == 1 and case.op.elementwise_over({axis.name})]
     return tuple(own[:2])
 
 

@@ -15,7 +15,7 @@ from partita.compiler.schedules.building_block import in_a_v
 from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement, StageTimes, prices
 from partita.compiler.schedules.estimate import Estimate, codes, decoded
-from partita.compiler.schedules.execution import Patience, executed, fits
+from partita.compiler.schedules.execution import WaitPolicy, executed, fits
 from partita.compiler.schedules.listing import ALTERNATING, list_orders
 from partita.compiler.schedules.lower_bound import fillings, lower_bound
 from partita.compiler.schedules.one_by_one import one_by_one
@@ -351,8 +351,8 @@ def test_a_plan_that_fits_is_executed_within_memory(ranks: int, microbatches: in
     assert fits(plan, placement, memory)
     seconds = st.lists(st.floats(0.0, 3.0), min_size=stages, max_size=stages).map(tuple)
     times = StageTimes(*(data.draw(seconds) for _ in range(4)), *(data.draw(seconds)[1:] for _ in range(2)))
-    patience = Patience(data.draw(st.floats(0.0, 2.0)), data.draw(st.floats(0.0, 2.0)))
-    orders = executed(plan, placement, microbatches, times, memory, patience)
+    wait_policy = WaitPolicy(data.draw(st.floats(0.0, 2.0)), data.draw(st.floats(0.0, 2.0)))
+    orders = executed(plan, placement, microbatches, times, memory, wait_policy)
     actions = tuple(map(decoded, orders))
     schedule = Schedule("executed", microbatches, placement, actions, tuple(map(peak_live, actions)))
     assert_lawful(schedule)

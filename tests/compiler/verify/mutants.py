@@ -29,7 +29,7 @@ from partita.compiler.state import Compilation
 from partita.compiler.streams import launches_of
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.types import Type
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import TOLERANCE, Experiment, Figure, Figures, batches, compare
 from tests.compiler.verify.changes import Exchange, Place, places
@@ -261,7 +261,7 @@ def assembled(state: Compilation) -> Compilation:
 
 def first_step(experiment: Experiment, state: Compilation) -> Figures:
     """Loss, metrics, gradients, their norm, and the parameters after an update, of a training program."""
-    plan = Plan(experiment.plan.spec, state, None)
+    plan = CompiledRun(experiment.plan.spec, state, None)
     run = VirtualRun(plan)
     loss, norm = run.step(1, batches(plan.program, plan.train.seed)[0], *experiment.rates)
     found = {"loss": loss, **run.metrics(), "gradient norm": norm}

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve, fields, has
 
-from partita.compiler.graph import Node, Phase, Term, Value
+from partita.compiler.graph import Node, Phase, SparseGradientPart, Value
 from partita.compiler.layout import SUM, Layout
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.program import ParameterRecord, StateRecord
@@ -33,10 +33,10 @@ def other(value: Any) -> Any:
             return evolve(value, states=() if value.states else (("data", SUM),))
         case Call():
             return evolve(value)  # an equal one of another declaration
-        case Term():
+        case SparseGradientPart():
             return evolve(value, number=other(value.number))
         case None:
-            return Term(0, True)
+            return SparseGradientPart(0, True)
         case tuple():
             return (*value[:-1], other(value[-1])) if value else (StateRecord("more", Type("f32", ())),)
         case Value():

@@ -150,18 +150,18 @@ def test_a_tied_gradient_is_the_sum_of_all_its_totals():
 
 def test_each_entry_of_the_statistics_counts_once():
     update = program().update
-    loss, accuracy, *squares = update.statistics
+    loss, accuracy, *squares = update.step_metrics
     message = "the entries are not loss, accuracy, square 0, square 1"
-    assert message in problem(ended(statistics=(loss, *squares))).message
-    assert message in problem(ended(statistics=(accuracy, loss, *squares))).message
+    assert message in problem(ended(step_metrics=(loss, *squares))).message
+    assert message in problem(ended(step_metrics=(accuracy, loss, *squares))).message
     mixed = (loss, ("accuracy", *loss[1:]), *squares)
-    assert "is not the `accuracy` of the single-device program" in problem(ended(statistics=mixed)).message
+    assert "is not the `accuracy` of the single-device program" in problem(ended(step_metrics=mixed)).message
     (name, value, stage), *rest = squares
     # The squares of the first stage, but for the last one that is added.
     place = next(p for p in places(program()) if p.name == "the squares of stage 0")
     last = place.nodes[-1]
     assert last.outputs == (value,)
-    fewer = ended(statistics=(loss, accuracy, (name, last.inputs[0], stage), *rest))
+    fewer = ended(step_metrics=(loss, accuracy, (name, last.inputs[0], stage), *rest))
     assert "does not add the square of each gradient once" in problem(fewer).message
     twice = place.changed({}, {last: (evolve(last, inputs=(last.inputs[0], last.inputs[0])),)})
     assert "does not add the square of each gradient once" in problem(twice).message

@@ -157,7 +157,7 @@ def test_a_stage_is_reduced_once_when_it_has_run():
 
 
 def test_a_rank_gives_the_statistics_of_its_stages():
-    assert "rank 0 does not give the statistics of its stages" in transferred(0, statistics=())
+    assert "rank 0 does not give the statistics of its stages" in transferred(0, step_metrics=())
 
 
 def test_stages_of_one_rank_hand_over_what_they_would_send():

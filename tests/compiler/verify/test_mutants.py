@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, event, given, note, settings
 from hypothesis import strategies as st
 
 from partita.compiler.graph import Node, Value
-from partita.compiler.ops.collective import AllReduce, Once
+from partita.compiler.ops.collective import AllReduce, KeepOnFirst
 from partita.compiler.ops.loss import ExpSum
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Pointwise
@@ -89,7 +89,7 @@ class Equivalent:
 
 def again_the_same(mutant: Mutant) -> bool:
     op = mutant.instead
-    return mutant.kind == "double" and (isinstance(op, Once) or (isinstance(op, AllReduce) and op.maximum))
+    return mutant.kind == "double" and (isinstance(op, KeepOnFirst) or (isinstance(op, AllReduce) and op.maximum))
 
 
 def shifted_otherwise(mutant: Mutant) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, note
 from partita.compiler.passes.place import pipeline_of
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
-from partita.compiler.verify.proxy import MOST_RANKS, MOST_STAGES, proxy_of
+from partita.compiler.verify.proxy import MAX_RANKS, MAX_STAGES, proxy_of
 from partita.compiler.verify.proxy_sizes import LEAST, PRODUCT, Search, axes_of
 from partita.dsl import spec
 from partita.dsl.load import load, load_text
@@ -61,7 +61,7 @@ CASES = [
 def test_structure_is_kept(case: tuple):
     whole = loaded(*case)
     small = proxy_of(whole)
-    assert small.mesh.ranks <= MOST_RANKS
+    assert small.mesh.ranks <= MAX_RANKS
     before, after = compile_spec(whole), compile_spec(small)
     assert structure(before) == structure(after)
     assert instructions(before) == instructions(after)
@@ -122,9 +122,9 @@ def test_any_program_shrinks(program: Program):
     whole, diagnostics = load_text(program.text, "random.par")
     assert whole is not None, "\n\n".join(d.render() for d in diagnostics)
     small = proxy_of(whole)
-    assert small.mesh.ranks <= max(MOST_RANKS, whole.mesh.ranks)
+    assert small.mesh.ranks <= max(MAX_RANKS, whole.mesh.ranks)
     chunks = int(small.schedule.call.arguments.get("chunks") or 1)
-    assert pipeline_of(small.layout, small.mesh, chunks).stages <= MOST_STAGES
+    assert pipeline_of(small.layout, small.mesh, chunks).stages <= MAX_STAGES
     compile_spec(small)
     # A second time, there is nothing left to gain but in what was divisible by more.
     compile_spec(proxy_of(small))

@@ -16,7 +16,7 @@ from torch import Tensor
 from partita.compiler.graph import Value
 from partita.compiler.layout import MAX, SUM, Layout, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Once, Part, ReduceScatter, Reshard
+from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, KeepOnFirst, Part, ReduceScatter, Reshard
 from partita.compiler.verify.rules import Rules, Violation
 from partita.dsl.types import Axis, Type
 
@@ -31,7 +31,7 @@ Held: TypeAlias = dict[tuple[int, ...], Tensor]
 def steps(over: str, parts: int) -> Iterator[Reshard]:
     """Every change of layout of one tensor along a mesh axis."""
     yield from (AllReduce(over, parts, maximum=maximum) for maximum in (False, True))
-    yield Once(over, parts)
+    yield KeepOnFirst(over, parts)
     for axis in TYPE.names:
         yield from (AllGather(over, parts, (axis,)), ReduceScatter(over, parts, (axis,)), Part(over, parts, axis))
         yield from (AllToAll(over, parts, (axis,), (other,)) for other in TYPE.names if other != axis)
@@ -75,7 +75,7 @@ def stepped(held: Held, op: Reshard) -> Held:
                 found[at] = torch.cat(given, TYPE.position(old))
             case Part(axis=axis):
                 found[at] = here.chunk(op.parts, TYPE.position(axis))[own]
-            case Once():
+            case KeepOnFirst():
                 found[at] = here if own == 0 else torch.zeros_like(here)
     return found
 

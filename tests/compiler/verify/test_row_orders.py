@@ -204,8 +204,8 @@ def test_rows_in_another_order_are_refused(broken: Callable[[], Compilation], me
 
 def test_a_sum_over_the_rows_does_not_compute_each_by_itself():
     product = Dot(("batch",))
-    assert not product.by_row({"batch", "seq"})
-    assert product.by_row({"seq", "chosen"})
+    assert not product.elementwise_over({"batch", "seq"})
+    assert product.elementwise_over({"seq", "chosen"})
 
 
 def test_one_vector_for_all_indices_has_no_rows_to_put_in_order():

@@ -404,7 +404,7 @@ def test_anything_is_a_finding_and_never_an_exception():
         {"sharded": None},
         {"step": None},
         {"update": evolve(state.update, totals=())},
-        {"update": evolve(state.update, statistics=((),))},
+        {"update": evolve(state.update, step_metrics=((),))},
         {"partitioned": evolve(state.partitioned, stages=())},
         {"partitioned": evolve(state.partitioned, stages=state.partitioned.stages[::-1])},
         {"partitioned": evolve(state.partitioned, stages=state.partitioned.stages[:1])},

@@ -1,7 +1,7 @@
 """All mistakes that are planted, by subject: a file each, whose first line says what its mistakes are about.
 
     test_a_delay_is_the_same_under_every_layout
-      every-stage-has-the-mean-of-a-pair [paired-zero1]: Late.completed: totals[i] {{* 0.5 =>}}
+      every-stage-has-the-mean-of-a-pair [paired-zero1]: DelayedGradients.completed: totals[i] {{* 0.5 =>}}
 
 A mistake stands under what must fail with it: a test, by as much of the end of its id as makes it the only one, or
 `verify FILE`. Brackets after its name complete that: with a case of the test, or overrides of the file. Then come the

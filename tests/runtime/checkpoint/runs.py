@@ -13,7 +13,7 @@ from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.data.binding import open_data
 from partita.runtime.global_tensors import assemble
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import StepResult, VirtualRun
 from tests.files import checked
 
@@ -78,16 +78,16 @@ train {
 ONE_RANK = ("cluster.data=1", "cluster.pipe=1", "cluster.tensor=1")
 
 
-def plan_of(*overrides: str, text: str = TEXT) -> Plan:
+def plan_of(*overrides: str, text: str = TEXT) -> CompiledRun:
     spec = checked(text, "m.par", overrides)
     return prepare(spec)
 
 
-def without_checkpoints(plan: Plan) -> Plan:
+def without_checkpoints(plan: CompiledRun) -> CompiledRun:
     return evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, checkpoint=None)))
 
 
-def saved_every(plan: Plan, interval: int, keep: int = 3) -> Plan:
+def saved_every(plan: CompiledRun, interval: int, keep: int = 3) -> CompiledRun:
     call = Call("every", {"interval": interval, "dir": None, "keep": keep, "copies": None})
     return evolve(plan, spec=evolve(plan.spec, train=evolve(plan.train, checkpoint=call)))
 
@@ -117,7 +117,7 @@ class Outcome:
         return [each.code for each in self.said]
 
 
-def trained(plan: Plan, directory: Path, seed: int = 0) -> Outcome:
+def trained(plan: CompiledRun, directory: Path, seed: int = 0) -> Outcome:
     """Run a plan to its end, from the newest checkpoint in `directory`/checkpoints on."""
     outcome = Outcome(VirtualRun(plan, seed=seed))
     settings = settings_of(plan.spec, directory, directory)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from tests.files import ROOT
 from tests.runtime.checkpoint.runs import plan_of, same, saved_every, tensors, trained
 
@@ -17,7 +17,7 @@ TEXT = (ROOT / "tests" / "planted" / "files" / "buffers.par").read_text()
 ALONE = ("cluster.data=1", "cluster.pipe=1", "cluster.tensor=1", "layout=plain_")
 
 
-def saving(steps: int, *overrides: str, text: str = TEXT) -> Plan:
+def saving(steps: int, *overrides: str, text: str = TEXT) -> CompiledRun:
     return saved_every(plan_of(f"train.steps={steps}", "train.eval=none", *overrides, text=text), 2)
 
 

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.checkpoints import Checkpoints, shard_of, wanted_by
-from partita.runtime.checkpoint.copies import Copies, Found, Kept, Pair, newest, partners, transfers
+from partita.runtime.checkpoint.copies import Found, Pair, SnapshotResources, Snapshots, newest, partners, transfers
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.slots import HEAD, Label, Slot
 from partita.runtime.data.binding import open_data
-from partita.runtime.rank import Plan
+from partita.runtime.rank import CompiledRun
 from partita.runtime.supervision.memory import Memory, created
 from partita.runtime.training import StepResult, VirtualRun
-from partita.runtime.transports.transport import Links
+from partita.runtime.transports.transport import PeerConnections
 from tests.runtime.checkpoint.runs import ONE_RANK, Outcome, plan_of, same, tensors
 
 T = TypeVar("T")
@@ -36,14 +36,14 @@ LAYOUTS = {
     4: "train.layout=zero1 cluster.tensor=1",
     2: "train.layout=plain cluster.tensor=1 cluster.data=1",
 }
-PLANS: dict[int, Plan] = {}
+PLANS: dict[int, CompiledRun] = {}
 FULL = Pair([Slot(os.open("/dev/full", os.O_RDWR))] * 2, 0)
 HISTORY = History(1, 0, (0.1, 1 / 3), (2.0,))
 TIMEOUT = 20.0  # seconds
 MANIFEST = b"the manifest of a run"
 
 
-def plan(ranks: int) -> Plan:
+def plan(ranks: int) -> CompiledRun:
     """A plan of that many ranks."""
     if ranks not in PLANS:
         PLANS[ranks] = plan_of(*LAYOUTS[ranks].split())
@@ -187,7 +187,7 @@ class Said:
 Wires = dict[tuple[int, int], "Queue[torch.Tensor]"]
 
 
-def links_of(rank: int, wires: Wires) -> Links:
+def links_of(rank: int, wires: Wires) -> PeerConnections:
     """A rank's links: what is sent is there at once."""
 
     def send(tensor: torch.Tensor, peer: int) -> Callable[[], None]:
@@ -200,7 +200,7 @@ def links_of(rank: int, wires: Wires) -> Links:
 
         return wait
 
-    return Links(send, receive)
+    return PeerConnections(send, receive)
 
 
 def at_once(act: Callable[[int], T], ranks: int) -> list[T]:
@@ -219,17 +219,17 @@ def at_once(act: Callable[[int], T], ranks: int) -> list[T]:
     return [found[rank] for rank in range(ranks)]
 
 
-def attempt(run: VirtualRun, hosts: Sequence[str], memory: dict[str, tuple[int, ...]], number: int) -> list[Copies]:
+def attempt(run: VirtualRun, hosts: Sequence[str], memory: dict[str, tuple[int, ...]], number: int) -> list[Snapshots]:
     """The copies of all ranks of an attempt, which have not met yet."""
     wires: Wires = defaultdict(Queue)
     store = Said()
     manifest = manifest_of(run.plan.spec, run.plan.program, ())
 
-    def of(rank: int) -> Copies:
+    def of(rank: int) -> Snapshots:
         there = [each for each, host in enumerate(hosts) if host == hosts[rank]]
         own = Memory(hosts[rank], there.index(rank), len(there), memory[hosts[rank]])
-        kept = Kept(own, store, lambda: links_of(rank, wires))  # type: ignore[arg-type]
-        copies = Copies(rank, len(hosts), manifest, shard_of(manifest, run.ranks[rank]), kept, lambda: None)
+        kept = SnapshotResources(own, store, lambda: links_of(rank, wires))  # type: ignore[arg-type]
+        copies = Snapshots(rank, len(hosts), manifest, shard_of(manifest, run.ranks[rank]), kept, lambda: None)
         copies.attempt = number
         return copies
 
@@ -238,24 +238,24 @@ def attempt(run: VirtualRun, hosts: Sequence[str], memory: dict[str, tuple[int, 
     return [of(rank) for rank in range(len(hosts))]
 
 
-def taken(copies: Sequence[Copies], step: int, failed: bool = False) -> None:
+def taken(copies: Sequence[Snapshots], step: int, failed: bool = False) -> None:
     """Copy a step on all ranks, and wait until all have. `failed`: the copy before has, somewhere."""
     at_once(lambda rank: copies[rank].take(step, HISTORY, failed), len(copies))
     at_once(lambda rank: copies[rank].wait(), len(copies))
     assert not any(each.votes[0] for each in copies)
 
 
-def fails(copies: Sequence[Copies], ranks: Collection[int]) -> None:
+def fails(copies: Sequence[Snapshots], ranks: Collection[int]) -> None:
     """Let some ranks have no memory for their own copies from now on."""
     for rank in ranks:
         copies[rank]._own = FULL
 
 
-def loaded(run: VirtualRun, copies: Sequence[Copies]) -> Found | None:
+def loaded(run: VirtualRun, copies: Sequence[Snapshots]) -> Found | None:
     """Read the newest step on all ranks."""
 
     def load(rank: int) -> Found | None:
-        found = copies[rank].meet()
+        found = copies[rank].find_newest()
         if found is not None:
             saved = copies[rank].manifest_of(found)
             assert (saved.step, saved.history) == (found.label.step, HISTORY)
@@ -303,7 +303,7 @@ def test_what_is_left_is_read_on_any_mesh(
     old, new = VirtualRun(plan(before)), VirtualRun(plan(after), seed=1)
     with on_hosts(names, 8) as memory, on_hosts([lost] if lost else [], 8) as fresh:
         copies = attempt(old, first, memory, 7)
-        assert at_once(lambda rank: copies[rank].meet(), before) == [None] * before
+        assert at_once(lambda rank: copies[rank].find_newest(), before) == [None] * before
         for number in range(6 - whole, 6):
             scrambled(old, number)
             taken(copies, number)
@@ -369,7 +369,7 @@ def one_rank(directory: Path, memory: Memory | None, copies: str, stop: int | No
     found = Watched(VirtualRun(plan), stop=stop)
     where = settings_of(plan.spec, directory, directory)
     assert where is not None
-    kept = Kept(memory, Said(), lambda: links_of(0, {})) if memory is not None else None  # type: ignore[arg-type]
+    kept = SnapshotResources(memory, Said(), lambda: links_of(0, {})) if memory is not None else None  # type: ignore[arg-type]
     found.checkpoints = Checkpoints(found.run.ranks[0], where, found.said.append, kept=kept)
     try:
         found.run.train(open_data(plan.program, plan.train, directory), [found], [found.checkpoints])
@@ -418,8 +418,8 @@ def test_a_run_resumes_from_the_newest_that_is_whole(
     assert again.codes == codes
     assert again.steps == {step: values for step, values in whole.steps.items() if step > from_step}
     same(tensors(again.run), tensors(whole.run))
-    assert again.run.ranks[0].judge.history == whole.run.ranks[0].judge.history
-    assert len(whole.run.ranks[0].judge.history.losses) == 7
+    assert again.run.ranks[0].bad_step_policy.history == whole.run.ranks[0].bad_step_policy.history
+    assert len(whole.run.ranks[0].bad_step_policy.history.losses) == 7
 
 
 def test_where_nothing_keeps_memory_no_copies_are_made(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from partita.dsl.load import load
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit, entries_of
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from tests import programs
 from tests.files import SPECS
 from tests.marks import every, soak
@@ -79,7 +79,7 @@ def check(text: str, directory: Path) -> None:
     held_once(first, directory)
 
 
-def held_once(plan: Plan, directory: Path) -> None:
+def held_once(plan: CompiledRun, directory: Path) -> None:
     """Replicas are saved once: together the files hold each element of each tensor once."""
     manifest = read_manifest(directory / "checkpoints", 2)
     elements = sum(prod(entry.shape) for rank in range(plan.ranks) for entry in entries_of(manifest, rank))
@@ -163,7 +163,7 @@ CASES = [
 ]
 
 
-def llama(layout: str, mesh: dict[str, int], sizes: tuple[str, ...], *overrides: str) -> Plan:
+def llama(layout: str, mesh: dict[str, int], sizes: tuple[str, ...], *overrides: str) -> CompiledRun:
     counts = {1: "[6]", 2: "[3, 3]"}[mesh["pipe"]]
     text = (SPECS / "llama.par").read_text().replace("pipe [3, 3]", f"pipe {counts}")
     axes = [f"cluster.{axis}={size}" for axis, size in mesh.items()]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from partita.dsl.diagnostic import Refused
-from partita.runtime.data.ahead import Ahead
+from partita.runtime.data.ahead import Prefetcher
 from partita.runtime.data.dataset import Batch
 from partita.runtime.data.registry import open_dataset
 from tests.runtime.data.test_data import NOISE, call, equal
@@ -34,7 +34,7 @@ class Noted:
 
 def test_in_any_order(tmp_path: Path):
     noted = Noted()
-    ahead = Ahead(noted, 20)  # type: ignore[arg-type]
+    ahead = Prefetcher(noted, 20)  # type: ignore[arg-type]
     for step in (1, 2, 3, 7, 8, 3, 4, 20, 5):
         assert equal(ahead.batch(step), noted.dataset.batch(step))
     assert equal(ahead.batch(5, range(2, 4)), noted.dataset.batch(5, range(2, 4)))
@@ -44,7 +44,7 @@ def test_in_any_order(tmp_path: Path):
 
 def test_the_next_is_read_before_it_is_asked_for():
     noted = Noted()
-    ahead = Ahead(noted, 20)  # type: ignore[arg-type]
+    ahead = Prefetcher(noted, 20)  # type: ignore[arg-type]
     ahead.batch(1)
     assert noted.done.acquire(timeout=30)
     assert noted.done.acquire(timeout=30)  # by itself
@@ -57,7 +57,7 @@ def test_the_next_is_read_before_it_is_asked_for():
 
 def test_what_reading_raises_is_raised_at_its_step():
     noted = Noted()
-    ahead = Ahead(noted, 20)  # type: ignore[arg-type]
+    ahead = Prefetcher(noted, 20)  # type: ignore[arg-type]
     assert isinstance(ahead.batch(12)["x"], np.ndarray)
     with pytest.raises(Refused):
         ahead.batch(13)

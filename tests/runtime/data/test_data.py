@@ -641,7 +641,7 @@ def test_ids_of_a_large_file_are_checked_as_they_are_used(wrong: Path, monkeypat
 
 def doubted(values: np.ndarray, wrote: str, read: str, folder: Path) -> bool:
     values.astype({"u8": "u1", "u16": "<u2", "u32": "<u4"}[wrote]).tofile(folder / "ids.bin")
-    found = SOURCES["tokens"].doubts(tokens("ids.bin", read), folder)
+    found = SOURCES["tokens"].warnings(tokens("ids.bin", read), folder)
     assert [each.code for each in found] in ([], ["W0603"])
     return bool(found)
 

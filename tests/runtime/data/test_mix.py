@@ -110,7 +110,7 @@ def test_files_of_all_sources_are_known_once(tmp_path: Path):
     texts = [Share(call("text", glob=glob, alphabet="bytes"), 0.25) for glob in ("*.txt", "b.txt")]
     given = call("mix", sources=(*texts, Share(call("tokens", path="c.bin"), 0.5)))
     assert [each.name for each in identify(given, tmp_path)] == ["a.txt", "b.txt", "c.bin"]
-    assert [each.code for each in SOURCES["mix"].doubts(given, tmp_path)] == ["W0603"]
+    assert [each.code for each in SOURCES["mix"].warnings(given, tmp_path)] == ["W0603"]
     text = text_of(Call("mix", {"sources": tuple(texts[:1])}))
     assert text == "mix(sources = [text(glob = *.txt, alphabet = bytes) -> 0.25])"
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, note
 
 from partita.runtime.data import own_rows
 from partita.runtime.data.binding import open_data
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from tests.files import checked
 from tests.marks import examples
@@ -53,7 +53,7 @@ def test_a_rank_reads_its_rows(microbatches, rules, body, train, expected):
         assert rows.count == 8
 
 
-def trained(plan: Plan, folder: Path) -> list[float]:
+def trained(plan: CompiledRun, folder: Path) -> list[float]:
     """The losses of a run."""
     found: list[float] = []
 

@@ -83,7 +83,7 @@ def evaluated(root: Path, written: str) -> tuple[float, dict[str, float], list[s
             told.append((loss, dict(metrics)))
 
     VirtualRun(plan).train(data.dataset, [Observer()])  # type: ignore[list-item]
-    return (*told[-1], [each.code for each in data.doubts])
+    return (*told[-1], [each.code for each in data.warnings])
 
 
 def of_one_batch(root: Path, written: str, rows: int) -> tuple[float, dict[str, float]]:
@@ -108,12 +108,12 @@ def of_one_batch(root: Path, written: str, rows: int) -> tuple[float, dict[str, 
 def test_a_whole_set_is_one_batch(layout: str, rows: int, tmp_path: Path):
     fill(tmp_path, 8 * rows + 1)
     written = text('data = text("valid.txt"), batches = all', layout)
-    loss, metrics, doubts = evaluated(tmp_path, written)
+    loss, metrics, warnings = evaluated(tmp_path, written)
     expected, others = of_one_batch(tmp_path, written, rows)
     assert loss == pytest.approx(expected, rel=1e-10)
     assert metrics == pytest.approx(others, rel=1e-10)
     assert metrics["size"] == pytest.approx(rows * 8 * 8)
-    assert doubts == []
+    assert warnings == []
 
 
 @pytest.mark.parametrize("rows", [3, 7])
@@ -132,8 +132,8 @@ def test_terms_without_the_batch_count_once(rows: int, tmp_path: Path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_last_row_may_end_early_if_targets_can_be_ignored(layout: str, tmp_path: Path):
     held = fill(tmp_path, 8 * 5 + 4)  # 43 targets: five rows, and three of a sixth
-    loss, _, doubts = evaluated(tmp_path, text('data = text("valid.txt"), batches = all', layout, ", ignore = -1"))
-    assert doubts == []
+    loss, _, warnings = evaluated(tmp_path, text('data = text("valid.txt"), batches = all', layout, ", ignore = -1"))
+    assert warnings == []
     # The mean over each target alone: in rows of one id, as the model sees no other position.
     ids = np.frombuffer(held, np.uint8).astype(int)
     np.savez(tmp_path / "pairs.npz", tokens=ids[:-1, None], targets=ids[1:, None])
@@ -156,8 +156,8 @@ def test_the_last_row_may_end_early_if_targets_can_be_ignored(layout: str, tmp_p
 def test_without_that_what_is_left_out_is_said(tmp_path: Path):
     fill(tmp_path, 8 * 5 + 4)
     written = text('data = text("valid.txt"), batches = all')
-    loss, metrics, doubts = evaluated(tmp_path, written)
-    assert doubts == ["W0605"]
+    loss, metrics, warnings = evaluated(tmp_path, written)
+    assert warnings == ["W0605"]
     expected, others = of_one_batch(tmp_path, written, 5)
     assert (loss, metrics) == (pytest.approx(expected), pytest.approx(others))
 
@@ -165,9 +165,9 @@ def test_without_that_what_is_left_out_is_said(tmp_path: Path):
 def test_a_holdout_can_be_evaluated_as_a_whole(tmp_path: Path):
     fill(tmp_path, 100)
     written = text("batches = all")
-    loss, _, doubts = evaluated(tmp_path, written)
+    loss, _, warnings = evaluated(tmp_path, written)
     rows = (round(36 * 40 * 0.1) - 1) // 8
-    assert doubts == ["W0605"]
+    assert warnings == ["W0605"]
     assert loss == pytest.approx(of_one_batch(tmp_path, written, rows)[0], rel=1e-10)
 
 

@@ -21,7 +21,7 @@ from hypothesis import seed as seeded
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from tests.files import ROOT
 from tests.programs import Program, sharded_programs
 from tests.reference.compare import accepted
@@ -108,7 +108,7 @@ class Drawn:
         rules = "".join(f"  {each}\n" for each in self.options if "=" not in each)
         return LAYOUT.sub(lambda found: found[0] + rules, self.text)
 
-    def prepared(self) -> Plan:
+    def prepared(self) -> CompiledRun:
         """Compiled for GPUs. Raises Refused."""
         spec, diagnostics = load_text(self.whole, self.place.name, self.all_overrides, self.place)
         if spec is None:
@@ -172,7 +172,7 @@ def files(random: Random, folder: Path) -> Drawn:
 KINDS: dict[str, Callable[[Random, Path], Drawn]] = {"expressions": expressions, "layers": layers, "files": files}
 
 
-def drawn(kind: str, number: int, folder: Path) -> tuple[Drawn, Plan]:
+def drawn(kind: str, number: int, folder: Path) -> tuple[Drawn, CompiledRun]:
     """The program of a kind with a number, and its plan; `folder` is for files of its own. Raises Refused."""
     random = Random(f"{kind} {number}")
     found = KINDS[kind](random, folder)

@@ -21,7 +21,7 @@ from partita.runtime.fake_gpu import rank
 from partita.runtime.fake_gpu.rank import FakeGpuResult, representatives, try_rank, try_ranks
 from partita.runtime.fake_gpu.watch import Kind
 from partita.runtime.kernels import scores
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from tests.files import ROOT, SPECS
 from tests.marks import every, soak
 from tests.zoo.layouts import FILES, draw
@@ -152,7 +152,7 @@ train {
 OPTIONS = ["", ", causal = true", ", causal = true, window = 7", ", window = 5", ", causal = true, segments = ids"]
 
 
-def odd(**words: object) -> Plan:
+def odd(**words: object) -> CompiledRun:
     """A plan for GPUs of `ODD` with words of its own."""
     text = ODD
     for word, by in {"PARTS": 1, "SHARD": "", **words}.items():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.runtime.kernels.float8 import E4M3, LARGEST, LEAST_EXPONENT, float8_matmul, scale_of, to_float8
+from partita.runtime.kernels.float8 import E4M3, LARGEST, MIN_EXPONENT, float8_matmul, scale_of, to_float8
 
 MAGNITUDES = st.floats(2.0**-90, 2.0**100, width=32)
 
@@ -28,10 +28,10 @@ def test_a_scale_is_the_least_power_of_two_with_which_a_row_fits(largest: float,
 
 def test_rows_without_a_scale_of_their_own() -> None:
     found = scale_of(torch.tensor([0.0, inf, nan, 1e-44])).tolist()
-    assert found[0] == 2.0**LEAST_EXPONENT
+    assert found[0] == 2.0**MIN_EXPONENT
     assert isnan(found[1])
     assert isnan(found[2])
-    assert found[3] == 2.0**LEAST_EXPONENT
+    assert found[3] == 2.0**MIN_EXPONENT
 
 
 @given(row=st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=8), exponent=st.integers(-60, 60))

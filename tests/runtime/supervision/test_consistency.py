@@ -15,7 +15,7 @@ from attrs import evolve
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.supervision.consistency import Statement, agree, compared, compared_kernels, digest
 from partita.runtime.transports.failures import ConnectionLost
 from tests.files import SPECS
@@ -28,13 +28,13 @@ LIMIT = 120.0  # seconds in which all ranks have ended, on a busy machine
 # ---------------------------------------------------------------- what counts
 
 
-def plan_of(text: str, *overrides: str) -> Plan:
+def plan_of(text: str, *overrides: str) -> CompiledRun:
     found, diagnostics = load_text(text, "some.par", [*SMALL, *overrides])
     assert found is not None, diagnostics
     return prepare(found)
 
 
-def hashes(plan: Plan) -> tuple[str, str]:
+def hashes(plan: CompiledRun) -> tuple[str, str]:
     return digest(plan.spec), digest(plan.program)
 
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from partita.compiler.instructions import WaitReceive
 from partita.dsl.load import load
-from partita.runtime.rank import Plan, Rank, prepare
+from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.diagnosis import Diagnosis, blame, source_lines
 from partita.runtime.supervision.processes import piped
@@ -177,7 +177,7 @@ def _until_frozen(step: Iterator[None]) -> Iterator[None]:
 
 
 @cache
-def plan_of(name: str) -> Plan:
+def plan_of(name: str) -> CompiledRun:
     spec, _ = load(SPECS / name, ())
     assert spec is not None
     return experiment_of(spec).plan

@@ -24,7 +24,7 @@ from partita.compiler.schedules.simulator import Costs, simulate
 from partita.runtime.rank import prepare
 from partita.runtime.tracing import stopwatch
 from partita.runtime.tracing.measurement import measure
-from partita.runtime.tracing.stopwatch import MOST_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
+from partita.runtime.tracing.stopwatch import MAX_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
 from tests.commands import partita
 from tests.files import SPECS, checked
 from tests.marks import every, examples
@@ -171,15 +171,15 @@ def test_a_measured_run_is_drawn_with_a_row_for_each_rank_of_any_mesh(tmp_path: 
 
 def test_a_stopwatch_leaves_out_the_first_step_and_ends_with_the_last_that_it_has_room_for(tmp_path):
     watch = Stopwatch(path_of(tmp_path, 0), 2, torch.device("cpu"))
-    for step in range(5, 5 + WARM_UP_STEPS + MOST_STEPS + 3):
-        assert not path_of(tmp_path, 0).exists() or step > 5 + WARM_UP_STEPS + MOST_STEPS
+    for step in range(5, 5 + WARM_UP_STEPS + MAX_STEPS + 3):
+        assert not path_of(tmp_path, 0).exists() or step > 5 + WARM_UP_STEPS + MAX_STEPS
         watch.begin(step)
         for _ in range(2 + stopwatch.MARKS_OF_A_STEP - 1) if watch.recording else ():
             watch.mark()
     watch.finish()
     found = Marks.read(path_of(tmp_path, 0))
-    assert found.steps == tuple(range(5 + WARM_UP_STEPS, 5 + WARM_UP_STEPS + MOST_STEPS))
-    assert found.times.shape == (MOST_STEPS, 2 + stopwatch.MARKS_OF_A_STEP)
+    assert found.steps == tuple(range(5 + WARM_UP_STEPS, 5 + WARM_UP_STEPS + MAX_STEPS))
+    assert found.times.shape == (MAX_STEPS, 2 + stopwatch.MARKS_OF_A_STEP)
     assert (np.diff(found.times.ravel()) >= 0).all()
     assert [path.name for path in tmp_path.iterdir()] == ["rank-0.npz"]
 

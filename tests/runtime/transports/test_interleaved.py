@@ -25,7 +25,7 @@ from partita.compiler.streams import SUMS, Launch, along, launches_of
 from partita.compiler.text.streams import parse_streams, streams_text
 from partita.dsl.diagnostic import Refused
 from partita.runtime.data.binding import open_data
-from partita.runtime.rank import Plan, prepare
+from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import ClusterOf, VirtualRun
 from partita.runtime.transports.lines import Deadlock
 from partita.runtime.transports.virtual import VirtualCluster
@@ -71,7 +71,7 @@ class Trial:
     steps: int
 
     @classmethod
-    def of(cls, plan: Plan, cluster: ClusterOf, steps: int = 1) -> Trial:
+    def of(cls, plan: CompiledRun, cluster: ClusterOf, steps: int = 1) -> Trial:
         return cls(VirtualRun(plan, False, 0, cluster), batches(plan.program, plan.train.seed), steps)
 
     def outcome(self, seed: int = 0) -> list[torch.Tensor]:
@@ -93,20 +93,20 @@ class Trial:
         return [each.clone() for each in found]
 
 
-def same_in_any_order(plan: Plan, seeds: Sequence[int], steps: int = 1) -> None:
+def same_in_any_order(plan: CompiledRun, seeds: Sequence[int], steps: int = 1) -> None:
     expected = Trial.of(plan, VirtualCluster, steps).outcome()
     trial = Trial.of(plan, streams_of(plan), steps)
     for seed in seeds:
         assert same(trial.outcome(seed), expected), seed
 
 
-def may_share(plan: Plan) -> bool:
+def may_share(plan: CompiledRun) -> bool:
     """Whether streams may share connections, and hosts wait in any action."""
     ranks = plan.program.ranks
     return queues([rank.instructions for rank in ranks], [rank.launches for rank in ranks]) == 1
 
 
-def streams_of(plan: Plan) -> ClusterOf:
+def streams_of(plan: CompiledRun) -> ClusterOf:
     return StreamCluster if may_share(plan) else partial(StreamCluster, connections=(None,))
 
 
@@ -223,7 +223,7 @@ class Wrong:
     launch: Launch
 
 
-def wrong(plan: Plan) -> list[Wrong]:
+def wrong(plan: CompiledRun) -> list[Wrong]:
     """Everything that a compiler might get wrong in one launch: an event that is not waited for, or another one is; an
     event that is recorded too early, or not yet; another stream.
     """
@@ -243,7 +243,7 @@ def wrong(plan: Plan) -> list[Wrong]:
     return [each for each in found if each.launch != plan.program.ranks[each.rank].launches[each.index]]
 
 
-def with_launch(plan: Plan, change: Wrong) -> Plan:
+def with_launch(plan: CompiledRun, change: Wrong) -> CompiledRun:
     ranks = list(plan.program.ranks)
     launches = list(ranks[change.rank].launches)
     launches[change.index] = change.launch
@@ -252,7 +252,7 @@ def with_launch(plan: Plan, change: Wrong) -> Plan:
     return evolve(plan, training=evolve(plan.training, program=program))
 
 
-def lawful(plan: Plan) -> bool:
+def lawful(plan: CompiledRun) -> bool:
     program = plan.program
     lists = [(rank.instructions, rank.launches) for rank in program.ranks]
     try:
@@ -262,7 +262,7 @@ def lawful(plan: Plan) -> bool:
     return True
 
 
-def races(plan: Plan, seeds: Sequence[int], expected: Sequence[torch.Tensor]) -> bool:
+def races(plan: CompiledRun, seeds: Sequence[int], expected: Sequence[torch.Tensor]) -> bool:
     """Whether any of these orders computes something else, or breaks."""
     try:
         trial = Trial.of(plan, streams_of(plan))
@@ -302,7 +302,7 @@ def test_a_list_ends_behind_all_that_is_posted():
 
 
 @cache
-def offloading() -> tuple[Plan, list[torch.Tensor]]:
+def offloading() -> tuple[CompiledRun, list[torch.Tensor]]:
     plan = prepare(checked(OFFLOADING, "offloading.par"))
     return plan, Trial.of(plan, VirtualCluster).outcome()
 
@@ -322,7 +322,9 @@ def test_what_the_laws_accept_does_not_race_at_length(program: Program, data: st
     held_against_races(plan, expected, data, range(seed, seed + 20))
 
 
-def held_against_races(plan: Plan, expected: Sequence[torch.Tensor], data: st.DataObject, seeds: Sequence[int]) -> None:
+def held_against_races(
+    plan: CompiledRun, expected: Sequence[torch.Tensor], data: st.DataObject, seeds: Sequence[int]
+) -> None:
     kind = data.draw(st.sampled_from([DROPPED, EARLY, LATE, MOVED]))
     all_ = [each for each in wrong(plan) if each.kind == kind]
     assume(all_)
@@ -333,7 +335,7 @@ def held_against_races(plan: Plan, expected: Sequence[torch.Tensor], data: st.Da
     assert not (raced and lawful(other)), change
 
 
-def sharing(plan: Plan, streams: Mapping[str, str]) -> Plan:
+def sharing(plan: CompiledRun, streams: Mapping[str, str]) -> CompiledRun:
     """A plan whose channels are on these streams, by the direction of the channel and whether a rank sends."""
     ranks = []
     for rank in plan.program.ranks:
@@ -360,7 +362,7 @@ def test_channels_that_share_a_stream_are_lawful_unless_ranks_then_wait_in_a_cir
     assert stuck(plan, None) != lawful(plan)
 
 
-def stuck(plan: Plan, connections: int | None) -> bool:
+def stuck(plan: CompiledRun, connections: int | None) -> bool:
     """Whether ranks deadlock whose hosts wait in all actions: one order tells of all."""
     try:
         Trial.of(plan, partial(StreamCluster, waits=(1.0,), connections=(connections,))).outcome()
@@ -394,7 +396,7 @@ LAYOUTS = {
 WHERE = {name: list(LAYOUTS)[i % len(LAYOUTS)] for i, name in enumerate(NAMED)}
 
 
-def small_plan(name: str, layout: str) -> Plan:
+def small_plan(name: str, layout: str) -> CompiledRun:
     """A program that no law has checked."""
     data = ", data = 2" if "data" in LAYOUTS[layout] else ""
     chunks = ", chunks = 2" if name in ("interleaved_1f1b", "looped_bfs") else ""
@@ -446,7 +448,7 @@ def test_ranks_deadlock_where_a_schedule_is_said_to_be_unsafe_and_nowhere_else(
     assert [stuck(plan, None), stuck(plan, 1)] == [not safe] * 2
 
 
-def with_receives_at_once(plan: Plan, chosen: Callable[[], bool]) -> Plan:
+def with_receives_at_once(plan: CompiledRun, chosen: Callable[[], bool]) -> CompiledRun:
     """With all receives of some channels in the way of the next action."""
     ranks = []
     for rank in plan.program.ranks:

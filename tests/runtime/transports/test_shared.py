@@ -143,11 +143,11 @@ def met() -> Iterator[SameHostPeers]:
 
 def test_only_ranks_that_reach_each_other_are_near() -> None:
     with met() as found:
-        assert found.near(0, 1)
-        assert not found.near(0, 2)
-        assert not found.near(1, 2), "only one of them has reached the other"
-        assert not found.near(3, 3), "it cannot share memory"
-    assert not SameHostPeers().near(0, 0)
+        assert found.is_local(0, 1)
+        assert not found.is_local(0, 2)
+        assert not found.is_local(1, 2), "only one of them has reached the other"
+        assert not found.is_local(3, 3), "it cannot share memory"
+    assert not SameHostPeers().is_local(0, 0)
 
 
 def test_strangers_are_not_let_in() -> None:

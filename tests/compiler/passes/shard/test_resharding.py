@@ -28,7 +28,7 @@ from partita.compiler.ops.collective import (
     kind_of,
     transition,
 )
-from partita.compiler.ops.sparse import ExchangeRows
+from partita.compiler.ops.sparse import SparseAllToAll
 from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
 from partita.dsl.types import Axis, Type
 from tests.compiler.ops.placing import cut, join, ranks, run
@@ -143,7 +143,7 @@ def test_every_change_of_layout_is_on_some_path():
         if source == target or not any(state == MAX for _, state in target.states)
         for step in resharding().path(local_type(TYPE, source, SIZES), source, target)
     }
-    assert used == {op for op in OPS.values() if op.reshards} - {ExchangeRows}  # of sparse gradients
+    assert used == {op for op in OPS.values() if op.reshards} - {SparseAllToAll}  # of sparse gradients
 
 
 # ---------------------------------------------------------------- single steps
@@ -171,7 +171,7 @@ def test_a_single_step_leads_where_it_says(before: State, after: State):
 
 
 def test_the_table_has_every_change_of_layout():
-    assert {*TRANSITIONS.values(), Flatten, Unflatten, ExchangeRows} == {op for op in OPS.values() if op.reshards}
+    assert {*TRANSITIONS.values(), Flatten, Unflatten, SparseAllToAll} == {op for op in OPS.values() if op.reshards}
 
 
 def test_a_bucket_is_of_one_kind():

@@ -17,7 +17,7 @@ CREDENTIALS = struct.Struct("3i")  # process, user and group
 
 
 def address_of(agent: int) -> str:
-    """The socket of the keeper of an agent's ranks."""
+    """The socket of the memory server of an agent's ranks."""
     return f"\0partita-keeper-{os.getuid()}-{agent}"
 
 
