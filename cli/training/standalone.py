@@ -26,6 +26,7 @@ from partita.cli.training.places import (
 )
 from partita.cli.training.room import crowded, refuse_crowd, refuse_large
 from partita.compiler.pipeline import compile_evaluation, compile_run
+from partita.compiler.report.claims import claim_warnings
 from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.addresses import Address, is_address
