@@ -77,10 +77,10 @@ def recordable(spec: Spec, program: Program, trace: Path) -> bool:
     if train.steps < 2:
         print("partita: --trace skips the first step, and there is no other: raise train.steps", file=sys.stderr)
         return False
-    if program.members > 1:
+    if program.replicas_per_rank > 1:
         print(
-            f"partita: --trace records ranks that train one group each, and here each trains {program.members}: "
-            "use a mesh with more ranks, or fewer groups in `sync`",
+            "partita: --trace records ranks that train one group each, and here each trains "
+            f"{program.replicas_per_rank}: use a mesh with more ranks, or fewer groups in `sync`",
             file=sys.stderr,
         )
         return False
