@@ -11,7 +11,7 @@ from attrs import fields, frozen
 
 from partita.cli.argument_types import known, number, numbers
 from partita.compiler.instructions import Message
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Spread
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, SharedVocabulary
 from partita.compiler.schedules.simulator import Costs
 
 Amount = float | tuple[float, ...]
@@ -40,9 +40,9 @@ class StageTimes:
         """The time of each stage's copy; empty if none is copied."""
         return {} if self.copy is None else dict(enumerate(self._by_stage("copy", ranks * chunks, chunks)))
 
-    def spread(self, ranks: int, chunks: int) -> Spread | None:
+    def spread(self, ranks: int, chunks: int) -> SharedVocabulary | None:
         """The stages of such a pipeline and of the ranks' parts of the vocabulary, if they share it."""
-        return None if self.S is None else Spread(ranks, ranks * chunks, outputs=True)
+        return None if self.S is None else SharedVocabulary(ranks, ranks * chunks, outputs=True)
 
     def problem(self, ranks: int, chunks: int) -> str | None:
         """Why these are not the times of so many stages; None if they are."""

@@ -21,13 +21,13 @@ from partita.dsl.reprs import Shortened
 @frozen(repr=False)
 class Mesh(Shortened):
     """`axes` in declared order, the last varying fastest over ranks; `pipe` is that of the pipeline, if any. Ranks at
-    different coordinates of the axis `apart` train different groups: a step splits nothing over it.
+    different coordinates of the axis `replica_axis` train different groups: a step splits nothing over it.
     """
 
     axes: tuple[tuple[str, int], ...] = ()
     pipe: str | None = None
     links: tuple[tuple[str, Link], ...] = ()
-    apart: str | None = None
+    replica_axis: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -37,7 +37,7 @@ class Mesh(Shortened):
     @property
     def sharding(self) -> tuple[str, ...]:
         """The mesh axes that a step shards tensors over: all larger than 1, but for those of stages and of groups."""
-        return tuple(name for name, size in self.axes if size > 1 and name not in (self.pipe, self.apart))
+        return tuple(name for name, size in self.axes if size > 1 and name not in (self.pipe, self.replica_axis))
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class Mesh(Shortened):
     @property
     def groups(self) -> int:
         """The number of ranks along the axis of groups."""
-        return self.sizes[self.apart] if self.apart is not None else 1
+        return self.sizes[self.replica_axis] if self.replica_axis is not None else 1
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -290,9 +290,9 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
     pipeline = pipeline_of(given.layout, given.mesh, chunks)
     groups = groups_of(given)
     mesh = mesh_of(given.mesh, pipeline.axis, groups)
-    if not training and groups is not None and groups.along is not None and mesh.apart is not None:
+    if not training and groups is not None and groups.along is not None and mesh.replica_axis is not None:
         # What reads the means of all groups is computed by all ranks together.
-        given, mesh = joined(given, groups.along, mesh.apart), evolve(mesh, apart=None)
+        given, mesh = joined(given, groups.along, mesh.replica_axis), evolve(mesh, replica_axis=None)
     return Configured(
         spec=given,
         model=model,

@@ -108,7 +108,7 @@ class ParameterRecord(Shortened):
 
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
     by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`). `host`: whether the
-    master lies in the host's memory; if it is `mapped`, it is there as a file, and so are the states. `besides` are
+    master lies in the host's memory; if it is `mapped`, it is there as a file, and so are the states. `companions` are
     tensors that are kept besides these: what groups that train apart are averaged with, gradients of earlier steps, and
     an estimate.
     """
@@ -123,7 +123,7 @@ class ParameterRecord(Shortened):
     states: tuple[StateRecord, ...]
     host: bool = False
     mapped: bool = False
-    besides: tuple[StateRecord, ...] = ()
+    companions: tuple[StateRecord, ...] = ()
 
     def stored(self, state: StateRecord) -> Layout:
         """The layout of one of its states, or of what is kept besides."""
@@ -278,7 +278,7 @@ class StepPlan:
     guards: tuple[Guard, ...]  # statistics that must be zero
     schedule: Schedule
     streams: Mapping[str, str]
-    members: int = 1  # groups that train apart on each rank
+    replicas_per_rank: int = 1  # groups that train apart on each rank
     delay: int = 0  # how many steps old the gradients of an update are
     paired: bool = False  # an update has the gradients of two steps, and is estimated from the first of them
     captured: bool = False  # on GPUs, what comes before a rank's statistics are summed is launched as one graph
@@ -302,7 +302,7 @@ class StepPlan:
     @property
     def groups(self) -> int:
         """The number of groups that train apart; `inputs` have the rows of all."""
-        return self.members * self.mesh.groups
+        return self.replicas_per_rank * self.mesh.groups
 
     @property
     def tokens(self) -> int | None:

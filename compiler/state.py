@@ -25,7 +25,7 @@ from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, StepPlan
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
-from partita.compiler.schedules.schedule import Schedule, Spread
+from partita.compiler.schedules.schedule import Schedule, SharedVocabulary
 from partita.dsl import spec as language
 from partita.dsl.check.groups import Groups
 from partita.dsl.check.layouts import PARAM, STATE
@@ -117,7 +117,7 @@ class Configured:
         return size_of(self.schedule_call.call)[1]
 
     @property
-    def members(self) -> int:
+    def replicas_per_rank(self) -> int:
         """The number of groups that each rank trains apart, one after the other; 1 if none do."""
         return self.groups.members if self.training and self.groups is not None else 1
 
@@ -177,7 +177,7 @@ class Differentiated(Placed):
 
     joint: Graph
     flops: float
-    spread: Spread | None = None
+    spread: SharedVocabulary | None = None
     undivided: Graph | None = None
 
     @property

@@ -24,7 +24,7 @@ from partita.runtime.declared import waits
 from partita.runtime.graphs import StepGraph
 from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
-from partita.runtime.instructions import Binder, Bound, Waits
+from partita.runtime.instructions import Binder, Bound, Coroutine
 from partita.runtime.late import DelayedGradients, Estimate
 from partita.runtime.pace import StragglerDetector
 from partita.runtime.peak_memory import peak_memory
@@ -102,7 +102,7 @@ class Executor:
         self._part = torch.zeros(own * program.mesh.groups + 1 + peaks, dtype=torch.float64, device=device)
         self._set(torch.zeros(own + 1 + peaks * program.mesh.ranks, dtype=torch.float64, device=device))
         self._reads = Inputs(program, records, self.context.coordinates, device)
-        self._reducing: dict[int, Waits] = {}
+        self._reducing: dict[int, Coroutine] = {}
         self._late = DelayedGradients(program, self.record, self.stages)
         self._streams = self.context.streams = transport.streams(device)
         binder = Binder(program, self.record, self.stages, transport, self._streams, self.context, self._reducing)
@@ -125,7 +125,7 @@ class Executor:
         self._seed = seed
         self._outer = functions[self.record.outer] if self.record.outer else None
         self._averages = averages
-        self._coordinate = self.context.coordinates[program.mesh.apart] if program.mesh.apart else 0
+        self._coordinate = self.context.coordinates[program.mesh.replica_axis] if program.mesh.replica_axis else 0
         self._of_groups: list[torch.Tensor] = []  # the statistics of groups that have been heard
         self._held = -1  # which of the memories is computed with
         self._activate_replica(0)
@@ -184,7 +184,9 @@ class Executor:
         """The peak memory of each rank in bytes, as of the last step; empty if not requested."""
         return tuple(map(int, self._metrics_on_host()[len(self.program.step_metrics) + 1 :]))
 
-    def step(self, number: int, batch: Batch, rates: Rates = (), bad_step_policy: BadStepPolicy | None = None) -> Waits:
+    def step(
+        self, number: int, batch: Batch, rates: Rates = (), bad_step_policy: BadStepPolicy | None = None
+    ) -> Coroutine:
         """Run step `number` on a full batch: set `step_metrics`, and update parameters if the policy accepts the step.
         `rates` are the learning rates of the optimizer's rules. Without a policy, a step that is not finite raises
         BadStep.
@@ -198,7 +200,7 @@ class Executor:
         batches: Callable[[int], Batch],
         rates: Rates = (),
         bad_step_policy: BadStepPolicy | None = None,
-    ) -> Waits:
+    ) -> Coroutine:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index. With padding,
         the first is a batch of copies of one row, with which the last is filled up.
         """
@@ -210,7 +212,7 @@ class Executor:
         yield from self.end(number, bad_step_policy)
 
     @torch.inference_mode()
-    def end(self, number: int, bad_step_policy: BadStepPolicy | None) -> Waits:
+    def end(self, number: int, bad_step_policy: BadStepPolicy | None) -> Coroutine:
         """End the step that is computed: wait for its sums, and update parameters if the policy accepts it."""
         yield from self.finish_metrics(self.start_metrics())
         self.marked()
@@ -221,7 +223,7 @@ class Executor:
         yield from self.update(self._factor_of(own) if good and self._late.ready else None, self._averages(number))
 
     @torch.inference_mode()
-    def compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
+    def compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Coroutine:
         """Run the microbatches of step `number`, whose update would be number `update`, up to its totals and this
         rank's part of the metrics; for all memories but the last, also the update.
         """
@@ -232,11 +234,11 @@ class Executor:
             yield from self.finish_metrics(self.start_metrics())
             self.marked()
             fine = not BadStepPolicy().fault(number, self.named_step_metrics())
-            yield from self.update(self.factor if fine else None)
+            yield from self.update(self.clip_coefficient if fine else None)
         self._activate_replica(len(self._memories) - 1)
         yield from self._compute(number, batches, rates, update)
 
-    def _compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Waits:
+    def _compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Coroutine:
         context = self.context
         made = update - self.program.delay
         context.step, context.rates, context.update = number, rates, (made + 1) // 2 if self.program.paired else made
@@ -277,7 +279,7 @@ class Executor:
             kept = sums if last else tuple(total.clone() for total in sums)
             self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
 
-    def _launched_whole(self, graph: StepGraph, number: int, batches: Callable[[int], Batch]) -> Waits:
+    def _launched_whole(self, graph: StepGraph, number: int, batches: Callable[[int], Batch]) -> Coroutine:
         """The result of `_ended`, for a step that is one graph. Its marks are set as if it were not."""
         self._flight.begin(self._activity, number)
         before = self._flight.marks
@@ -287,14 +289,14 @@ class Executor:
             self._mark()
         return found
 
-    def _whole(self, whole: Mapping[InputPart, torch.Tensor], cut: Mapping[InputPart, torch.Tensor]) -> Waits:
+    def _whole(self, whole: Mapping[InputPart, torch.Tensor], cut: Mapping[InputPart, torch.Tensor]) -> Coroutine:
         """The part of a step of one batch before its metrics are summed."""
         self._gather()
         yield from self._prologues(whole)
         yield from self._microbatches(cut)
         return (yield from self._ended())
 
-    def _microbatches(self, inputs: Mapping[InputPart, torch.Tensor]) -> Waits:
+    def _microbatches(self, inputs: Mapping[InputPart, torch.Tensor]) -> Coroutine:
         """Run the rank's instructions."""
         instructions = self._instructions
         if self.stopwatch is not None and self.stopwatch.recording:
@@ -310,7 +312,7 @@ class Executor:
         if rest is not None:
             yield from rest
 
-    def _ended(self) -> Waits:
+    def _ended(self) -> Coroutine:
         """The totals of the rank's microbatches, and its metrics."""
         totals = yield from self._all_totals()
         self.marked()
@@ -352,7 +354,7 @@ class Executor:
         self._set(torch.cat((mean, self._vector[len(mean) :])))
 
     @property
-    def factor(self) -> torch.Tensor:
+    def clip_coefficient(self) -> torch.Tensor:
         """The factor of clipping, with these `step_metrics`: `one` if they are not clipped."""
         return self._factor_of(self.step_metrics)
 
@@ -360,34 +362,34 @@ class Executor:
         return self.one if self._factor is None else self._factor(step_metrics, self.context)
 
     @torch.inference_mode()
-    def update(self, factor: torch.Tensor | None, average: bool = False) -> Waits:
+    def update(self, clip_coefficient: torch.Tensor | None, average: bool = False) -> Coroutine:
         """End the step that is computed: update parameters with its gradients times a factor, or not at all; then
         average all groups, if that is due.
         """
         context = self.context
         totals, self._totals = self._totals, ()
-        if factor is not None and self._update is not None:
+        if clip_coefficient is not None and self._update is not None:
             if self._estimate is not None:
                 self._use(self._estimate.begun() if self._late.estimates(context.step) else self._memories[0])
-            yield from begun(self._update(self._masters, totals, self._states, factor, context), context)
-        if factor is not None and average:
+            yield from begun(self._update(self._masters, totals, self._states, clip_coefficient, context), context)
+        if clip_coefficient is not None and average:
             yield from self._average()
         self._end()
         self.marked()
         self._flight.begin(BETWEEN, context.step)
 
-    def _average(self) -> Waits:
+    def _average(self) -> Coroutine:
         """Average all groups, which continue from the result."""
         if self._outer is None:
             return
         first, names = self._memories[0], self.record.parameters
         masters = tuple(memory.masters[name] for memory in self._memories for name in names)
         records = [self.program.parameter(name) for name in names]
-        besides = tuple(first.states[each.name, record.name] for record in records for each in record.besides)
-        yield from begun(self._outer(masters, besides, self.context), self.context)
+        companions = tuple(first.states[each.name, record.name] for record in records for each in record.companions)
+        yield from begun(self._outer(masters, companions, self.context), self.context)
 
     @torch.inference_mode()
-    def flush(self) -> Waits:
+    def flush(self) -> Coroutine:
         """Finish the reductions of gradients whose updates are still to come, and store these gradients among the
         states.
         """
@@ -451,14 +453,14 @@ class Executor:
         """The last step's metrics by name."""
         return dict(zip(self.program.step_metrics, self._metrics_on_host(), strict=False))
 
-    def _prologues(self, inputs: Mapping[InputPart, torch.Tensor]) -> Waits:
+    def _prologues(self, inputs: Mapping[InputPart, torch.Tensor]) -> Coroutine:
         """Reset the stages' accumulators and compute their constants, as far as they need not be gathered."""
         for stage in self.stages.values():
             stage.reset()
             whole = tuple(inputs[each] for each in stage.record.full_inputs)
             stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context), self.context)
 
-    def _all_totals(self) -> Waits:
+    def _all_totals(self) -> Coroutine:
         """The reduced totals of the rank's stages, the buffers of the tied totals that it receives, and the gradients
         that are on their way to the host.
         """

@@ -16,7 +16,7 @@ import torch
 
 from partita.compiler.program import InputPart
 from partita.runtime.inputs import Batch, Inputs
-from partita.runtime.streams import Capture, Waits
+from partita.runtime.streams import Capture, Coroutine
 
 Parts: TypeAlias = Mapping[InputPart, torch.Tensor]
 
@@ -30,7 +30,7 @@ class StepGraph:
         # The inputs of the captured step, what it returns, and what launches it.
         self._captured: tuple[tuple[Parts, Parts], Any, Callable[[], None]] | None = None
 
-    def run(self, batches: Callable[[int], Batch], enqueued: Callable[[Parts, Parts], Waits]) -> Waits:
+    def run(self, batches: Callable[[int], Batch], enqueued: Callable[[Parts, Parts], Coroutine]) -> Coroutine:
         """What `enqueued` returns of the whole parts of a step's inputs and those of its microbatches: the same tensors
         in every step from the second on.
         """

@@ -21,10 +21,10 @@ from partita.runtime.context import Context, begun
 from partita.runtime.host_copies import HostCopies, Offloaded
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.stages import Stage
-from partita.runtime.streams import Bound, Handle, Posting, Streams, Waits, copied
+from partita.runtime.streams import Bound, Coroutine, Handle, Posting, Streams, copied
 from partita.runtime.transports.transport import Transport
 
-__all__ = ["Binder", "Bound", "Waits"]
+__all__ = ["Binder", "Bound", "Coroutine"]
 
 
 @define(eq=False, slots=True)
@@ -33,13 +33,13 @@ class _UnderWay:
 
     handles: list[Handle] = field(factory=list)
 
-    def wait(self) -> Waits | None:
+    def wait(self) -> Coroutine | None:
         """Wait for the transfer, and drop its handle."""
         handle = self.handles.pop()
         return None if handle.done() else _rest(handle)
 
 
-def _rest(handle: Handle) -> Waits:
+def _rest(handle: Handle) -> Coroutine:
     """Wait for a handle that was not done when first asked."""
     yield
     while not handle.done():
@@ -61,7 +61,7 @@ class Binder:
     transport: Transport
     streams: Streams
     context: Context
-    reducing: dict[int, Waits]
+    reducing: dict[int, Coroutine]
 
     def bind(self) -> tuple[Bound, ...]:
         """The closure of each instruction."""
@@ -151,12 +151,12 @@ class Binder:
             if final or overs or ends:
                 transfer_locally()
 
-        def run_communicating() -> Waits:
+        def run_communicating() -> Coroutine:
             begin()
             yield from begun(function(stage.constants, frame, stage.accumulators, context), context)
             transfer_locally()
 
-        def open() -> Waits:
+        def open() -> Coroutine:
             begin()
             gathering = stage.gathering
             if gathering is None:  # by an earlier batch of the step
@@ -167,7 +167,7 @@ class Binder:
                 yield from begun(called, context)
             transfer_locally()
 
-        def close() -> Waits:
+        def close() -> Coroutine:
             begin()
             reducing = yield from begun(function(stage.constants, frame, stage.accumulators, context), context)
             self.reducing[instruction.stage] = begun(

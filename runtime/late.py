@@ -16,7 +16,7 @@ import torch
 from attrs import define, field, frozen
 
 from partita.compiler.program import ESTIMATE, FIRST, Program, RankProgram
-from partita.runtime.instructions import Waits
+from partita.runtime.instructions import Coroutine
 from partita.runtime.stages import ParameterStore, Stage
 from partita.runtime.transports.transport import Tensors
 
@@ -25,10 +25,10 @@ from partita.runtime.transports.transport import Tensors
 class _Gradients:
     """The gradients of one step: the pending reductions, by stage, and the results so far."""
 
-    reducing: dict[int, Waits]
+    reducing: dict[int, Coroutine]
     totals: dict[int, Tensors]
 
-    def reduced(self) -> Waits:
+    def reduced(self) -> Coroutine:
         """Wait for all reductions."""
         for stage in tuple(self.reducing):
             self.totals[stage] = yield from self.reducing.pop(stage)
@@ -44,7 +44,7 @@ class DelayedGradients:
     ready: bool = True
     _kept: deque[_Gradients] = field(factory=deque, init=False)  # the oldest first
 
-    def totals(self, reducing: dict[int, Waits]) -> Waits:
+    def totals(self, reducing: dict[int, Coroutine]) -> Coroutine:
         """The totals for the end of the step that is computed, stage by stage: its sums, and the gradients of the step
         from which the update is delayed. Without a delay, also the gradients that reductions copy to the host.
         """
@@ -89,7 +89,7 @@ class DelayedGradients:
                 found[i] = means.pop(name) if name in means else totals[i].zero_()
         return tuple(found)
 
-    def settled(self) -> Waits:
+    def settled(self) -> Coroutine:
         """Wait for all reductions; returns the totals of each step, by its distance from the next step."""
         for each in self._kept:
             yield from each.reduced()
@@ -100,7 +100,7 @@ class DelayedGradients:
 
     def gradients(self, totals: Tensors) -> dict[str, torch.Tensor]:
         """The gradients of all parameters of the rank, from all totals: those of tied ones added in stage order."""
-        trained = {each.name for each in self.program.parameters if each.besides}
+        trained = {each.name for each in self.program.parameters if each.companions}
         found: dict[str, torch.Tensor] = {}
         for (_, name), total in sorted(zip(self.record.totals, totals, strict=True), key=lambda pair: pair[0]):
             if name in trained:
@@ -144,7 +144,7 @@ class Estimate:
         """Of a rank with these parameters."""
         memory, first = ParameterStore(dict(own.masters), dict(own.states)), dict[str, torch.Tensor]()
         pairs = []
-        for record in filter(lambda each: each.besides, map(program.parameter, names)):
+        for record in filter(lambda each: each.companions, map(program.parameter, names)):
             name = record.name
             first[name], memory.masters[name] = own.states[FIRST, name], own.states[ESTIMATE, name]
             pairs.append((memory.masters[name], own.masters[name]))

@@ -178,7 +178,7 @@ class Rank:
         self.transport = transport
         self.memory = ParameterStore()
         # Of the other groups that this rank trains apart.
-        self.extra_replicas = tuple(ParameterStore() for _ in range(plan.program.members - 1))
+        self.extra_replicas = tuple(ParameterStore() for _ in range(plan.program.replicas_per_rank - 1))
         self.failed = False  # whether a bad step has ended the run
         self.eval_nonfinite = False  # whether the loss of an evaluation was not finite
         self.unsound_from: int | None = None
@@ -237,7 +237,7 @@ class Rank:
             type = local_type(record.type, record.layout, mesh.sizes)
             self.memory.masters[name] = self._kept(name, type, record.host, record.mapped)
             self._begin(name, record.layout, self.memory.masters[name])
-            for state in (*record.states, *record.besides):
+            for state in (*record.states, *record.companions):
                 type = local_type(state.type, record.stored(state), mesh.sizes)
                 found = self._kept(state_name(state.name, name), type, state.host, record.mapped and state.host)
                 self.memory.states[state.name, name] = found
@@ -245,7 +245,7 @@ class Rank:
                     self._begin(name, record.stored(state), found)
             for other in self.extra_replicas:
                 # Groups begin alike, and share what is not trained.
-                own, master = bool(record.besides), self.memory.masters[name]
+                own, master = bool(record.companions), self.memory.masters[name]
                 other.masters[name] = master.clone() if own else master
                 for state in record.states:
                     other.states[state.name, name] = self.memory.states[state.name, name].clone()
@@ -284,9 +284,13 @@ class Rank:
     def kept(self) -> Iterator[tuple[SavedTensor, torch.Tensor]]:
         """Yields the tensors that the rank keeps between steps, and the names under which they are saved."""
         program = self.plan.program
-        place = program.mesh.coordinates(self.rank)[program.mesh.apart] if program.mesh.apart is not None else 0
+        place = (
+            program.mesh.coordinates(self.rank)[program.mesh.replica_axis]
+            if program.mesh.replica_axis is not None
+            else 0
+        )
         for each in state_tensors(program):
-            coordinate, member = divmod(each.group or 0, program.members)
+            coordinate, member = divmod(each.group or 0, program.replicas_per_rank)
             memory = self.memories[member]
             if each.parameter in memory.masters and (each.group is None or coordinate == place):
                 yield (

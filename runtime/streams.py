@@ -19,10 +19,10 @@ from partita.compiler.instructions import COMPUTE
 from partita.compiler.streams import START, Launch, of_channel
 from partita.runtime.declared import waits
 
-Waits = Generator[None, None, Any]
-Bound = Callable[[], Waits | None]
+Coroutine = Generator[None, None, Any]
+Bound = Callable[[], Coroutine | None]
 # From what is enqueued to what that returns, and what launches all of it.
-Capture = Callable[[Callable[[], Waits]], tuple[Any, Callable[[], None]]]
+Capture = Callable[[Callable[[], Coroutine]], tuple[Any, Callable[[], None]]]
 
 
 class Handle(Protocol):
@@ -71,7 +71,7 @@ class Streams(Protocol):
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation on tensors after the current compute, which then waits for the handle."""
 
-    def drained(self) -> Waits | None:
+    def drained(self) -> Coroutine | None:
         """Wait until the host may continue after a list of instructions; None if it may at once."""
 
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
@@ -175,7 +175,7 @@ class DeviceStreams:
         return tuple(bound)
 
     def _from_start(self, event: torch.cuda.Event, own: Bound) -> Bound:
-        def run() -> Waits | None:
+        def run() -> Coroutine | None:
             event.record(self._current)
             return own()
 
@@ -185,7 +185,7 @@ class DeviceStreams:
         if not after and event is None:
             return own  # type: ignore[no-any-return]
 
-        def run() -> Waits | None:
+        def run() -> Coroutine | None:
             for each in after:
                 self._current.wait_event(each)
             return own()  # type: ignore[no-any-return]
@@ -214,7 +214,7 @@ class DeviceStreams:
         return prepare, start
 
     @waits("a graph is captured once, with nothing under way")
-    def capture(self, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, enqueued: Callable[[], Coroutine]) -> tuple[Any, Callable[[], None]]:
         """A CUDA graph of all streams: those of communication begin after the compute stream, and end before it does.
         Other threads of the process may use CUDA meanwhile.
         """
@@ -281,12 +281,12 @@ class _Behind:
 def _with(own: Bound, then: Sequence[Callable[[], None]]) -> Bound:
     """What does something, and then more."""
 
-    def ended(waits: Waits) -> Waits:
+    def ended(waits: Coroutine) -> Coroutine:
         yield from waits
         for each in then:
             each()
 
-    def run() -> Waits | None:
+    def run() -> Coroutine | None:
         waits = own()
         if waits is not None:
             return ended(waits)
@@ -297,7 +297,7 @@ def _with(own: Bound, then: Sequence[Callable[[], None]]) -> Bound:
     return run
 
 
-def _at_once(waits: Waits) -> Any:
+def _at_once(waits: Coroutine) -> Any:
     """What is returned in the end, where the host waits for nothing."""
     try:
         next(waits)

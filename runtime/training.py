@@ -449,17 +449,20 @@ class VirtualRun:
 
     def trained(self) -> dict[str, torch.Tensor]:
         """The parameters of the trained model: with replica groups, the outer parameters (`anchor`)."""
-        return {**self.parameters(), **self.besides(ANCHOR)}
+        return {**self.parameters(), **self.companions(ANCHOR)}
 
     def _training(self, group: int) -> Iterator[tuple[Rank, int]]:
         """The ranks that train a group, each with the number of the group among its own."""
         program = self.plan.program
-        coordinate, member = divmod(group, program.members)
+        coordinate, member = divmod(group, program.replicas_per_rank)
         for rank in self.ranks:
-            if program.mesh.apart is None or program.mesh.coordinates(rank.rank)[program.mesh.apart] == coordinate:
+            if (
+                program.mesh.replica_axis is None
+                or program.mesh.coordinates(rank.rank)[program.mesh.replica_axis] == coordinate
+            ):
                 yield rank, member
 
-    def besides(self, which: str) -> dict[str, torch.Tensor]:
+    def companions(self, which: str) -> dict[str, torch.Tensor]:
         """What is kept of each parameter under this name besides the optimizer's states: `anchor`, `velocity`."""
         parts: dict[str, dict[int, torch.Tensor]] = {}
         for rank in self.ranks:
@@ -470,7 +473,7 @@ class VirtualRun:
 
     def means(self) -> dict[str, torch.Tensor]:
         """The mean that `ema` keeps of each trained parameter, by its name; as `parameters`. Empty without `ema`."""
-        return self.besides(EMA)
+        return self.companions(EMA)
 
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
         """Set parameters, of all groups: each rank takes its shards of the full tensors."""
@@ -481,7 +484,9 @@ class VirtualRun:
                 record = self.plan.program.parameter(name)
                 held = [(memory.masters[name], record.layout) for memory in rank.memories]
                 held += [
-                    (rank.memory.states[each.name, name], record.stored(each)) for each in record.besides if each.copy
+                    (rank.memory.states[each.name, name], record.stored(each))
+                    for each in record.companions
+                    if each.copy
                 ]
                 for tensor, layout in held:
                     for piece in pieces_of(record.type, layout, mesh.sizes, coordinates):

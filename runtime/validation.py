@@ -64,7 +64,7 @@ class UpdateBackup:
 class Validation:
     """When a rank validates its steps: before their update, or after it.
 
-    `calm` counts the last steps in a row that were good and not clipped, `taken_back` the updates that were.
+    `calm` counts the last steps in a row that were good and not clipped, `rolled_back` the updates that were.
     """
 
     call: Call
@@ -72,7 +72,7 @@ class Validation:
     bad_step_policy: BadStepPolicy
     copies: UpdateBackup
     calm: int = 0
-    taken_back: int = 0
+    rolled_back: int = 0
     _waits_until: int = field(default=0, init=False)  # a step that is to wait for its sums
 
     def can_speculate(self, number: int) -> bool:
@@ -95,11 +95,11 @@ class Validation:
 
     @waits("an update that was made is taken back if it should have been clipped")
     def _unclipped(self) -> bool:
-        return bool(self.executor.factor == self.executor.one)
+        return bool(self.executor.clip_coefficient == self.executor.one)
 
     def rollback(self, number: int) -> None:
         """Undo the update of a step, and end the next one as if it had not begun."""
         self.executor.discard()
         self.copies.restore()
         self.calm, self._waits_until = 0, number
-        self.taken_back += 1
+        self.rolled_back += 1

@@ -22,7 +22,7 @@ from partita.compiler.schedules.schedule import (
     WEIGHT,
     Action,
     Schedule,
-    Spread,
+    SharedVocabulary,
     loop_placement,
     peak_live,
     turn,
@@ -135,7 +135,7 @@ def shared_schedules(
     """
     schedule = draw(named_schedules(of, names))
     inputs, outputs = draw(st.sampled_from(((False, True), (True, False), (True, True))))
-    spread = Spread(schedule.ranks, schedule.stages, inputs, outputs)
+    spread = SharedVocabulary(schedule.ranks, schedule.stages, inputs, outputs)
     return SCHEDULES[schedule.name].shared(schedule, spread, draw(costs(spread.total)).action)
 
 

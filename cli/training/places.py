@@ -75,9 +75,9 @@ def check_recordable(spec: Spec, program: Program, trace: Path) -> None:
     _, train = spec.trained
     if train.steps < 2:
         raise UsageError("--trace skips the first step, and there is no other: raise train.steps")
-    if program.members > 1:
+    if program.replicas_per_rank > 1:
         raise UsageError(
-            f"--trace records ranks that train one group each, and here each trains {program.members}: "
+            f"--trace records ranks that train one group each, and here each trains {program.replicas_per_rank}: "
             "use a mesh with more ranks, or fewer groups in `sync`"
         )
     check_writable(trace)

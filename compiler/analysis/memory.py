@@ -187,7 +187,7 @@ def _on_host(state: Scheduled, rank: RankPlan) -> int:
     if not state.device.gpu:
         return total
     moved = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
-    coming = {value for _, value in state.update.coming(rank.stages)}
+    coming = {value for _, value in state.update.in_flight(rank.stages)}
     return total + working_set(line_by_line(moved), coming, coming, roots(moved), size=host_bytes)
 
 
@@ -346,16 +346,16 @@ def stored(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[dict[s
         own = (each for each in states if each.host == host)
         return sum(local_type(each.type, record.stored(each), sizes).bytes for each in own)
 
-    members = state.plan.members
+    replicas_per_rank = state.plan.replicas_per_rank
     # What is estimated of an update has states of its own.
-    times = 2 if state.plan.paired else members
+    times = 2 if state.plan.paired else replicas_per_rank
     return (
         {
-            each.name: (members if each.besides else 1) * local_type(each.type, each.layout, sizes).bytes
+            each.name: (replicas_per_rank if each.companions else 1) * local_type(each.type, each.layout, sizes).bytes
             for each in records
             if each.host == host
         },
-        {each.name: times * kept(each, each.states) + kept(each, each.besides) for each in records},
+        {each.name: times * kept(each, each.states) + kept(each, each.companions) for each in records},
     )
 
 

@@ -55,10 +55,10 @@ class Prediction(Shortened):
     """The prediction of a step, with times in seconds: of the microbatches (`timeline`), then of the end of the step on
     each rank of the pipeline (`ends`). `flops` are the model's in one step on all ranks, without recomputation; `peak`
     is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`. `period` is the time from the
-    start of a step to that of the next on each rank, if updates do not wait for the norm. Where groups train apart, a
-    rank does all this for each of its `members`, and `average` is what their average takes of each step. `copying` are
-    the most seconds that a rank copies between the device's memory and the host's (`offload`), and `exposed_copies` by
-    how much the step would be shorter if that took no time.
+    start of a step to that of the next on each rank, if updates do not wait for the norm. With replica groups, a rank
+    does all this for each of its `replicas_per_rank`, and `average` is the share of each step that averaging takes.
+    `copying` are the most seconds that a rank copies between the device's memory and the host's (`offload`), and
+    `exposed_copies` by how much the step would be shorter if that took no time.
     """
 
     costs: Costs
@@ -71,7 +71,7 @@ class Prediction(Shortened):
     unit: str
     flops: float
     peak: float
-    members: int = 1
+    replicas_per_rank: int = 1
     average: float = 0.0
     copying: float = 0.0
     exposed_copies: float = 0.0
@@ -84,7 +84,7 @@ class Prediction(Shortened):
     @property
     def waiting_time(self) -> float:
         """Seconds of a step at whose end all ranks meet."""
-        return self.members * (self.timeline.makespan + max(self.ends)) + self.average + self.fixed
+        return self.replicas_per_rank * (self.timeline.makespan + max(self.ends)) + self.average + self.fixed
 
     @property
     def rate(self) -> float:
@@ -113,13 +113,13 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         shown = found.makespan + max(ends) - without.makespan - max(silent)
         if period is not None and least is not None:
             shown = period - least
-        shown = max(0.0, state.members * shown + _average(state) - _average(silenced(state)))
+        shown = max(0.0, state.replicas_per_rank * shown + _average(state) - _average(silenced(state)))
     peak = state.device.flops[state.train.dtype] * state.mesh.ranks
-    copying = state.members * max(host_seconds(state, rank) for rank in state.plan.ranks)
+    copying = state.replicas_per_rank * max(host_seconds(state, rank) for rank in state.plan.ranks)
     exposed_copies = nan if copying and not exposed else 0.0
     if copying and exposed:
         _, without, silent, least = _simulated(evolve(state, device=evolve(state.device, host_link=inf)), execution)
-        exposed_copies = state.members * (found.makespan + max(ends) - without.makespan - max(silent))
+        exposed_copies = state.replicas_per_rank * (found.makespan + max(ends) - without.makespan - max(silent))
         if period is not None and least is not None:
             exposed_copies = period - least
     return Prediction(
@@ -132,7 +132,7 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
         *state.plan.counted,
         state.flops,
         peak,
-        state.members,
+        state.replicas_per_rank,
         _average(state),
         copying,
         max(0.0, exposed_copies),
@@ -414,7 +414,7 @@ class StepEpilogue:
                 left.arrival.update(closing.arrival)
                 left.run([*reduced.others, *reduced.follow])
         left.now = left.arrived
-        self._coming = {v: left.arrival[v] for _, v in state.update.coming(self.rank.stages) if v in left.arrival}
+        self._coming = {v: left.arrival[v] for _, v in state.update.in_flight(self.rank.stages) if v in left.arrival}
         left.run(state.update.statistic_nodes(self.rank.stages))
         return left.arrived
 

@@ -125,17 +125,17 @@ def traffic(state: Scheduled) -> tuple[Traffic, ...]:
         rank = state.plan.stages[stage.index].rank
         parameters = {each.value: each.name for each in stage.parameters}
         found += _Reader(
-            resharding, state.members * state.microbatches, state.members, rank, spans, parameters
+            resharding, state.replicas_per_rank * state.microbatches, state.replicas_per_rank, rank, spans, parameters
         ).records(stage.nodes)
         parameters = {each.value: each.parameter for each in stage.accumulators if each.parameter}
         reduce = dict(state.update.reduce).get(stage.index, ())
-        found += _Reader(resharding, 0, state.members, rank, spans, parameters).records(reduce)
+        found += _Reader(resharding, 0, state.replicas_per_rank, rank, spans, parameters).records(reduce)
         metrics = [node for node in state.update.metrics if node.stage == stage.index]
-        found += _Reader(resharding, 0, state.members, rank, spans, {}).records(metrics)
+        found += _Reader(resharding, 0, state.replicas_per_rank, rank, spans, {}).records(metrics)
     for each in state.plan.ranks:
         nodes = update_nodes(state, each)
         parameters = {value: node.scope for node in nodes for value in node.outputs if node.scope in spans}
-        found += _Reader(resharding, 0, state.members, each.rank, spans, parameters).records(nodes)
+        found += _Reader(resharding, 0, state.replicas_per_rank, each.rank, spans, parameters).records(nodes)
         outer = outer_nodes(state, each)
         parameters = {value: node.scope for node in outer for value in node.outputs if node.scope in spans}
         found += _Reader(resharding, 0, 1, each.rank, spans, parameters, state.every).records(outer)

@@ -48,8 +48,8 @@ def assemble(
     for functions in functions_of(partitioned, plan.schedule, compiled):
         index = functions.stage.index
         emitter = StageEmitter(module, functions, _casts(functions.stage.parameters, on_host))
-        coming = [value for _, value in update.coming([index])]
-        emitter.emit(reduce.get(index, ()), update.totals[index], plan.schedule.last_kind(index), coming)
+        in_flight = [value for _, value in update.in_flight([index])]
+        emitter.emit(reduce.get(index, ()), update.totals[index], plan.schedule.last_kind(index), in_flight)
         emitters.append(emitter)
     stages = tuple(
         _stage_program(stage, emitter, emitters, plan.schedule)
@@ -174,8 +174,8 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph, on_host: C
     writer = Writer(UPDATE, probe=module.probe)
     _totals(writer, update, rank.totals)
     # Behind the totals, stage by stage.
-    coming = [value for stage in rank.stages for _, value in update.coming([stage])]
-    for i, value in enumerate(coming, len(rank.totals)):
+    in_flight = [value for stage in rank.stages for _, value in update.in_flight([stage])]
+    for i, value in enumerate(in_flight, len(rank.totals)):
         writer.names.texts[value] = Argument(f"t[{i}]", value.type)
     if update.clip:
         writer.names.texts[update.clip[-1].output] = Argument("k", update.clip[-1].output.type)

@@ -97,7 +97,7 @@ class StageEmitter:
         coming: Sequence[Value] = (),
     ) -> None:
         """Writes all functions of the stage; `reduce` are the nodes that reduce its accumulators to its totals, and
-        copy what is `coming` to the host, the first of which start in its `last` kind of action.
+        copy what is `in_flight` to the host, the first of which start in its `last` kind of action.
         """
         crossing = uses_in(self.of.groups["BW"]) & defs_in(self.of.groups["F"])
         inputs = {each.value for each in self.stage.inputs if each.batch is not None}

@@ -77,7 +77,7 @@ def plan_step(
     mapped: Collection[str] = (),
     adds: bool = True,
     late: bool = False,
-    members: int = 1,
+    replicas_per_rank: int = 1,
     delay: int = 0,
     paired: bool = False,
     captured: bool = False,
@@ -86,9 +86,9 @@ def plan_step(
 
     The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
     parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
-    `late`: updates may be made before their step is validated; `captured`: it is launched as a whole on GPUs. With
-    `members`, each rank trains so many groups apart, and `whole` has the rows of one. Updates have gradients of `delay`
-    steps before; `paired`, of two steps each.
+    `late`: updates may be made before their step is validated; `captured`: it is launched as a whole on GPUs. Each rank
+    trains `replicas_per_rank` groups, and `whole` has the rows of one. Updates use gradients of `delay` steps before;
+    `paired`, of two steps each.
 
     Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
@@ -118,7 +118,7 @@ def plan_step(
     stage_sets = partitioned.stage_sets()
     updates = {each.name: each for each in update.parameters}
     outer = {each.name: each for each in update.outer}
-    groups = members * mesh.groups
+    groups = replicas_per_rank * mesh.groups
     return StepPlan(
         name=whole.name,
         inputs=tuple(
@@ -151,7 +151,7 @@ def plan_step(
         step_metrics=tuple(name for name, _, _ in update.step_metrics),
         guards=partitioned.graph.guards,
         schedule=schedule,
-        members=members,
+        replicas_per_rank=replicas_per_rank,
         delay=delay,
         paired=paired,
         captured=captured,
@@ -192,7 +192,7 @@ def _parameter_record(
     host: bool,
     mapped: bool,
 ) -> ParameterRecord:
-    besides = zip(outer.state_names, outer.states, strict=True) if outer else ()
+    companions = zip(outer.state_names, outer.states, strict=True) if outer else ()
     named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
         parameter.name,
@@ -211,7 +211,7 @@ def _parameter_record(
         (
             *(
                 StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR)
-                for name, state in besides
+                for name, state in companions
             ),
             *(StateRecord(name, parameter.master) for name in older if update is not None),
         ),

@@ -60,10 +60,10 @@ def whole_record(record: ParameterRecord, part: Part, update: Update | None) -> 
     """The record of the parameter that has this part; of its stages, those of the part."""
     types = dict(zip(update.states, update.state_types(part.master), strict=True)) if update is not None else {}
     states = tuple(evolve(each, type=types.get(each.name, part.master)) for each in record.states)
-    besides = tuple(evolve(each, type=part.master) for each in record.besides)
+    companions = tuple(evolve(each, type=part.master) for each in record.companions)
     layouts = (_outermost(part, layout) for layout in (record.layout, record.state_layout))
     layout, state_layout = layouts
-    record = evolve(record, name=part.name, type=part.master, states=states, besides=besides)
+    record = evolve(record, name=part.name, type=part.master, states=states, companions=companions)
     return evolve(record, layout=layout, state_layout=state_layout)
 
 

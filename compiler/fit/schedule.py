@@ -55,7 +55,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         state.mapped,
         adds=not state.device.gpu,
         late=state.training and state.train.late,
-        members=state.members,
+        replicas_per_rank=state.replicas_per_rank,
         delay=state.train.delay if state.training else 0,
         paired=state.training and state.train.paired,
         captured=state.training and state.train.graphs,

@@ -17,7 +17,7 @@ from partita.compiler.graph import LAST, Accumulator, Graph, Input, Node, Parame
 from partita.compiler.instructions import Direction, Message
 from partita.compiler.ops.communication import Receive, Send, Transfer
 from partita.compiler.passes.place import iteration_of
-from partita.compiler.schedules.schedule import Spread
+from partita.compiler.schedules.schedule import SharedVocabulary
 from partita.dsl.diagnostic import refuse
 from partita.dsl.reprs import count, outline
 
@@ -72,7 +72,7 @@ class PartitionedGraph:
         return found
 
 
-def cut(graph: Graph, stages: int, spread: Spread | None = None) -> PartitionedGraph:
+def cut(graph: Graph, stages: int, spread: SharedVocabulary | None = None) -> PartitionedGraph:
     """Cut a placed graph; `spread` says which stages come before the first. Raises Refused (E0405) if a value would
     have to flow backward.
     """

@@ -27,7 +27,7 @@ from partita.dsl.spec import Call
 
 def joined_mesh(mesh: Mesh) -> Mesh:
     """The mesh, with its axis of groups as one like any other."""
-    return evolve(mesh, apart=None)
+    return evolve(mesh, replica_axis=None)
 
 
 def with_outer_updates(update: UpdateGraph, mesh: Mesh, groups: Groups, local: Call) -> UpdateGraph:
@@ -44,7 +44,7 @@ def with_outer_updates(update: UpdateGraph, mesh: Mesh, groups: Groups, local: C
 
 class _OuterBuilder:
     def __init__(self, mesh: Mesh, groups: Groups) -> None:
-        self.apart, self.groups = mesh.apart, groups
+        self.replica_axis, self.groups = mesh.replica_axis, groups
         self.mesh = joined_mesh(mesh)
         self.build = ShardedBuilder(Resharding(self.mesh))
 
@@ -57,8 +57,8 @@ class _OuterBuilder:
         )
         held = [build.moved(each, state) for each in masters]
         summed = state
-        if self.apart is not None:
-            states = {**dict(state.states), self.apart: SUM}
+        if self.replica_axis is not None:
+            states = {**dict(state.states), self.replica_axis: SUM}
             summed = layout_of(((over, states.get(over)) for over in self.mesh.sharding), state.flat)
         (total,) = build.laid_out(SumOfGroups(len(held)), held, (summed,), f"total({name})")
         total = build.moved(total, state)

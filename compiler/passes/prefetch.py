@@ -134,10 +134,10 @@ class _Prefetching:
         if reader.phase is Phase.PROLOGUE:
             begun = [self._node(ToDevice(), self.there[value], copy, reader, self.root)]
         else:
-            coming = self._made(value, "coming", host=False)
-            started = self._node(Prefetch(), self.there[value], coming, reader, self.root)
+            in_flight = self._made(value, "coming", host=False)
+            started = self._node(Prefetch(), self.there[value], in_flight, reader, self.root)
             self.before.setdefault(start, []).append(started)
-            begun = [self._node(WaitPrefetch(), coming, copy, reader, self.root)]
+            begun = [self._node(WaitPrefetch(), in_flight, copy, reader, self.root)]
         self.before.setdefault(end, []).extend(begun)
         return copy
 

@@ -1,10 +1,10 @@
 """Joint graph → joint graph: an axis that all ranks of the pipeline share, such as a vocabulary, is divided into parts.
 
 Every rank holds a part of each parameter with the axis, and computes with it on stages of its own
-(`partita.compiler.schedules.schedule.Spread`): what looks up before the first stage, and what comes of the last one. As
-along any mesh axis, each value is split along the axis, partial (SUM or MAX), or whole, by the sharding rules of the
-operations; an operation without a rule may say what each part contributes (`Op.partial_reduce`). Nothing is exchanged
-but values that are whole or partial, by the sends and receives between stages:
+(`partita.compiler.schedules.schedule.SharedVocabulary`): lookups before the first stage, and the output layer after the
+last one. As along any mesh axis, each value is split along the axis, partial (SUM or MAX), or whole, by the sharding
+rules of the operations; an operation without a rule may say what each part contributes (`Op.partial_reduce`). Nothing
+is exchanged but values that are whole or partial, by the sends and receives between stages:
 
 - a partial value is summed up where it is read, in order of the ranks;
 - what follows from all output parts, such as the loss, and what their gradients need of it, is on the loss stage.
@@ -23,7 +23,7 @@ from partita.compiler.graph import Builder, Gradient, Graph, Node, Parameter, Pa
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import ShardingRule
 from partita.compiler.ops.pointwise import Detach, pointwise
-from partita.compiler.schedules.schedule import Spread
+from partita.compiler.schedules.schedule import SharedVocabulary
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.syntax.source import Span
 
@@ -33,13 +33,13 @@ COMBINED = {SUM: "add", MAX: "maximum"}
 
 def spread(
     graph: Graph, axes: Mapping[str, Span], over: str, ranks: int, stages: int, portable: set[Value]
-) -> tuple[Graph, Spread | None]:
+) -> tuple[Graph, SharedVocabulary | None]:
     """Divide `axes`, each with the place that asks for it, over the mesh axis `over` of so many ranks and stages.
 
     `portable` values are computed wherever they are read. The graph as it is, and None, if no operation has such an
     axis. Raises Refused (E0417) for what cannot be divided.
     """
-    divided = _Divided(graph, axes, over, Spread(ranks, stages), portable)
+    divided = _Divided(graph, axes, over, SharedVocabulary(ranks, stages), portable)
     return divided.graph()
 
 
@@ -53,7 +53,9 @@ def of_parts(graph: Graph, given: Mapping[str, Each]) -> dict[str, Each]:
 
 
 class _Divided:
-    def __init__(self, graph: Graph, axes: Mapping[str, Span], over: str, stages: Spread, portable: set[Value]) -> None:
+    def __init__(
+        self, graph: Graph, axes: Mapping[str, Span], over: str, stages: SharedVocabulary, portable: set[Value]
+    ) -> None:
         self.source, self.axes, self.over, self.portable = graph, axes, over, portable
         self.ranks = range(stages.ranks)
         self.build = Builder(graph.names)
@@ -70,7 +72,7 @@ class _Divided:
         self.stages = evolve(stages, inputs=INPUTS in kinds, outputs=OUTPUTS in kinds)
         self.wanted = self._wanted_by_parts() if self.stages.outputs else set[Value]()
 
-    def graph(self) -> tuple[Graph, Spread | None]:
+    def graph(self) -> tuple[Graph, SharedVocabulary | None]:
         """Walk the nodes once."""
         if not (self.stages.inputs or self.stages.outputs):
             return self.source, None

@@ -68,8 +68,8 @@ class ParameterUpdate(Shortened):
     `stages` are those that read it; `totals` the reduced totals to sum, each with its accumulator and the stage that
     makes it; `states` the optimizer's tensors, which it calls `state_names`, and the mean that `ema` keeps, if any.
     `finish` and `update` are the nodes of these phases; `prepare` those of the update that come before what several
-    parameters share. If it is sparse, `touched` are the ids of the rows that its gradient has. `coming` is the gradient
-    on its way to the host, if the stage's reductions start to copy it there.
+    parameters share. If it is sparse, `touched` are the ids of the rows that its gradient has. `in_flight` is the
+    gradient being copied to the host, if the stage's reductions start this copy.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ParameterUpdate(Shortened):
     state_names: tuple[str, ...] = ()
     prepare: tuple[Node, ...] = ()
     touched: Value | None = None
-    coming: Value | None = None
+    in_flight: Value | None = None
 
 
 @frozen(eq=False, repr=False)
@@ -178,7 +178,7 @@ class UpdateGraph:
         """
         order = {name: i - len(names) for i, name in enumerate(names)}
         own = [each for each in self.parameters if each.name in order]
-        copies = {value: each.name for each in own if (value := each.coming) is not None}
+        copies = {value: each.name for each in own if (value := each.in_flight) is not None}
         begun = [value for _, nodes in reversed(self.reduce) for node in nodes for value in node.outputs]
         first = [copies[value] for value in begun if value in copies]
         order.update({name: i - len(names) - len(first) for i, name in enumerate(first)})
@@ -188,10 +188,12 @@ class UpdateGraph:
         nodes += [node for each in own for node in each.update]
         return copied_ahead(bucketed(by_depth(nodes), BUCKET_BYTES))
 
-    def coming(self, stages: Collection[int]) -> list[tuple[str, Value]]:
+    def in_flight(self, stages: Collection[int]) -> list[tuple[str, Value]]:
         """The gradients that the reductions of these stages start to copy to the host, with their parameters' names."""
         return [
-            (each.name, each.coming) for each in self.parameters if each.coming is not None and each.stages[0] in stages
+            (each.name, each.in_flight)
+            for each in self.parameters
+            if each.in_flight is not None and each.stages[0] in stages
         ]
 
     def outer_updates(self, names: Collection[str]) -> list[Node]:
@@ -273,7 +275,7 @@ class _UpdateBuilder:
     delayed: bool
     build: StackingBuilder = field(init=False)
     stage_sets: Mapping[str, tuple[int, ...]] = field(init=False)
-    coming: dict[str, Value] = field(factory=dict, init=False)  # gradients that reductions start to copy to the host
+    in_flight: dict[str, Value] = field(factory=dict, init=False)  # gradients that reductions start to copy to the host
 
     def __attrs_post_init__(self) -> None:
         taken = [each.name for each in self.partitioned.graph.parameters]
@@ -373,7 +375,7 @@ class _UpdateBuilder:
                     reduced[each.name] = total
                     if self._copied_early(each.parameter):
                         name = f"{total.name}.coming"
-                        self.coming[each.parameter] = self._apply(CopyOut(), total, layout=total.layout, name=name)
+                        self.in_flight[each.parameter] = self._apply(CopyOut(), total, layout=total.layout, name=name)
             for rows in stage.accumulators:
                 if rows.parameter and rows.term is not None and not rows.term.ids:
                     own = (rows.parameter, SparseGradientPart(rows.term.number, True))
@@ -492,7 +494,7 @@ class _UpdateBuilder:
             (),
             parameter.decays,
             touched=touched,
-            coming=self.coming.get(parameter.name),
+            in_flight=self.in_flight.get(parameter.name),
         )
 
     # ------------------------------------------------------------ statistics
@@ -590,7 +592,9 @@ class _UpdateBuilder:
         if each.touched is not None:
             others = (each.touched, *others)
         written, *given = (
-            self._landed(each.coming, value) if value is each.gradient and each.coming else self._copied(value, there)
+            self._landed(each.in_flight, value)
+            if value is each.gradient and each.in_flight
+            else self._copied(value, there)
             for value in (part, gradient, *others)
         )
         layouts = (layout, *(state.layout for state in states))
@@ -616,9 +620,9 @@ class _UpdateBuilder:
             return self._apply(ToDevice(), value, layout=value.layout, name=value.name)
         return self._landed(self._apply(CopyOut(), value, layout=value.layout, name=f"{value.name}.coming"), value)
 
-    def _landed(self, coming: Value, value: Value) -> Value:
+    def _landed(self, in_flight: Value, value: Value) -> Value:
         """A value in the host's memory, once its copy there has landed."""
-        return self._apply(WaitCopyOut(), coming, value, layout=value.layout, name=value.name)
+        return self._apply(WaitCopyOut(), in_flight, value, layout=value.layout, name=value.name)
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""

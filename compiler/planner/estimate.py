@@ -125,10 +125,10 @@ def parts(
     candidate: Candidate,
     microbatches: int,
     fixed: float,
-    members: int = 1,
+    replicas_per_rank: int = 1,
 ) -> Parts:
-    """The seconds of a step; `fixed` is the device's constant overhead. A rank trains `members` groups, one after the
-    other; what their average takes of a step is not estimated.
+    """The seconds of a step; `fixed` is the device's constant overhead. A rank trains `replicas_per_rank` groups, one
+    after the other; the time of averaging them is not estimated.
     """
     placement = placement_of(candidate)
     split = SCHEDULES[candidate.schedule].split
@@ -152,10 +152,10 @@ def parts(
         makespan = end + (microbatches - looked) * most
     quiet = min(most, quiet)
     return Parts(
-        quiet * microbatches * members,
-        (most - quiet) * microbatches * members,
-        max(0.0, makespan - most * microbatches) * members,
-        max(ends) * members + fixed,
+        quiet * microbatches * replicas_per_rank,
+        (most - quiet) * microbatches * replicas_per_rank,
+        max(0.0, makespan - most * microbatches) * replicas_per_rank,
+        max(ends) * replicas_per_rank + fixed,
     )
 
 

@@ -69,8 +69,8 @@ def _moves(space: Space, base: Candidate, device: Device) -> Iterator[Candidate]
 
 def _lighter(space: Space, base: Candidate) -> Iterator[Candidate]:
     """The same with less to do or to store, in more of the memory that there is: all at once, then one by one."""
-    yield evolve(base, zero=1 if base.alike > 1 else base.zero, sequence=base.tensor > 1, recompute="")
-    if base.alike > 1 and base.zero != 1:
+    yield evolve(base, zero=1 if base.data_parallel_size > 1 else base.zero, sequence=base.tensor > 1, recompute="")
+    if base.data_parallel_size > 1 and base.zero != 1:
         yield evolve(base, zero=1)
     ways = ("", *space.blocks)
     fewer = ways[: ways.index(base.recompute)] if base.recompute in ways else ways

@@ -295,7 +295,7 @@ class Search:
         for data, pipe, tensor in factors:
             sequence = bool(tensor > 1 and space.sequence_by(tensor))
             best, wasted = float("inf"), 0
-            alike = data * setting.alike
+            alike = data * setting.data_parallel_size
             mesh = evolve(setting, data=data, pipe=pipe, tensor=tensor, sequence=sequence, zero=min(1, alike - 1))
             mesh = evolve(mesh, offload=offloads[data, pipe, tensor])
             if not space.valid(mesh):
@@ -351,17 +351,17 @@ class Search:
         # Other memory of a rank, from the proxy, which stores nothing sharded over data.
         constant = stages.middle.beside - stages.layer.beside if candidate.stages > 1 else 0.0
         beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))
-        for zero in (1, 2, 3) if candidate.alike > 1 else (0,):
+        for zero in (1, 2, 3) if candidate.data_parallel_size > 1 else (0,):
             candidate = evolve(candidate, zero=zero)
             needed = NEAR * (max(0.0, beside) + self._stored(candidate) + activations)
             if needed <= self.room:
                 seconds = least(stages, own, candidate, microbatches, self.space.layers)
-                seconds *= self.space.members(candidate)
+                seconds *= self.space.replicas_per_rank(candidate)
                 sums = self._reduction(candidate)
                 if zero > 1:
                     seconds = max(seconds, sums * microbatches)
                 hidden = own.weight if SCHEDULES[schedule].split else own.whole  # behind the last microbatch
-                return seconds + own.end * chunks / candidate.alike + max(0.0, sums - hidden), candidate
+                return seconds + own.end * chunks / candidate.data_parallel_size + max(0.0, sums - hidden), candidate
             self._too_large(BOUNDED, needed, candidate)
         return None
 
@@ -373,9 +373,9 @@ class Search:
         if not self.space.free:
             if not self.space.whole:
                 return self._known(shape)
-            rows = candidate.data * candidate.size * self.space.members(candidate)
-            whole = self._known(evolve(shape, size=max(1, rows // self.space.members(shape))))
-            return whole and whole * (self.space.members(shape) * candidate.size / rows)
+            rows = candidate.data * candidate.size * self.space.replicas_per_rank(candidate)
+            whole = self._known(evolve(shape, size=max(1, rows // self.space.replicas_per_rank(shape))))
+            return whole and whole * (self.space.replicas_per_rank(shape) * candidate.size / rows)
         first, second = SIZES
         one = self._known(evolve(shape, size=first))
         if one is None or candidate.size == first:
@@ -417,12 +417,12 @@ class Search:
     def _stored(self, candidate: Candidate) -> float:
         """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
         part = self.space.part(candidate)
-        shards = max(1, candidate.alike // self.space.apart(candidate))
+        shards = max(1, candidate.data_parallel_size // self.space.apart(candidate))
         state, gradient, frozen = (1 / shards if candidate.zero >= stage else part for stage in (1, 2, 3))
         host = 0.0 if candidate.offload and self.device.gpu else 1.0
         # Masters are stored as states are; those that are cast to compute lie where states do.
         masters = self._masters * (host if self.space.given.trained[1].mixed else 1.0)
-        states = (masters + self._states * host) * state * self.space.members(candidate)
+        states = (masters + self._states * host) * state * self.space.replicas_per_rank(candidate)
         return (states + 4 * self._trained * gradient + self._frozen * frozen) / self.space.sharing(candidate)
 
     # ------------------------------------------------------------ outlooks
@@ -515,7 +515,7 @@ class Search:
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Variants of a candidate that need less memory."""
-        if (candidate.zero or candidate.alike > 1) and candidate.zero < 3:
+        if (candidate.zero or candidate.data_parallel_size > 1) and candidate.zero < 3:
             yield evolve(candidate, zero=candidate.zero + 1)
         ways = ("", *self.space.blocks)
         place = ways.index(candidate.recompute) + 1
@@ -538,7 +538,7 @@ class Search:
         own = cut(stages, candidate, self.space.layers)
         whole, part = self._inputs(candidate)
         found = CandidateEstimate(
-            parts(stages, own, candidate, microbatches, self.device.step, self.space.members(candidate)),
+            parts(stages, own, candidate, microbatches, self.device.step, self.space.replicas_per_rank(candidate)),
             tuple(each + whole for each in memory(stages, own, candidate, microbatches, part)),
         )
         self._outlooks[candidate] = found
@@ -721,8 +721,8 @@ def _parts(state: Scheduled, prediction: Prediction) -> Parts:
     stages = state.plan.ranks[rank].stages
     actions = (each.work for each in timeline.actions[rank] if isinstance(each.work, Action))
     compute = min(most, sum(quiet[stages[action.chunk], action.kind] for action in actions))
-    end = prediction.members * max(prediction.ends) + prediction.average + prediction.fixed
-    compute, most = prediction.members * compute, prediction.members * most
+    end = prediction.replicas_per_rank * max(prediction.ends) + prediction.average + prediction.fixed
+    compute, most = prediction.replicas_per_rank * compute, prediction.replicas_per_rank * most
     return Parts(compute, most - compute, prediction.step_time - most - end, end)
 
 
@@ -747,7 +747,7 @@ def described(space: Space, candidate: Candidate) -> str:
 
 def details(candidate: Candidate) -> list[str]:
     """What a candidate's layout has besides sharded batch, sequence and parameters, in words."""
-    words = [f"ZeRO-{candidate.zero}"] if candidate.zero and candidate.alike > 1 else []
+    words = [f"ZeRO-{candidate.zero}"] if candidate.zero and candidate.data_parallel_size > 1 else []
     words += [candidate.exchange or "contiguous"] if candidate.context > 1 else []
     words += ["experts apart"] if candidate.routed else []
     words += ["shared vocabulary"] if candidate.shared else []

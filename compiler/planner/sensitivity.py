@@ -172,5 +172,5 @@ class _Scaled:
         nodes = sum(len(stage.nodes) for state in self.programs.values() for stage in state.partitioned.stages)
         self.budget.spend(nodes * AGAIN)
         own = cut(stages, candidate, space.layers)
-        members = space.members(candidate)
-        return parts(stages, own, candidate, space.microbatches(candidate), self.device.step, members).step
+        replicas_per_rank = space.replicas_per_rank(candidate)
+        return parts(stages, own, candidate, space.microbatches(candidate), self.device.step, replicas_per_rank).step

@@ -89,7 +89,7 @@ class Candidate:
         return self.data, self.pipe, self.tensor, self.context, self.expert
 
     @property
-    def alike(self) -> int:
+    def data_parallel_size(self) -> int:
         """The number of ranks that hold the same parameters, of experts in part, and reduce their gradients."""
         return self.data * self.context * self.expert
 
@@ -199,13 +199,13 @@ class Space:
 
     def _rows_at_once(self, candidate: Candidate) -> int:
         """The rows of a microbatch of every group, on all ranks."""
-        return candidate.data * candidate.expert * self.beside * candidate.size * self.members(candidate)
+        return candidate.data * candidate.expert * self.beside * candidate.size * self.replicas_per_rank(candidate)
 
     def apart(self, candidate: Candidate) -> int:
         """The number of groups of ranks that train apart: those of the first mesh axis that splits the batch."""
         return min(self.given.trained[1].groups, self._along(candidate))
 
-    def members(self, candidate: Candidate) -> int:
+    def replicas_per_rank(self, candidate: Candidate) -> int:
         """How many groups that train apart each rank trains, one after the other."""
         return self.given.trained[1].groups // self.apart(candidate)
 
@@ -386,7 +386,7 @@ class Space:
             sequence = tuple(name for name in sequence if name != self.positions)
         if sequence:
             shard(sequence, self.tensor)
-        if candidate.zero and candidate.alike > 1:
+        if candidate.zero and candidate.data_parallel_size > 1:
             shard((CLASSES[candidate.zero],), *data, *expert, *context)
         if candidate.pipe > 1:
             rules.append(spec.StageRule(self.staged, self.pipe, counts, place))

@@ -224,7 +224,7 @@ def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
     """The messages between pipeline ranks, sent for each microbatch."""
     program = state.program
     return tuple(
-        _transfer(message, program.members * program.microbatches)
+        _transfer(message, program.replicas_per_rank * program.microbatches)
         for message in state.partitioned.messages
         if message.direction in ("forward", "backward")
         and program.stages[message.source].rank != program.stages[message.destination].rank
@@ -234,7 +234,9 @@ def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
 def tied_transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
     """Gradient totals of tied parameters, sent once a step to each other pipeline rank that has the parameter."""
     return tuple(
-        _transfer(each.transfer.message, state.program.members) for rank in state.program.ranks for each in rank.sends
+        _transfer(each.transfer.message, state.program.replicas_per_rank)
+        for rank in state.program.ranks
+        for each in rank.sends
     )
 
 

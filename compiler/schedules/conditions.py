@@ -22,7 +22,7 @@ from partita.compiler.schedules.schedule import (
     WEIGHT,
     Action,
     Schedule,
-    Spread,
+    SharedVocabulary,
     ranks_of,
 )
 from partita.compiler.schedules.simulator import Costs
@@ -92,7 +92,7 @@ class Conditions:
     costs: Costs
     messages: tuple[Message, ...]
     memory: Callable[[Placement], Memory] | None = None
-    spread: Spread | None = None
+    spread: SharedVocabulary | None = None
 
 
 @frozen

@@ -70,7 +70,7 @@ def _changes(stages: Sequence[int], memory: Memory) -> list[float]:
 
 
 @define(eq=False)
-class _Rank:
+class _RankState:
     """A rank: its plan, and what of it has run."""
 
     plan: Codes
@@ -197,7 +197,7 @@ class _Execution:
                 heappush(moments, (arrival, other))
         return [tuple(rank.order) for rank in ranks]
 
-    def _rank(self, number: int) -> _Rank:
+    def _rank(self, number: int) -> _RankState:
         stages, plan = self.placement[number], self.plan[number]
         prices, memory = self.prices, self.memory
         seconds, kept = [], []
@@ -209,9 +209,9 @@ class _Execution:
             positions[each].append(position)
         limit = memory.limit[number] * (1 + SLACK)
         arrivals: list[list[float]] = [[] for _ in seconds]
-        return _Rank(plan, seconds, _changes(stages, memory), kept, limit, arrivals, positions)
+        return _RankState(plan, seconds, _changes(stages, memory), kept, limit, arrivals, positions)
 
-    def _followers(self, ranks: Sequence[_Rank]) -> list[list[list[tuple[int, int, float]]]]:
+    def _followers(self, ranks: Sequence[_RankState]) -> list[list[list[tuple[int, int, float]]]]:
         """What the end of an action makes ready, by rank and code: a rank, a code, and the seconds that it takes."""
         at = {stage: (rank, chunk) for rank, stages in enumerate(self.placement) for chunk, stage in enumerate(stages)}
         last, prices = len(at) - 1, self.prices

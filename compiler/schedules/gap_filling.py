@@ -64,7 +64,7 @@ class GapFilling:
 
     def orders(self, plan: Sequence[Codes], allowance: Allowance) -> list[Codes] | None:
         """The orders of all ranks; None if they deadlock, or if memory does not hold the plan."""
-        ranks = [_Rank(line) for line in plan]
+        ranks = [_RankGaps(line) for line in plan]
         ends: list[list[float]] = [[] for _ in range(2 * sum(map(len, self.estimate.placement)))]
         waiting = [-1] * len(ends)  # the rank that waits for the next entry of a list
         ready = deque(range(len(ranks)))
@@ -82,7 +82,7 @@ class GapFilling:
 
     def _advance(
         self,
-        rank: _Rank,
+        rank: _RankGaps,
         number: int,
         allowance: Allowance,
         ends: list[list[float]],
@@ -136,7 +136,7 @@ class GapFilling:
 
 
 @define(eq=False)
-class _Rank:
+class _RankGaps:
     """A rank, and what of its plan has run."""
 
     plan: Codes

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, cast
 
 from attrs import frozen
 
-from partita.compiler.schedules.schedule import Schedule, Spread, loop_placement, ranks_of
+from partita.compiler.schedules.schedule import Schedule, SharedVocabulary, loop_placement, ranks_of
 from partita.compiler.schedules.spread import with_spread
 from partita.dsl import spec
 from partita.dsl.config import builtins
@@ -105,7 +105,9 @@ class Generator(ScheduleSignature):
     fewest: Callable[[spec.Call], int] = lambda call: 0
     legal: Callable[[int, int], Mapping[str, Iterable[Any]]] = lambda ranks, chunks: {}
 
-    def shared(self, schedule: Schedule, spread: Spread | None, seconds: Callable[[int, str], float]) -> Schedule:
+    def shared(
+        self, schedule: Schedule, spread: SharedVocabulary | None, seconds: Callable[[int, str], float]
+    ) -> Schedule:
         """One of its schedules with the passes over parts that all ranks have, if there are any and it was not written
         with them.
 

@@ -45,7 +45,7 @@ def lower_bound(
     if all(len(stages) == 1 for stages in placement):
         return fillings(placement, microbatches, prices, memory, whole)[0][0]
     pipe = _Bounds(_split(prices), microbatches, memory, whole)
-    ranks = [_Rank(rank, tuple(sorted(stages))) for rank, stages in enumerate(placement)]
+    ranks = [_RankBound(rank, tuple(sorted(stages))) for rank, stages in enumerate(placement)]
     return max(pipe.cost(each, max(0.0, pipe.trip(each) - pipe.forwards(each))) for each in ranks)
 
 
@@ -60,7 +60,9 @@ def fillings(
     best first.
     """
     pipe = _Bounds(_split(prices), microbatches, memory, whole)
-    ranks = sorted((_Rank(rank, tuple(stages)) for rank, stages in enumerate(placement)), key=lambda each: each.stages)
+    ranks = sorted(
+        (_RankBound(rank, tuple(stages)) for rank, stages in enumerate(placement)), key=lambda each: each.stages
+    )
     # The time from the end of a stage's first F to the start of its first B, the bound, and the later stages' counts.
     starts: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
     for stage in reversed(range(len(ranks))):
@@ -92,7 +94,7 @@ def _split(prices: StageTimes) -> StageTimes:
 
 
 @frozen
-class _Rank:
+class _RankBound:
     """A rank and its stages in ascending order."""
 
     number: int
@@ -118,7 +120,7 @@ class _Bounds:
     def _to_first(self) -> list[float]:
         return self.prices.to_first()
 
-    def cost(self, rank: _Rank, idle: float, tail: float = 0.0) -> float:
+    def cost(self, rank: _RankBound, idle: float, tail: float = 0.0) -> float:
         """The bound from a rank that idles for `idle` before its first B and for `tail` before its last."""
         prices, first = self.prices, rank.stages[0]
         weight = self.microbatches * sum(prices.weight[stage] for stage in rank.stages)
@@ -132,7 +134,7 @@ class _Bounds:
             found = max(found, self.from_first[first] + busy - late + self.to_first[first] + prices.weight[0])
         return found
 
-    def _holding(self, rank: _Rank) -> float:
+    def _holding(self, rank: _RankBound) -> float:
         """The bound from the time for which microbatches occupy a rank's memory (hold)."""
         if self.memory is None:
             return 0.0
@@ -144,22 +146,22 @@ class _Bounds:
         limit = self.memory.limit[rank.number]
         return self.prices.forward[rank.stages[0]] + self.microbatches * held / (limit * (1 + SLACK)) if limit else 0.0
 
-    def trip(self, rank: _Rank) -> float:
+    def trip(self, rank: _RankBound) -> float:
         """The least time from the start of a microbatch's first F on a rank to the start of its first B there."""
         prices, first, last = self.prices, rank.stages[0], rank.stages[-1]
         there = self.from_first[-1] - self.from_first[first] + prices.forward[-1]
         return there + prices.backward[-1] + self.to_first[-1] - self.to_first[last] - prices.backward[last]
 
-    def forwards(self, rank: _Rank) -> float:
+    def forwards(self, rank: _RankBound) -> float:
         """The most seconds of forwards that a rank can run before its first B."""
         seconds = [self.prices.forward[stage] for stage in rank.stages]
         return min(self.microbatches * sum(seconds), self._count(rank, "forward") * max(seconds))
 
-    def most(self, rank: _Rank) -> int:
+    def most(self, rank: _RankBound) -> int:
         """How many microbatches a rank of one stage can hold after F, at least 1."""
         return max(1, int(self._count(rank, "forward")))
 
-    def tail(self, rank: _Rank) -> float:
+    def tail(self, rank: _RankBound) -> float:
         """The least time that a rank of one stage idles after its last F."""
         prices, (stage,) = self.prices, rank.stages
         away = self.trip(rank) - prices.forward[stage]
@@ -174,7 +176,7 @@ class _Bounds:
             most = max(most, (forwards - 1) * backward + (forwards - 1 + others) * weight)
         return max(0.0, away - most)
 
-    def _count(self, rank: _Rank, kept: str) -> float:
+    def _count(self, rank: _RankBound, kept: str) -> float:
         """How many (stage, microbatch) pairs a rank can hold after F, or after B."""
         pairs = float(self.microbatches * len(rank.stages))
         if self.memory is None:

@@ -53,7 +53,7 @@ class Search:
 
 
 @frozen
-class Spread:
+class SharedVocabulary:
     """The stages of a pipeline of so many `ranks` and `stages` whose ranks share an axis. `inputs` and `outputs`:
     whether parts come before the first stage, and after the last one.
 
@@ -126,7 +126,7 @@ class Schedule(Shortened):
     pairs: tuple[frozenset[int], ...] = field(default=(), repr=False)
     search: Search | None = field(default=None, eq=False)
     spans: tuple[tuple[Span, ...], ...] = field(default=(), eq=False, repr=False)
-    spread: Spread | None = None
+    spread: SharedVocabulary | None = None
     ascending: bool = True
     slices: int = 1
 

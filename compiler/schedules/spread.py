@@ -26,7 +26,7 @@ from partita.compiler.schedules.schedule import (
     WEIGHT,
     Action,
     Schedule,
-    Spread,
+    SharedVocabulary,
     peak_live,
 )
 
@@ -34,7 +34,7 @@ from partita.compiler.schedules.schedule import (
 AHEAD = 2
 
 
-def part_messages(spread: Spread, training: bool = True) -> tuple[Message, ...]:
+def part_messages(spread: SharedVocabulary, training: bool = True) -> tuple[Message, ...]:
     """What any such pipeline sends in addition to what its stages send each other."""
     ways = []
     for rank in range(spread.ranks):
@@ -49,7 +49,7 @@ def part_messages(spread: Spread, training: bool = True) -> tuple[Message, ...]:
 
 def with_spread(
     schedule: Schedule,
-    spread: Spread,
+    spread: SharedVocabulary,
     seconds: Callable[[int, str], float],
     slack: int = 2,
     passes: Sequence[Sequence[int]] | None = None,
@@ -115,7 +115,7 @@ class _Insertion:
     """The simulation that merges each rank's lines of actions."""
 
     schedule: Schedule
-    spread: Spread
+    spread: SharedVocabulary
     seconds: Callable[[int, str], float]
     passes: Sequence[Sequence[int]] | None
     ends: dict[Work, float] = field(factory=dict)

@@ -236,14 +236,14 @@ class _UpdateWriter(GraphWriter):
         decays = " decays" if each.decays else ""
         self.part(f"parameter {each.name} stages {stages}{layouts_text(each.layouts)}{decays}", each.finish)
         touched = () if each.touched is None else (each.touched,)
-        coming = () if each.coming is None else (each.coming,)
-        self.given((*(value for *_, value in each.totals), each.gradient, *touched, *coming))
+        in_flight = () if each.in_flight is None else (each.in_flight,)
+        self.given((*(value for *_, value in each.totals), each.gradient, *touched, *in_flight))
         totals = ", ".join(
             f"{stage} {self.name(value)}{f' = {name}' if name != each.name else ''}"
             for stage, name, value in each.totals
         )
         rows = f" at {self.name(each.touched)}" if each.touched is not None else ""
-        way = f" coming as {self.name(each.coming)}" if each.coming is not None else ""
+        way = f" coming as {self.name(each.in_flight)}" if each.in_flight is not None else ""
         self.lines.append(f"gradient {self.name(each.gradient)}{rows}{way} of {totals}")
         self.lines.append(f"master {self.value(each.master)}")
         self.lines += [
@@ -392,7 +392,7 @@ class _UpdateReader(GraphReader):
     def total_gradient(self, text: str) -> None:
         """Reads a parameter's gradient and the totals that it sums."""
         name, _, totals = text.partition(" of ")
-        name, _, coming = name.partition(" coming as ")
+        name, _, in_flight = name.partition(" coming as ")
         name, _, touched = name.partition(" at ")
         found = (matched(r"(\d+) (%.+?)(?: = (.+))?", each) for each in totals.split(", "))
         own = self.parameters[-1]
@@ -400,7 +400,7 @@ class _UpdateReader(GraphReader):
             "gradient": self.values[name],
             "totals": tuple((int(each[1]), each[3] or own["name"], self.values[each[2]]) for each in found),
             "touched": self.values[touched] if touched else None,
-            "coming": self.values[coming] if coming else None,
+            "in_flight": self.values[in_flight] if in_flight else None,
         }
 
     def own_master(self, text: str) -> None:

@@ -72,26 +72,26 @@ class Copies:
         behind = roots(nodes)
         made = {value for node in nodes for value in node.outputs}
         there: set[Value] = set()
-        coming: dict[Value, Value] = {}  # copies under way, and what they are of
+        in_flight: dict[Value, Value] = {}  # copies under way, and what they are of
         copied = Counter[Value]()  # the memory of that
         for node in nodes:
             lands = node.op.is_host_transfer and node.op.is_view and node.output.host
             for value in node.inputs:
                 require(value not in made or value in there, f"`{value.name}` is read before it is made", value)
-                early = value in coming and not (lands and value is node.inputs[0])
+                early = value in in_flight and not (lands and value is node.inputs[0])
                 require(not early, f"`{value.name}` is read before it has landed", value)
             written = [each for each in node.op.overwritten(node.inputs) if copied[behind.get(each, each)]]
             require(not written, "what is on its way to the host is overwritten", *written)
             if lands:
                 copy, source = node.inputs
-                require(coming.pop(copy, None) is source, f"`{copy.name}` is not of `{source.name}`", copy, source)
+                require(in_flight.pop(copy, None) is source, f"`{copy.name}` is not of `{source.name}`", copy, source)
                 copied[behind.get(source, source)] -= 1
             elif node.op.async_start:
                 (source,) = node.inputs
-                coming[node.output] = source
+                in_flight[node.output] = source
                 copied[behind.get(source, source)] += 1
             there.update(node.outputs)
-        require(not coming, "what is copied to the host is not waited for", *coming)
+        require(not in_flight, "what is copied to the host is not waited for", *in_flight)
 
     def _parameters(self, rank: RankProgram) -> list[str]:
         """The rank's parameters, in its order, by the names that updates have: of a part of one, the part's own."""
@@ -101,7 +101,7 @@ class Copies:
 
     def _memories(self, graph: StageGraph) -> None:
         """Every node of a stage runs in one memory, and reads what has arrived there."""
-        coming: dict[Value, Node] = {}  # what is copied beside other work
+        in_flight: dict[Value, Node] = {}  # what is copied beside other work
         made: dict[Value, Node] = {}  # copies of what lies in the host's memory
         for node in graph.nodes:
             with self.check.at(node.span, f"on stage {graph.index}"):
@@ -109,12 +109,14 @@ class Copies:
                 arrives = node.op.is_host_transfer and node.op.is_view
                 for value in node.inputs:
                     there = f"`{value.name}` is read before it has arrived"
-                    require(arrives == (value in coming), there if value in coming else "nothing is under way", value)
-                    copied = coming.get(value) or made.get(value)
+                    require(
+                        arrives == (value in in_flight), there if value in in_flight else "nothing is under way", value
+                    )
+                    copied = in_flight.get(value) or made.get(value)
                     same = copied is None or copied.phase is node.phase
                     require(same, f"a copy of a parameter is kept from one phase to another: `{value.name}`", value)
                 if node.op.async_start:
-                    coming.update(dict.fromkeys(node.outputs, node))
+                    in_flight.update(dict.fromkeys(node.outputs, node))
                 elif arrives:
                     made.update(dict.fromkeys(node.outputs, node))
 

@@ -24,7 +24,7 @@ from partita.compiler.graph import Builder, Gradient, Graph, Node, Parameter, Va
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.ops.pointwise import pointwise
-from partita.compiler.schedules.schedule import Spread
+from partita.compiler.schedules.schedule import SharedVocabulary
 from partita.compiler.verify.checker import Checker, quoted
 from partita.compiler.verify.reference import Reference
 from partita.compiler.verify.rules import Violation, require
@@ -44,7 +44,7 @@ class Division:
     undivided: Graph
     divided: Graph
     over: str
-    spread: Spread
+    spread: SharedVocabulary
     check: Checker
     numbering: ValueNumbering = field(factory=ValueNumbering)
     shares: dict[tuple[Op, tuple[int, ...], int], tuple[int, ...]] = field(factory=dict)

@@ -50,7 +50,7 @@ class Ending:
     gradients: dict[str, int] = field(factory=dict)
     touched: dict[str, int] = field(factory=dict)  # ids of the rows that a sparse one has
     squares: list[str] = field(factory=list)  # the entries of the squared norms
-    coming: Values = field(factory=dict)  # what the reductions start to copy to the host
+    in_flight: Values = field(factory=dict)  # what the reductions start to copy to the host
     _totals: dict[str, list[tuple[int, str, Value, int]]] = field(factory=dict)
     _there: dict[int, Values] = field(factory=dict)
 
@@ -108,7 +108,7 @@ class Ending:
                     memories(node)
                 self.nodes([node], values, Phase.REDUCE, where, new=combines or copies)
                 if copies:
-                    self.coming[node.output] = values[node.output]
+                    self.in_flight[node.output] = values[node.output]
             numbers = {each.name: values[each.value] for each in stage.accumulators}
             combined = self._combined(stage.accumulators, totals, numbers, values, reduce.get(stage.index, ()))
             for each, total in zip(stage.accumulators, totals, strict=True):

@@ -57,7 +57,11 @@ class Outers:
         state = layouts.state if declared.trained else layouts.param
         stages = self.ending.partitioned.stage_sets()[each.name]
         require(each.stages == stages, f"`{each.name}` is not averaged on the stages that have it, {stages}")
-        require(len(set(each.masters)) == groups.members, f"a rank trains {groups.members} groups", *each.masters)
+        require(
+            len(set(each.masters)) == groups.members,
+            f"a rank trains {groups.members} groups",
+            *each.masters,
+        )
         values: Values = {}
         for member, master in enumerate(each.masters):
             require(master.layout == layouts.param, f"`{master.name}` is not stored as {layouts.param}", master)
@@ -110,7 +114,7 @@ class Outers:
 
     def _partial(self, node: Node, check: Checker) -> None:
         """The sum over a rank's groups is a partial one over all groups."""
-        apart = self.ending.check.rules.mesh.apart
+        apart = self.ending.check.rules.mesh.replica_axis
         (result,) = node.outputs
         for value in node.inputs:
             wanted = Layout(

@@ -34,7 +34,7 @@ from partita.compiler.verify.rules import require
 class Records:
     """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory. `late`: updates
     may be made before their step is validated. They have gradients of `delay` steps before, and if `paired`, of two
-    steps each. A rank trains `members` groups.
+    steps each. A rank trains `replicas_per_rank` groups.
     """
 
     partitioned: PartitionedGraph
@@ -47,7 +47,7 @@ class Records:
     late: bool = False
     delay: int = 0
     paired: bool = False
-    members: int = 1
+    replicas_per_rank: int = 1
 
     def run(self) -> None:
         """Check all records."""
@@ -62,12 +62,12 @@ class Records:
             entries = [name for name, _, _ in self.update.step_metrics]
             require(self.program.delay == self.delay, f"updates have gradients of {self.program.delay} steps before")
             require(self.program.paired == self.paired, "updates have gradients of another number of steps")
-            trains = f"a rank trains {self.members} groups, and not {self.program.members}"
-            require(self.program.members == self.members, trains)
+            trains = f"a rank trains {self.replicas_per_rank} groups, and not {self.program.replicas_per_rank}"
+            require(self.program.replicas_per_rank == self.replicas_per_rank, trains)
             require(list(self.program.step_metrics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()
         states = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.parameters}
-        besides = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.outer}
+        companions = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.outer}
         records = {record.name: record for record in self.program.parameters}
         for name, (declared, _) in self.whole.parameters.items():
             record = records.get(self._name(name))
@@ -78,7 +78,7 @@ class Records:
                 if declared.part is not None:
                     own = self._of_part(record, declared, declared.part, stage_sets[name])
                 older = older_names(self.delay, self.paired) if name in states else ()
-                self._besides(own, besides.get(name, ()), older)
+                self._besides(own, companions.get(name, ()), older)
                 self._parameter(own, declared, stage_sets[name], states.get(name, ()))
         for stage, graph in zip(self.program.stages, self.partitioned.stages, strict=True):
             with self.check.at(where=f"the record of stage {stage.index}"):
@@ -141,7 +141,7 @@ class Records:
             layout=of_part(record.layout, part.over, part.axis, size),
             state_layout=of_part(record.state_layout, part.over, part.axis, size),
             states=cut(record.states),
-            besides=cut(record.besides),
+            companions=cut(record.companions),
         )
 
     def _parameter(
@@ -174,13 +174,13 @@ class Records:
         """What is kept besides the optimizer's states: for the average of groups, gradients of earlier steps, and what
         is estimated of them.
         """
-        found = [each.name for each in record.besides]
+        found = [each.name for each in record.companions]
         right = found == [*(name for name, _ in kept), *older]
         require(right, f"`{record.name}` has {', '.join(found) or 'nothing'} besides its states")
-        for each in record.besides[len(kept) :]:
+        for each in record.companions[len(kept) :]:
             same = each.type == record.type and not each.copy and not each.host
             require(same, f"`{each.name}` of `{record.name}` is not like it")
-        for each, (name, value) in zip(record.besides, kept, strict=False):
+        for each, (name, value) in zip(record.companions, kept, strict=False):
             same = record.stored(each) == value.layout and each.type == self.check.rules.tensor(value)
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(each)}, not {value.layout}", value)
             require(not each.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)

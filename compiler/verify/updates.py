@@ -118,10 +118,10 @@ class Updates:
         values[each.gradient] = ending.gradients.get(each.name, UNKNOWN)
         if each.touched is not None:
             values[each.touched] = ending.touched.get(each.name, UNKNOWN)
-        if each.coming is not None:
-            values[each.coming] = ending.coming.get(each.coming, UNKNOWN)
-            same = len(each.stages) == 1 and values[each.coming] == values[each.gradient]
-            require(same, f"`{each.coming.name}` is not the gradient of a stage's own parameter", each.coming)
+        if each.in_flight is not None:
+            values[each.in_flight] = ending.in_flight.get(each.in_flight, UNKNOWN)
+            same = len(each.stages) == 1 and values[each.in_flight] == values[each.gradient]
+            require(same, f"`{each.in_flight.name}` is not the gradient of a stage's own parameter", each.in_flight)
         values[each.master] = self._given("master", each.name, each.master, declared.master, each.layouts.param)
         names, types = op.states, op.state_types(declared.master)
         if self.ema is not None:

@@ -54,10 +54,10 @@ def state_tensors(program: Program) -> Iterator[SavedTensor]:
     """
     for record in program.parameters:
         name = record.name
-        apart = any(each.name == ANCHOR for each in record.besides)
+        apart = any(each.name == ANCHOR for each in record.companions)
         if not apart:
             yield from _of_group(record, None)
-        for each in record.besides:
+        for each in record.companions:
             own = name if each.name == ANCHOR else state_name(each.name, name)
             yield SavedTensor(own, each.type, record.stored(each), name, each.name)
         for group in range(program.groups if apart else 0):
@@ -98,11 +98,11 @@ def saved_tensors(program: Program) -> tuple[Tensor, ...]:
     found = []
     for kept in state_tensors(program):
         pipe_ranks, layout = stages_of[kept.parameter], kept.layout
-        place = None if kept.group is None else kept.group // program.members
+        place = None if kept.group is None else kept.group // program.replicas_per_rank
         copies = [
             at
             for at in _copies(mesh, layout, pipe_ranks)
-            if place is None or mesh.apart is None or dict(at)[mesh.apart] == place
+            if place is None or mesh.replica_axis is None or dict(at)[mesh.replica_axis] == place
         ]
         loads = taken.setdefault((layout.states, pipe_ranks, place), [0] * len(copies))
         least = min(range(len(copies)), key=loads.__getitem__)

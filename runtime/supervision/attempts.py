@@ -31,7 +31,7 @@ POLL_SECONDS = 0.01
 
 
 @define(eq=False)
-class Rank:
+class RankProcess:
     """One rank's process and the incomplete last line of its standard error."""
 
     number: int
@@ -60,7 +60,7 @@ class Attempt:
         inherited: Sequence[int] = (),
         server: ForkServer | None = None,
     ) -> None:
-        self.ranks: list[Rank] = []
+        self.ranks: list[RankProcess] = []
         self.directory = Path()
         self.begun = time.monotonic()
         self.private_network = False
@@ -89,7 +89,7 @@ class Attempt:
             cores = usable()
             for number in range(ranks):
                 bound = bindable(share(cores, number, ranks), own.get("OMP_NUM_THREADS", ""))
-                self.ranks.append(Rank(number, self._start(command, {**own, RANK: str(number)}, spaces, bound)))
+                self.ranks.append(RankProcess(number, self._start(command, {**own, RANK: str(number)}, spaces, bound)))
         except BaseException:
             self.end()
             raise

@@ -34,7 +34,7 @@ from typing import BinaryIO
 from attrs import define, field
 
 from partita.runtime.naming import named
-from partita.runtime.supervision.attempts import Attempt, Rank
+from partita.runtime.supervision.attempts import Attempt, RankProcess
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.dumps import Dump
 from partita.runtime.supervision.fleet import ElasticGroup, WorkerGroup
@@ -232,7 +232,7 @@ class _Supervision:
     released: bool = False  # whether these were told to
     begun: bool = False
     deadline: float | None = None  # when ranks that still run are killed
-    causes: list[Rank] = field(factory=list)
+    causes: list[RankProcess] = field(factory=list)
     following: float | None = None  # since when there are only ranks that lost a peer or were asked to end
     stall: str | None = None
     doing: str = ""  # what the ranks were doing when some died
@@ -255,7 +255,7 @@ class _Supervision:
         return [rank for rank, status in found.items() if status not in SECONDARY] if self.stall is None else []
 
     @property
-    def ranks(self) -> Sequence[Rank]:
+    def ranks(self) -> Sequence[RankProcess]:
         """The watched ranks."""
         return self.attempt.ranks
 
@@ -344,11 +344,11 @@ class _Supervision:
         positions = self.watchdog.positions(self.attempt.directory)
         return bool(positions) and min(each.seconds for each in positions) < QUIET_SECONDS
 
-    def _failed(self) -> list[Rank]:
+    def _failed(self) -> list[RankProcess]:
         expected = (None, 0, *SAVED) if self.released else (None, 0)
         return [rank for rank in self.ranks if rank.process.poll() not in expected]
 
-    def _may_follow(self, failed: Sequence[Rank]) -> bool:
+    def _may_follow(self, failed: Sequence[RankProcess]) -> bool:
         """Whether the ranks that ended have only lost a peer, which may be about to end and say why."""
         statuses = {rank.process.returncode for rank in failed}
         if not statuses or statuses - SECONDARY or not any(rank.alive for rank in self.ranks):
@@ -413,7 +413,7 @@ class _Supervision:
             time.sleep(timeout)
             return
         for key, _ in selector.select(timeout):
-            rank: Rank = key.data
+            rank: RankProcess = key.data
             data = os.read(key.fd, LONGEST_LINE)
             if not data:
                 selector.unregister(key.fileobj)
@@ -425,7 +425,7 @@ class _Supervision:
             self._write(rank, bytes(rank.rest[:end]))
             del rank.rest[:end]
 
-    def _write(self, rank: Rank, lines: bytes) -> None:
+    def _write(self, rank: RankProcess, lines: bytes) -> None:
         if not lines:
             return
         prefix = f"rank {rank.number}: ".encode() if len(self.ranks) > 1 else b""

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.1
 
 
 @frozen
-class Seen:
+class LocalView:
     """The positions of ranks, and their conditions by rank."""
 
     positions: list[Position]
@@ -49,7 +49,7 @@ class ProgressExchange:
     _next: float = field(default=0.0, init=False)
     told: str | None = field(default=None, init=False)
 
-    def answer(self, seen: Callable[[], Seen]) -> None:
+    def answer(self, seen: Callable[[], LocalView]) -> None:
         """Answer pending requests; `told` is then what another machine has said of ranks that have died."""
         if len(set(self.machines)) == 1 or time.monotonic() < self._next:
             return
@@ -66,7 +66,7 @@ class ProgressExchange:
         with suppress(RuntimeError):
             self._connected().set(DIED, died)
 
-    def collect(self, own: Seen) -> Seen:
+    def collect(self, own: LocalView) -> LocalView:
         """The views of all machines; ranks of a machine that does not answer are silent."""
         mine = self.machines[self.rank]
         answers = {mine: own}
@@ -87,7 +87,7 @@ class ProgressExchange:
             if machine not in answers:
                 positions.append(Position(rank, 0, flight.BETWEEN, 0, 0, 0, float("inf"), ()))
                 conditions[rank] = SILENT
-        return Seen(sorted(positions, key=lambda each: each.rank), conditions)
+        return LocalView(sorted(positions, key=lambda each: each.rank), conditions)
 
     def speaks(self) -> bool:
         """Whether this rank is the first to report; True if the store cannot be reached."""
@@ -101,7 +101,7 @@ class ProgressExchange:
             self._store = self.connect()
         return self._store
 
-    def _answer(self, store: Store, asked: int, seen: Seen) -> None:
+    def _answer(self, store: Store, asked: int, seen: LocalView) -> None:
         """Answer all requests up to a number."""
         for number in range(self._answered + 1, asked + 1):
             store.set(_key(number, self.machines[self.rank]), _written(seen))
@@ -112,13 +112,13 @@ def _key(number: int, machine: int) -> str:
     return f"views/{number}/{machine}"
 
 
-def _written(seen: Seen) -> str:
+def _written(seen: LocalView) -> str:
     """Without the details that only a machine's own ranks need."""
     positions = [attrs.asdict(attrs.evolve(each, ages=(), undone="")) for each in seen.positions]
     return json.dumps({"positions": positions, "conditions": {str(k): text for k, text in seen.conditions.items()}})
 
 
-def _read(text: bytes) -> Seen:
+def _read(text: bytes) -> LocalView:
     found: Mapping[str, Any] = json.loads(text)
     conditions = {int(rank): condition for rank, condition in found["conditions"].items()}
-    return Seen([Position(**{**each, "ages": ()}) for each in found["positions"]], conditions)
+    return LocalView([Position(**{**each, "ages": ()}) for each in found["positions"]], conditions)

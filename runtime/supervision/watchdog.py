@@ -26,7 +26,7 @@ from partita.runtime.naming import named
 from partita.runtime.run_directory import FAULT, RunDirectory
 from partita.runtime.supervision.diagnosis import DEAD, STOPPED, Diagnosis
 from partita.runtime.supervision.processes import is_gone, is_stopped
-from partita.runtime.supervision.views import ProgressExchange, Seen
+from partita.runtime.supervision.views import LocalView, ProgressExchange
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
 
@@ -62,7 +62,7 @@ class Watchdog:
                 positions[rank] = Position(rank, process, flight.STARTING, 0, 0, 0, waited, ())
         return self.stall_of(_seen(positions.values()), waited)
 
-    def stall_of(self, seen: Seen, waited: float) -> str | None:
+    def stall_of(self, seen: LocalView, waited: float) -> str | None:
         """Why ranks seen like this, `waited` seconds after they were told to begin, have stalled; else None."""
         seconds = min([waited, *(each.seconds for each in seen.positions)])
         if not seen.positions or seconds <= min(self.timeout, ENDING_SECONDS):
@@ -156,7 +156,7 @@ class Watcher:
         self.views.tell(text)
         return text
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> LocalView:
         return _seen(self.watchdog.positions(self.directory))
 
     @property
@@ -164,10 +164,10 @@ class Watcher:
         return time.monotonic() - self.since
 
 
-def _seen(positions: Iterable[Position]) -> Seen:
+def _seen(positions: Iterable[Position]) -> LocalView:
     """The ranks of this machine that have not exited at the end of the run, and which of them are stopped."""
     left = [each for each in positions if not (each.activity == flight.ENDED and is_gone(each.process))]
-    return Seen(left, {each.rank: STOPPED for each in left if is_stopped(each.process)})
+    return LocalView(left, {each.rank: STOPPED for each in left if is_stopped(each.process)})
 
 
 def prepare(run: RunDirectory, rank: int) -> flight.Flight:

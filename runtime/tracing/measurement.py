@@ -85,7 +85,7 @@ def measure(program: Program, marks: Sequence[Marks]) -> Measurement:
     assert all(own.steps == steps for own in marks), "ranks have recorded different steps"
     times = [_aligned(own, marks[0]) for own in marks]
     starts = np.min([own[:, BEGUN] for own in times], axis=0)
-    ranks = [_Rank(program, rank, own - starts[:, None]) for rank, own in enumerate(times)]
+    ranks = [_RankTimes(program, rank, own - starts[:, None]) for rank, own in enumerate(times)]
     durations = np.max([rank.times[:, UPDATED] for rank in ranks], axis=0)
     quarter = len(steps) // 4
     middle = np.argsort(durations, kind="stable")[quarter : len(steps) - quarter]
@@ -112,7 +112,7 @@ def _aligned(marks: Marks, first: Marks) -> np.ndarray:
 # ---------------------------------------------------------------- ranks and their instructions
 
 
-class _Rank:
+class _RankTimes:
     """A rank of the mesh: everything it does in a step as instructions, each with the marks before and after it.
 
     `times[i, j]` is mark j of step i. Channels are between ranks of the mesh. Stages are numbered so that no two ranks
@@ -209,7 +209,7 @@ class _Sent:
         return np.asarray(self.begun <= self.ready)
 
 
-def _transfers(ranks: Iterable[_Rank]) -> dict[Channel, list[_Sent]]:
+def _transfers(ranks: Iterable[_RankTimes]) -> dict[Channel, list[_Sent]]:
     """All transfers of a step, by channel and in its order."""
     found: dict[Transfer, _Sent] = {}
     together: dict[tuple[Channel, int], list[_Sent]] = {}
@@ -256,7 +256,7 @@ def _transfer_costs(sent: Mapping[Channel, Sequence[_Sent]], steps: np.ndarray) 
 
 
 def _measured(
-    ranks: Sequence[_Rank], sent: Mapping[Channel, Sequence[_Sent]], costs: Mapping[Message, float], step: int
+    ranks: Sequence[_RankTimes], sent: Mapping[Channel, Sequence[_Sent]], costs: Mapping[Message, float], step: int
 ) -> Timeline:
     """The timeline of a step. If nobody waited for a transfer, its end is estimated from its cost."""
     transfers = {}
@@ -273,7 +273,7 @@ def _measured(
     return Timeline(tuple(tuple(rank.actions(step)) for rank in ranks), transfers, ())
 
 
-def _simulated(ranks: Sequence[_Rank], transfer_costs: Mapping[Message, float], steps: np.ndarray) -> Timeline:
+def _simulated(ranks: Sequence[_RankTimes], transfer_costs: Mapping[Message, float], steps: np.ndarray) -> Timeline:
     """The simulated timeline of a step. The sum over all ranks is a barrier between statistics and updates."""
     costs: dict[tuple[int, str], float] = {}
     for rank in ranks:

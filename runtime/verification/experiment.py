@@ -40,7 +40,7 @@ from partita.runtime.data.dataset import Input
 from partita.runtime.data.noise import Noise
 from partita.runtime.executor import Rates
 from partita.runtime.inputs import Batch
-from partita.runtime.instructions import Waits
+from partita.runtime.instructions import Coroutine
 from partita.runtime.python_files import OperationFailed, require_allowed
 from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.tracing.recording import Recorder
@@ -305,7 +305,7 @@ def figures(plan: CompiledRun, rates: Rates, recorder: Recorder | None = None, t
     return found
 
 
-def _taken_back(rank: Rank, batch: Batch, rates: Rates) -> Waits:
+def _taken_back(rank: Rank, batch: Batch, rates: Rates) -> Coroutine:
     """An update of one rank that did not wait, and that is taken back when the next step is computed."""
     executor = rank.training
     yield from executor.compute(1, (batch,).__getitem__, rates, 1)

@@ -25,7 +25,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.fake_gpu.rank import try_ranks
 from partita.runtime.kernels.native import library
 from partita.runtime.rank import CompiledRun, prepare
-from partita.runtime.streams import HostStreams, Waits
+from partita.runtime.streams import Coroutine, HostStreams
 from partita.runtime.training import VirtualRun
 from tests.files import ROOT, SPECS
 from tests.runtime.fake_gpu.test_ranks import right
@@ -75,7 +75,7 @@ def memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def capture(self: HostStreams, enqueued: Callable[[], Waits]) -> tuple[Any, Callable[[], None]]:
+def capture(self: HostStreams, enqueued: Callable[[], Coroutine]) -> tuple[Any, Callable[[], None]]:
     with Recorded() as recorded:
         found = None
         try:

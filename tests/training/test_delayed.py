@@ -20,7 +20,7 @@ from partita.runtime.bad_steps import NotFinite
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.data.binding import open_data
 from partita.runtime.executor import Executor
-from partita.runtime.instructions import Waits
+from partita.runtime.instructions import Coroutine
 from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
@@ -199,8 +199,8 @@ def test_all_ranks_meet_before_totals_of_the_next_step_are_sent(monkeypatch: pyt
     told: list[str] = []
     exchange, summed = Executor._exchange_tied, Executor._barrier
 
-    def noted(name: str, method: Callable[..., Waits]) -> Callable[..., Waits]:
-        def call(self: Executor, *arguments: object) -> Waits:
+    def noted(name: str, method: Callable[..., Coroutine]) -> Callable[..., Coroutine]:
+        def call(self: Executor, *arguments: object) -> Coroutine:
             if self is run.ranks[0].training:
                 told.append(name)
             yield from method(self, *arguments)

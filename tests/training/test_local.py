@@ -93,7 +93,7 @@ def test_groups_are_runs_of_their_own_that_are_averaged(outer: str) -> None:
     run, found = steps_of(apart(*ONE_RANK, outer=outer))
     for group, expected in enumerate(parameters):
         close(run.parameters(group), expected)
-    close(run.besides("anchor"), anchor)
+    close(run.companions("anchor"), anchor)
     assert [loss for loss, _ in found] == pytest.approx(losses, abs=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_groups_are_the_same_however_they_lie_on_ranks(
     run, found = steps_of(apart(*mesh, layout=layout))
     for group in range(4):
         close(run.parameters(group), expected.parameters(group), 1e-4)
-    close(run.besides("anchor"), expected.besides("anchor"), 1e-4)
+    close(run.companions("anchor"), expected.companions("anchor"), 1e-4)
     assert found == [pytest.approx(each, abs=1e-4) for each in told]
 
 
@@ -141,7 +141,7 @@ def test_groups_on_ranks_of_their_own_have_the_bits_of_one_process(
     for group in range(4):
         same(run.parameters(group), expected.parameters(group))
     for which in ("anchor", "velocity"):
-        same(run.besides(which), expected.besides(which))
+        same(run.companions(which), expected.companions(which))
 
 
 def same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
@@ -223,7 +223,7 @@ def test_what_a_rank_sends_for_each_of_its_groups_is_counted() -> None:
         sum(each.bytes for each in summarize(plan.training).collectives if each.axis == "tensor")
         for plan in (alone, every)
     ]
-    assert every.program.members == 4
+    assert every.program.replicas_per_rank == 4
     assert sent[1] == pytest.approx(4 * sent[0])
     assert sent[0] > 0
 
@@ -234,7 +234,7 @@ def test_what_a_rank_sends_for_each_of_its_groups_is_counted() -> None:
 )
 def test_every_way_that_groups_lie_is_valid_and_read_back(mesh: tuple[str, ...], members: int) -> None:
     plan = apart(*mesh, layout="zero1")
-    assert plan.program.members == members
+    assert plan.program.replicas_per_rank == members
     for state in (plan.training, plan.evaluation):
         assert state is not None
         assert not validate(state).problems
@@ -300,7 +300,7 @@ def test_buffers_are_averaged() -> None:
         run.step(number, drawn[0], 0.1)
     rows = drawn[0]["x"].chunk(3)
     average = drawn[0]["x"].mean(0) * 0.75
-    close({"m.mean": run.besides("anchor")["m.mean"]}, {"m.mean": average}, 1e-6)
+    close({"m.mean": run.companions("anchor")["m.mean"]}, {"m.mean": average}, 1e-6)
     for group in range(3):
         close({"m.mean": run.parameters(group)["m.mean"]}, {"m.mean": average / 2 + rows[group].mean(0) / 2}, 1e-6)
 

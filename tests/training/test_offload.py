@@ -130,7 +130,7 @@ def test_gradients_are_on_their_way_while_the_backward_pass_runs(rules: str):
     nodes = of.closing("BW", of.reduced("BW", reduce, state.update.totals[0]))
     started = {node.output: i for i, node in enumerate(nodes) if node.op == CopyOut()}
     last = max(i for i, node in enumerate(nodes) if node.op.accumulator is not None)
-    coming = dict(state.update.coming([0]))
+    coming = dict(state.update.in_flight([0]))
     assert coming.keys() == {each.name for each in state.update.parameters}
     for layer in ("up", "down"):
         assert started[coming[f"lm.layer.1.{layer}"]] < last
@@ -138,7 +138,7 @@ def test_gradients_are_on_their_way_while_the_backward_pass_runs(rules: str):
     updates = state.update.parameter_updates(state.plan.ranks[0].parameters)
     landed = [node.inputs[0] for node in updates if node.op == WaitCopyOut()]
     assert landed[: len(order)] == order, "updates are made in the order in which gradients come"
-    assert not wide(f"{rules} offload state", clip="1.0").update.coming([0])
+    assert not wide(f"{rules} offload state", clip="1.0").update.in_flight([0])
 
 
 @pytest.mark.parametrize("clip", ["none", "1.0"])
@@ -255,13 +255,15 @@ def test_what_lies_in_the_wrong_memory_is_found():
 
 def test_what_is_read_or_written_before_it_has_landed_is_found():
     state = compile_spec(checked(text_of("offload state", clip="none"), "lm.par"))
-    each = next(each for each in state.update.parameters if each.coming is not None)
+    each = next(each for each in state.update.parameters if each.in_flight is not None)
     lands = [node for node in each.update if node.op == WaitCopyOut()]
-    (gradient,) = (node for node in lands if node.inputs[0] is each.coming)
+    (gradient,) = (node for node in lands if node.inputs[0] is each.in_flight)
     (part,) = (node for node in lands if node is not gradient)
     update = next(node for node in each.update if isinstance(node.op, Update))
     (store,) = (node for node in each.update if node.op == Store())
-    too_early = tuple(substitute(node, {gradient.output: each.coming}) for node in each.update if node is not gradient)
+    too_early = tuple(
+        substitute(node, {gradient.output: each.in_flight}) for node in each.update if node is not gradient
+    )
     early_store = evolve(store, inputs=(each.master, each.master))
     at = each.update.index(part)
     wrong = {
@@ -275,8 +277,8 @@ def test_what_is_read_or_written_before_it_has_landed_is_found():
     for message, changes in wrong.items():
         problems = validate(broken(state, each.name, **changes)).problems
         assert any(message in problem.message for problem in problems), (message, problems)
-    other = next(one for one in state.update.parameters if one.coming is not None and one is not each)
-    problems = validate(broken(state, each.name, coming=other.coming), program=False).problems
+    other = next(one for one in state.update.parameters if one.in_flight is not None and one is not each)
+    problems = validate(broken(state, each.name, in_flight=other.in_flight), program=False).problems
     assert any("is not the gradient of a stage's own parameter" in problem.message for problem in problems)
 
 

@@ -22,7 +22,7 @@ from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.data.binding import open_data
 from partita.runtime.executor import Executor
-from partita.runtime.instructions import Waits
+from partita.runtime.instructions import Coroutine
 from partita.runtime.rank import CompiledRun, prepare
 from partita.runtime.training import VirtualRun
 from tests.commands import computed, here, partita
@@ -55,9 +55,9 @@ def with_train(plan: CompiledRun, **entries: object) -> CompiledRun:
     return prepare(evolve(plan.spec, train=evolve(plan.train, **entries)))
 
 
-def taken_back(outcome: Outcome) -> int:
+def rolled_back(outcome: Outcome) -> int:
     """How many updates were, on every rank."""
-    (count,) = {rank.validation.taken_back for rank in outcome.run.ranks}
+    (count,) = {rank.validation.rolled_back for rank in outcome.run.ranks}
     return count
 
 
@@ -142,7 +142,7 @@ def test_all_that_an_optimizer_keeps_is_put_back(optimizer: str, rule: str, mean
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     found = trained(late(plan), tmp_path / "a")
     agree(found, trained(plan, tmp_path / "b"))
-    assert taken_back(found) == 2  # of 6 steps, 2, 4 and 6 are saved and 3 and 6 evaluated
+    assert rolled_back(found) == 2  # of 6 steps, 2, 4 and 6 are saved and 3 and 6 evaluated
 
 
 # ---------------------------------------------------------------- bad steps
@@ -174,7 +174,7 @@ def test_bad_steps_are_left_out_alike(layout: str, policy: str, clip: str, wrong
         found.append(trained(plan, folder))
     waiting, ours = found
     agree(ours, waiting)
-    assert taken_back(ours) >= 2
+    assert rolled_back(ours) >= 2
     assert [each.message for each in ours.said] == [each.message for each in waiting.said]
 
 
@@ -271,7 +271,7 @@ def test_ranks_begin_a_step_while_others_end_the_one_before(
     early: set[tuple[int, int]] = set()
     compute, all_totals = Executor.compute, Executor._all_totals
 
-    def watched(self: Executor, number: int, *arguments: object) -> Waits:
+    def watched(self: Executor, number: int, *arguments: object) -> Coroutine:
         rank = self.context.coordinates["pipe"]
         begun.append((rank, number))
         if number > 1 and (3, number - 1) not in ended:
@@ -279,7 +279,7 @@ def test_ranks_begin_a_step_while_others_end_the_one_before(
         yield from compute(self, number, *arguments)
         ended.append((rank, number))
 
-    def slowly(self: Executor) -> Waits:
+    def slowly(self: Executor) -> Coroutine:
         if self.context.coordinates["pipe"] == 3:
             yield from repeat(None, 200)
         return (yield from all_totals(self))

@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from partita.compiler.schedules.forms import json_form, text, torch_csv
 from partita.compiler.schedules.forms.written import PLACEMENTS, Placement, Written, placement_text
-from partita.compiler.schedules.schedule import LIMIT, Schedule, Spread, loop_placement, peak_live
+from partita.compiler.schedules.schedule import LIMIT, Schedule, SharedVocabulary, loop_placement, peak_live
 from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.source import Source, Span
 
@@ -69,7 +69,7 @@ def read(source: Source, placement: Placement | None = None, ascending: bool = T
         raise refuse("E0506", f"`{source.name}` schedules {ranks} ranks of {chunks} stages, not {there}", start)
     spread = None
     if written.shared:
-        spread = Spread(ranks, ranks * chunks, **dict.fromkeys(written.shared, True))
+        spread = SharedVocabulary(ranks, ranks * chunks, **dict.fromkeys(written.shared, True))
         placement = spread.placement(placement)
     return Schedule(
         source.name,

@@ -21,7 +21,7 @@ from partita.compiler.schedules.forms.json_form import as_json
 from partita.compiler.schedules.forms.text import parse, write
 from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.schedule import Spread, ranks_of, v_placement
+from partita.compiler.schedules.schedule import SharedVocabulary, ranks_of, v_placement
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.compiler.schedules.spread import with_spread
 from partita.dsl.diagnostic import Refused
@@ -185,7 +185,9 @@ def test_what_is_wrong_in_a_form_is_told_at_its_place(name, text, place, words):
 
 def test_torch_has_no_passes_over_a_shared_vocabulary():
     with pytest.raises(Refused, match="torch's pipelining has no passes"):
-        torch_csv.write(with_spread(make("one_f_one_b", 2, 1, 2), Spread(2, 2, outputs=True), equal_costs().action))
+        torch_csv.write(
+            with_spread(make("one_f_one_b", 2, 1, 2), SharedVocabulary(2, 2, outputs=True), equal_costs().action)
+        )
 
 
 @examples(20)

@@ -13,7 +13,7 @@ from partita.compiler.schedules.communication import communicate, default_messag
 from partita.compiler.schedules.generator import SCHEDULES
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, Spread, peak_live
+from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, SharedVocabulary, peak_live
 from partita.compiler.schedules.simulator import equal_costs, simulate
 from partita.compiler.schedules.spread import _Insertion, part_messages, with_spread
 from partita.dsl.diagnostic import Refused
@@ -23,7 +23,7 @@ from tests.marks import examples
 
 
 def shared(schedule: Schedule, inputs: bool = True, outputs: bool = True) -> Schedule:
-    spread = Spread(schedule.ranks, schedule.stages, inputs, outputs)
+    spread = SharedVocabulary(schedule.ranks, schedule.stages, inputs, outputs)
     return with_spread(schedule, spread, equal_costs().action)
 
 
@@ -62,7 +62,7 @@ def test_they_keep_all_laws_in_every_small_shape(name):
         for chunks in [generator.chunks] if generator.chunks else (1, 2):
             schedule = make(name, ranks, chunks, microbatches)
             for inputs, outputs in ((False, True), (True, False), (True, True)):
-                spread = Spread(ranks, schedule.stages, inputs, outputs)
+                spread = SharedVocabulary(ranks, schedule.stages, inputs, outputs)
                 assert_lawful(generator.shared(schedule, spread, equal_costs(2.0, 2.0, 2.0).action))
 
 
@@ -87,7 +87,7 @@ def test_nobody_waits_in_the_steady_state():
 def test_the_interlaced_order():
     """S and T of a microbatch follow each other on every rank, and half as many again as in 1F1B are in flight."""
     schedule = make("interlaced", 4, 1, 12)
-    found = SCHEDULES["interlaced"].shared(schedule, Spread(4, 4, outputs=True), equal_costs().action)
+    found = SCHEDULES["interlaced"].shared(schedule, SharedVocabulary(4, 4, outputs=True), equal_costs().action)
     check_schedule(found)
     check_program(instructions(found))
     assert [peak_live(line) for line in schedule.actions] == [6, 5, 4, 3]

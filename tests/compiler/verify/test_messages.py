@@ -239,7 +239,7 @@ def test_no_record_can_say_anything_else(case: str):
         for what, new in others(stage.accumulators):
             stages = (*program.stages[:i], evolve(stage, accumulators=new), *program.stages[i + 1 :])
             wrong.append((what, {"stages": stages}))
-    wrong += [(field, {field: getattr(program, field) + 1}) for field in ("slices", "delay", "members")]
+    wrong += [(field, {field: getattr(program, field) + 1}) for field in ("slices", "delay", "replicas_per_rank")]
     wrong.append(("paired", {"paired": not program.paired}))
     passed = [what for what, each in wrong if validate(evolve(state, program=evolve(program, **each))).passed]
     assert passed == []

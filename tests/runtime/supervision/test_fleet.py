@@ -17,7 +17,7 @@ from partita.cli.training.elastic import Minimum, fitted
 from partita.dsl.load import load
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.run_directory import RunDirectory
-from partita.runtime.supervision.attempts import Rank
+from partita.runtime.supervision.attempts import RankProcess
 from partita.runtime.supervision.fleet import ElasticGroup, WorkerGroup
 from partita.runtime.supervision.launcher import _Supervision
 from partita.runtime.supervision.statuses import SECONDARY
@@ -116,7 +116,7 @@ def test_a_rank_that_only_lost_another_is_not_to_blame() -> None:
     watched = object.__new__(_Supervision)
     watched.stall = None
     statuses = (-signal.SIGKILL, *SECONDARY)
-    watched.causes = [Rank(i, SimpleNamespace(returncode=each)) for i, each in enumerate(statuses)]  # type: ignore[arg-type]
+    watched.causes = [RankProcess(i, SimpleNamespace(returncode=each)) for i, each in enumerate(statuses)]  # type: ignore[arg-type]
     assert watched.failed_ranks == [0]
 
 

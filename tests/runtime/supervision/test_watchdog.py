@@ -27,7 +27,7 @@ from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.diagnosis import Diagnosis, blame, source_lines
 from partita.runtime.supervision.processes import piped
 from partita.runtime.supervision.statuses import PEER_LOST
-from partita.runtime.supervision.views import Seen
+from partita.runtime.supervision.views import LocalView
 from partita.runtime.supervision.watchdog import ENDING_SECONDS, Watchdog
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import (
@@ -119,7 +119,7 @@ def test_what_a_device_has_not_done_is_said_once_it_stands_still(tmp_path: Path,
     wait_until(lambda: found().undone != "", "the device is seen to stand still", 60)
     assert found().undone == text[: flight.TEXT]
     watchdog = Watchdog(Diagnosis(plan_of("tiny.par").program), 1, 1.0, RunDirectory.open(tmp_path))
-    assert watchdog.stall_of(Seen([evolve(found(), seconds=1000.0)], {}), 1000.0)
+    assert watchdog.stall_of(LocalView([evolve(found(), seconds=1000.0)], {}), 1000.0)
     (rank,) = json.loads((tmp_path / "fault.json").read_text())["ranks"]
     assert rank["undone"][0] == text.partition("\n")[0]
 
@@ -350,7 +350,7 @@ def test_the_last_rank_is_watched_to_its_end(tmp_path: Path, timeout: float):
     watchdog = Watchdog(Diagnosis(plan_of("tiny.par").program), 1, timeout, RunDirectory.open(tmp_path))
     Flight(path_of(tmp_path, 0)).begin(flight.ENDED)
     (position,) = watchdog.positions(tmp_path)
-    early, late = (Seen([evolve(position, seconds=ENDING_SECONDS + more)], {}) for more in (-1.0, 1.0))
+    early, late = (LocalView([evolve(position, seconds=ENDING_SECONDS + more)], {}) for more in (-1.0, 1.0))
     assert watchdog.stall_of(early, 1000.0) is None
     assert "rank 0 is ending" in str(watchdog.stall_of(late, 1000.0))
 

@@ -39,7 +39,7 @@ from attrs import define, field
 from partita.compiler.instructions import COMPUTE, Channel
 from partita.compiler.mesh import Mesh
 from partita.compiler.streams import START, SUMS, Launch, along
-from partita.runtime.streams import Bound, Handle, Posting, Waits
+from partita.runtime.streams import Bound, Coroutine, Handle, Posting
 from partita.runtime.transports.collectives import ALL_GATHER
 from partita.runtime.transports.lines import CommunicationError, Deadlock, OrderedQueue, Post, UnmatchedOperation
 from partita.runtime.transports.transport import NO_STREAMS, Tensors
@@ -234,7 +234,7 @@ class VirtualStreams:
             self._give(stream, own, (self.running.place[0], self._next()))
         return _Launched(own, tensors, self.waiting)
 
-    def drained(self) -> Waits:
+    def drained(self) -> Coroutine:
         """Wait for what computes."""
         while self.computing():
             yield
