@@ -14,7 +14,7 @@ from partita.dsl.syntax.source import Span
 
 @cache
 def _fields(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.name not in ("span", "text"))
+    return tuple(field.name for field in fields(kind) if field.name != "span")
 
 
 def parts(node: tree.Node) -> Iterator[tree.Node]:
