@@ -234,7 +234,7 @@ def _name(span: Span, token: Token) -> tree.Name:
 
 
 def _parts(span: Span, *parts: Any) -> tuple[Any, ...]:
-    return tuple(_name(span, part) if isinstance(part, Token) else part for part in parts)
+    return tuple([_name(span, part) if type(part) is Token else part for part in parts])
 
 
 def _node(kind: Builder) -> Builder:
@@ -249,7 +249,12 @@ def _first_optional(kind: Builder) -> Builder:
 
 def _listing(kind: Builder, first: int) -> Builder:
     """Builds a node whose last field is a tuple of all parts after the `first` ones."""
-    return lambda span, *parts: kind(*_parts(span, *parts[:first]), _parts(span, *parts[first:]), span=span)
+
+    def build(span: Span, *parts: Any) -> Any:
+        named = _parts(span, *parts)
+        return kind(*named[:first], named[first:], span=span)
+
+    return build
 
 
 def _mesh(span: Span, name: Token, *parts: Any) -> tree.Mesh:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
 
 from attrs import fields
 
@@ -10,10 +12,16 @@ from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
 
 
+@cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name != "span")
+
+
 def parts(node: tree.Node) -> Iterator[tree.Node]:
     """The nodes that a node consists of, in source order."""
-    for field in fields(type(node)):
-        value = getattr(node, field.name)
+    kind: Any = type(node)
+    for name in _fields(kind):
+        value = getattr(node, name)
         if isinstance(value, tree.Node):
             yield value
         elif isinstance(value, tuple):
@@ -26,7 +34,7 @@ def nodes(*roots: tree.Node) -> Iterator[tree.Node]:
     while stack:
         top = stack.pop()
         yield top
-        stack += reversed(list(parts(top)))
+        stack += [*parts(top)][::-1]
 
 
 def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> dict[str, tuple[Span, bool]]:
