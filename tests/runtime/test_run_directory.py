@@ -170,7 +170,7 @@ def test_removed_checkpoints_admit_no_second_run(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "checkpoints")
     first.hold()  # made and held anew
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("partita.runtime.locks.PATIENCE_SECONDS", 0.0)
+        patch.setattr("partita.runtime.locks.TIMEOUT_SECONDS", 0.0)
         with pytest.raises(Refused, match="another run writes"):
             second.lock()
     shutil.rmtree(tmp_path / "checkpoints")

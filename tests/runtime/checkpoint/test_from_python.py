@@ -150,7 +150,7 @@ def test_what_is_wrong_with_checkpoints_is_refused_or_warned_of(folder: Path, mo
     checkpoints = folder / "runs/m/checkpoints"
     with pytest.raises(partita.Refused, match="E0804"):
         partita.train("m.par", "ffn=8", *QUIET)
-    monkeypatch.setattr("partita.runtime.locks.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("partita.runtime.locks.TIMEOUT_SECONDS", 0.1)
     other = Store(checkpoints)
     other.lock()
     with pytest.raises(partita.Refused, match="E0803"):

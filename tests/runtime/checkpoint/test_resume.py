@@ -147,7 +147,7 @@ def test_what_numbers_do_not_depend_on_is_no_difference(tmp_path: Path):
 
 def test_a_directory_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert locks.TIMEOUT_SECONDS >= 5  # as long as a run may take to end
-    monkeypatch.setattr("partita.runtime.locks.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("partita.runtime.locks.TIMEOUT_SECONDS", 0.2)
     other = Store(tmp_path / "checkpoints")
     other.lock()
     with pytest.raises(Refused) as refused:
@@ -159,7 +159,7 @@ def test_a_directory_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_one_rank_refuses_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whoever is not rank 0 learns of it, and does not wait for ever."""
-    monkeypatch.setattr("partita.runtime.locks.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("partita.runtime.locks.TIMEOUT_SECONDS", 0.0)
     other = Store(tmp_path / "checkpoints")
     other.lock()
     plan = plan_of()

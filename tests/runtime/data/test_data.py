@@ -530,7 +530,7 @@ def test_what_is_compressed_as_data_is_can_be_opened(tmp_path: Path, monkeypatch
 
     for name in ("zeros", "sparse", "plain"):
         assert opened(name).batch(1)["x"].shape == (4, 1000)
-    monkeypatch.setattr("partita.runtime.data.items.LEAST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("partita.runtime.data.items.MIN_UNPACKED", 1 << 20)
     for name in ("sparse", "plain"):
         assert opened(name).batch(1)["x"].shape == (4, 1000)
     with pytest.raises(Refused, match="which does not compress"):

@@ -84,7 +84,7 @@ def test_documents_are_their_bytes(end: str | None, tmp_path: Path):
 def test_documents_are_what_the_tokenizer_makes_of_them(
     end: str | None, begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(documents, "MOST_AT_ONCE", 4)  # the result does not depend on it
+    monkeypatch.setattr(documents, "MAX_AT_ONCE", 4)  # the result does not depend on it
     made = tokenizer()
     if begins:
         made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])

@@ -118,7 +118,7 @@ def test_files_come_and_go(tmp_path: Path):
 
 
 def test_very_many_files_are_known_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data_files, "MOST_FILES", 3)
+    monkeypatch.setattr(data_files, "MAX_FILES", 3)
     paths = [tmp_path / name for name in "abcd"]
     for path in paths:
         path.write_bytes(path.name.encode())

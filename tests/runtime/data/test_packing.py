@@ -177,7 +177,7 @@ def test_many_documents_are_packed_once_by_a_machine(
 ):
     """Each rank has the same rows as if it had packed them; also if a file was cut off since."""
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
-    monkeypatch.setattr(packed_rows, "FEWEST", 10)
+    monkeypatch.setattr(packed_rows, "MIN_DOCUMENTS", 10)
     ends = np.cumsum(np.random.default_rng(0).integers(0, 40, 200))
     starts = np.concatenate([[0], ends[:-1]])
     wanted = packed(starts, ends, 16, 7)

@@ -151,7 +151,7 @@ def test_states_are_where_they_are_written() -> None:
 @pytest.mark.parametrize("rules", ["past, vocab, seq", "embed"])
 def test_outputs_are_whole_on_the_first_rank(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split, or partial sums; and handed over in many blocks."""
-    monkeypatch.setattr(outputs, "MOST_AT_ONCE", 120)
+    monkeypatch.setattr(outputs, "MAX_AT_ONCE", 120)
     given = model("mixer", rules)
     one = Outputs(given)
     generator = torch.Generator().manual_seed(0)
