@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Collection, Iterator
 from functools import cache
 from inspect import CO_OPTIMIZED
@@ -53,14 +54,16 @@ def test_who_must_notice_is_there():
             assert all("=" in override for override in overrides), caught
             continue
         file, _, name = caught.partition("::")
-        assert not name or not long(file).get(name.partition("[")[0], True), caught
+        function, case, _ = name.partition("[")
+        assert not name or not marks(file)[function] & ({"soak", "few"} if case else {"soak"}), caught
 
 
 @cache
-def long(file: str) -> dict[str, bool]:
-    """Whether each function of a file is for long runs."""
+def marks(file: str) -> dict[str, set[str]]:
+    """The names of the marks of a file's functions."""
     functions = [each for each in ast.parse((ROOT / file).read_text()).body if isinstance(each, ast.FunctionDef)]
-    return {each.name: "pytest.mark.soak" in map(ast.unparse, each.decorator_list) for each in functions}
+    texts = {each.name: " ".join(map(ast.unparse, each.decorator_list)) for each in functions}
+    return {name: set(re.findall(r"(?:^| )pytest\.mark\.(\w+)", text)) for name, text in texts.items()}
 
 
 @pytest.mark.few(1)

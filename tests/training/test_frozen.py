@@ -17,6 +17,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime.trained import train
 from tests.files import checked
+from tests.marks import soak
 
 FILE = """\
 axis batch = 8, embed = 6
@@ -238,8 +239,7 @@ READERS = {
 }
 
 
-@pytest.mark.few(5)
-@pytest.mark.parametrize("layout", ["whole", "rows", "classes", "stages"])
+@pytest.mark.parametrize("layout", ["whole", *soak("rows", "classes", "stages")])
 @pytest.mark.parametrize("read", READERS)
 def test_what_is_frozen_may_be_read_by_anything(
     read: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -49,7 +49,6 @@ def operands(case: Case, order: int) -> list[Value]:
     return [Value(f"x{k}", type) for k, type in enumerate(case.types(order))]
 
 
-@pytest.mark.few(50)
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.differentiable])
 @given(order=st.integers(0, 1 << 20), seed=st.integers(0, 1 << 20))
 @example(order=0, seed=0)
@@ -111,7 +110,6 @@ def test_gradient_is_the_derivative(name: str, order: int, seed: int):
             assert exact == pytest.approx((above - below) / 2e-6, rel=2e-5, abs=2e-6), f"d/d{value} along {direction}"
 
 
-@pytest.mark.few(120)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_results_do_not_depend_on_the_order_of_axes(name: str):
     """Axes are known by name; how they lie in memory is the compiler's choice."""

@@ -92,7 +92,6 @@ def all_ways(op: Op, types: Sequence[Type]) -> tuple[ShardingRule, ...]:
     return (ShardingRule((None,) * len(types), (None,) * len(results)), *op.sharding_rules(types, results))
 
 
-@pytest.mark.few(90)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_way_is_sound(name: str):
     """In two parts and in three, with the operands' axes in several orders."""
