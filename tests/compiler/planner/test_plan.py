@@ -149,7 +149,6 @@ DEEP = "embed=5120", "heads=40", "key=128", "batch=128"
 LARGE = "embed=10240", "heads=80", "key=128", "batch=128"
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("sizes", "candidate"),
     [

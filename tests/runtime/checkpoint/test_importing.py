@@ -522,7 +522,6 @@ train { data = random()  layout = split  optimizer = adamw(lr = 0.1)  steps = 4 
 """
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "overrides",
     [

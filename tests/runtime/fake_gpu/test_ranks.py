@@ -23,7 +23,7 @@ from partita.runtime.fake_gpu.watch import Kind
 from partita.runtime.kernels import scores
 from partita.runtime.rank import CompiledRun, prepare
 from tests.files import ROOT, SPECS
-from tests.marks import every, soak
+from tests.marks import every
 from tests.zoo.layouts import FILES, draw
 
 PLANTED = ROOT / "tests" / "planted" / "files"
@@ -39,8 +39,6 @@ CASES = {
     **{path.stem: (path, ()) for path in sorted((ROOT / "bench" / "models" / "memory").glob("*.par"))},
 }
 
-SHORT = ("tables", "experts", "offloaded_state", "two_towers")
-
 
 def spec_of(path: Path, *overrides: str) -> Spec:
     spec, diagnostics = load(path, overrides)
@@ -54,7 +52,7 @@ def right(tried: FakeGpuResult) -> None:
     assert 0 < tried.peak <= tried.bound
 
 
-@pytest.mark.parametrize("case", [*SHORT, *soak(*(CASES.keys() - SHORT))])
+@pytest.mark.parametrize("case", CASES)
 def test_ranks_run_on_gpus(case: str):
     path, overrides = CASES[case]
     for tried in try_ranks(prepare(spec_of(path, *overrides), gpu=True)):
@@ -167,7 +165,6 @@ SHARDS = ["", "shard batch -> context", "shard seq -> context", "shard seq -> co
 ODD_SIZES = [(33, 8, 8), (64, 6, 6), (100, 12, 20), (20, 20, 12)]  # of `seq`, `key` and `value`
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("precision", "shard", "sizes", "options"), every(7, [*product(PRECISIONS, SHARDS, ODD_SIZES, OPTIONS)])
 )
@@ -188,7 +185,6 @@ def test_attention_makes_no_scores_on_gpus_whatever_its_sizes(
     assert any("attention" in each.operation for each in tried.launches)
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("key", [128, 136, 256, 264])
 @pytest.mark.parametrize("options", OPTIONS)
