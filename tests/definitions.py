@@ -64,10 +64,11 @@ class Sources:
 
     def _in(self, file: str) -> Mapping[str, list[Definition]]:
         if file not in self._defined:
-            found = self._defined[file] = defaultdict(list)
+            found = defaultdict[str, list[Definition]](list)
             for statement in ast.parse(self.texts[file]).body:
                 for name, holder in _defined(statement):
                     found[name].append(Definition(file, holder))
+            self._defined[file] = found  # whole, for other threads
         return self._defined[file]
 
 
