@@ -84,14 +84,10 @@ def _overrides(prefix: str, there: Declarations, names: bool | None) -> list[str
     return [*(f"{each}=" for each in dict.fromkeys(full_names(there))), *(_parameters(there) if names else ())]
 
 
-def _choices(key: str, there: Declarations) -> Iterable[str]:
-    chosen: dict[str, Iterable[str]] = {
-        "model": there.models,
-        "layout": there.layouts,
-        "schedule": [*there.schedules, *SCHEDULES],
-        "optimizer": [*there.optimizers, *OPTIMIZERS],
-    }
-    return chosen.get(key.removeprefix("train."), ())
+def _choices(key: str, there: Declarations) -> list[str]:
+    kind = key.removeprefix("train.")
+    named: dict[str, Iterable[str]] = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS}
+    return [*there.alternatives.get(kind, ()), *named.get(kind, ())]
 
 
 def _parameters(there: Declarations) -> Iterator[str]:
