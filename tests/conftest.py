@@ -31,12 +31,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `few(n)`, all cases but n, evenly spread, are for long runs."""
-    cases = defaultdict[str, list[pytest.Item]](list)
+    cases = defaultdict[tuple[str, int], list[pytest.Item]](list)
     for item in items:
-        if item.get_closest_marker("few") is not None and item.get_closest_marker("soak") is None:
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for own in cases.values():
-        (count,) = next(own[0].iter_markers("few")).args
+        few = item.get_closest_marker("few")
+        if few is not None and item.get_closest_marker("soak") is None:
+            cases[item.nodeid.partition("[")[0], few.args[0]].append(item)
+    for (_, count), own in cases.items():
         chosen = {i * len(own) // count for i in range(count)}
         for i, item in enumerate(own):
             if i not in chosen:
