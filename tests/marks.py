@@ -16,9 +16,9 @@ def soak(*values: Any) -> list[Any]:
     return [pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.soak) for each in values]
 
 
-def every(n: int, values: Sequence[Any]) -> list[Any]:
-    """Parameters of a test, of which `make test` tries each n-th."""
-    return [each for i, value in enumerate(values) for each in ([value] if i % n == 0 else soak(value))]
+def every(n: int, values: Sequence[Any], first: int = 0) -> list[Any]:
+    """Parameters of a test, of which `make test` tries each n-th from a `first` on."""
+    return [each for i, value in enumerate(values) for each in ([value] if i % n == first else soak(value))]
 
 
 def examples(few: int, **more: Any) -> settings:

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.layout import SUM, State
 from partita.compiler.ops.op import OPS, Argument, Op, ShardingRule, as_tensor, attributes
+from partita.dsl.reprs import Shortened
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ class Step:
     operands: tuple[int, ...]
 
 
-@frozen(cache_hash=True)
-class Body:
+@frozen(cache_hash=True, repr=False)
+class Body(Shortened):
     """The operations at one position. Values are numbered: the inputs, then the results of each step."""
 
     inputs: tuple[Type, ...]

@@ -84,7 +84,7 @@ def test_every_argument_of_every_function(function: str) -> None:
     assert not Path("runs").exists()
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("names", NO_NAMES)
 @pytest.mark.parametrize("inputs", [*WRONG["inputs"], {**ROWS, "x": torch.ones(5, 4, dtype=torch.complex64)}])
 def test_what_a_trained_model_is_called_with(names: object, inputs: object) -> None:

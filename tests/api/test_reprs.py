@@ -33,7 +33,7 @@ def records(value: object, seen: set[int]) -> Iterator[object]:
         yield from records(each, seen)
 
 
-@pytest.mark.few(2)
+@pytest.mark.soak
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_results_of_every_spec(path: Path) -> None:
     state = partita.compile(path)

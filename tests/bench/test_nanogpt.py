@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", [(), *soak((("machine.data=2",),), (("machine.pipe=2", "fast.microbatches=2"),))])
 def test_the_peer_trains_what_ours_trains(folder: Path, layout: tuple[str, ...]):
     work = nanogpt.recipe([*SMALL, *layout], folder)
@@ -55,7 +56,7 @@ def test_the_recipe_decays_what_nanogpt_decays(folder: Path):
     assert sum(weight.numel() for weight in work.weights.values()) == 804_096
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wrong", ["rate", "decay", "clip"])
 def test_what_differs_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: str):
     """The comparison can fail."""

@@ -119,6 +119,7 @@ ELSEWHERE_AT = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("family", "name"), ELSEWHERE_AT, ids=lambda each: each)
 def test_a_row_of_another_system_stays_where_it_was(family: str, name: str):
     """One that gathers and reduces a layer at a time."""

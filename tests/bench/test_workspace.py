@@ -167,7 +167,7 @@ GPT = ("batch=64", "seq=64", "embed=64", "heads=4", "key=16", "vocab=512")
 LLAMA = ("batch=16", "seq=64", "embed=64", "groups=4", "heads=2", "key=8", "ffn=48", "vocab=256")
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize(
     ("name", "overrides"), [("gpt", GPT), ("llama", (*LLAMA, "layout=everything")), ("llama", LLAMA)], ids=str

@@ -131,7 +131,7 @@ def test_every_command_says_what_it_does_without_any_extra(bare: Path, work: Pat
     assert {f"usage: partita {name}" in done.stdout for name in SUMMARIES} == {True}
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("call", ["train('m.par')", "verify('m.par')", "load_model('m.par')"])
 def test_a_function_that_needs_torch_says_so(call: str, bare: Path, work: Path) -> None:
     code = f"import partita\ntry:\n  partita.{call}\nexcept ImportError as error:\n  print(error)"

@@ -152,7 +152,7 @@ def test_into_another_directory() -> None:
     assert "partita run     first.par" in Path("there/first.par").read_text()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", starter_names())
 def test_a_starter_comes_with_what_it_reads(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--from", name]) == 0

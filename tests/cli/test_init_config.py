@@ -68,7 +68,7 @@ PUBLISHED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("config", PUBLISHED, ids=lambda config: config["model_type"])
 def test_published_configs_are_said(config: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]):
     status, out, err = init(capsys, config, "-o", "m.par")
@@ -109,7 +109,7 @@ def test_comments_say_what_the_file_has(
     assert "# Sizes and constants are those of config.json." in comment
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [

@@ -116,6 +116,7 @@ def test_an_evaluation_is_the_mean_of_the_whole_set(data: tuple[str, ...], rows:
     assert f"({rows} rows, runs/m/checkpoints/step-00000002)" in shown
 
 
+@pytest.mark.soak
 def test_data_may_be_at_an_address(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
     with http(trained) as url:

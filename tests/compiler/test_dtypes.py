@@ -30,7 +30,7 @@ def functions(graph: Graph, *names: str) -> list[Node]:
     return [node for node in graph.nodes if isinstance(node.op, Pointwise) and node.op.function in names]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", sorted(path.stem for path in FILES.glob("*.par")))
 def test_what_lasts_is_wide(name: str):
     """Parameters that are trained, as they are stored, their gradients, states of the optimizer, the loss and metrics;

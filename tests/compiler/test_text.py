@@ -99,7 +99,7 @@ def test_text_of_many_random_programs(text: str) -> None:
     check_if_it_compiles(text)
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("training", [True, *soak(False)], ids=["training", "evaluation"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_text_of_files(file: Path, training: bool) -> None:

@@ -44,6 +44,7 @@ LONG = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "page", [each for page in SESSIONS for each in (soak(page) if page.name in LONG else [page])], ids=name_of
 )

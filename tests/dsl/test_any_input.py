@@ -151,7 +151,7 @@ HARD = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", HARD.values(), ids=HARD)
 def test_hard_inputs_give_only_diagnostics(text):
     only_diagnostics(text)

@@ -122,7 +122,7 @@ def check(before: str, after: str, code: str, underlined: str, help: str):
 # ---------------------------------------------------------------- signs and brackets
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -157,7 +157,7 @@ def test_a_missing_comma(before: str, after: str):
     assert rest
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("before", "after", "code", "underlined", "help"),
     [
@@ -360,7 +360,7 @@ def test_a_long_call_is_not_written_out():
     assert found.help == "add `over = vocab`"
 
 
-@pytest.mark.few(17)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("before", "after", "code", "underlined", "help"),
     [
@@ -405,7 +405,7 @@ F32 = "precision = f32"
 DATA = "stdlib(holdout = 5%)"
 
 
-@pytest.mark.few(17)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("before", "after", "code", "underlined", "help"),
     [
@@ -582,7 +582,7 @@ def test_every_function_of_two_arguments_is_swapped_below():
     }
 
 
-@pytest.mark.few(18)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.partition("(")[0])
 def test_swapped_arguments_are_put_in_order(call: str):
     text = VARIED.replace("CALL", call)

@@ -20,7 +20,7 @@ def test_what_was_found_stays_mended(target: str, path: Path):
     TARGETS[target].run(path.read_bytes())
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("target", TARGETS)
 def test_seeds_keep_the_law(target: str):
     seeds = list(TARGETS[target].seeds())

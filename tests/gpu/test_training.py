@@ -156,6 +156,7 @@ def steps_of(plan: CompiledRun, rank: Rank) -> list[float]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_pipeline_of_four_chunks_on_one_rank(device: str, tmp_path: Path) -> None:
     plan = planned("tiny.par", *SMALL, *FOUR_CHUNKS, "train.compile=false", gpu=device == "cuda")
@@ -165,7 +166,7 @@ def test_a_pipeline_of_four_chunks_on_one_rank(device: str, tmp_path: Path) -> N
     assert found == pytest.approx(numbers(reference, VirtualRun(reference))[: 2 * STEPS], rel=2e-4)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_steps_that_are_captured_are_the_same(precision: str, device: str, tmp_path: Path) -> None:

@@ -1220,7 +1220,8 @@ class Maker:
         logits = self.widened(self.within(x, axes), axes)
         weights = self.named("f32", lambda e: e.alone and e.axes <= ids.axes) if self.chance(35) else None
         extra = f", weights = ({weights} * {weights} + 0.1)" if weights is not None else ""
-        if self.chance(30):
+        # How many count is a sum over the batch, which divides: it must be known before the first microbatch.
+        if self.chance(30) and (ids.alone or not self.cutting):
             ignored = self.one(("-1", "0", "1"))
             # Ids of data are not negative: some of them may be made so.
             if ignored == "-1":

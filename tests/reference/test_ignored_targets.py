@@ -79,7 +79,7 @@ def files(folder: Path, ignored: int, overrides: tuple[str, ...], targets: np.nd
     return found
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize(("ignored", "overrides"), [(2, ()), *((-1, layout) for layout in LAYOUTS)])
 def test_the_mean_is_over_what_counts_of_the_whole_batch(tmp_path: Path, ignored: int, overrides: tuple[str, ...]):
     expected = meant(files(tmp_path, ignored, LAYOUTS[0]), tmp_path)

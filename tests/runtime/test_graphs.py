@@ -141,7 +141,7 @@ def same(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(parameter, other[1][name]), name
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize("name", USUAL)
 def test_a_step_that_is_captured_computes_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -79,7 +79,7 @@ def test_an_operation_that_is_not_called_is_not_imported(tmp_path: Path):
 # ---------------------------------------------------------------- what it computes
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("entries", [ENTRIES, FORWARD_ONLY], ids=["backward", "autograd"])
 def test_it_computes_what_the_same_by_the_language_does(tmp_path: Path, entries: str):
     written(tmp_path / "own", FORWARD + BACKWARD, entries)
@@ -258,7 +258,7 @@ train {
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("backward", [True, False], ids=["backward", "autograd"])
 def test_an_operation_may_have_several_results(tmp_path: Path, backward: bool):
     """Each may be used or not; those that are not have no cotangent."""
@@ -399,7 +399,7 @@ WRONG = {
 }
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_goes_wrong_in_python_is_a_diagnostic(tmp_path: Path, name: str):
     kernels, code, said = WRONG[name]

@@ -103,7 +103,7 @@ def on_a_terminal(columns: int, name: str) -> str:
     return written.decode()
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["tiny", "a_name_that_is_longer_than_many_a_terminal_is_wide"])
 @pytest.mark.parametrize("columns", [0, 40, 80, *soak(1, 5, 10, 20, 71, 72, 110, 300)])
 def test_the_bar_stays_on_its_line(columns: int, name: str) -> None:

@@ -32,7 +32,7 @@ def texts() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("first", [1, *soak(0)])
+@pytest.mark.parametrize("first", [2, *soak(0)])
 def test_runs_compute_the_same_after_a_rehearsal(first: int, tmp_path: Path) -> None:
     tried = texts()[first:]
     (file := tmp_path / "texts.json").write_text(json.dumps(tried))

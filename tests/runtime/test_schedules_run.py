@@ -174,7 +174,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("call", CALLS)
 def test_training_and_evaluation_are_those_of_one_device(call):
     """Evaluation too: it runs where the training schedule has placed its stages."""
@@ -213,6 +213,7 @@ def test_a_schedule_in_a_file_runs(tmp_path):
     assert run.step(1, BATCH)[0] == ran(state.schedule)[0]
 
 
+@pytest.mark.soak
 def test_backwards_in_descending_order_run_where_the_file_accepts_them(tmp_path):
     """Torch's looped BFS: gradients are those of one device, but for the order of their sums."""
     rows = []

@@ -103,6 +103,7 @@ def test_a_new_run_begins_anew(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+@pytest.mark.soak
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     """As the system says it of a file that may not grow; later lines are written when there is room again."""
     program = f"""

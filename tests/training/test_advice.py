@@ -107,7 +107,7 @@ MATRICES = {
 }
 
 
-@pytest.mark.few(29)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", POINTWISE)
 def test_what_stands_for_a_function_of_another_framework(name: str) -> None:
     said = re.findall(r"`([^`]+)`", foreign.FUNCTIONS[name])

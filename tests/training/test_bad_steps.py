@@ -173,6 +173,7 @@ def test_no_bad_step_no_difference(tmp_path: Path):
         same(tensors(each.run), tensors(stopping.run))
 
 
+@pytest.mark.soak
 def test_what_is_left_out_is_said_with_its_rows(folder: Path):
     plan = without_checkpoints(plan_of(text=TEXT))
     dataset = open_data(plan.program, plan.train, folder)
@@ -296,7 +297,7 @@ def test_a_spike_ends_a_run_that_asks_for_it():
     assert judged(BadStepPolicy(Call("stop", {"spike": None, "window": 100})), [(0.5, 1.0)] * 12 + [(7e11, 1.0)]) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_spike_of_the_loss_is_left_out_under_every_layout(layout: str, tmp_path: Path):
     folder = written(tmp_path, {9: 1e6})
@@ -450,7 +451,7 @@ def _program(layout: str):
     return plan.program, plan.train
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shift", [0, 1])
 def test_so_is_the_row_of_which_something_is_computed(layout: str, shift: int, tmp_path: Path):
@@ -472,7 +473,7 @@ def test_so_is_the_row_of_which_something_is_computed(layout: str, shift: int, t
 # ---------------------------------------------------------------- evaluation
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", ["zero3", "one"])
 def test_an_evaluation_that_is_not_finite_is_said_and_training_goes_on(layout: str, tmp_path: Path):
     held = TRAINED + 9  # in the second of two batches

@@ -159,7 +159,7 @@ def test_outputs_stand_in_their_own_order():
     assert torch.equal(found["right"], expected["right"])
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("rule", [ZIGZAG, f"{ZIGZAG}, ring"])
 def test_what_the_passes_make_reads_back_as_the_same(rule: str):
     check_every_pass(spec_of(text_of(rule)))
@@ -223,7 +223,7 @@ def volumes(exchange: str, ranks: int) -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_volumes_are_those_of_the_formulas(ranks: int):
     """For K and V of all positions, Q and O: gathering sends (N−1)/N of K + V, and as much again, and their gradients

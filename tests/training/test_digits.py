@@ -31,6 +31,7 @@ def test_the_digits_are_whole():
     assert (SPECS / "digits.npz").stat().st_size < 200_000
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [1, RANKS])
 def test_learns_as_a_torch_loop_does(ranks: int):
     """The same initial values and batches; every loss within 1e-5, and the held-out digits are read."""

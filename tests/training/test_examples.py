@@ -28,6 +28,7 @@ def without_shard(name: str) -> str:
     return re.sub(r"(?m)^\s*shard .*$", "", (SPECS / name).read_text())
 
 
+@pytest.mark.soak
 def test_gpt_without_its_shard_rules():
     """4 ranks × 3 chunks of one layer each, and the tied embedding on the first and last stage."""
     spec = checked(without_shard("gpt.par"), "gpt.par", ["cluster.data=1", "cluster.tensor=1"])
@@ -52,7 +53,7 @@ def test_a_mesh_axis_that_no_rule_uses_is_an_error():
     assert "`data` of 2, `tensor` of 2" in diagnostic.message
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "form", ["sharded", "graph", "joint", "microbatch", "python", "partitioned", "schedule", "streams"]
 )
@@ -69,6 +70,7 @@ def test_every_form_is_emitted(form: str):
         assert "tiny.par:" in whole.stdout
 
 
+@pytest.mark.soak
 def test_a_stages_source_has_all_that_it_calls():
     """Also what those call, which torch compiles."""
     command = ("compile", str(SPECS / "tiny.par"), "train.compile=true", "--emit", "python")

@@ -91,7 +91,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return trained(tmp_path_factory.mktemp("dense"), DENSE)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rules", [*QUICK, *soak(*RULES)])
 @pytest.mark.parametrize("products", [ROUTED, SLOTTED], ids=["routed", "slotted"])
 def test_experts_equal_the_dense_computation(tmp_path: Path, dense: dict[str, torch.Tensor], products: str, rules: str):

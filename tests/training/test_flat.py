@@ -160,7 +160,7 @@ def test_the_numbers_are_those_of_data_parallelism_to_the_last_bit(optimizer: st
         same(stored.gradients(), alone.gradients())
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("matrices", ["muon(lr = 0.01)", "adafactor(lr = 0.01)"])
 def test_what_needs_whole_tensors_gets_them(matrices: str, tmp_path: Path):
     """Matrices for Muon are gathered; what Adafactor updates stays whole."""

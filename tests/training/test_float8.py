@@ -159,6 +159,7 @@ def test_a_split_row_has_one_scale_and_what_is_gathered_has_eight_bits() -> None
         assert ("all_gather", f"{layer}.{name}.float8") in moved
 
 
+@pytest.mark.soak
 def test_the_precision_of_the_rest_is_that_of_bf16() -> None:
     narrow, wide = (compiled("tiny.par", f"train.precision={each}") for each in ("fp8", "bf16"))
     for own, other in zip(narrow.program.parameters, wide.program.parameters, strict=True):

@@ -96,7 +96,7 @@ CASES = [
 ]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model", "ranks", "rules", "schedule"), CASES)
 def test_equals_the_whole(model: str, ranks: int, rules: str, schedule: str, tmp_path):
     text = HEAD + model + TAIL.format(ranks=ranks, rules=rules, schedule=schedule)

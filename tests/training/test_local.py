@@ -106,6 +106,7 @@ def on(data: int = 1, pipe: int = 1, tensor: int = 1) -> tuple[str, ...]:
     return f"cluster.data={data}", f"cluster.pipe={pipe}", f"cluster.tensor={tensor}"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("layout", "mesh"),
     [

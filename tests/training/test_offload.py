@@ -98,6 +98,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rules", "optimizer", "precision", "mean", "clip"), CASES)
 def test_the_numbers_are_the_same_to_the_last_bit(rules, optimizer, precision, mean, clip, tmp_path, own_memory):
     expected = trained(plan_of(text_of(rules, optimizer, precision, mean, clip)), tmp_path)

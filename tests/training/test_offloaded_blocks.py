@@ -537,6 +537,7 @@ def test_copies_of_wrong_values_are_found():
     assert "copies other microbatches than its schedule says" in problem.message
 
 
+@pytest.mark.soak
 def test_verify_finds_a_copy_of_the_wrong_memory(monkeypatch: pytest.MonkeyPatch):
     spec = checked(text_of(), "lm.par")
     assert not verify(spec).diagnostics

@@ -83,7 +83,7 @@ def test_models_of_the_field_are_verified(name: str):
     holds(spec_of(text=text.replace("shard seq -> tensor", "shard seq -> tensor\n  overlap tensor in 4")))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overrides", [(), ("layout=rows_", "schedule=apart_"), ("layout=sums_",)])
 def test_what_the_passes_make_reads_back_as_the_same(overrides: tuple[str, ...]):
     check_every_pass(spec_of(*overrides))
@@ -160,6 +160,7 @@ def exposed(pieces: int, gigabytes: float) -> float:
     return predict(compile_spec(spec)).exposed
 
 
+@pytest.mark.soak
 def test_the_more_pieces_the_less_is_exposed():
     """With a link that is faster than the products: of each collective, little more than a piece."""
     whole, two, four, eight = (exposed(pieces, 2.0) for pieces in (1, 2, 4, 8))

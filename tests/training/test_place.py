@@ -67,7 +67,7 @@ CASES = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("ranks", "rules"), CASES)
 def test_place(ranks: int, rules: str, tmp_path):
     text = TEXT.format(ranks=ranks, rules=rules)

@@ -117,7 +117,7 @@ def test_the_numbers_are_those_of_one_device(rule, order, changes, tmp_path):
     check(SimpleNamespace(text=text, single=WHOLE), 3, tmp_path)
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("changes", [{}, TIED])
 def test_what_its_passes_make_reads_back_as_the_same(changes):
     given, _ = load_text(text_of(changes=changes), "lm.par")

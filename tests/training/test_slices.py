@@ -209,6 +209,7 @@ def test_verify_runs_slices_too() -> None:
     assert found.execution.microbatches == 6
 
 
+@pytest.mark.soak
 def test_its_passes_read_back_as_the_same() -> None:
     check_every_pass(checked(text_of(), "lm.par"))
 

@@ -167,7 +167,7 @@ def of_all_rows() -> dict[str, torch.Tensor]:
     return figures(spec)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_on_every_split_rows_alone_make_the_update_of_all(rule: str):
     spec = spec_of(rule)
@@ -177,7 +177,7 @@ def test_on_every_split_rows_alone_make_the_update_of_all(rule: str):
     compare(spec, of_all_rows())
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", [None, *RULES[:3]])
 def test_with_bf16_rows_are_cast_after_they_are_looked_up(rule: str | None):
     """No copy of a table is made. What computes has few digits, of which the last may differ."""
@@ -225,7 +225,7 @@ def test_an_evaluation_reads_tables_as_training_stores_them():
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_its_text_reads_back(rule: str):
     check_every_pass(spec_of(rule))
@@ -277,7 +277,7 @@ def test_a_lazy_update_is_that_of_the_rows_alone():
     torch.testing.assert_close(run.parameters()["m.table"], value, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "state" not in rule])
 def test_nothing_but_tables_and_their_states_grows_with_their_rows(rule: str):
     """No tensor of a step is larger for a thousand times as many rows: neither in time nor in memory do they count."""
@@ -342,7 +342,7 @@ def test_what_cannot_be_sparse_says_why(optimizer: str, more: str, why: str):
     assert error.message == f"the update of `m.table` cannot be sparse: {why}"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", RULES[::2])
 def test_gpus_which_go_through_entries_without_ids_make_the_same(rule: str, monkeypatch: pytest.MonkeyPatch):
     """To leave these out, the host would have to be told how many there are."""

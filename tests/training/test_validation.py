@@ -130,7 +130,7 @@ def test_it_is_so_at_length(text: str, quantile: float | None, calm: int, tmp_pa
 MUON = "optimizer chosen { update up, down -> muon(lr = 0.01) update all -> adamw(lr = 0.01) }\n"
 
 
-@pytest.mark.parametrize("optimizer", ["chosen", "adamw_8bit(lr = 0.01)", *soak(*OPTIMIZERS)])
+@pytest.mark.parametrize("optimizer", ["chosen", *soak("adamw_8bit(lr = 0.01)", *OPTIMIZERS)])
 @pytest.mark.parametrize(("rule", "mean"), [("shard state -> data", True), *soak(("offload state", True), ("", False))])
 def test_all_that_an_optimizer_keeps_is_put_back(optimizer: str, rule: str, mean: bool, tmp_path: Path) -> None:
     """Clips bite always, so that every update is taken back that did not wait: all but the last, and before the saves

@@ -24,17 +24,19 @@ def model(name: str) -> Against:
 NAMES = [each for name in MODELS for each in ([name] if name in ALWAYS else soak(name))]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_logits(name: str):
     model(name).same_logits()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_numbers(name: str):
     model(name).same_numbers()
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_training(name: str):
     model(name).same_training()

@@ -70,6 +70,7 @@ def shown(value: object) -> str:
     return value if isinstance(value, str) else "-".join(value) if isinstance(value, dict) else ""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=shown)
 def test_the_same_logits(name: str, changes: dict[str, Any], tmp_path: Path):
     against, file = written(name, changes, tmp_path)

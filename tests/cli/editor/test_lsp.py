@@ -45,6 +45,7 @@ train {
 """.replace("  /* none */", "")
 
 
+@pytest.mark.soak
 def test_an_editor(tmp_path: Path) -> None:
     async def both(editor: Editor) -> None:
         await session(editor, tmp_path)

@@ -165,7 +165,7 @@ weights theirs {
 FILES = {"main.par": MAIN, "parts/blocks.par": BLOCKS}
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("file", "word", "nth", "to", "main", "blocks"),
     [

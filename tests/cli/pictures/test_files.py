@@ -146,6 +146,7 @@ def test_the_command_writes_what_the_name_of_the_file_says(tmp_path, capsys):
     assert "forward" in (tmp_path / "out.json").read_text()
 
 
+@pytest.mark.soak
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     for name, problem in {
         "out.pdf": "must end in .svg, .png, .json",

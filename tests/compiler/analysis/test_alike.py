@@ -49,6 +49,7 @@ train {
 HEAD, BODY = TWO.split("block other", 1)
 
 
+@pytest.mark.soak
 def test_stages_that_are_alike_take_as_long_and_need_as_much():
     """With dropout and reduced gradients, whose names differ."""
     given, diagnostics = load(SPECS / "gpt.par", ["batch=32"])

@@ -67,7 +67,7 @@ def peak_of(run: Callable[[], None]) -> int:
     return most
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rules", ["", "recompute layer"])
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "zb_h1", "zb_v"])
 def test_the_bound_holds_and_is_near(schedule: str, rules: str) -> None:
@@ -320,6 +320,7 @@ def test_an_evaluation_that_needs_less_changes_only_what_is_kept_for_it() -> Non
         assert found.total - alone.total in (0, 4)
 
 
+@pytest.mark.soak
 def test_commands_say_that_it_is_the_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -316,7 +316,7 @@ def test_steps_follow_each_other_at_the_longest_occupancy(schedule: Schedule, da
     assert once.cost <= period
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "saved"), [("zb_h2", 7.0), ("zb_v", 3.5), ("one_f_one_b", 0.0)])
 def test_what_is_saved_is_the_slant_of_the_schedule(name: str, saved: float) -> None:
     """In forwards of a rank, on 8 ranks."""

@@ -261,6 +261,7 @@ def test_a_tied_parameter_is_exchanged_once_a_step() -> None:
     assert len(transfers(state)) == 2
 
 
+@pytest.mark.soak
 def test_compile_counts_the_whole_step() -> None:
     """`collectives` of `compile --json`: every microbatch and layer, with the bytes of rings."""
     state = transformer("tensor = 4", TENSOR)

@@ -22,6 +22,7 @@ from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
 from partita.dsl.types import Type
 from tests.compiler.ops.op_cases import CASES, Case, fitted
 from tests.compiler.ops.placing import cut, equal, join, layouts, local_op, on_ranks, run
+from tests.marks import soak
 
 BY_NAME = {case.name: case for case in CASES}
 COMPARISONS = [name for name, function in FUNCTIONS.items() if function.boolean]
@@ -92,21 +93,20 @@ def all_ways(op: Op, types: Sequence[Type]) -> tuple[ShardingRule, ...]:
     return (ShardingRule((None,) * len(types), (None,) * len(results)), *op.sharding_rules(types, results))
 
 
+@pytest.mark.parametrize(("order", "parts"), [(11, 2), *soak((0, 2), (0, 3), (11, 3))])
 @pytest.mark.parametrize("name", BY_NAME)
-def test_every_way_is_sound(name: str):
+def test_every_way_is_sound(name: str, order: int, parts: int):
     """In two parts and in three, with the operands' axes in several orders."""
     case = BY_NAME[name]
-    for order in (0, 11):
-        types = case.types(order)
-        rules = all_ways(case.op, types)
-        assert len(set(rules)) == len(rules)
-        for rule in rules:
-            assert len(rule.operands) == len(types)
-            for parts in (2, 3):
-                holds(case, types, [rule], {"x": parts}, order)
+    types = case.types(order)
+    rules = all_ways(case.op, types)
+    assert len(set(rules)) == len(rules)
+    for rule in rules:
+        assert len(rule.operands) == len(types)
+        holds(case, types, [rule], {"x": parts}, order)
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*BY_NAME])
 def test_ways_on_two_mesh_axes_are_sound(name: str):
     """Any two together, also on one axis, where the first mesh axis cuts the larger parts.

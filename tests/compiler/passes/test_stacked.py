@@ -146,7 +146,7 @@ def test_what_a_stack_takes_is_counted():
 # ---------------------------------------------------------------- what it computes
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("body", "mesh", "rules", "overrides"),
     [

@@ -57,7 +57,7 @@ def test_every_measure_of_the_language_has_a_value() -> None:
     assert set(MEASURES) == set(builtins.MEASURES) == set(CLAIMS)
 
 
-@pytest.mark.few(2)
+@pytest.mark.soak
 @pytest.mark.parametrize("measure", CLAIMS)
 def test_every_measure_holds_and_fails(measure: str) -> None:
     true, false = CLAIMS[measure]
@@ -128,7 +128,7 @@ def test_a_value_near_its_limit_is_written_in_full() -> None:
     assert len(outcome.shown) > len("8.43%")
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("comparison", list(COMPARISONS))
 def test_every_comparison_is_exact(comparison: str) -> None:
     """On a count of 10."""
@@ -284,6 +284,7 @@ def test_the_json_of_compile_has_the_prediction(capsys: pytest.CaptureFixture[st
     assert (again["step_time"], again["makespan"]) == (out["step_time"], out["makespan"])
 
 
+@pytest.mark.soak
 def test_verify_reports_claims(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["verify", file_with(TWO, tmp_path)]) == 1
     captured = capsys.readouterr()
@@ -300,7 +301,7 @@ def test_a_run_warns_and_trains(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert captured.err.count("warning[W0701]") == 2
 
 
-@pytest.mark.few(2)
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["gpt", "llama", "mlp", "tiny"])
 def test_the_claims_of_the_files_that_users_start_from_hold(name: str) -> None:
     spec = checked((SPECS / f"{name}.par").read_text(encoding="utf-8"), f"{name}.par")

@@ -26,7 +26,7 @@ def costs(row: dict, chunks: int = 1) -> Costs:
     return equal_costs(*(row[key] / chunks for key in ("T_F", "T_B", "T_W")), row["T_comm"])
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @rows
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "zb_h2"])
 def test_published_bubbles(row, name):
@@ -34,6 +34,7 @@ def test_published_bubbles(row, name):
     assert round(timeline.bubble, 4) == row["bubble"][name]
 
 
+@pytest.mark.few(1)
 @rows
 def test_the_published_bubble_of_interleaving_is_near(row):
     """The paper's chunks have one layer each, and its first and last stage one layer less; here they are equal, the

@@ -173,6 +173,7 @@ def test_the_file_says_what_is_minimized():
     assert step.search.least <= shorter
 
 
+@pytest.mark.soak
 def test_a_search_is_deterministic():
     assert searched("bubble")[0].actions == searched("bubble")[0].actions
 
@@ -196,7 +197,7 @@ def test_auto_is_no_worse_than_the_published_zb_v(row):
     assert schedule.placement in (v_placement(ranks), loop_placement(ranks, 2))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @rows
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "zb_h2"])
 def test_published_bubbles_beside_zb_v(row, name):

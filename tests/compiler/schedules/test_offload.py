@@ -174,7 +174,7 @@ def test_instructions_that_copy_wrongly_are_refused():
                 check_program([(*program[:i], program[i + 1], program[i], *program[i + 2 :])])
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["gpipe", "one_f_one_b"])
 def test_a_rank_keeps_two_microbatches_if_a_copy_takes_no_longer_than_a_forward(name: str):
     """One that leaves or comes beside the one that is computed with, however long the pipeline. The last rank of 1F1B

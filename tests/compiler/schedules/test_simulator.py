@@ -21,7 +21,7 @@ from tests.marks import examples
 ZERO_BUBBLE = json.loads((GOLDEN / "zero_bubble.json").read_text())
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("row", ZERO_BUBBLE["rows"], ids=lambda row: f"{row['model']}-{row['microbatches']}")
 def test_the_bubble_of_1f1b_is_the_published_one(row):
     schedule = make("one_f_one_b", row["stages"], 1, row["microbatches"])

@@ -219,8 +219,9 @@ def test_the_runtime_is_told_what_a_stage_has():
 
 
 RECORDED = [
-    *("groups", "offload", "tables", "vocabulary train.sync=paired()"),
-    *soak("rules", "buffers", "vocabulary", "vocabulary train.sync=delayed(1)", "tied train.sync=delayed(2)"),
+    "vocabulary train.sync=paired()",
+    *soak("groups", "offload", "tables", "rules", "buffers"),
+    *soak("vocabulary", "vocabulary train.sync=delayed(1)", "tied train.sync=delayed(2)"),
 ]
 
 

@@ -175,6 +175,7 @@ def test_wrong_communication_is_refused(name: str, count: int):
     assert not escaped
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "count"), [("mlp", 9), *soak(("tiny", 5), ("llama", 1), ("llama zero1", 2), ("gpt", 1))]
 )

@@ -24,7 +24,7 @@ from tests.files import SPECS
 # ---------------------------------------------------------------- what is right
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [

@@ -293,6 +293,7 @@ def test_a_server_that_is_lost_while_ranks_load_stops_all_of_them(
     assert steps_in(PLACE) == [2]
 
 
+@pytest.mark.soak
 def test_what_is_not_permitted_is_said(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import s3fs
 

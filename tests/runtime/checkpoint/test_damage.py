@@ -288,6 +288,7 @@ def test_a_later_version_is_refused_and_not_passed_over(copy: Path):
     assert refused.value.diagnostics[0].code == "E0805"
 
 
+@pytest.mark.soak
 def test_a_checkpoint_of_the_first_version_is_read(copy: Path):
     """It knows nothing of bad steps, nor of the files of the data."""
 

@@ -44,6 +44,7 @@ def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(tmp_path: Path):
     same(tensors(resumed.run), tensors(undisturbed.run))
 
 
+@pytest.mark.soak
 def test_means_are_the_same_under_another_layout(tmp_path: Path):
     saved = trained(plan_of("train.steps=2", text=MEANS), tmp_path)
     for other in (("layout=zero1",), ("layout=plain", "cluster.data=1", "cluster.pipe=1")):
@@ -52,6 +53,7 @@ def test_means_are_the_same_under_another_layout(tmp_path: Path):
         same(loaded.run.means(), saved.run.means())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", ["zero1", *soak("zero3")])
 def test_evaluation_reads_the_means(layout: str, tmp_path: Path):
     run = trained(plan_of(f"layout={layout}", "train.checkpoint=none", text=MEANS), tmp_path)

@@ -60,6 +60,7 @@ def test_there_and_back_is_the_same_run(saved, folder: Path, capsys: pytest.Capt
     same(tensors(back.run), tensors(direct.run))
 
 
+@pytest.mark.soak
 def test_import_of_parameters_begins_a_run_with_them(saved, folder: Path, capsys: pytest.CaptureFixture[str]):
     own = {name: tensor.to(torch.bfloat16) for name, tensor in saved[0].parameters().items()}
     save_file({name: tensor.contiguous() for name, tensor in own.items()} | {"other": torch.ones(2)}, "p.safetensors")

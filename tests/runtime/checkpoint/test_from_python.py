@@ -121,7 +121,7 @@ def test_without_checkpoints_nothing_is_written_but_to_a_directory_that_is_named
     assert len(computed(Path("there"))) == 7
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("dir", [None, "kept/here"])
 def test_twice_is_once_and_a_run_goes_on_from_it(dir: str | None, folder: Path, capsys: pytest.CaptureFixture[str]):
     """Python and the command by turns, in the directory that both have by themselves."""
@@ -145,6 +145,7 @@ def test_twice_is_once_and_a_run_goes_on_from_it(dir: str | None, folder: Path, 
     assert [each["step"] for each in computed(Path("runs/m")) if "loss" in each] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.soak
 def test_what_is_wrong_with_checkpoints_is_refused_or_warned_of(folder: Path, monkeypatch: pytest.MonkeyPatch):
     partita.train("m.par", "train.steps=4", *QUIET)
     checkpoints = folder / "runs/m/checkpoints"

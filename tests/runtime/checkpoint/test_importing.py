@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -250,7 +250,7 @@ def renamed(draw) -> tuple[dict[str, Type], dict[str, tuple[int, ...]], dict[str
 
 
 @given(renamed())
-@settings(max_examples=300, deadline=None)
+@examples(100)
 def test_what_is_proposed_without_a_mark_is_right(model):
     """Whatever sizes are equal: the names are those of the parameter's own tensor, and the axes are in their order."""
     parameters, shapes, orders, names = model
@@ -456,7 +456,7 @@ def test_sets_of_numbers(numbers: list[int], text: str):
 # ---------------------------------------------------------------- how to train from it
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("directory", "checkpoint", "entry"),
     [
@@ -649,6 +649,7 @@ def test_a_scalar_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 FORGED = "x\nm.par: ok\n\x1b[2J\u202e"
 
 
+@pytest.mark.soak
 def test_a_name_makes_no_line_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]):
     """Wherever it is shown: unused, bound, missing, proposed, of a wrong shape, and as that of a number."""
     escaped = "x\\nm.par: ok\\n\\x1b[2J\\u202e"

@@ -208,6 +208,7 @@ def test_all_layouts_of_llama_are_tried():
     assert {layout for layout, _ in CASES} == declared
 
 
+@pytest.mark.soak
 def test_a_whole_file_runs_without_its_checkpoints():
     """`checkpoint` is a matter of the run alone: the compiler does not see it."""
     spec, _ = load(SPECS / "llama.par", ["train.checkpoint=every(2)"])

@@ -105,7 +105,7 @@ def test_other_settings_are_said_and_allowed(tmp_path: Path):
     assert "eval" not in notes
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("overrides", "replaced", "note"),
     [

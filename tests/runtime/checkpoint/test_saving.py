@@ -352,6 +352,7 @@ def test_a_damaged_commit_goes_with_the_whole_ones_of_its_time(tmp_path: Path):
     assert store.steps() == [5, 7]
 
 
+@pytest.mark.soak
 def test_the_ranks_that_could_not_write_are_named_and_only_they_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Ranks 2 and 5 of eight have a full disk. So a supervisor, which names a rank that failed, names one of them."""
     blocks = Shard.blocks

@@ -97,7 +97,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_forged_entry_is_found(change: Callable[[dict[str, Any]], object], copy: Path):
     header, tensors = parts(copy)

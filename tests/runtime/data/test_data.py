@@ -515,6 +515,7 @@ def test_a_small_archive_cannot_take_all_memory(header: bytes, zeros: int, told:
     assert int(kilobytes) < 50_000
 
 
+@pytest.mark.soak
 def test_what_is_compressed_as_data_is_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that are not all alike in an archive of any size; others in a small one, or uncompressed."""
     inputs = (Input("x", shaped("f32", batch=4, pixels=1000), "batch", None, None),)

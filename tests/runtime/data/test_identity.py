@@ -78,7 +78,7 @@ def put(path: Path, place: int) -> None:
         file.write(b"\1")
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("size", [WHOLE, WHOLE + 1, WHOLE + BLOCK, 40 * WHOLE])
 def test_of_a_large_file_the_first_and_last_block_and_those_between_are_known(size: int, tmp_path: Path):
     path = large(tmp_path / "a.bin", size)
@@ -93,6 +93,7 @@ def test_of_a_large_file_the_first_and_last_block_and_those_between_are_known(si
         assert hashed(path, size) != before, place
 
 
+@pytest.mark.soak
 def test_a_large_file_that_has_grown_is_told_from_another_one(tmp_path: Path):
     path = large(tmp_path / "a.bin", 2 * WHOLE)
     before = known(path)

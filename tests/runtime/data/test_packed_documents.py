@@ -141,7 +141,7 @@ def loss(folder: Path, text: str, length: int) -> float:
     return told[-1]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("before", "expression"), LEAKS.values(), ids=LEAKS)
 def test_what_is_warned_of_leaks_and_the_help_ends_that(before: str, expression: str, tmp_path: Path):
     random = np.random.default_rng(2)

@@ -49,6 +49,7 @@ def read(name: str, root: Path, **arguments: object) -> list[int]:
     return np.asarray(dataset.training).tolist()
 
 
+@pytest.mark.soak
 def test_objects_are_read_as_files(bucket: Any, tmp_path: Path):
     assert read("tokens", tmp_path, path="s3://corpus/shards/*.bin") == list(range(2000))
     text = "".join(each["text"] for each in LINES)
@@ -87,6 +88,7 @@ def test_objects_are_copied_once_and_anew_when_they_change(
     assert not list((tmp_path / "kept").glob("*.part"))
 
 
+@pytest.mark.soak
 def test_what_is_wrong_with_an_address_is_said(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     bucket("text/1.jsonl", b'{"text": "a"}\n{"body": 1}\n')
 

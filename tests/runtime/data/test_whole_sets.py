@@ -153,6 +153,7 @@ def test_the_last_row_may_end_early_if_targets_can_be_ignored(layout: str, tmp_p
     assert loss == pytest.approx(found, rel=1e-10)
 
 
+@pytest.mark.soak
 def test_without_that_what_is_left_out_is_said(tmp_path: Path):
     fill(tmp_path, 8 * 5 + 4)
     written = text('data = text("valid.txt"), batches = all')
@@ -162,6 +163,7 @@ def test_without_that_what_is_left_out_is_said(tmp_path: Path):
     assert (loss, metrics) == (pytest.approx(expected), pytest.approx(others))
 
 
+@pytest.mark.soak
 def test_a_holdout_can_be_evaluated_as_a_whole(tmp_path: Path):
     fill(tmp_path, 100)
     written = text("batches = all")
@@ -171,6 +173,7 @@ def test_a_holdout_can_be_evaluated_as_a_whole(tmp_path: Path):
     assert loss == pytest.approx(of_one_batch(tmp_path, written, rows)[0], rel=1e-10)
 
 
+@pytest.mark.soak
 def test_some_batches_of_a_set_of_its_own(tmp_path: Path):
     fill(tmp_path, 500)
     loss, _, _ = evaluated(tmp_path, text('data = text("valid.txt"), batches = 3'))
@@ -180,6 +183,7 @@ def test_some_batches_of_a_set_of_its_own(tmp_path: Path):
     assert loss != other
 
 
+@pytest.mark.soak
 def test_packed_rows_are_weighed_by_their_targets(tmp_path: Path):
     fill(tmp_path, 100)
     documents = ["a" * 3, "bcdefg", "hi", "jklmnopqrst", "uv", "wxyz0"]
@@ -220,7 +224,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", sorted(WRONG))
 def test_what_cannot_be_evaluated_is_refused(name: str, tmp_path: Path):
     eval, more, message, code, place = WRONG[name]

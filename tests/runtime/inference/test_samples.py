@@ -122,6 +122,7 @@ def test_a_prompt_that_cannot_be_is_refused_before_the_run_at_its_place(expected
     assert found.span.text in ('"ab"', '"axb"', '"abcabcabc"')
 
 
+@pytest.mark.soak
 def test_groups_that_train_apart_write_one_text(folder: Path) -> None:
     """Of a single row, of which no group has a part: while training, and of the file alone."""
     given = (*ALONE, "train.checkpoint=none", "train.sync=local(groups = 2, every = 2)")

@@ -17,6 +17,7 @@ GREEDY = Choice(temperature=0)
 PROMPT = [3, 1, 4, 1, 5]
 
 
+@pytest.mark.soak
 def test_greedy_text_is_that_of_transformers() -> None:
     """64 tokens of Llama, with the same weights, with what is kept and anew."""
     from tests.zoo.models import llama3

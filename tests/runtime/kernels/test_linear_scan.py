@@ -22,7 +22,7 @@ def by_hand(a: Tensor, b: Tensor, start: Tensor, backward: bool) -> Tensor:
 SHAPES = [(1, 3), (127, 1), (128, 1), (5000, 1), (300, 3), (1031, 4), (40, 5000), (2048, 64)]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(("count", "rows"), SHAPES)
 def test_it_is_one_position_after_the_other(count: int, rows: int, backward: bool):

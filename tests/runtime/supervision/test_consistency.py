@@ -95,7 +95,7 @@ def test_nor_does_the_process():
     assert found == {" ".join(hashes(plan_of(TINY))) + "\n"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("override", "program"),
     [
@@ -192,6 +192,7 @@ class Shelf:
             raise RuntimeError("too late")
 
 
+@pytest.mark.soak
 def test_ranks_that_have_ended_are_not_waited_for():
     plan = plan_of(TINY)
     own = f"{digest(plan.spec)} {digest([plan.program, plan.evaluation and plan.evaluation.program])}"

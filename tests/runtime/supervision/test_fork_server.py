@@ -70,6 +70,7 @@ def test_what_it_says_comes_by_its_own_pipe(server: ForkServer) -> None:
     assert b"required: FILE" in process.stderr.read()
 
 
+@pytest.mark.soak
 def test_one_whose_group_is_gone_ends_without_a_word(server: ForkServer) -> None:
     leader = subprocess.Popen([sys.executable, "-c", ""], process_group=0)
     leader.wait()

@@ -240,7 +240,7 @@ def test_a_hangup_ends_the_run_unless_nohup_says_otherwise(start: Callable[..., 
     assert run.finish() == (130, "partita: interrupted\n")
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("program", [SLEEP, STUBBORN], ids=["sleeping", "stubborn"])
 def test_nothing_remains_when_the_supervisor_is_killed(start: Callable[..., Run], program: str) -> None:
     run = start(program, ranks=3)

@@ -312,7 +312,7 @@ def test_a_run_that_moves_does_not_stall(tmp_path: Path):
     assert "is at the start for 0 s (step 1)" in text
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "activity", [None, flight.STARTING, flight.READY, flight.CONNECTING, flight.LOADING, flight.ENDED]
 )

@@ -169,6 +169,7 @@ def test_many_orders_of_one_program(text: str):
     same_in_any_order(prepare(checked(text, "small.par")), range(25))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("clip", [0.01, 100.0])
 def test_updates_that_do_not_wait_are_taken_back_in_any_order(clip: float, tmp_path: Path):
     """While the sums of one step are under way, the next computes."""

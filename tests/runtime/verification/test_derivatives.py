@@ -57,7 +57,7 @@ def test_gradients_are_derivatives_of_a_loss_with_what_has_no_gradient():
     assert found.error < 1e-8
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("name", ["siamese.w1", "siamese.w2", "siamese.gain"])
 def test_a_lost_contribution_is_found(name: str, number: int, monkeypatch: pytest.MonkeyPatch):
@@ -110,6 +110,7 @@ def test_a_bend_at_the_very_point_is_no_wrong_gradient(value: str, monkeypatch: 
     assert not compared(text).diagnostics
 
 
+@pytest.mark.soak
 def test_what_gradients_are_not_meant_to_be_derivatives_of_is_not_compared():
     scanned = """axis batch = 4, seq = 3, embed = 6
 model m(x: [batch, seq, embed], wanted: [batch, embed]) {
@@ -126,6 +127,7 @@ train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }
     assert compared(eight).reason == "products round to eight bits"
 
 
+@pytest.mark.soak
 def test_the_proxy_of_a_mixture_is_compared():
     found = compared((SPECS / "zoo" / "mixtral.par").read_text(encoding="utf-8"))
     assert (found.reason, found.diagnostics) == (None, ())

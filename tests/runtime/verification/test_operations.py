@@ -207,6 +207,7 @@ def test_what_does_not_run_in_f64_is_tried_as_it_is_and_not_decided(tmp_path: Pa
     assert "cannot be split along `embed`" in done.stderr
 
 
+@pytest.mark.soak
 def test_what_takes_no_small_sizes_keeps_its_own(tmp_path: Path):
     written(tmp_path, FORWARD.replace("    rate =", "    assert len(w) == 8\n    rate ="), FORWARD_ONLY)
     done = here("verify", "own.par", "--allow-python", cwd=tmp_path)
@@ -214,6 +215,7 @@ def test_what_takes_no_small_sizes_keeps_its_own(tmp_path: Path):
     assert "embed 8" in done.stdout
 
 
+@pytest.mark.soak
 def test_a_result_that_is_never_finite_is_not_decided(tmp_path: Path):
     written(tmp_path, "def norm(x, w):\n    return x * w / 0\n", FORWARD_ONLY)
     done = here("verify", "own.par", "--allow-python", cwd=tmp_path)

@@ -23,6 +23,7 @@ from tests.files import SPECS, checked
 from tests.marks import soak
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "overrides", "ranks"),
     [
@@ -69,6 +70,7 @@ def execution(text: str = FILE, *overrides: str) -> Execution:
     return verify_execution(spec)
 
 
+@pytest.mark.soak
 def test_all_is_compared():
     found = execution()
     assert found.passed, found.diagnostics[0].render()
@@ -141,6 +143,7 @@ def test_a_program_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch):
     assert diagnostic.span.line == 16
 
 
+@pytest.mark.soak
 def test_what_is_not_finite_on_random_values_begins_as_declared():
     assert execution(FILE.replace("let y = x * w", "let y = x * w + log(w)")).passed
 
@@ -153,6 +156,7 @@ def test_a_mean_over_few_elements_is_of_more_of_them():
     assert execution(large.replace("loss mse(y, wanted)", rare)).passed
 
 
+@pytest.mark.soak
 def test_a_metric_may_be_no_number():
     found = execution(FILE.replace("sqrt(mean(y * y))", "log(mean(y) - mean(abs(y)))"))
     assert found.passed, found.diagnostics[0].render()
@@ -200,6 +204,7 @@ def test_chaos_in_a_metric_hides_nothing_else(monkeypatch: pytest.MonkeyPatch):
     assert not execution(text).passed
 
 
+@pytest.mark.soak
 def test_a_loss_that_depends_on_no_parameter_is_verified():
     """Its gradients are rounding noise, of no scale."""
     assert execution(FILE.replace("loss mse(y, wanted)", "loss mean(softmax(y, over = embed)) + mean(wanted)")).passed
@@ -353,6 +358,7 @@ def test_a_file_that_cannot_be_verified_is_refused(
     assert captured.out == ""
 
 
+@pytest.mark.soak
 def test_the_command_writes_to_a_file(capsys: pytest.CaptureFixture, tmp_path: Path):
     out = tmp_path / "found.json"
     assert main(["verify", str(SPECS / "mlp.par"), "--json", "-o", str(out)]) == 0

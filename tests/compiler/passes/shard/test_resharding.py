@@ -83,7 +83,7 @@ def flat_layouts() -> list[Layout]:
     return found
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("source", [*every_layout(), *flat_layouts()], ids=str)
 def test_every_path_leads_to_its_layout(source: Layout):
     """From any layout to any that is not a maximum in parts: the ranks then hold the same tensor, laid out so."""
