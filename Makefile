@@ -20,8 +20,10 @@ sample: $(VENV)/installed
 test: lint
 	$(MAKE) --no-print-directory --jobs 2 types tests
 
-# On two cores: one of three waits for a disk or for processes of its own, more often than not.
+# Collected once by one process, beside mypy: three would compile all modules, each for itself. On two cores one of three
+# waits for a disk or for processes of its own, more often than not.
 tests: $(VENV)/installed
+	@$(BIN)/pytest --collect-only >/dev/null 2>&1 || true
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -rs -m "not soak"
 
 lint: $(VENV)/installed
@@ -67,10 +69,11 @@ docs: $(VENV)/installed
 site: $(VENV)/installed
 	$(BIN)/mkdocs build --strict
 
+# Python compiles what it imports: of all that is installed that is little.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip "setuptools>=77"
-	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
+	$(BIN)/pip install --quiet --no-compile --upgrade pip "setuptools>=77"
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[test]"
 	touch $@
 
 $(VENV)/soaked: $(VENV)/installed

@@ -1,4 +1,4 @@
-"""What docs/language.md says of dtypes: at bf16, what is summed, normalized or stored is f32."""
+"""What docs/reference says of dtypes: at bf16, what is summed, normalized or stored is f32."""
 
 from __future__ import annotations
 

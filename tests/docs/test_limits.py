@@ -1,4 +1,4 @@
-"""The limits that the page on the language names are those that hold."""
+"""The limits that the reference names are those that hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATED = {
 
 
 def test_the_page_states_the_limits_that_hold():
-    section = (ROOT / "docs" / "language.md").read_text().split("\n## Limits\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "reference" / "grammar.md").read_text().split("\n## Limits\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == len(STATED)
     for row, (what, numbers) in zip(rows, STATED.items(), strict=True):

@@ -1,4 +1,4 @@
-"""What the page on the language states of optimizers is what they do."""
+"""What the reference states of optimizers is what they do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partita.compiler.pipeline import compile_spec
 from tests.docs.pages import PAGES, ROOT
 from tests.files import checked
 
-PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+PAGE = "".join((ROOT / "docs" / "reference" / f"{name}.md").read_text() for name in ("layouts", "training"))
 
 # A parameter for each function that reads one in a way of its own, by the function's name.
 FILE = """axis batch = 4, seq = 4, embed = 4, ffn = 6, vocab = 8, experts = 3, chosen = 2, kernel = 3, out = 5

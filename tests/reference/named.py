@@ -1,6 +1,6 @@
 """Tensors with named axes, as plainly as torch allows, and the language's functions of them.
 
-Nothing here is shared with the compiler or the runtime: this is `docs/language.md` written once more. Every float is
+Nothing here is shared with the compiler or the runtime: this is `docs/reference` written once more. Every float is
 float64, every integer int64, and gradients are torch's autograd's.
 """
 

@@ -1,7 +1,7 @@
 """Random programs over all of the language, with random meshes, layouts and schedules.
 
 A `Maker` writes a file from the choices of a `random.Random` (Hypothesis has one whose choices shrink). Expressions are
-typed as they are written. `cutting` programs keep to what docs/language.md promises microbatches: the batch is reduced
+typed as they are written. `cutting` programs keep to what docs/reference promises microbatches: the batch is reduced
 in the loss and in metrics only, but for what is made of inputs and samples alone. Whatever is written must be accepted.
 """
 

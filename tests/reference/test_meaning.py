@@ -1,4 +1,4 @@
-"""A file means what `docs/language.md` says: programs equal an interpreter of it that shares no code with the compiler.
+"""A file means what `docs/reference` says: programs equal an interpreter of it that shares no code with the compiler.
 
 Losses, norms, metrics, learning rates and evaluations of three steps, gradients, and parameters at the end; on one
 device, and laid out over a mesh.
