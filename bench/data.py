@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from partita.dsl.spec import Call, Share
 from partita.dsl.types import Axis, Type
-from partita.runtime.data.ahead import Prefetcher
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.data.packed_rows import packed
+from partita.runtime.data.prefetcher import Prefetcher
 from partita.runtime.data.registry import open_dataset
 
 BATCH, SEQ, STEPS, VOCAB = 16, 1024, 200, 16_384

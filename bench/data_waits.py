@@ -72,7 +72,7 @@ def run(data: str, steps: int) -> None:
     from peers.ours import rank_of
     from peers.workload import workload
 
-    from partita.runtime.data.ahead import Prefetcher
+    from partita.runtime.data.prefetcher import Prefetcher
     from partita.runtime.training import train
 
     root = Path(os.environ[FOLDER])

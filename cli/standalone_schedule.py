@@ -25,7 +25,7 @@ from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.offload import with_copies
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.simulator import simulate
-from partita.compiler.schedules.spread import part_messages
+from partita.compiler.schedules.vocab_parallel import part_messages
 from partita.dsl.advice.report import Report, nearest
 from partita.dsl.config.builtins import BOUND
 from partita.dsl.config.overrides import PLACE

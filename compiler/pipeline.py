@@ -31,6 +31,7 @@ from partita.compiler.passes.buckets import full_at
 from partita.compiler.passes.buffers import ends_of
 from partita.compiler.passes.build import build
 from partita.compiler.passes.captured import check_captured
+from partita.compiler.passes.chunked_collectives import in_pieces
 from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
@@ -44,7 +45,6 @@ from partita.compiler.passes.mode import of_mode
 from partita.compiler.passes.offload import offloaded, parameters_on_host, without_effect
 from partita.compiler.passes.outer import with_outer_updates
 from partita.compiler.passes.overlap import overlapped
-from partita.compiler.passes.pieces import in_pieces
 from partita.compiler.passes.place import balanced, idle_places, pipeline_of, place
 from partita.compiler.passes.prefetch import prefetched
 from partita.compiler.passes.remat_cheap import remat_cheap
@@ -55,8 +55,8 @@ from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
 from partita.compiler.passes.shard.undeclared import undeclared_splits
 from partita.compiler.passes.sparse import Tables, cast_by_rows, check_lazy, sparse_updates, tables
-from partita.compiler.passes.spread import of_parts, spread
 from partita.compiler.passes.update import update_graph
+from partita.compiler.passes.vocab_parallel import of_parts, spread
 from partita.compiler.passes.zigzag import Order, in_zigzag
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import homes_of, one_microbatch, size_of

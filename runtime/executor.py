@@ -21,11 +21,11 @@ from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
 from partita.runtime.data.own_rows import Rows
 from partita.runtime.declared import waits
+from partita.runtime.delayed_gradients import DelayedGradients, Estimate
 from partita.runtime.graphs import StepGraph
 from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Coroutine
-from partita.runtime.late import DelayedGradients, Estimate
 from partita.runtime.pace import StragglerDetector
 from partita.runtime.peak_memory import peak_memory
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions

@@ -28,7 +28,7 @@ from partita.compiler.schedules.schedule import (
     turn,
 )
 from partita.compiler.schedules.simulator import Costs, simulate
-from partita.compiler.schedules.spread import part_messages
+from partita.compiler.schedules.vocab_parallel import part_messages
 
 # The schedules that a shape alone determines, rather than a file.
 NAMED = sorted(each.name for each in SCHEDULES.values() if each.written is None)

@@ -146,8 +146,8 @@ class _Rank:
         """Connect and train; returns the exit status. Raises Refused, `ConnectionLost` and `UntrustedPeer`."""
         from partita.cli.training.observer import Recording
         from partita.runtime.checkpoint.checkpoints import Checkpoints
-        from partita.runtime.checkpoint.copies import SnapshotResources
-        from partita.runtime.data.ahead import Prefetcher
+        from partita.runtime.checkpoint.snapshots import SnapshotResources
+        from partita.runtime.data.prefetcher import Prefetcher
         from partita.runtime.rank import Rank
         from partita.runtime.rehearsal import leaves_nothing, rehearse
         from partita.runtime.tracing import stopwatch

@@ -10,7 +10,7 @@ from partita.compiler.costs.devices import Device
 from partita.compiler.costs.nodes import seconds as node_seconds
 from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.passes.pieces import PIECE
+from partita.compiler.passes.chunked_collectives import PIECE
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.state import Cut
 

@@ -70,8 +70,8 @@ from partita.compiler.analysis.traffic import outer_nodes, update_nodes
 from partita.compiler.graph import Node, Parameter, Phase, without_iterations
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
-from partita.compiler.passes.ahead import ahead
 from partita.compiler.passes.cut import StageGraph, message_of
+from partita.compiler.passes.early_collectives import ahead
 from partita.compiler.program import SLAB, InputPart, ParameterRecord, RankPlan, StateRecord
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD

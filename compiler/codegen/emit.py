@@ -17,7 +17,7 @@ from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
 from partita.compiler.ops.op import Argument
-from partita.compiler.passes.ahead import EarlyCollectives
+from partita.compiler.passes.early_collectives import EarlyCollectives
 
 # Arguments of a stage's functions.
 GATHER, PROLOGUE, FUNCTION, REDUCE = ("m", "c"), ("m", "x", "c"), ("p", "f", "a", "c"), ("a", "h", "c")

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from partita.compiler.codegen.segments import compiled_units
 from partita.compiler.graph import Input, Node, Phase, Value
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.passes.ahead import EarlyCollectives, ahead
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
+from partita.compiler.passes.early_collectives import EarlyCollectives, ahead
 from partita.compiler.passes.place import iteration_of
 
 Run = tuple[str | None, list[Node], set[Value]]  # its iteration, nodes and live-out values

@@ -33,8 +33,8 @@ from partita.compiler.layout import tensor_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
-from partita.compiler.passes.ahead import EarlyCollectives
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph, forms, message_of
+from partita.compiler.passes.early_collectives import EarlyCollectives
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import OuterUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.program import (

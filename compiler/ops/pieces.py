@@ -2,7 +2,7 @@
 
 A value is cut along an axis into pieces of one size. Gathered along that same axis, a piece has parts of all ranks, in
 their order: of each of the `blocks` that follow one another along the axis, an equal part. These operations are made by
-`partita.compiler.passes.pieces`, after all has been split over ranks, so none can be sharded.
+`partita.compiler.passes.chunked_collectives`, after all has been split over ranks, so none can be sharded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The update graph: what happens once a step, after the last microbatch.
 
 REDUCE nodes reshard a stage's accumulators to the layout that the update needs: one reduction of gradients per step, in
-the order in which the accumulators get their last contributions (`partita.compiler.passes.ahead`).
+the order in which the accumulators get their last contributions (`partita.compiler.passes.early_collectives`).
 FINISH nodes run on these totals: the sum of a tied parameter's totals in stage order, each stage's share of the squared
 norm, metrics that are functions of sums. Their results for all ranks (loss, metrics, squares) form one small vector of
 partial sums, in which a replicated value counts only on the first rank of each mesh axis, and every gradient's square
@@ -42,9 +42,9 @@ from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
 from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, MergeRows, SparseAllToAll, entries
-from partita.compiler.passes.ahead import copied_ahead
 from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth, full_at
 from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.early_collectives import copied_ahead
 from partita.compiler.passes.shard.choice import local_op
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import ParameterLayouts

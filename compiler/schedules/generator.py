@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, cast
 from attrs import frozen
 
 from partita.compiler.schedules.schedule import Schedule, SharedVocabulary, loop_placement, ranks_of
-from partita.compiler.schedules.spread import with_spread
+from partita.compiler.schedules.vocab_parallel import with_spread
 from partita.dsl import spec
 from partita.dsl.config import builtins
 from partita.dsl.config.builtins import DEFAULT_SCHEDULE, ScheduleSignature
@@ -78,7 +78,7 @@ class Generator(ScheduleSignature):
     For `auto`: `role` is "compared" (taken as it is) or "varied" (with other warm-ups and lags). `bounded`: it is built
     to fit within the memory of its conditions.
 
-    For pipelines whose ranks share the vocabulary (`partita.compiler.schedules.spread`): by how many microbatches
+    For pipelines whose ranks share the vocabulary (`schedules.vocab_parallel`): by how many microbatches
     backwards then come later (`slack`); and after how many of its actions each rank runs both passes over a microbatch,
     for P and M, if the schedule gives them a place (`passes`).
 

@@ -110,7 +110,7 @@ class Schedule(Shortened):
     `pairs` gives, for each rank, the positions of forwards that should overlap with the full backward that follows; it
     is empty if there are none. `search` is the report of the search that found the schedule. `spans` locate the actions
     of a schedule read from a file. `spread` says which stages are parts of an axis that all ranks share
-    (`partita.compiler.schedules.spread`). Unless `ascending`, the backwards of a chunk may run in any order of
+    (`partita.compiler.schedules.vocab_parallel`). Unless `ascending`, the backwards of a chunk may run in any order of
     microbatches, which is the order in which gradients are summed.
 
     With `slices`, each part of the batch counts as so many `microbatches`, one for each slice of its sequence: slice s

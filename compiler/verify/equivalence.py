@@ -34,12 +34,12 @@ from __future__ import annotations
 from partita.compiler.state import Compilation
 from partita.compiler.verify.buffers import Buffers
 from partita.compiler.verify.checker import Checker, Validation
+from partita.compiler.verify.chunked_collectives import in_one_piece
 from partita.compiler.verify.copies import Copies
 from partita.compiler.verify.division import Division
 from partita.compiler.verify.ending import Ending
 from partita.compiler.verify.messages import Messages
 from partita.compiler.verify.outer import Outers
-from partita.compiler.verify.pieces import in_one_piece
 from partita.compiler.verify.reading import check_reading
 from partita.compiler.verify.records import Records
 from partita.compiler.verify.reference import Reference

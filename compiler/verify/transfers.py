@@ -20,8 +20,8 @@ from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.graph import Node, Value
 from partita.compiler.instructions import Channel, Compute, Message, PostReceive, PostSend
-from partita.compiler.passes.ahead import EarlyCollectives
 from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.early_collectives import EarlyCollectives
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, RankProgram, TiedTransfer
 from partita.compiler.schedules.invariants import check_program, check_schedule

@@ -23,7 +23,6 @@ from partita.runtime.addresses import PathOrUrl, Unreached
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.address_store import steps_in, store_at
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
-from partita.runtime.checkpoint.copies import Found, SnapshotResources, Snapshots
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import unwritable
 from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
@@ -33,6 +32,7 @@ from partita.runtime.checkpoint.parts import copies_of_parameters
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
+from partita.runtime.checkpoint.snapshots import Found, SnapshotResources, Snapshots
 from partita.runtime.checkpoint.store import Saves, commit_name
 from partita.runtime.data_files import DataFile
 from partita.runtime.global_tensors import seen

@@ -261,7 +261,7 @@ class DefaultLayouts:
 def default_layouts(given: spec.Spec, mesh: Mesh) -> DefaultLayouts:
     """The default layouts of shard rules. Raises Refused (E0412) if one uses the pipeline's mesh axis.
 
-    What all ranks of the pipeline share is in parts already (`partita.compiler.passes.spread`).
+    What all ranks of the pipeline share is in parts already (`partita.compiler.passes.vocab_parallel`).
     """
     axes: list[LayoutRule] = []
     tensors: list[LayoutRule] = []

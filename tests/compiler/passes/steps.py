@@ -13,6 +13,7 @@ from partita.compiler.costs.nodes import seconds
 from partita.compiler.graph import Graph
 from partita.compiler.mesh import Mesh, mesh_of
 from partita.compiler.passes import build as building
+from partita.compiler.passes import chunked_collectives as cutting_up
 from partita.compiler.passes import cut as cutting
 from partita.compiler.passes import differentiate as differentiating
 from partita.compiler.passes import float8 as of_float8
@@ -20,7 +21,6 @@ from partita.compiler.passes import fuse as fusing
 from partita.compiler.passes import group as grouping
 from partita.compiler.passes import guard as guards
 from partita.compiler.passes import overlap as overlapping
-from partita.compiler.passes import pieces as cutting_up
 from partita.compiler.passes import place as placing
 from partita.compiler.passes import remat_cheap as rematerializing
 from partita.compiler.passes import remat_scopes as recomputing

@@ -23,7 +23,7 @@ from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import SharedVocabulary, ranks_of, v_placement
 from partita.compiler.schedules.simulator import equal_costs, simulate
-from partita.compiler.schedules.spread import with_spread
+from partita.compiler.schedules.vocab_parallel import with_spread
 from partita.dsl.diagnostic import Refused
 from partita.dsl.syntax.source import Source
 from partita.testing import (

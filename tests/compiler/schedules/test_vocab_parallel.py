@@ -15,7 +15,7 @@ from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, SharedVocabulary, peak_live
 from partita.compiler.schedules.simulator import equal_costs, simulate
-from partita.compiler.schedules.spread import _Insertion, part_messages, with_spread
+from partita.compiler.schedules.vocab_parallel import _Insertion, part_messages, with_spread
 from partita.dsl.diagnostic import Refused
 from partita.testing import assert_lawful, costs, shared_schedules
 from partita.testing.strategies import FIXED, named_schedules, shapes

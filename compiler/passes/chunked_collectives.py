@@ -12,8 +12,8 @@ communication with dependent computation via decomposition", ASPLOS 2023; Transf
 Pieces are cut along an axis that the products do not sum over: each element of a result is made by the same sum as
 before, of products of fewer rows. Of the axes that can be cut, the outermost is, where pieces are contiguous. What sums
 over the axis, such as gradients of weights, reads the whole, joined again. Along one mesh axis, all ranks cut the same
-nodes in the same way, so they start the pieces in the same order. `partita.compiler.verify.pieces` proves that the
-result computes what was there before.
+nodes in the same way, so they start the pieces in the same order. `partita.compiler.verify.chunked_collectives` proves
+that the result computes what was there before.
 """
 
 from __future__ import annotations

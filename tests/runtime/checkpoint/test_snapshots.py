@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.checkpoints import Checkpoints, shard_of, wanted_by
-from partita.runtime.checkpoint.copies import Found, Pair, SnapshotResources, Snapshots, newest, partners, transfers
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.slots import HEAD, Label, Slot
+from partita.runtime.checkpoint.snapshots import Found, Pair, SnapshotResources, Snapshots, newest, partners, transfers
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import CompiledRun
 from partita.runtime.supervision.memory import Memory, created

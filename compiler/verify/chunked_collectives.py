@@ -1,4 +1,4 @@
-"""Puts pieces together again (`partita.compiler.passes.pieces`), and validates that they were pieces of one tensor.
+"""Puts pieces together again (`passes.chunked_collectives`), and validates that they were pieces of one tensor.
 
 Returns stages in which each collective and each product is in one piece: the first piece stands for the whole, the
 others must be the same operation on the other pieces. What the stages then compute is validated as that of any other

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from partita.dsl.diagnostic import Refused
-from partita.runtime.data.ahead import Prefetcher
 from partita.runtime.data.dataset import Batch
+from partita.runtime.data.prefetcher import Prefetcher
 from partita.runtime.data.registry import open_dataset
 from tests.runtime.data.test_data import NOISE, call, equal
 
