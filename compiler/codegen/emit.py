@@ -212,6 +212,9 @@ class StageEmitter:
                 writer.names.lent |= late
             writer.begun(opening.collectives, "h", opening.follow, self.of.read)
             writer.compute(value for node in opening.follow if node.op.communicates for value in node.outputs)
+            # What only these gather from has been read.
+            spent = [v for v in self.constants if v not in late | self.of.read | uses_in(writer.late())]
+            self._clear(writer, spent)
         if closing:
             behind = self.of.behind(kind, closing.start)
             writer.leave(closing.start, closing.made)
@@ -238,16 +241,18 @@ class StageEmitter:
             writer.arrive(value for value in self.constants if value in late)
             places.update((view, place) for view, place in self.views.items() if view.of in late)
             writer.add(Fill(places))
-            # What is gathered from has been read.
-            spent = [v for v in self.constants if v not in late and v not in self.of.read]
-            held = (*(self.constants[v] for v in spent), *(p for view, p in self.views.items() if view.of in spent))
-            if held:
-                writer.add(Clear(held))
+            self._clear(writer, [v for v in self.constants if v not in late | self.of.read | {*spent}])
             comment = f"{kind} of a step's first microbatch, which waits for what is gathered where it reads it."
         if closing:
             writer.add(ReturnHandles(writer.handles(closing.in_flight), closing.made))
             comment = f"{kind} of the last microbatch, which starts to reduce gradients once it has added to them."
         self.functions[name] = self.module.add(full, arguments, writer.body() or ["pass"], comment)
+
+    def _clear(self, writer: Writer, spent: Collection[Value]) -> None:
+        """Nothing reads these constants any more."""
+        held = (*(self.constants[v] for v in spent), *(p for view, p in self.views.items() if view.of in spent))
+        if held:
+            writer.add(Clear(held))
 
     def _view(self, view: View) -> str:
         """The place in `p` of a view of a constant, which the prologue makes."""

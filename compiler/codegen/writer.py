@@ -178,6 +178,10 @@ class Writer:
                 self.arrive(node.inputs)
                 self.block([node], self._crossing, more=True)
 
+    def late(self) -> set[Node]:
+        """What is still to be computed, where it is first read."""
+        return {*self._late.values()}
+
     def arrive(self, values: Iterable[Value]) -> None:
         """Waits for those of the values that are in flight, and computes those that are computed late."""
         for value in values:
