@@ -74,6 +74,7 @@ def test_a_finished_run(folder: Path):
     assert partita.train("m.par", run_dir=found[2]).resumed is None
 
 
+@pytest.mark.soak
 def test_python_code_that_is_not_allowed(tmp_path: Path):
     path = written(tmp_path, FORWARD + BACKWARD)
     arguments = advised(lambda: partita.train(path), "E0620", r"add (allow_python=True)$")
