@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -277,16 +278,21 @@ class _Launched(_Rank):
         directory = self.stack.enter_context(opened(arguments))
         # Nothing in the directory is touched before it is locked.
         run_on_rank0(meeting.store, identity, "lock", lambda: _lock(directory))
-        record = directory.record()
-        begun = record is not None and record.run == meeting.run
-        reader = Reader(record.files if record is not None and begun else None)
+
+        def kept() -> str:
+            record = directory.record()
+            return json.dumps(record.files if record is not None and record.run == meeting.run else None)
+
+        # Started again, all ranks use the file as it was, which the directory of rank 0's machine keeps.
+        files = json.loads(run_on_rank0(meeting.store, identity, "kept", kept))
+        reader = Reader(files)
         if arguments.elastic is not None:
             self._resize(reader)
         planned = self.planned(reader, speaks=identity.rank == 0)
         plan = planned.plan
         planned.agree(meeting.store, identity)
         check_ranks(plan.spec, identity.ranks)
-        if not begun:
+        if files is None:
 
             def begin() -> None:
                 with _refused_as_unwritable(directory):

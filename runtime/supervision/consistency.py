@@ -71,24 +71,26 @@ def agree(
     raise difference
 
 
-def run_on_rank0(store: Store, identity: Identity, what: str, act: Callable[[], None]) -> None:
-    """Run `act` on rank 0 while all others wait for it. Raises Refused on all ranks if rank 0's `act` does, with the
-    diagnostics on rank 0 only, and ConnectionLost.
+def run_on_rank0(store: Store, identity: Identity, what: str, act: Callable[[], str | None]) -> str:
+    """Run `act` on rank 0 while all others wait for it; all return its text. Raises Refused on all ranks if rank 0's
+    `act` does, with the diagnostics on rank 0 only, and ConnectionLost.
     """
     key = f"{KEY}/{what}"
     if identity.rank > 0:
-        if post(f"waiting for rank 0 ({what})", store.get, key) == b"refused":
+        answer: str = post(f"waiting for rank 0 ({what})", store.get, key).decode()
+        if answer == "refused":
             store.set(f"{key}/{identity.rank}", "read")
             raise Refused(())
-        return
+        return answer.removeprefix("done ")
     try:
-        act()
+        text = act() or ""
     except Refused:
         store.set(key, "refused")
         with suppress(RuntimeError):  # rank 0 may host the store; a rank that no longer comes has ended
             store.wait([f"{key}/{each}" for each in range(1, identity.ranks)], timedelta(seconds=LEAVE_SECONDS))
         raise
-    store.set(key, "done")
+    store.set(key, f"done {text}")
+    return text
 
 
 def _said(store: Store, rank: int, ranks: int, own: Statement) -> list[Statement]:

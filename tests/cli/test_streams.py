@@ -82,7 +82,7 @@ def ran(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("command", every(4, COMMANDS))
+@pytest.mark.parametrize("command", every(8, COMMANDS))
 def test_ascii(command: str, work: Path) -> None:
     done = ran(command, work, PYTHONIOENCODING="ascii")
     assert b"Traceback" not in done.stderr, done.stderr.decode()

@@ -30,8 +30,18 @@ NAMES = ("standalone", "static", "two static", "two c10d")
 class Agents:
     """Torchrun's agents, of which each starts a share of the ranks; one for each pretended machine."""
 
-    def __init__(self, folder: Path, kind: str, *options: str, machines: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kind: str,
+        *options: str,
+        machines: bool = False,
+        replaced: bool = False,
+        directory: str = "run",
+    ) -> None:
         self.folder = folder
+        # What new agents need to find the others.
+        self.variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if replaced else {}
         self.run = Run(folder, "pipeline")
         self.mark = self.run.mark
         count = 2 if kind.startswith("two") else 1
@@ -48,7 +58,7 @@ class Agents:
             }[kind.split()[-1]]
             command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(count)]
             command += ["--nproc-per-node", str(RANKS // count), "--max-restarts", "3", *where, "-m", "partita", "run"]
-            command += ["m.par", "--run-dir", "run", *options]
+            command += ["m.par", "--run-dir", directory.format(agent), *options]
             if machines:
                 (folder / f"boot{agent}").write_text(f"machine {agent}\n")
                 pretend = f'mount --bind boot{agent} {BOOT}; exec "$@"'
@@ -59,8 +69,7 @@ class Agents:
     def start(self, agent: int) -> subprocess.Popen[bytes]:
         """Start an agent, in the place of one that has ended if there was one."""
         name, _, value = self.mark.partition("=")
-        # What new agents need to find the others.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", name: value}
+        environment = {**os.environ, **self.variables, "OMP_NUM_THREADS": "1", name: value}
         with (self.folder / f"said{agent}").open("ab") as said:
             return subprocess.Popen(
                 self.commands[agent], cwd=self.folder, env=environment, stdout=said, stderr=subprocess.STDOUT
@@ -146,6 +155,21 @@ def test_restarts_recover(seed: int, tmp_path: Path, agents: list[Agents], expec
 
 
 @pytest.mark.soak
+def test_machines_with_directories_of_their_own_restart(
+    tmp_path: Path, agents: list[Agents], expected: list[dict]
+) -> None:
+    """The file is that of rank 0's machine, as it was."""
+    run = Agents(tmp_path, "two static", directory="run{}")
+    agents.append(run)
+    path = tmp_path / "run0" / "metrics.jsonl"
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= 5, "some steps are done", 300)
+    (tmp_path / "m.par").write_text("train {")
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    assert run.wait() == [0, 0], run.said
+    assert computed(tmp_path / "run0") == expected
+
+
+@pytest.mark.soak
 def test_ranks_go_on_where_their_agent_is_killed(tmp_path: Path, agents: list[Agents], expected: list[dict]) -> None:
     """The other machine's agent waits for it as long as torchrun has it wait, behind the end of the run."""
     run = Agents(tmp_path, "two static")
@@ -161,7 +185,7 @@ def test_what_is_lost_is_read_from_copies_in_memory(
     lost: str, tmp_path: Path, agents: list[Agents], expected: list[dict]
 ) -> None:
     """Of a rank from its own machine, of a machine from the other; no step is ever saved to disk."""
-    run = Agents(tmp_path, "two c10d", "train.checkpoint=every(1000, copies = 2)")
+    run = Agents(tmp_path, "two c10d", "train.checkpoint=every(1000, copies = 2)", replaced=True)
     agents.append(run)
     wait_until(lambda: run.lines() >= 7 and len(run.ranks()) == RANKS, "line 7", 300)
     other = 1 - run.host()

@@ -95,7 +95,7 @@ def test_a_compiled_program_trains_the_same(precision: str, tolerance: float, de
     close(plain, second, first, tolerance)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", ["offload layer", "offload state"])
 def test_what_lies_in_the_hosts_memory_comes_back(rule: str, device: str, tmp_path: Path) -> None:

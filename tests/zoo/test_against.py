@@ -24,7 +24,7 @@ def model(name: str) -> Against:
 NAMES = [each for name in MODELS for each in ([name] if name in ALWAYS else soak(name))]
 
 
-@pytest.mark.few(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_logits(name: str):
     model(name).same_logits()

@@ -132,6 +132,7 @@ def test_an_operation_takes_the_views_that_it_says():
     assert taken > 20
 
 
+@pytest.mark.soak
 def test_values_say_what_they_are_made_of():
     """Their names say the same."""
     cotangents = copies = 0
