@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @frozen
-class Found:
+class DoctorReport:
     """Everything: a machine's facts each, what each rank measured, if they were tested, over which transport, and what
     is wrong. Only one rank of a launcher has everything, which is `shown`.
     """
@@ -99,7 +99,7 @@ class Found:
         }
 
 
-def _examined(arguments: argparse.Namespace) -> Found:
+def _examined(arguments: argparse.Namespace) -> DoctorReport:
     """Look at the machine, then let its ranks, or this one of a launcher, do the self test."""
     wrong: list[Diagnostic] = []
     identity, testable = None, not arguments.quick
@@ -119,11 +119,11 @@ def _examined(arguments: argparse.Namespace) -> Found:
     if looks:
         wrong += findings.of_machine(facts, failed, ranks, local, several)
     if not testable or "torch_problem" in facts:
-        return Found((facts,) if looks else (), (), None, wrong, shown=looks)
+        return DoctorReport((facts,) if looks else (), (), None, wrong, shown=looks)
     try:
         kind = chosen(arguments.transport, gpu_count, devices) if looks else None
     except Refused as refused:
-        return Found((facts,), (), None, (*wrong, *refused.diagnostics), shown=looks)
+        return DoctorReport((facts,), (), None, (*wrong, *refused.diagnostics), shown=looks)
     with TemporaryDirectory(prefix="partita-doctor-") as name:
         folder = Path(name)
         if facts:
@@ -160,7 +160,7 @@ def _tested(
     count: int,
     folder: Path,
     wrong: list[Diagnostic],
-) -> Found:
+) -> DoctorReport:
     """The self test, of `count` ranks that are started here, or as one rank of a launcher."""
     options = [FOLDER, str(folder), "--timeout", str(arguments.timeout)]
     if kind is not None or arguments.transport is not None:
@@ -177,14 +177,14 @@ def _tested(
     ranks = finished(folder)
     if ended.problem is not None or (first and ranks is None):
         wrong += unfinished(ended, folder, own, name)
-        return Found(machines, (), name, wrong, shown=first)
+        return DoctorReport(machines, (), name, wrong, shown=first)
     if ranks is not None:
         hosts = [each["host"] for each in ranks]
         wrong += findings.of_ranks([each["tests"] for each in ranks], hosts, kind is not None and kind.gpu)
         if identity is not None:
             machines = [each["facts"] for each in ranks if each["facts"] is not None]
             wrong += findings.of_machines(machines)
-    return Found(machines, ranks or (), name, wrong, shown=first)
+    return DoctorReport(machines, ranks or (), name, wrong, shown=first)
 
 
 def _command(part: str) -> list[str]:
@@ -210,7 +210,7 @@ def _part(arguments: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- for people
 
 
-def show(found: Found, seconds: float, console: Console) -> None:
+def show(found: DoctorReport, seconds: float, console: Console) -> None:
     """Print what each machine has, what was measured, and the verdict."""
     for facts in found.machines:
         print_table(console, Table([Column("")] * 2, list(_rows(facts)), console.width))

@@ -21,7 +21,7 @@ from partita.runtime.checkpoint.settings import DIRECTORY
 
 if TYPE_CHECKING:
     from partita.dsl.spec import Spec
-    from partita.runtime.checkpoint.importing import Found, Imported
+    from partita.runtime.checkpoint.importing import Imported, ImportedTensor
 
 MOST_LINES = 100
 MOST_FEW = 8
@@ -75,7 +75,7 @@ def _as_json(made: Imported) -> dict[str, Any]:
     }
 
 
-def _bindings(found: Sequence[Found]) -> Iterator[str]:
+def _bindings(found: Sequence[ImportedTensor]) -> Iterator[str]:
     """What was taken from where, the tensors of repeated layers on one line."""
     rows = families(
         (

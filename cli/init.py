@@ -69,11 +69,13 @@ def run(arguments: argparse.Namespace) -> None:
         return _write(
             given,
             lambda path: text.replace(f"{name}.par", path.name),
-            read_by(text),
+            files_named_in(text),
             lambda path: _how_to_run(path) + (f"; `partita init --from {other}` is another file" if other else ""),
         )
     kind, text = from_config(config, tuple(arguments.ignore))
-    _write(Path(arguments.output or kind), lambda _: text, read_by(text), lambda path: _how_to_import(path, config))
+    _write(
+        Path(arguments.output or kind), lambda _: text, files_named_in(text), lambda path: _how_to_import(path, config)
+    )
 
 
 def _check_meant(name: str) -> None:
@@ -155,7 +157,7 @@ def starter(name: str) -> str:
     return next(each for each in found if each.is_file()).read_text(encoding="utf-8")
 
 
-def read_by(text: str) -> dict[str, bytes]:
+def files_named_in(text: str) -> dict[str, bytes]:
     """The installed files that the text of a starter names, by their paths relative to it."""
     found = {}
     for name in READ.findall(text):

@@ -10,7 +10,7 @@ from partita.cli.command import command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are no options but what editors pass to every server."""
+    """The only option is `--stdio`, which editors pass to every server."""
     parser.set_defaults(needs="editor")
     parser.add_argument("--stdio", action="store_true", help="what it does anyway: talk over standard input and output")
 

@@ -22,7 +22,7 @@ from partita.dsl.limits import RANKS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partita.compiler.planner.search import Found, Plan
+    from partita.compiler.planner.search import Plan, SearchResult
     from partita.compiler.planner.sensitivity import RunnerUp
 
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{'the best is the original file, which' if best.given else 'the best'} is in {arguments.output}")
 
 
-def as_json(found: Found) -> dict[str, Any]:
+def as_json(found: SearchResult) -> dict[str, Any]:
     """The object of `plan --json`, a stable format."""
     return {
         "devices": found.space.devices,
@@ -87,7 +87,7 @@ def _runner_up_json(second: RunnerUp) -> dict[str, Any]:
     return {"margin": second.margin, "wins": wins}
 
 
-def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
+def _plan_json(plan: Plan, found: SearchResult) -> dict[str, Any]:
     candidate, prediction = plan.candidate, plan.prediction
     return {
         "mesh": dict(next(iter(plan.file.meshes.values())).axes),
@@ -115,7 +115,7 @@ def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
     }
 
 
-def show(found: Found, console: Console) -> None:
+def show(found: SearchResult, console: Console) -> None:
     """Print a row for each plan, fastest first; then a faster one that does not fit, and search statistics."""
     space, best = found.space, found.plans[0]
     devices = f"{space.devices:,} × {found.device.name} of {bytes_text(found.device.memory)}"
@@ -174,7 +174,7 @@ def show(found: Found, console: Console) -> None:
         print_text(console, _cut_short(found))
 
 
-def _cut_short(found: Found) -> str:
+def _cut_short(found: SearchResult) -> str:
     """What the budget has left untried."""
     *others, last = found.cut_short
     tried = f"{', '.join(others)} and {last}" if others else last
@@ -186,7 +186,7 @@ def _cut_short(found: Found) -> str:
     )
 
 
-def _as_it_is(found: Found) -> str:
+def _as_it_is(found: SearchResult) -> str:
     """What the original file takes; empty if it is for another number of devices."""
     own, best = found.own, found.plans[0]
     if own is None:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.output is not None and not arguments.json and Path(arguments.output).suffix not in WRITERS:
         check_drawable(Path(arguments.output))
     if standalone_schedule.requested(arguments):
-        return present(arguments, *standalone_schedule.made(arguments), number=plain_text)
+        return present(arguments, *standalone_schedule.build_schedule(arguments), number=plain_text)
     state = compile_spec(load_file(arguments))
     found = predict(state, exposed=False)
     needed = queues([rank.instructions for rank in state.plan.ranks])

@@ -90,7 +90,7 @@ def requested(arguments: argparse.Namespace) -> bool:
     return True
 
 
-def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline, int]:
+def build_schedule(arguments: argparse.Namespace) -> tuple[Schedule, Timeline, int]:
     """The schedule, its timeline, and the queues of a GPU that it needs. Raises Refused if it cannot be made, or
     violates an invariant or the limit.
     """

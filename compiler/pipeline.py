@@ -27,7 +27,7 @@ from partita.compiler.graph import Graph
 from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import assign, match_storage_dtype
-from partita.compiler.passes.buckets import full_at
+from partita.compiler.passes.buckets import bucket_limits
 from partita.compiler.passes.buffers import ends_of
 from partita.compiler.passes.build import build
 from partita.compiler.passes.captured import check_captured
@@ -59,7 +59,7 @@ from partita.compiler.passes.update import update_graph
 from partita.compiler.passes.vocab_parallel import of_parts, spread
 from partita.compiler.passes.zigzag import Order, in_zigzag
 from partita.compiler.schedules.conditions import Placement
-from partita.compiler.schedules.generator import homes_of, one_microbatch, size_of
+from partita.compiler.schedules.generator import one_microbatch, size_of, stage_ranks_of
 from partita.compiler.state import (
     Built,
     Compilation,
@@ -298,7 +298,7 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
         model=model,
         train=train,
         schedule_call=schedule,
-        pipeline=evolve(pipeline, chunks=chunks, stage_ranks=homes_of(schedule.call, pipeline.ranks, chunks)),
+        pipeline=evolve(pipeline, chunks=chunks, stage_ranks=stage_ranks_of(schedule.call, pipeline.ranks, chunks)),
         mesh=mesh,
         device=device_of(given.mesh),
         groups=groups,
@@ -345,7 +345,7 @@ def _stored(graph: Graph, trained: Collection[str], updates: Mapping[str, Update
 
 
 def _of_a_group(state: Configured, model: language.Model) -> language.Model:
-    """The model with the rows of one of the groups that train apart; those of the batch, if none do."""
+    """The model with the rows of one of the replica groups; those of the batch, if none do."""
     if state.groups is None or state.groups.count == 1:
         return model
     because = f"each of the {state.groups.count} groups of `sync` has a part of them"
@@ -521,7 +521,7 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
 
 def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
-    ordered = overlapped(grouped(partitioned), full_at(state.mesh))
+    ordered = overlapped(grouped(partitioned), bucket_limits(state.mesh))
     most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
     cut_up, found = in_pieces(prefetched(ordered, state.prefetched), most)
     if not state.training:

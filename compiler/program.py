@@ -109,7 +109,7 @@ class ParameterRecord(Shortened):
     `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
     by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`). `host`: whether the
     master lies in the host's memory; if it is `mapped`, it is there as a file, and so are the states. `companions` are
-    tensors that are kept besides these: what groups that train apart are averaged with, gradients of earlier steps, and
+    tensors that are kept besides these: what replica groups are averaged with, gradients of earlier steps, and
     an estimate.
     """
 
@@ -278,7 +278,7 @@ class StepPlan:
     guards: tuple[Guard, ...]  # statistics that must be zero
     schedule: Schedule
     streams: Mapping[str, str]
-    replicas_per_rank: int = 1  # groups that train apart on each rank
+    replicas_per_rank: int = 1  # replica groups on each rank
     delay: int = 0  # how many steps old the gradients of an update are
     paired: bool = False  # an update has the gradients of two steps, and is estimated from the first of them
     captured: bool = False  # on GPUs, what comes before a rank's statistics are summed is launched as one graph
@@ -301,7 +301,7 @@ class StepPlan:
 
     @property
     def groups(self) -> int:
-        """The number of groups that train apart; `inputs` have the rows of all."""
+        """The number of replica groups; `inputs` have the rows of all."""
         return self.replicas_per_rank * self.mesh.groups
 
     @property

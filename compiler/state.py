@@ -81,7 +81,7 @@ class Configured:
     @property
     def reads_means(self) -> bool:
         """Whether it is the program of an evaluation that reads means in place of trained parameters, those over time
-        (`weights = ema`) or over groups that train apart; or runs along with that.
+        (`weights = ema`) or over replica groups; or runs along with that.
         """
         evaluation = self.train.eval
         reads = evaluation is not None and evaluation.arguments["weights"] == "ema"
@@ -123,7 +123,7 @@ class Configured:
 
     @property
     def every(self) -> int:
-        """In how many steps groups that train apart are averaged once."""
+        """In how many steps replica groups are averaged once."""
         return int(self.train.local.arguments["every"]) if self.train.local is not None else 1
 
     @property

@@ -557,7 +557,7 @@ class Train(Shortened):
 
     @property
     def groups(self) -> int:
-        """The number of groups that train apart."""
+        """The number of replica groups."""
         return 1 if self.local is None else int(self.local.arguments["groups"])
 
     @property
@@ -573,7 +573,7 @@ class Train(Shortened):
         return self.sync is not None and self.sync.name == "paired"
 
     def averages(self, step: int) -> bool:
-        """Whether groups that train apart are averaged after a step: at each interval, and after the last step."""
+        """Whether replica groups are averaged after a step: at each interval, and after the last step."""
         return self.local is not None and (step % int(self.local.arguments["every"]) == 0 or step == self.steps)
 
 

@@ -32,7 +32,7 @@ class Context:
     """The state of a step. `seed` and `step` determine random numbers; `rates` are the learning rates of the optimizer
     rule by rule; `update` counts parameter updates, from 1.
 
-    `group` is which of the groups that train apart computes; its `seed` is its own.
+    `group` is which of the replica groups computes; its `seed` is its own.
     `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch. `slice` is
     which part of its sequence is run, and `shared` the tensors that the slices of the microbatch share on a stage.
     `position` is where the part of a sequence begins that a step goes through (`partita.compiler.passes.decode`).

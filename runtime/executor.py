@@ -94,7 +94,7 @@ class Executor:
         self.one = torch.ones((), dtype=torch.float64, device=device)
         self._totals: Tensors = ()  # of the step that is computed, and this rank's part of its statistics
         records = [stage.record for stage in self.stages.values()]
-        self.asked: Callable[[], bool] = never  # whether this rank was asked to end
+        self.stop_requested: Callable[[], bool] = never  # whether this rank was asked to end
         self._peaks = peaks
         # A row of statistics for each group along the mesh axis. An extra element tells all ranks in the same step
         # whether any was asked to end, and another is the rank's peak memory.
@@ -267,7 +267,7 @@ class Executor:
         vector = torch.zeros_like(self._part)
         for index, scalar in zip(self.record.step_metrics, scalars, strict=True):
             vector[first + index] = scalar
-        if self.asked():
+        if self.stop_requested():
             vector[count] = 1.0
         if self._peaks:
             vector[count + 1] = peak_memory(context.device)

@@ -14,7 +14,7 @@ from partita.runtime.regions import Piece, pieces_of, shape_of
 from partita.runtime.transports.lines import same_bits
 
 
-def seen(part: torch.Tensor, layout: Layout, piece: Piece) -> torch.Tensor:
+def piece_view(part: torch.Tensor, layout: Layout, piece: Piece) -> torch.Tensor:
     """A view of a rank's part of a tensor: a piece of it, in the shape of its region."""
     if layout.flat is None:
         return part
@@ -36,7 +36,7 @@ def assemble(name: str, type: Type, layout: Layout, mesh: Mesh, parts: Mapping[i
         holder = holders.setdefault(tuple(coordinates[over] for over, state in layout.states if is_split(state)), rank)
         if holder == rank:
             for piece in pieces_of(type, layout, mesh.sizes, coordinates):
-                whole[piece.region] = seen(part, layout, piece)
+                whole[piece.region] = piece_view(part, layout, piece)
                 held += prod(shape_of(piece.region))
         elif not same_bits(parts[holder], part):
             raise AssertionError(f"copies of {name} on ranks {holder} and {rank} differ")

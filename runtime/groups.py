@@ -1,4 +1,4 @@
-"""The seeds of groups that train apart (`sync = local`): each draws samples and dropout masks of its own."""
+"""The seeds of replica groups (`sync = local`): each draws samples and dropout masks of its own."""
 
 from __future__ import annotations
 

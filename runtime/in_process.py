@@ -29,7 +29,7 @@ def run_in_process(
     report: Callable[[Diagnostic], None],
     data: Sequence[DataFile] = (),
     strict: bool = True,
-    asked: Callable[[], bool] = never,
+    stop_requested: Callable[[], bool] = never,
     cluster: ClusterOf = VirtualCluster,
 ) -> tuple[VirtualRun, bool]:
     """Do the whole run, with checkpoints if there are settings for them.
@@ -42,7 +42,7 @@ def run_in_process(
         run = VirtualRun(plan, strict, cluster=cluster)
         checkpoints = [Checkpoints(rank, settings, report, data) for rank in run.ranks] if settings is not None else []
         try:
-            run.train(dataset, [observer], checkpoints, report, asked)
+            run.train(dataset, [observer], checkpoints, report, stop_requested)
         finally:
             for each in reversed(checkpoints):  # rank 0 last: it commits what the others have written
                 each.abort()

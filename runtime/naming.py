@@ -7,7 +7,7 @@ from collections.abc import Sequence
 MAX_NAMED = 8  # ranks named in one message
 
 
-def named(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0, 1, 2`, `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 24 more`."""
     shown = ", ".join(map(str, ranks[:MAX_NAMED]))
     more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""

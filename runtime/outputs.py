@@ -83,7 +83,7 @@ class Outputs:
         """Take parameters by full name; others than are needed may be given. Raises ValueError if one is missing or has
         another shape, and TypeError for what is no tensor.
         """
-        found = {name: named("parameter", name, parameters) for name in self.parameters}
+        found = {name: require_tensor("parameter", name, parameters) for name in self.parameters}
         for name, type in self.parameters.items():
             check_shape("parameter", name, found[name], type.shape)
         self.ranks.set_parameters(found)
@@ -160,7 +160,7 @@ def _copy(into: torch.Tensor, block: Sequence[slice], part: torch.Tensor, region
 
 def _fitting(record: InputRecord, inputs: Tensors) -> torch.Tensor:
     """An input, in the dtype of the program."""
-    found, dtype = named("input", record.name, inputs), DTYPES[record.type.dtype]
+    found, dtype = require_tensor("input", record.name, inputs), DTYPES[record.type.dtype]
     check_shape("input", record.name, found, record.type.shape)
     value = found.to(dtype)
     if not dtype.is_floating_point and found.is_floating_point() and not torch.equal(value.to(found.dtype), found):
@@ -187,7 +187,7 @@ def names_of(names: object) -> tuple[str, ...]:
     return found
 
 
-def named(what: str, name: str, given: Tensors) -> torch.Tensor:
+def require_tensor(what: str, name: str, given: Tensors) -> torch.Tensor:
     """A tensor that is needed, of those that are given by name. Raises ValueError if it is missing, and TypeError for
     what is no tensor.
     """

@@ -28,7 +28,7 @@ from partita.runtime.data.own_rows import OwnRows
 from partita.runtime.declared import waits
 from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
 from partita.runtime.executor import Executor, Rates
-from partita.runtime.global_tensors import seen
+from partita.runtime.global_tensors import piece_view
 from partita.runtime.inference.ranks import ForwardRank, joined
 from partita.runtime.inference.sampling import Samples, samples_of
 from partita.runtime.inference.scoring import Scorer
@@ -272,7 +272,7 @@ class Rank:
         record, mesh = program.parameter(name), program.mesh
         begin = partial(initial, record.initial, record.type, self.plan.train.seed, name, record.fans)
         for piece in pieces_of(record.type, layout, mesh.sizes, mesh.coordinates(self.rank)):
-            own = seen(part, layout, piece)
+            own = piece_view(part, layout, piece)
             for rows, region in in_slabs(piece.region):
                 own[rows].copy_(torch.from_numpy(begin(region)))
 

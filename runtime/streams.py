@@ -29,7 +29,7 @@ class Handle(Protocol):
     """A posted operation. It keeps its tensors alive until it is done."""
 
     def done(self) -> bool:
-        """Whether the operation is complete; a real transport waits for it and returns True. On a GPU the
+        """Wait for the operation and return True; a virtual transport returns whether it is complete. On a GPU the
         compute stream waits, not the host.
         """
 
@@ -81,15 +81,15 @@ class Streams(Protocol):
         """New memory that another stream writes; the host's is one that the device can copy from and to."""
 
 
-class Ended:
-    """A handle of what other means order: it is always done."""
+class CompletedHandle:
+    """A handle that is always complete: other means order what it stands for."""
 
     def done(self) -> bool:
         """Always True."""
         return True
 
 
-ENDED = Ended()
+ENDED = CompletedHandle()
 
 
 @frozen(eq=False)
@@ -235,7 +235,7 @@ class DeviceStreams:
         """Nothing to wait for: the host runs ahead."""
 
     def join(self) -> None:
-        """What computes next is behind all that other streams were given."""
+        """Make the current stream wait for all work that is enqueued on the others."""
         for each in self._streams.values():
             self._current.wait_stream(each)
 

@@ -154,13 +154,20 @@ def train(
         with Termination(settings is not None, numbers=(signal.SIGINT,)) as termination:
             try:
                 run, _ = run_in_process(
-                    plan, data.dataset, settings, told, _warn_of, data.files, strict=False, asked=termination.asked
+                    plan,
+                    data.dataset,
+                    settings,
+                    told,
+                    _warn_of,
+                    data.files,
+                    strict=False,
+                    stop_requested=termination.stop_requested,
                 )
             except BadStep as wrong:
                 if told.recorder.directory is not None:
                     told.recorder.directory.fail(str(wrong))
                 raise
-    if termination.asked():
+    if termination.stop_requested():
         saved = run.ranks[0].saved
         raise KeyboardInterrupt(*([going_on(saved, "call")] if saved is not None else []))
     path = settings.path if settings else None

@@ -29,7 +29,7 @@ from partita.runtime.data.dataset import Dataset
 from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, shifted
 from partita.runtime.executor import Rates, never
 from partita.runtime.faults import MAX_ROWS, SUMS, Replay, origin, wrong_inputs
-from partita.runtime.global_tensors import assemble, seen
+from partita.runtime.global_tensors import assemble, piece_view
 from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
 from partita.runtime.learning_rates import learning_rates
@@ -122,17 +122,18 @@ def train(
     observer: Observer | None = None,
     checkpoints: Checkpoints | None = None,
     report: Report = ignore_diagnostic,
-    asked: Callable[[], bool] = never,
+    stop_requested: Callable[[], bool] = never,
 ) -> Iterator[None]:
     """Run all steps on one rank, or those after a checkpoint; all ranks' observers are told the same.
 
     If the run ends at a bad step, all ranks end; BadStep is raised on the rank where it originated. If any rank is
-    `asked` to end, all save at the end of the same step and end, with `rank.ended` set, and `rank.saved` on rank 0.
+    asked to end (`stop_requested`), all save at the end of the same step and end, with `rank.ended` set, and
+    `rank.saved` on rank 0.
     """
     plan = rank.plan
     settings = plan.train
     stopwatch, pace = rank.training.stopwatch, rank.training.pace
-    rank.training.asked = asked
+    rank.training.stop_requested = stop_requested
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
     if resumed is not None:
         rank.training.restore(resumed.step)
@@ -490,7 +491,7 @@ class VirtualRun:
                 ]
                 for tensor, layout in held:
                     for piece in pieces_of(record.type, layout, mesh.sizes, coordinates):
-                        seen(tensor, layout, piece).copy_(values[name][piece.region])
+                        piece_view(tensor, layout, piece).copy_(values[name][piece.region])
 
     def gradients(self, group: int = 0) -> dict[str, torch.Tensor]:
         """The last step's gradients as full tensors: each parameter's totals added in stage order; with replica groups,
@@ -577,12 +578,12 @@ class VirtualRun:
         observers: Sequence[Observer | None] = (),
         checkpoints: Sequence[Checkpoints | None] = (),
         report: Report = ignore_diagnostic,
-        asked: Callable[[], bool] = never,
+        stop_requested: Callable[[], bool] = never,
     ) -> None:
         """Do the whole run, all ranks interleaved. Observers and checkpoints are listed by rank, from 0."""
         ranks = zip_longest(self.ranks, observers, checkpoints)
         runs = (
-            train(rank, rank.reads(dataset) if dataset is not None else None, observer, each, report, asked)
+            train(rank, rank.reads(dataset) if dataset is not None else None, observer, each, report, stop_requested)
             for rank, observer, each in ranks
         )
         self.cluster.run(list(runs))

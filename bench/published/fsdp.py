@@ -23,7 +23,7 @@ from itertools import groupby
 from attrs import define, field, frozen
 
 from partita.compiler.analysis.execution import BLOCKING, narrowed
-from partita.compiler.analysis.time import StreamSimulation, made_for_nothing
+from partita.compiler.analysis.time import StreamSimulation, partial_remat_products
 from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.costs.links import Link
 from partita.compiler.costs.nodes import timed
@@ -75,7 +75,7 @@ def step_seconds(state: Scheduled, fsdp: FSDP) -> float:
     forward = _parts(state, fsdp, [node for node in stage.nodes if node.phase is Phase.FORWARD])
     backward = _parts(state, fsdp, [node for node in stage.nodes if node.phase in (Phase.BACKWARD, Phase.WEIGHT)])
     if fsdp.whole:
-        again = {part.path: part.seconds for part in _parts(state, fsdp, made_for_nothing(state, stage))}
+        again = {part.path: part.seconds for part in _parts(state, fsdp, partial_remat_products(state, stage))}
         backward = [Part(part.path, part.seconds + again.pop(part.path, 0.0)) for part in backward]
     end = StreamSimulation(state, BLOCKING)
     end.run([*state.update.statistic_nodes(rank.stages), *state.update.clip, *update_nodes(state, rank)])

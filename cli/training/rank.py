@@ -46,7 +46,7 @@ from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
 from partita.runtime.tracking.launch import tracked
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, end_with
-from partita.runtime.transports.nccl import undone
+from partita.runtime.transports.nccl import pending_operations
 from partita.runtime.transports.registry import Processes
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _Rank:
         times = None if arguments.trace is None else stopwatch.path_of(arguments.trace, identity.rank)
         recorder.begin(flight.CONNECTING)
         if device.type == "cuda" and not plan.program.captured:  # nothing else is recorded into a graph
-            recorder.follow(partial(_event_on, device), undone)
+            recorder.follow(partial(_event_on, device), pending_operations)
         connect(identity, planned.transport.backend, meeting)
         transport = planned.transport.end(device, meeting.secret)
         stack.callback(transport.close)
@@ -196,7 +196,7 @@ class _Rank:
             dataset = Prefetcher(rank.reads(planned.data.dataset), plan.train.steps)
             stack.callback(dataset.close)
         try:
-            for _ in train(rank, dataset, watch, checkpoints, say, termination.asked):
+            for _ in train(rank, dataset, watch, checkpoints, say, termination.stop_requested):
                 raise AssertionError("a real transport waits inside its handles")
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
@@ -209,7 +209,7 @@ class _Rank:
         if rank.ended:
             if rank.saved is not None and identity.launcher != "partita":
                 print(f"partita: {statuses.going_on(rank.saved, 'command')}", file=sys.stderr)
-            if termination.asked():
+            if termination.stop_requested():
                 if watch is not None:
                     watch.close()  # gives the terminal back
                 stack.callback(termination.end)  # ends the process before the rest is closed

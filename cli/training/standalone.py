@@ -232,7 +232,14 @@ def _train_in_process(
     with Recording(plan, directory) as watch, Termination(saves, grace=grace, heard=heard) as termination:
         try:
             run, saved = run_in_process(
-                plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster
+                plan,
+                data.dataset,
+                settings,
+                watch,
+                say,
+                data.files,
+                stop_requested=termination.stop_requested,
+                cluster=cluster,
             )
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)

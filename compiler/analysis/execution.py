@@ -83,8 +83,8 @@ def _for_a_step(state: Cut) -> set[Value]:
     return {*made, *(parameter.value for stage in stages for parameter in stage.parameters)}
 
 
-def in_eight_bits(state: Cut, nodes: Iterable[Node]) -> set[Value]:
-    """What products of iterations of repeats read."""
+def fp8_operands(state: Cut, nodes: Iterable[Node]) -> set[Value]:
+    """The operands of products inside repeats."""
     repeats = state.partitioned.graph.repeats
     return {value for node in nodes if _of_layer(node, repeats) for value in node.inputs}
 

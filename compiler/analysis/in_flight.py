@@ -20,7 +20,7 @@ from partita.dsl.types import Axis, Type
 
 
 @frozen(eq=False)
-class Posted:
+class CollectiveLifetime:
     """A collective: its `start` makes what is in `flight`, but for operands that are sent as they are, and its `end`
     the results. `behind` has the memory of those that have none of their own.
     """
@@ -56,7 +56,7 @@ def lent(node: Node, adds: bool) -> list[Value]:
     return [node.inputs[i] for i in buffers_of(node, adds).lent]
 
 
-def besides(node: Node, adds: bool) -> tuple[int, int]:
+def collective_extra_bytes(node: Node, adds: bool) -> tuple[int, int]:
     """Bytes that a collective holds besides operands and results, if results are counted from its start on: in flight,
     and how many more as they are made.
     """
@@ -66,7 +66,7 @@ def besides(node: Node, adds: bool) -> tuple[int, int]:
     return in_flight - results, max(0, made - in_flight)
 
 
-def posted(node: Node, adds: bool) -> Posted:
+def posted(node: Node, adds: bool) -> CollectiveLifetime:
     """A collective as what it does to memory."""
     found = buffers_of(node, adds)
     sent, received = buffer("sent", node, found.sent), buffer("received", node, found.received)
@@ -74,7 +74,7 @@ def posted(node: Node, adds: bool) -> Posted:
     results = node.outputs if made is None else () if found.in_place else (made,)
     operands = [node.inputs[i] for i in found.lent]
     flight = (sent, received, *operands)
-    return Posted(
+    return CollectiveLifetime(
         evolve(node, outputs=(sent, received)),
         (
             evolve(node, inputs=flight, outputs=()),
@@ -94,13 +94,13 @@ def buffer(name: str, node: Node, size: int) -> Value:
     return Value(f"{name} of {node.outputs[0].name}", Type("bool", (Axis("bytes", size),)))
 
 
-def expanded(runs: Runs, flights: Mapping[Node, Posted]) -> list[list[list[Node]]]:
+def expanded(runs: Runs, flights: Mapping[Node, CollectiveLifetime]) -> list[list[list[Node]]]:
     """Runs of a function, with what its collectives do to memory: a run waits for its own where it first reads a
     result, or where it ends.
     """
     found = []
     for run in runs:
-        flying: dict[Value, Posted] = {}
+        flying: dict[Value, CollectiveLifetime] = {}
         units: list[list[Node]] = []
         for unit in run:
             units += ([each] for node in unit for each in arriving(flying, node.inputs))
@@ -115,7 +115,7 @@ def expanded(runs: Runs, flights: Mapping[Node, Posted]) -> list[list[list[Node]
     return found
 
 
-def arriving(flying: dict[Value, Posted], values: Iterable[Value]) -> Iterator[Node]:
+def arriving(flying: dict[Value, CollectiveLifetime], values: Iterable[Value]) -> Iterator[Node]:
     """The ends of those collectives that make values, which do not fly any more."""
     for value in values:
         each = flying.get(value)
@@ -125,7 +125,7 @@ def arriving(flying: dict[Value, Posted], values: Iterable[Value]) -> Iterator[N
             yield from each.end
 
 
-def memory_behind(nodes: Iterable[Node], flights: Mapping[Node, Posted]) -> dict[Value, Value]:
+def memory_behind(nodes: Iterable[Node], flights: Mapping[Node, CollectiveLifetime]) -> dict[Value, Value]:
     """For each value that has no memory of its own, the tensor whose it is: a view's, or a collective's."""
     found = {value: tensor for each in flights.values() for value, tensor in each.behind.items()}
     for view, tensor in roots(nodes).items():
@@ -137,16 +137,16 @@ def communicating(
     nodes: Sequence[Node],
     adds: bool,
     wanted: Iterable[Value] = (),
-    begun: Iterable[tuple[Node, Posted]] = (),
+    begun: Iterable[tuple[Node, CollectiveLifetime]] = (),
 ) -> Communicating:
     """The nodes of a function, with those of its collectives: `begun` are those that others have started. It waits for
     `wanted` values at its end.
     """
-    flying: dict[Value, Posted] = {}
-    flights: dict[Node, Posted] = {}
+    flying: dict[Value, CollectiveLifetime] = {}
+    flights: dict[Node, CollectiveLifetime] = {}
     found = Communicating([])
 
-    def fly(node: Node, each: Posted) -> None:
+    def fly(node: Node, each: CollectiveLifetime) -> None:
         flying.update(dict.fromkeys(node.outputs, each))
         flights[node] = each
 

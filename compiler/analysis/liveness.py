@@ -47,7 +47,7 @@ def strided(nodes: Iterable[Node]) -> set[Value]:
     return found
 
 
-def held(values: Iterable[Value], nodes: Iterable[Node], alias_root: Mapping[Value, Value] | None = None) -> int:
+def live_bytes(values: Iterable[Value], nodes: Iterable[Node], alias_root: Mapping[Value, Value] | None = None) -> int:
     """Bytes of the tensors that `values` lie in, each counted once. `alias_root` maps a view to the value whose memory
     it has (by default, that of the views among `nodes`). Constants, and what slices share, cost nothing.
     """
@@ -57,8 +57,8 @@ def held(values: Iterable[Value], nodes: Iterable[Node], alias_root: Mapping[Val
     return sum(device_bytes(value) for value in {alias_root.get(v, v) for v in values} - constants)
 
 
-def left_over(nodes: Sequence[Node]) -> list[Value]:
-    """The results of nodes which none of them reads, but to copy them to the host."""
+def unread_results(nodes: Sequence[Node]) -> list[Value]:
+    """Results that no other of the nodes reads, except to copy them to the host."""
     read: set[Value] = {value for node in nodes if not node.op.is_host_transfer for value in node.inputs}
     return [value for node in nodes for value in node.outputs if value not in read]
 
@@ -74,7 +74,7 @@ def tables(nodes: Iterable[Node]) -> int:
     return sum(dict(each for each in found if each is not None).values())
 
 
-def beside(
+def transient_peak_bytes(
     runs: Runs,
     before: Collection[Value],
     after: Collection[Value],
@@ -84,7 +84,7 @@ def beside(
     """The most bytes that a function holds beyond what is held before or after it, whichever is more; `nodes` are those
     of its stage, and `alias_root` values the tensors whose memory they share.
     """
-    ends = max(held(before, nodes, alias_root), held(after, nodes, alias_root))
+    ends = max(live_bytes(before, nodes, alias_root), live_bytes(after, nodes, alias_root))
     return max(0, working_set(runs, after, before, alias_root) - ends)
 
 

@@ -2,7 +2,7 @@
 
 The peak is that of the greatest moment of a step, or of an evaluation, in addition to what is always held:
 
-    always        this rank's shards of masters and optimizer states, for each of its groups that train apart, and what
+    always        this rank's shards of masters and optimizer states, for each of its replica groups, and what
                   these are averaged with; copies of them if updates do not wait for the norm; gradient accumulators,
                   also those of earlier steps of which updates are still to be made, and what these are reduced to;
                   received totals of tied parameters, what its stages compute with for a whole step (casts of masters,
@@ -54,16 +54,16 @@ from math import ceil
 
 from attrs import evolve, frozen
 
-from partita.compiler.analysis.in_flight import besides, communicating, lent
+from partita.compiler.analysis.in_flight import collective_extra_bytes, communicating, lent
 from partita.compiler.analysis.liveness import (
     device_bytes,
-    held,
     host_bytes,
-    left_over,
     line_by_line,
+    live_bytes,
     roots,
     strided,
     tables,
+    unread_results,
     working_set,
 )
 from partita.compiler.analysis.traffic import outer_nodes, update_nodes
@@ -71,7 +71,7 @@ from partita.compiler.graph import Node, Parameter, Phase, without_iterations
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.passes.cut import StageGraph, message_of
-from partita.compiler.passes.early_collectives import ahead
+from partita.compiler.passes.early_collectives import split_early_collectives
 from partita.compiler.program import SLAB, InputPart, ParameterRecord, RankPlan, StateRecord
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD
@@ -232,7 +232,7 @@ def _late(state: Scheduled, rank: RankPlan) -> tuple[list[int], list[int]]:
 
 def _running(state: Scheduled, nodes: Sequence[Node]) -> int:
     """The working set of nodes of the end of a step, with their collectives."""
-    found = communicating(nodes, not state.device.gpu, left_over(nodes))
+    found = communicating(nodes, not state.device.gpu, unread_results(nodes))
     reductions = chain.from_iterable(own for _, own in state.update.reduce)
     return working_set(line_by_line(found.nodes), (), (), found.behind, apart=strided((*reductions, *nodes)))
 
@@ -242,7 +242,7 @@ def at_end(state: Scheduled, rank: RankPlan) -> int:
     return max(each.total for each in _ends(state, rank))
 
 
-def beside(state: Scheduled, rank: RankPlan) -> int:
+def resident_bytes(state: Scheduled, rank: RankPlan) -> int:
     """Bytes of a rank while microbatches run, without what those in flight keep and the function that runs."""
     there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     # What is gathered for one stage may still be under way while another runs many microbatches.
@@ -273,14 +273,14 @@ def largest(state: Scheduled, rank: RankPlan, part: str) -> dict[str, int]:
     return dict(found)
 
 
-def room(state: Scheduled, rank: RankPlan, limit: float) -> float:
+def headroom(state: Scheduled, rank: RankPlan, limit: float) -> float:
     """Bytes that a limit leaves on a rank for what microbatches in flight keep: at any moment between the first and the
     last of them, whichever function runs.
     """
     peaks = [peak for index in rank.stages for peak in state.plan.stages[index].peaks.values()]
     # A stage's gradients are reduced while another stage still runs microbatches.
     reducing = sum(_late(state, rank)[1]) if len(rank.stages) > 1 else 0
-    return limit - beside(state, rank) - max(peaks, default=0) - reducing
+    return limit - resident_bytes(state, rank) - max(peaks, default=0) - reducing
 
 
 def _stages(state: Scheduled, rank: RankPlan) -> list[StageGraph]:
@@ -377,7 +377,7 @@ def _constants(stage: StageGraph, made: bool = False) -> int:
     casts = [each.value for each in stage.parameters if _cast(each) and not each.value.host]
     kept = {value for node in prologue for value in node.outputs if value in read}
     total = sum(value.type.bytes for value in casts if made or value in read)
-    return total + (working_set(line_by_line(prologue), kept) if made else held(kept, prologue))
+    return total + (working_set(line_by_line(prologue), kept) if made else live_bytes(kept, prologue))
 
 
 def _cast(parameter: Parameter) -> bool:
@@ -494,8 +494,8 @@ def _gathering(state: Scheduled, rank: RankPlan) -> int:
         prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
         read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
         masters = {parameter.value for parameter in stage.parameters}
-        waited = [node for node in ahead(prologue, masters, read).others if node.op.communicates]
-        sizes = [besides(node, adds) for node in waited]
+        waited = [node for node in split_early_collectives(prologue, masters, read).others if node.op.communicates]
+        sizes = [collective_extra_bytes(node, adds) for node in waited]
         total += sum(in_flight for in_flight, _ in sizes) + max((more for _, more in sizes), default=0)
         total += sum(device_bytes(value) for node in waited for value in lent(node, adds) if value not in masters)
     return total

@@ -19,7 +19,7 @@ from math import inf, nan
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.analysis.execution import OURS, Execution, in_eight_bits, in_pieces, timed_as
+from partita.compiler.analysis.execution import OURS, Execution, fp8_operands, in_pieces, timed_as
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.analysis.memory import PHASES, copies
 from partita.compiler.analysis.traffic import launch_seconds, outer_nodes, update_nodes
@@ -171,7 +171,7 @@ def casts_on_host(state: Scheduled, rank: RankPlan) -> float:
 
 
 def _average(state: Scheduled) -> float:
-    """What the average of groups that train apart takes of each step, in seconds."""
+    """What the average of replica groups takes of each step, in seconds."""
     found = 0.0
     for rank in state.plan.ranks:
         walk = StreamSimulation(evolve(state, mesh=joined_mesh(state.mesh)), OURS)
@@ -272,7 +272,7 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
             found[stage.index, kind] = known[form, kind]
         if execution.whole:  # what that makes again goes by names, which stages of one form do not share
             rest = StreamSimulation(state, evolve(execution, waits=frozenset(Phase)))
-            rest.run(made_for_nothing(state, stage))
+            rest.run(partial_remat_products(state, stage))
             for kind, phases in PHASES.items():
                 found[stage.index, kind] += rest.arrived if Phase.BACKWARD in phases else 0.0
     return found
@@ -292,8 +292,8 @@ def unsplit_seconds(graph: Graph, given: language.Spec, device: Device) -> dict[
     return found
 
 
-def made_for_nothing(state: Cut, stage: StageGraph) -> list[Node]:
-    """Products and sums of a stage that are not made again, of iterations others of which are."""
+def partial_remat_products(state: Cut, stage: StageGraph) -> list[Node]:
+    """Products and sums of a stage that are not recomputed, in iterations of which other nodes are."""
     repeats = state.partitioned.graph.repeats
     made = {value.name for node in stage.nodes for value in node.outputs}
     forward = [node for node in stage.nodes if node.phase is Phase.FORWARD and not (node.op.sends or node.op.receives)]
@@ -448,7 +448,7 @@ class StreamSimulation:
         """Run nodes; `keep` outlives them."""
         wire, resharding = _wire(self.state), Resharding(self.state.mesh)
         nodes = tuple(nodes)
-        narrow = in_eight_bits(self.state, nodes) if self.execution.narrow else set()
+        narrow = fp8_operands(self.state, nodes) if self.execution.narrow else set()
         for node, own in timed_as(self.execution, self.state, nodes, keep):
             ready = max((self.arrival[value] for value in node.inputs if value in self.arrival), default=-inf)
             if self._on_host(node):

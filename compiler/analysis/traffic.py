@@ -149,7 +149,7 @@ def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
 
 
 def outer_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
-    """The nodes of the average over groups that train apart, bucketed as they are emitted."""
+    """The nodes of the average over replica groups, bucketed as they are emitted."""
     return state.update.outer_updates(rank.parameters)
 
 

@@ -11,7 +11,7 @@ from partita.compiler.codegen.segments import compiled_units
 from partita.compiler.graph import Input, Node, Phase, Value
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
-from partita.compiler.passes.early_collectives import EarlyCollectives, ahead
+from partita.compiler.passes.early_collectives import EarlyCollectives, split_early_collectives
 from partita.compiler.passes.place import iteration_of
 
 Run = tuple[str | None, list[Node], set[Value]]  # its iteration, nodes and live-out values
@@ -29,7 +29,8 @@ class StageFunctions:
         prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
         self.read = {v for node in stage.nodes if node.phase is not Phase.PROLOGUE for v in node.inputs}
         # What is gathered from the stage's masters.
-        self.gathered = ahead(prologue, {parameter.value for parameter in stage.parameters}, self.read)
+        masters = {parameter.value for parameter in stage.parameters}
+        self.gathered = split_early_collectives(prologue, masters, self.read)
         self.prologue = list(self.gathered.others)
         self.groups = {
             kind: [node for node in stage.nodes if node.phase in phases]
@@ -60,7 +61,7 @@ class StageFunctions:
 
     def reduced(self, kind: str, nodes: Sequence[Node], totals: Collection[Value]) -> EarlyCollectives:
         """The nodes that reduce the stage's gradients, by when they run; the first in its last action, of this kind."""
-        found = ahead(nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals)
+        found = split_early_collectives(nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals)
         return found.with_copies(self._places(kind, found.start))
 
     @property

@@ -8,9 +8,9 @@ from fractions import Fraction
 from attrs import asdict, evolve
 
 from partita.compiler.analysis.in_flight import (
-    Posted,
-    besides,
+    CollectiveLifetime,
     buffer,
+    collective_extra_bytes,
     communicating,
     expanded,
     lent,
@@ -18,12 +18,12 @@ from partita.compiler.analysis.in_flight import (
     posted,
 )
 from partita.compiler.analysis.liveness import (
-    beside,
     device_bytes,
-    held,
-    left_over,
+    live_bytes,
     roots,
     shared,
+    transient_peak_bytes,
+    unread_results,
     working_set,
 )
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
@@ -111,7 +111,7 @@ def plan_step(
             needs[like] = _needs(functions, like[1], reduce.get(own, ()), update.totals[own], adds)
         stages.append(_stage(functions.stage, schedule, needs[like]))
     ranks = tuple(
-        _rank(rank, schedule, stages, update, instructions[rank], tied, set(reduce), written)
+        _rank_plan(rank, schedule, stages, update, instructions[rank], tied, set(reduce), written)
         for rank in range(schedule.ranks)
     )
     sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
@@ -236,12 +236,12 @@ def _needs(
         before = {*there, *(node.output for node, _ in receives(nodes))}
         after = {*left, *(node.inputs[0] for node, _ in sends(nodes))}
         units = expanded(functions.units(nodes, after), flights)
-        peaks[kind] = beside(units, before, after, stage.nodes, behind)
+        peaks[kind] = transient_peak_bytes(units, before, after, stage.nodes, behind)
         if kind == "F" and functions.gathered.collectives:
             sent, waiting = _waiting(functions, units, adds)
             gathering = sum(each.type.bytes for each in sent)
             most = working_set(waiting, after, {*before, *sent}, behind)
-            opening = most - held(before, stage.nodes, behind)
+            opening = most - live_bytes(before, stage.nodes, behind)
         if reduce and kind == last_kind:
             ahead = functions.reduced(kind, reduce, totals)
             flying = {node: posted(node, adds) for node in ahead.in_flight}
@@ -251,16 +251,16 @@ def _needs(
             left = {value for value in left if views.get(value, value) not in sums}
             after |= left
             closing = expanded(functions.units(nodes, after), flights)
-            peaks["C"] = beside(closing, before, after, stage.nodes, behind)
+            peaks["C"] = transient_peak_bytes(closing, before, after, stage.nodes, behind)
             in_flight = sum(map(device_bytes, left))
             rest = communicating((*ahead.others, *ahead.follow), adds, totals, flying.items())
-            ends = left_over(reduce)
+            ends = unread_results(reduce)
             reducing = working_set([[[node]] for node in rest.nodes], ends, left, rest.behind)
-            reduced = rest.left(ends) + held(ahead.made, ())
+            reduced = rest.left(ends) + live_bytes(ahead.made, ())
     return StageNeeds(
-        saved=held(saved, forward, behind),
-        kept=held(kept, (*forward, *backward), behind),
-        offloaded=held(stage.offloaded, forward),
+        saved=live_bytes(saved, forward, behind),
+        kept=live_bytes(kept, (*forward, *backward), behind),
+        offloaded=live_bytes(stage.offloaded, forward),
         shared={"F": shared(forward), "B": shared(functions.groups["BW"])},
         peaks=peaks,
         gathering=gathering,
@@ -302,7 +302,7 @@ def _waiting(
     follow = functions.gathered.follow
     gathers = [*functions.gathered.collectives, *(node for node in follow if node.op.communicates)]
     makers = {value: node for node in (*gathers, *follow) for value in node.outputs}
-    sizes = {node: besides(node, adds) for node in gathers}
+    sizes = {node: collective_extra_bytes(node, adds) for node in gathers}
     masters = {each.value for each in functions.stage.parameters if each.value.type.dtype == each.master.dtype}
     behind = roots(functions.stage.nodes)
 
@@ -334,12 +334,12 @@ def _waiting(
 
 
 def _closing(
-    functions: StageFunctions, kind: str, ahead: EarlyCollectives, flying: Mapping[Node, Posted], adds: bool
+    functions: StageFunctions, kind: str, ahead: EarlyCollectives, flying: Mapping[Node, CollectiveLifetime], adds: bool
 ) -> list[Node]:
     """The last action of a stage, as far as memory goes: with collectives, some of which stay in flight, and with waits
     before copies of what others make.
     """
-    waits: dict[Value, Posted] = {}
+    waits: dict[Value, CollectiveLifetime] = {}
     found: dict[Node, None] = {}
     for node in functions.closing(kind, ahead):
         for each in (waits[value] for value in node.inputs if value in waits):
@@ -388,7 +388,7 @@ def tied_totals(update: UpdateGraph, schedule: Schedule) -> dict[tuple[int, str,
     return found
 
 
-def _rank(
+def _rank_plan(
     rank: int,
     schedule: Schedule,
     stages: Sequence[StagePlan],

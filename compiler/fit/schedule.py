@@ -13,7 +13,7 @@ from functools import cache, partial
 
 from attrs import evolve
 
-from partita.compiler.analysis.memory import peak_memory, room
+from partita.compiler.analysis.memory import headroom, peak_memory
 from partita.compiler.analysis.time import copy_seconds, costs_of
 from partita.compiler.codegen.plan import plan_step
 from partita.compiler.passes.offload import of_values
@@ -157,7 +157,7 @@ def _beside(state: Partitioned, generator: Generator, placement: Placement) -> M
     shared = _shared(state, generator, alone)
     trial = planned_with(state, shared)
     found = Memory(
-        tuple(room(trial, rank, 0) for rank in trial.plan.ranks),
+        tuple(headroom(trial, rank, 0) for rank in trial.plan.ranks),
         tuple(float(stage.saved) for stage in trial.plan.stages),
         tuple(float(stage.kept) for stage in trial.plan.stages),
         "bytes",

@@ -9,7 +9,7 @@ from partita.compiler.layout import SUM
 from partita.compiler.ops.attention import TRAINED, Attention
 from partita.compiler.ops.attention_memory import forward_bytes, gradient_bytes
 from partita.compiler.ops.op import Argument, ShardingRule, accumulation, agree, attributes, op
-from partita.compiler.ops.ring import ring_attention, ringed_gradient, turns
+from partita.compiler.ops.ring import ring_attention, ring_attention_gradient, turns
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class AttendGradient(Attention):
 
     def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """In turns round a ring."""
-        return ringed_gradient(build, self, node, parts) if turns(self, node, axis, parts) else None
+        return ring_attention_gradient(build, self, node, parts) if turns(self, node, axis, parts) else None
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Five products: the scores, recomputed, and two for each of the two forward ones."""

@@ -254,7 +254,7 @@ class RoutedDot(Routed):
         back = build.apply(RoutedDot(columns, self.along, self.guarded), d, w, ids)
         lacking = [name for name in back.type.names if not x.type.has(name)]
         dx = total(build, back, lacking, x.type.dtype) if lacking else back
-        outer = GroupedWeightGradient(self.over, self.along, w.type.axes, self.guarded)
+        outer = RoutedWeightGradient(self.over, self.along, w.type.axes, self.guarded)
         return arranged(build, dx, x.type.names), build.apply(outer, x, ids, d), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -275,7 +275,7 @@ class RoutedDot(Routed):
 
 
 @op("routed_outer")
-class GroupedWeightGradient(Routed):
+class RoutedWeightGradient(Routed):
     """The gradient of `routed_dot` for its matrices, `table`: for each expert the products of its rows of x with those
     of d, summed over them. Operands: x, ids, d.
 

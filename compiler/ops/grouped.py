@@ -12,7 +12,7 @@ from math import prod
 
 from partita.compiler.layout import Layout, layout_of
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import GroupedWeightGradient, RoutedDot, by_row, matrices_text, waits_for_rows
+from partita.compiler.ops.experts import RoutedDot, RoutedWeightGradient, by_row, matrices_text, waits_for_rows
 from partita.compiler.ops.op import (
     TORCH_DTYPES,
     Argument,
@@ -296,7 +296,7 @@ class GroupedDot(Local):
 
 
 @op("grouped_outer")
-class GroupedOuter(Local):
+class GroupedWeightGradient(Local):
     """`routed_outer` of rows in the order of their experts. Operands: x, where the rows of each expert end, d."""
 
     over: tuple[str, ...]
@@ -305,9 +305,9 @@ class GroupedOuter(Local):
     share: int = 1
     fusible = False
 
-    def plain(self, order: SortByExpert) -> GroupedWeightGradient:
+    def plain(self, order: SortByExpert) -> RoutedWeightGradient:
         """What it is of rows in their own order, their ids and d."""
-        return GroupedWeightGradient(self.over, self.along, self.table, order.guarded, order.shards)
+        return RoutedWeightGradient(self.over, self.along, self.table, order.guarded, order.shards)
 
     @property
     def reads_context(self) -> bool:

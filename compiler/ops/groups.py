@@ -1,4 +1,4 @@
-"""Operations that average groups that train apart (`sync = local`): the sum over groups, and an outer optimizer.
+"""Operations that average replica groups (`sync = local`): the sum over groups, and an outer optimizer.
 
 The outer gradient is what groups began with, the anchor, minus the mean of what they have come to; the outer optimizer
 updates the anchor in place, from which all groups go on. With plain SGD and a rate of 1 that is local SGD (Stich, arXiv

@@ -180,7 +180,7 @@ class Op:
 
     @property
     def structural_key(self) -> Op:
-        """It without names of values and random keys and numbers of stages: equal for what does the same elsewhere."""
+        """A key without names of values, random keys and numbers of stages: equal for operations that do the same."""
         return self
 
     @property
@@ -219,8 +219,8 @@ class Op:
         return False
 
     def capture_blocker(self, operands: Sequence[Type], results: Sequence[Type]) -> str:
-        """What of it on a GPU differs from step to step, beyond what its operands hold, or is up to the host; empty if
-        nothing is.
+        """Why the operation cannot be captured in a CUDA graph: what differs from step to step beyond its operands, or
+        is up to the host. Empty if it can.
         """
         return "draws random numbers" if self.random or self.draws else ""
 
@@ -285,7 +285,7 @@ class Op:
         return None
 
     def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
-        """For an operation that is `transparent`: the axes of its operand that each axis of its result is made of."""
+        """For an operation with `preserves_identity`: the axes of its operand that make up each axis of its result."""
         return {name: (name,) for name in operand.names}
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:

@@ -210,7 +210,7 @@ def ring_attention(build: Builder, attend: Attention, node: Node, blocks: int) -
     return made
 
 
-def ringed_gradient(build: Builder, attend: Attention, node: Node, blocks: int) -> tuple[Value, ...]:
+def ring_attention_gradient(build: Builder, attend: Attention, node: Node, blocks: int) -> tuple[Value, ...]:
     """The gradients by turns, those of the first turn last. Gradients of keys and values follow these from the second
     turn on, and come home after the last.
     """

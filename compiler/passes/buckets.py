@@ -21,7 +21,7 @@ SMALL_BYTES = 64 * 2**10
 BUCKET_BYTES = 25 * 2**20
 
 
-def full_at(mesh: Mesh) -> Callable[[str], float]:
+def bucket_limits(mesh: Mesh) -> Callable[[str], float]:
     """The size of a bucket at the end of a step, by its mesh axis: no larger than latency asks for, since the last one
     cannot overlap with anything; but among many ranks as large as what a ring moves while its steps take their time.
     """
@@ -50,7 +50,7 @@ def bucketed(nodes: Iterable[Node], most: int, full: Callable[[str], float] = la
     for node in nodes:
         for key in dict.fromkeys(owner[value] for value in node.inputs if value in owner):
             flush(key)
-        if not isinstance(node.op, Collective) or carried(node) > most:
+        if not isinstance(node.op, Collective) or transferred_bytes(node) > most:
             found.append(node)
             continue
         key = node.op.bucket, node.inputs[0].type.dtype, node.phase, node.stage
@@ -66,7 +66,7 @@ def bucketed(nodes: Iterable[Node], most: int, full: Callable[[str], float] = la
     return [node for node in found if node is not None]
 
 
-def carried(node: Node) -> int:
+def transferred_bytes(node: Node) -> int:
     """The bytes that a collective transfers: the average of its operands and its results."""
     return sum(value.type.bytes for value in (*node.inputs, *node.outputs)) // 2
 

@@ -71,11 +71,13 @@ class EarlyCollectives:
         return {value for node in (*self.collectives, *self.follow) for value in node.outputs}
 
 
-def ahead(nodes: Sequence[Node], given: Collection[Value], wanted: Collection[Value]) -> EarlyCollectives:
-    """Divide nodes in order. Those that start read `given` values alone, and nothing of the step; `wanted` values are
-    read afterwards.
+def split_early_collectives(
+    nodes: Sequence[Node], available: Collection[Value], live_out: Collection[Value]
+) -> EarlyCollectives:
+    """Divide nodes in order. Those that start read `available` values alone, and nothing of the step; `live_out` values
+    are read afterwards.
     """
-    early: set[Value] = set(given)
+    early: set[Value] = set(available)
     late: set[Value] = set()
     collectives, copies, follow = list[Node](), list[Node](), list[Node]()
     for node in nodes:
@@ -97,7 +99,7 @@ def ahead(nodes: Sequence[Node], given: Collection[Value], wanted: Collection[Va
         tuple(_needed([*rest, *begun], {value for node in begun for value in node.outputs}, nodes)),
         tuple(collectives),
         tuple(follow),
-        tuple(_needed(rest, {*wanted, *(value for node in follow for value in node.inputs)}, nodes)),
+        tuple(_needed(rest, {*live_out, *(value for node in follow for value in node.inputs)}, nodes)),
         tuple(copies),
     )
 

@@ -28,11 +28,11 @@ from attrs import evolve, frozen
 from partita.compiler.graph import Builder, Node, Phase, Value
 from partita.compiler.layout import Layout, layout_of
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import GroupedWeightGradient, Routed, RoutedDot, Routing
+from partita.compiler.ops.experts import Routed, RoutedDot, RoutedWeightGradient, Routing
 from partita.compiler.ops.grouped import (
     CombineRows,
     GroupedDot,
-    GroupedOuter,
+    GroupedWeightGradient,
     Permute,
     SortByExpert,
     Unpermute,
@@ -285,8 +285,8 @@ def _(op: RoutedDot, operands: Sequence[Type], results: Sequence[Type]) -> tuple
     return _order(2, op, x, Routing(x, w, ids, op.over, op.along))
 
 
-@order_of.register(GroupedWeightGradient)
-def _(op: GroupedWeightGradient, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, SortByExpert] | None:
+@order_of.register(RoutedWeightGradient)
+def _(op: RoutedWeightGradient, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, SortByExpert] | None:
     x, ids, _ = operands
     return _order(1, op, x, Routing(x, results[0], ids, op.over, op.along))
 
@@ -309,9 +309,9 @@ def _(op: RoutedDot) -> Op:
     return GroupedDot(op.over, op.along, op.guarded, op.share)
 
 
-@on_rows.register(GroupedWeightGradient)
-def _(op: GroupedWeightGradient) -> Op:
-    return GroupedOuter(op.over, op.along, op.table, op.share)
+@on_rows.register(RoutedWeightGradient)
+def _(op: RoutedWeightGradient) -> Op:
+    return GroupedWeightGradient(op.over, op.along, op.table, op.share)
 
 
 @singledispatch

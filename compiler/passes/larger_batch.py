@@ -1,5 +1,5 @@
 """A model with another number of rows in its batch: more for an evaluation that processes several batches at once,
-fewer for groups that train apart and for samples.
+fewer for replica groups and for samples.
 
 Axes that are made of the batch have other sizes, too: those that the file computes from it, what `rename`, `merge` and
 `concat` make of it, and what `split` makes of that. Rows that stand next to each other must do so in what is made of

@@ -1,4 +1,4 @@
-"""The average of groups that train apart (`sync = local`): what happens once in `every` steps, after the update.
+"""The average of replica groups (`sync = local`): what happens once in `every` steps, after the update.
 
 Each group has its own copy of every trained parameter, stored in the same layout. Each rank slices its copies to the
 shards whose optimizer states it keeps, and adds those of its groups: over the mesh axis of groups, these are partial

@@ -17,7 +17,7 @@ from attrs import evolve
 
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.ops.collective import AllReduce, ReduceScatter
-from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth, carried
+from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth, transferred_bytes
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.place import iteration_of
 
@@ -62,7 +62,7 @@ def _small_sums_first(nodes: Sequence[Node]) -> list[Node]:
     behind: dict[Node, list[Node]] = {}
     for node in nodes:
         maker = makers.get(node.inputs[0]) if isinstance(node.op, (AllReduce, ReduceScatter)) else None
-        if maker is not None and carried(node) <= SMALL_BYTES:
+        if maker is not None and transferred_bytes(node) <= SMALL_BYTES:
             behind.setdefault(maker, []).append(node)
     moved = {node for reductions in behind.values() for node in reductions}
     found: list[Node] = []

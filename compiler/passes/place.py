@@ -35,8 +35,8 @@ MAX_SHOWN = 4  # readers of a parameter on other stages; rules that go before on
 
 @frozen
 class Pipeline:
-    """The pipeline that a layout declares: its mesh axis (None: no pipeline), ranks, and chunks per rank. `homes` are
-    the ranks of the stages, as far as they are known before the schedule is.
+    """The pipeline that a layout declares: its mesh axis (None: no pipeline), ranks, and chunks per rank. `stage_ranks`
+    are the ranks of the stages, as far as they are known before the schedule is.
     """
 
     axis: str | None
@@ -219,13 +219,13 @@ def _over_pipeline(
 
 
 def balance(costs: Sequence[float], stage_ranks: Sequence[int]) -> tuple[int, ...]:
-    """Counts of a split of `costs` into consecutive non-empty parts, one for each of the `homes`, such that the busiest
-    home has the least to do: it sets the pace of a pipeline. If every part has a home of its own, that is the split
+    """Counts of a split of `costs` into consecutive non-empty parts, one for each of the `stage_ranks`, such that the
+    busiest rank has the least to do: it sets the pace of a pipeline. If every part has its own rank, that is the split
     with the cheapest most expensive part; of these, the one with the least sum of squares, which is the most even.
-    Otherwise it is that split, with costs moved out of parts of the busiest home as long as that makes it better, if in
+    Otherwise it is that split, with costs moved out of parts of the busiest rank as long as that makes it better, if in
     the end the busiest has less by more than costs are known.
 
-    O(n² · parts), and O(n²) if costs are about equal; and O(parts²) for each part of the busiest home, for each move.
+    O(n² · parts), and O(n²) if costs are about equal; and O(parts²) for each part of the busiest rank, for each move.
     """
     total = [0.0]
     for value in costs:
@@ -239,7 +239,7 @@ def balance(costs: Sequence[float], stage_ranks: Sequence[int]) -> tuple[int, ..
 
 def _evened(total: Sequence[float], counts: tuple[int, ...], stage_ranks: Sequence[int]) -> tuple[int, ...]:
     """A split of the costs with these sums, made better by moves out of parts of the busiest home while any does: the
-    less the busiest has, the better; then the more even homes are; then the cheaper the most expensive part is.
+    less the busiest has, the better; then the more even ranks are; then the cheaper the most expensive part is.
     """
 
     def shares(counts: Sequence[int]) -> list[float]:

@@ -34,8 +34,8 @@ class Reader:
 
 
 class Readers:
-    """The readers of inputs and parameters, including those behind transparent operations, and those in the bodies of
-    scans, which `inside` has. A dropout is not transparent, even if it drops nothing.
+    """The readers of inputs and parameters, including those behind operations that preserve identity, and those in the
+    bodies of scans, which `inside` has. A dropout does not preserve identity, even if it drops nothing.
     """
 
     def __init__(self, nodes: Iterable[Node], inside: Mapping[Node, Sequence[Node]]) -> None:

@@ -42,7 +42,7 @@ from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
 from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, MergeRows, SparseAllToAll, entries
-from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth, full_at
+from partita.compiler.passes.buckets import BUCKET_BYTES, bucket_limits, bucketed, by_depth
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.early_collectives import copied_ahead
 from partita.compiler.passes.shard.choice import local_op
@@ -110,7 +110,7 @@ class BufferUpdate(Shortened):
 
 @frozen(eq=False, repr=False)
 class OuterUpdate(Shortened):
-    """The average of one parameter or buffer over groups that train apart (`partita.compiler.passes.outer`).
+    """The average of one parameter or buffer over replica groups (`partita.compiler.passes.outer`).
 
     `masters` are the copies of this rank's groups, which are overwritten. `states` are kept besides, by `state_names`:
     the anchor first, from which all groups go on. `stages` are those that keep it.
@@ -382,7 +382,7 @@ class _UpdateBuilder:
                     ids = next(each for each in stage.accumulators if (each.parameter, each.term) == own)
                     reduced[ids.name], reduced[rows.name] = self._combined(rows.parameter, ids.value, rows.value)
             if self.build.nodes:
-                nodes = bucketed(by_depth(self.build.nodes), BUCKET_BYTES, full_at(self.resharding.mesh))
+                nodes = bucketed(by_depth(self.build.nodes), BUCKET_BYTES, bucket_limits(self.resharding.mesh))
                 reduce.append((stage.index, tuple(nodes)))
             totals.append(tuple(reduced.values()))
         return tuple(reduce), tuple(totals)

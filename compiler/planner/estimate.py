@@ -93,7 +93,7 @@ def memory(
     placement = placement_of(candidate)
     if candidate.stages == 1:
         (one,) = own
-        return (one.beside + max(one.saved + max(one.in_forward, one.in_whole), one.reduced) + more,)
+        return (one.resident_bytes + max(one.saved + max(one.in_forward, one.in_whole), one.reduced) + more,)
     schedule, _ = _order(candidate.schedule, candidate.pipe, candidate.chunks, _shortened(candidate, microbatches))
     changes = [
         {
@@ -104,10 +104,10 @@ def memory(
         }
         for each in own
     ]
-    constant = stages.middle.beside - stages.layer.beside
+    constant = stages.middle.resident_bytes - stages.layer.resident_bytes
     found = []
     for actions, stages_held in zip(schedule.actions, placement, strict=True):
-        beside = constant + sum(own[stage].beside - constant for stage in stages_held)
+        beside = constant + sum(own[stage].resident_bytes - constant for stage in stages_held)
         at_ends = any(stage in (0, candidate.stages - 1) for stage in stages_held)
         reduced = sum(own[stage].reduced for stage in stages_held)
         held = peak = 0.0
@@ -186,7 +186,9 @@ def even(stages: Stages, candidate: Candidate, layers: int) -> StageCosts:
     return stages.first + stages.last - stages.middle + stages.layer * (layers - 1)
 
 
-def least(stages: Stages, own: StageCosts, candidate: Candidate, microbatches: int, layers: int) -> float:
+def step_time_lower_bound(
+    stages: Stages, own: StageCosts, candidate: Candidate, microbatches: int, layers: int
+) -> float:
     """An approximate lower bound of the microbatches' time, with costs `own` on each stage and evenly spread layers:
     the busiest rank's work plus the schedule's bubble at equal costs (the papers' closed forms; see the schedules). If
     layers do not divide evenly over ranks, the busiest rank has one more.

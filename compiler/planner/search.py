@@ -49,7 +49,17 @@ from partita.compiler.planner.budget import (
     seconds_to_compile,
     seconds_to_search,
 )
-from partita.compiler.planner.estimate import CandidateEstimate, Parts, cut, delayed, even, least, live, memory, parts
+from partita.compiler.planner.estimate import (
+    CandidateEstimate,
+    Parts,
+    cut,
+    delayed,
+    even,
+    live,
+    memory,
+    parts,
+    step_time_lower_bound,
+)
 from partita.compiler.planner.moves import moves, orders
 from partita.compiler.planner.sensitivity import RunnerUp, runner_up
 from partita.compiler.planner.space import Candidate, Space
@@ -121,7 +131,7 @@ class Plan:
 
 
 @frozen(eq=False)
-class Found:
+class SearchResult:
     """The result of a search. `plans` are ordered by step time; `larger` is the fastest candidate that does not fit, if
     faster than all plans; `own` is the file itself, if it has the given number of devices, and `wrong` why it does not
     compile; `looked` counts the candidates of each of the three phases, and `fitting` those that were estimated to fit.
@@ -204,12 +214,12 @@ class Search:
         """The phases that have ended with the budget, in order."""
         return tuple(phase for phase in PHASES if phase in self._cut)
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Search. Raises Refused (E0902) if nothing fits or nothing compiles."""
         with collector_paused():
             return self._run()
 
-    def _run(self) -> Found:
+    def _run(self) -> SearchResult:
         begin = process_time()
         own, wrong = self._as_it_is()
         self.budget.begin(reserved=self._least_to_compile(self._own) if self._own else 0.0)  # for one plan
@@ -234,7 +244,7 @@ class Search:
             first, other = ((plan.candidate, plan.prediction.step_time) for plan in plans[:2])
             second = runner_up(self.space, self.device, first, other, self.budget)
         seconds = process_time() - begin
-        return Found(
+        return SearchResult(
             self.space, self.device, plans, beyond, own, wrong, looked, fits, self.within, self.cut, seconds, second
         )
 
@@ -332,10 +342,10 @@ class Search:
                             break
                 sizes = left
 
-    def _offloads(self, least: Candidate) -> bool | None:
+    def _offloads(self, smallest: Candidate) -> bool | None:
         """Whether the state of a candidate fits only in the host's memory; None if it does not fit there either."""
         for offload in (False, True) if self.device.gpu else (False,):
-            if self._stored(evolve(least, offload=offload)) <= self.room:
+            if self._stored(evolve(smallest, offload=offload)) <= self.room:
                 return offload
         return None
 
@@ -349,13 +359,13 @@ class Search:
         # At the peak of live activations a backward runs next.
         activations += own.in_whole
         # Other memory of a rank, from the proxy, which stores nothing sharded over data.
-        constant = stages.middle.beside - stages.layer.beside if candidate.stages > 1 else 0.0
-        beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))
+        constant = stages.middle.resident_bytes - stages.layer.resident_bytes if candidate.stages > 1 else 0.0
+        beside = constant + chunks * (own.resident_bytes - constant) - self._stored(evolve(candidate, data=1))
         for zero in (1, 2, 3) if candidate.data_parallel_size > 1 else (0,):
             candidate = evolve(candidate, zero=zero)
             needed = NEAR * (max(0.0, beside) + self._stored(candidate) + activations)
             if needed <= self.room:
-                seconds = least(stages, own, candidate, microbatches, self.space.layers)
+                seconds = step_time_lower_bound(stages, own, candidate, microbatches, self.space.layers)
                 seconds *= self.space.replicas_per_rank(candidate)
                 sums = self._reduction(candidate)
                 if zero > 1:
@@ -502,10 +512,10 @@ class Search:
 
     def _least_to_compile(self, own: Candidate) -> float:
         """The same of a layout in the default order and without recomputation, which is compiled sooner."""
-        least = evolve(_plain(own), recompute="")
-        for each in (_plain(own), least):
+        smallest = evolve(_plain(own), recompute="")
+        for each in (_plain(own), smallest):
             self._look(each)
-        return self._to_compile(least)
+        return self._to_compile(smallest)
 
     def _without_layers(self, candidate: Candidate) -> float:
         """The seconds to compile a candidate, without what its operations take."""
@@ -662,8 +672,8 @@ class Search:
             note = f"the smallest found needs {said} per rank: {described(self.space, candidate)}"
         elif not self._references and (factors := [*self.space.factors()]):  # without any, only contexts use all
             host = self.device.gpu
-            least = min(self._stored(Candidate(*each, 1, zero=3, offload=host)) for each in factors)
-            note = f"parameters, gradients and the optimizer's state alone need {written(least, BYTES)} on a rank"
+            fewest = min(self._stored(Candidate(*each, 1, zero=3, offload=host)) for each in factors)
+            note = f"parameters, gradients and the optimizer's state alone need {written(fewest, BYTES)} on a rank"
             note += ", with what may lie in the host's memory there" if host else ""
         else:
             return refuse("E0902", "no layout of this model compiles", help="`partita compile` says why")

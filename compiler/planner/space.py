@@ -206,7 +206,7 @@ class Space:
         return min(self.given.trained[1].groups, self._along(candidate))
 
     def replicas_per_rank(self, candidate: Candidate) -> int:
-        """How many groups that train apart each rank trains, one after the other."""
+        """How many replica groups each rank trains, one after the other."""
         return self.given.trained[1].groups // self.apart(candidate)
 
     def _along(self, candidate: Candidate) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from attrs import evolve, fields, frozen
 
-from partita.compiler.analysis.memory import at_end, beside
+from partita.compiler.analysis.memory import at_end, resident_bytes
 from partita.compiler.analysis.time import costs_of, end_seconds, silenced, stage_seconds, unsplit_seconds
 from partita.compiler.costs.links import Link
 from partita.compiler.pipeline import schedule_spec
@@ -29,7 +29,7 @@ class StageCosts:
     """The costs of a stage. In seconds: its actions (`whole` is BW); F and BW without communication along the mesh
     (`quiet`), and before anything is split (`unsplit`); the end of a step; its messages to the next and to the previous
     stage. In bytes: what a microbatch keeps after F (`saved`) and after B (`kept`), all other memory among the
-    microbatches (`beside`), reduced gradients, and the working set of F and of BW, which is that of B as well.
+    microbatches (`resident_bytes`), reduced gradients, and the working set of F and of BW, which is that of B as well.
     """
 
     forward: float = 0.0
@@ -43,7 +43,7 @@ class StageCosts:
     send_backward: float = 0.0
     saved: float = 0.0
     kept: float = 0.0
-    beside: float = 0.0
+    resident_bytes: float = 0.0
     reduced: float = 0.0
     in_forward: float = 0.0
     in_whole: float = 0.0
@@ -177,7 +177,7 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
                 quiet=quiet[i, "F"] + quiet[i, "BW"] + send_forward + send_backward,
                 saved=stage.saved,
                 kept=stage.kept,
-                beside=beside(state, rank),
+                resident_bytes=resident_bytes(state, rank),
                 reduced=at_end(state, rank),
                 in_forward=stage.peaks.get("F", 0),
                 in_whole=stage.peaks.get("BW", 0),

@@ -151,7 +151,7 @@ def _sent(state: Compilation, summary: Summary, axis: str) -> list[_Sent]:
         ]
     else:
         groups = state.groups
-        # What the file calls one axis, groups that train apart share out.
+        # What the file calls one axis, replica groups share out.
         parts = {axis, state.mesh.replica_axis} if groups is not None and groups.along == axis else {axis}
         found = [_Sent(each.rank, each.bytes, _place(each)) for each in summary.collectives if each.axis in parts]
     by_rank = grouped(found, lambda each: each.rank)

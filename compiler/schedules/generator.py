@@ -163,7 +163,7 @@ def size_of(call: spec.Call | None) -> tuple[int, int]:
     return int(chunks), int(call.arguments["microbatches"])
 
 
-def homes_of(call: spec.Call | None, ranks: int, chunks: int) -> tuple[int, ...]:
+def stage_ranks_of(call: spec.Call | None, ranks: int, chunks: int) -> tuple[int, ...]:
     """The rank of each stage of a schedule call's pipeline, if it has so many ranks. What is searched for may place
     them in several ways: for that, each stage is as if on a rank of its own.
 

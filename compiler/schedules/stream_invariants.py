@@ -136,8 +136,8 @@ class _Device:
 
     @staticmethod
     def run(programs: Programs, launches: Launches) -> Sequence[_Device]:
-        """Run everything; returns the devices if something is left. Whatever can run may as well run at once, for it
-        never keeps others from it.
+        """Run all queues; returns the devices if any is blocked. The order does not matter: what runs never blocks
+        anything else.
         """
         devices = [_Device(*each) for each in zip(programs, launches, strict=True)]
         arrived: dict[tuple[Channel, int], tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Validates the average of groups that train apart: of each trained parameter, and of each buffer that steps update.
+"""Validates the average of replica groups: of each trained parameter, and of each buffer that steps update.
 
 Each group's copy counts once in the sum over groups, on the rank that trains it; the reduction of that sum is checked
 by the rules of any other along the mesh axis of groups. The declared outer optimizer updates the anchor in place, and

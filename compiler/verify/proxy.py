@@ -32,7 +32,7 @@ from partita.dsl.types import Axis
 # the next rank is not also the previous one.
 LONGEST, OTHERS = 3, 2
 PIPELINE = 3
-EVERY = 2  # steps between averages of groups that train apart
+EVERY = 2  # steps between averages of replica groups
 SLICES = 3
 MAX_RANKS, MAX_STAGES = 40, 48
 # Of a value, where sizes are not shrunk.
@@ -183,7 +183,7 @@ def _meshes(given: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | 
 
 
 def _groups(given: spec.Spec, mesh: spec.Mesh | None) -> tuple[int, int]:
-    """The groups that train apart on a mesh of few ranks: over how many of them, and how many on each."""
+    """The replica groups on a mesh of few ranks: over how many of them, and how many on each."""
     found = groups_of(given)
     if found is None:
         return 1, 1
@@ -204,7 +204,7 @@ def _sync(call: spec.Call | None, groups: tuple[int, int]) -> spec.Call | None:
 
 
 def _steps(sync: spec.Call | None) -> int:
-    """The steps of a proxy: two updates, and of groups that train apart two averages."""
+    """The steps of a proxy: two updates, and of replica groups two averages."""
     if sync is None:
         return 2
     if sync.name == "paired":

@@ -23,7 +23,7 @@ from partita.compiler.ops.grouped import (
     ROWS,
     CombineRows,
     GroupedDot,
-    GroupedOuter,
+    GroupedWeightGradient,
     Permute,
     SortByExpert,
     Unpermute,
@@ -157,8 +157,8 @@ class _Stage:
         require(alike, f"{quoted(node)} has other experts", *node.inputs)
         return [self._made(node, plain, (self._in_order(x), w, order.ids), order)]
 
-    @_plain.register(GroupedOuter)
-    def _outer(self, op: GroupedOuter, node: Node) -> Sequence[Node]:
+    @_plain.register(GroupedWeightGradient)
+    def _outer(self, op: GroupedWeightGradient, node: Node) -> Sequence[Node]:
         x, _, d = node.inputs
         order = self._order(node, 2)
         self._alike(node, order, (x, d))

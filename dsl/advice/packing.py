@@ -68,16 +68,16 @@ ALONG: Mapping[str, Callable[[spec.Apply, Sequence[Type]], Sequence[str]]] = {
 
 
 @frozen
-class Followed:
+class LeakState:
     """What is known of a value. A mark is marked, too. `leaks` are numbers of operations."""
 
     mark: bool = False
     marked: bool = False
     leaks: frozenset[int] = frozenset()
 
-    def joined(self, other: Followed) -> Followed:
+    def joined(self, other: LeakState) -> LeakState:
         """What is known of a value that may be either."""
-        return Followed(self.mark and other.mark, self.marked and other.marked, self.leaks | other.leaks)
+        return LeakState(self.mark and other.mark, self.marked and other.marked, self.leaks | other.leaks)
 
 
 @frozen(eq=False)
@@ -98,8 +98,8 @@ def report_leaks(found: spec.Spec, report: Report) -> None:
         return
     inputs = dict(zip(model.body.inputs, model.body.types, strict=False))
     tokens = inputs["tokens"]
-    following = _Following(tokens, _aliases(model.body, {axis for axis in tokens.names if axis != found.batch}))
-    values = following.body(model.body, tuple(Followed(name in MARKS, name in MARKS) for name in model.body.inputs))
+    following = _LeakAnalysis(tokens, _aliases(model.body, {axis for axis in tokens.names if axis != found.batch}))
+    values = following.body(model.body, tuple(LeakState(name in MARKS, name in MARKS) for name in model.body.inputs))
     leaks = {leak for each in (model.loss, *(value for _, value in model.metrics)) for leak in values[each].leaks}
     place = [f"`{packed.span.text}`   ({packed.span.place})"] if packed.span else []
     for leak in (following.leaks[number] for number in sorted(leaks)):
@@ -144,7 +144,7 @@ def _aliases(body: spec.Body, sequence: Iterable[str]) -> frozenset[str]:
             return frozenset(found)
 
 
-class _Following:
+class _LeakAnalysis:
     """Follows values through bodies, forward. `leaks` are the operations met so far, by number."""
 
     def __init__(self, tokens: Type, aliases: frozenset[str]) -> None:
@@ -152,24 +152,24 @@ class _Following:
         self.aliases = aliases
         self.leaks: dict[int, Leak] = {}
         self.numbers: dict[int, int] = {}
-        self.known: dict[tuple[int, tuple[Followed, ...]], list[Followed]] = {}
+        self.known: dict[tuple[int, tuple[LeakState, ...]], list[LeakState]] = {}
         self.steps = 0
 
-    def body(self, body: spec.Body, inputs: tuple[Followed, ...]) -> list[Followed]:
+    def body(self, body: spec.Body, inputs: tuple[LeakState, ...]) -> list[LeakState]:
         """What is known of each value of a body."""
         key = (id(body), inputs)
         if key not in self.known:
             values = list(inputs)
             for step in body.steps:
                 self.steps += 1
-                unknown = [Followed()] * spec.result_count(step)
+                unknown = [LeakState()] * spec.result_count(step)
                 values += unknown if self.steps > MOST_STEPS else self.step(step, body, values)
             self.known[key] = values
         return self.known[key]
 
-    def step(self, step: spec.Step, body: spec.Body, values: Sequence[Followed]) -> list[Followed]:
-        def of(operands: Iterable[spec.Operand]) -> tuple[Followed, ...]:
-            return tuple(values[each] if isinstance(each, int) else Followed() for each in operands)
+    def step(self, step: spec.Step, body: spec.Body, values: Sequence[LeakState]) -> list[LeakState]:
+        def of(operands: Iterable[spec.Operand]) -> tuple[LeakState, ...]:
+            return tuple(values[each] if isinstance(each, int) else LeakState() for each in operands)
 
         match step:
             case spec.Apply():
@@ -182,14 +182,16 @@ class _Following:
             case spec.Scan():
                 return self.scanned(step, of(step.carried), of(step.captured))
             case _:
-                return [Followed()]
+                return [LeakState()]
 
-    def results(self, body: spec.Body, inputs: tuple[Followed, ...]) -> list[Followed]:
+    def results(self, body: spec.Body, inputs: tuple[LeakState, ...]) -> list[LeakState]:
         """What is known of the results of a body."""
         values = self.body(body, inputs)
-        return [values[each] if isinstance(each, int) else Followed() for each in body.results]
+        return [values[each] if isinstance(each, int) else LeakState() for each in body.results]
 
-    def turns(self, body: spec.Body, carried: tuple[Followed, ...], captured: tuple[Followed, ...]) -> list[Followed]:
+    def turns(
+        self, body: spec.Body, carried: tuple[LeakState, ...], captured: tuple[LeakState, ...]
+    ) -> list[LeakState]:
         """The carried values after any number of turns: leaks add up, until no turn adds any."""
         while True:
             results = self.results(body, (*carried, *captured))
@@ -198,12 +200,14 @@ class _Following:
                 return results
             carried = joined
 
-    def scanned(self, step: spec.Scan, carried: tuple[Followed, ...], captured: tuple[Followed, ...]) -> list[Followed]:
+    def scanned(
+        self, step: spec.Scan, carried: tuple[LeakState, ...], captured: tuple[LeakState, ...]
+    ) -> list[LeakState]:
         """A scan along the sequence leaks by the names whose new value has something of the old one."""
         number = self.numbers.setdefault(step.span.start, len(self.numbers))
         if step.axis.name not in self.aliases:
             return self.turns(step.body, carried, captured)
-        old = tuple(Followed(leaks=each.leaks | {number}) for each in carried)
+        old = tuple(LeakState(leaks=each.leaks | {number}) for each in carried)
         results = self.turns(step.body, old, captured)
         names = [name for name, each in zip(step.names, results, strict=True) if number in each.leaks]
         if names:
@@ -215,7 +219,7 @@ class _Following:
             self.leaks[number] = Leak(what, step.span, takes, f"{before}begin its body by `{resets}`")
         return results
 
-    def applied(self, step: spec.Apply, operands: Sequence[Followed], types: Sequence[Type]) -> Followed:
+    def applied(self, step: spec.Apply, operands: Sequence[LeakState], types: Sequence[Type]) -> LeakState:
         function, o = step.function, step.options
         tensors = [each for each, operand in zip(operands, step.operands, strict=True) if isinstance(operand, int)]
         mark, marked = bool(tensors) and all(each.mark for each in tensors), any(each.marked for each in tensors)
@@ -226,7 +230,7 @@ class _Following:
             ends = any(
                 each.mark or (each.marked and not type.is_float) for each, type in zip(telling, types, strict=False)
             )
-            return Followed(mark, marked, frozenset() if ends and len(operands) > 1 else leaks)
+            return LeakState(mark, marked, frozenset() if ends and len(operands) > 1 else leaks)
         along = [axis for axis in ALONG[function](step, types) if axis in self.aliases] if function in ALONG else []
         if function == "attend":
             # Segments of one's own are as good: where documents begin may be seen from the tokens.
@@ -244,4 +248,4 @@ class _Following:
             self.leaks[number] = Leak(f"`{function}`", step.span, *mixing.advice)
             leaks |= {number}
         kept = function in REARRANGING
-        return Followed(mark and kept, marked and kept, leaks)
+        return LeakState(mark and kept, marked and kept, leaks)

@@ -182,7 +182,7 @@ def cuts_of(given: spec.Spec) -> dict[str, Cut]:
 
 
 def _groups(given: spec.Spec) -> Iterator[Diagnostic]:
-    """E0406 and E0421: groups that train apart, but cannot share out the batch or the ranks evenly."""
+    """E0406 and E0421: replica groups that cannot share out the batch or the ranks evenly."""
     model, _ = given.trained
     try:
         groups = groups_of(given)

@@ -49,7 +49,7 @@ def orders(given: spec.Spec) -> Iterator[Diagnostic]:
 
 
 def _trained_apart(given: spec.Spec, train: spec.Train, model: spec.Model) -> Iterator[Diagnostic]:
-    """E0401: what groups that train apart, or paired steps, cannot have yet."""
+    """E0401: what replica groups, or paired steps, cannot have yet."""
     if train.local is None and not train.paired:
         return
     for rule in spec.rules_of(given.layout, spec.OffloadRule):
@@ -59,13 +59,13 @@ def _trained_apart(given: spec.Spec, train: spec.Train, model: spec.Model) -> It
     for each in spec.parameters(model.body) if train.local is not None else ():
         if each.buffer and each.type.dtype not in FLOATS:
             place = train.sync.span if train.sync is not None else None
-            message = f"buffer `{each.name}` has integers, of which groups that train apart have no mean"
+            message = f"buffer `{each.name}` has integers, of which replica groups have no mean"
             yield Diagnostic("E0401", message, place, help="a buffer of floats, or leave out `sync`")
 
 
 def on_host_apart(train: spec.Train, place: Span) -> Diagnostic:
     """E0401: parameters and states lie in the host's memory, and steps are paired, or groups train apart."""
-    what = "paired steps" if train.paired else "groups that train apart"
+    what = "paired steps" if train.paired else "replica groups"
     message = f"parameters and states of {what} cannot lie in the host's memory yet"
     return Diagnostic("E0401", message, place, help="leave out the rule, or `sync`")
 

@@ -37,10 +37,10 @@ from partita.dsl.functions.signatures import (
     TENSORS,
     Arrow,
     Constant,
+    Decomposition,
     Function,
-    Made,
     Origin,
-    Parts,
+    PrimitiveResult,
     Tensor,
     Use,
 )
@@ -322,10 +322,12 @@ class Expressions:
     def _apply(self, function: Function, use: Use, text: str, name: str | None) -> list[Result]:
         """Check the types of a use of a function, and append its step, or those that it stands for."""
         typed = function.rule(use)
-        if isinstance(typed, Parts):
+        if isinstance(typed, Decomposition):
             made: list[Value] = []
             for number, part in enumerate(typed.parts):
-                operands = [made[each.part].number if isinstance(each, Made) else each for each in part.operands]
+                operands = [
+                    made[each.part].number if isinstance(each, PrimitiveResult) else each for each in part.operands
+                ]
                 own = name if typed.results == (number,) else None
                 made.append(self._step(part.function, operands, part.options, part.type, use.span, own))
             return [Tensor(made[i].number, made[i].type, text, use.span) for i in typed.results]

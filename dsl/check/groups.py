@@ -1,4 +1,4 @@
-"""How groups that train apart (`sync = local`) lie on the ranks of a mesh.
+"""How replica groups (`sync = local`) lie on the ranks of a mesh.
 
 They share out the first mesh axis that splits the batch: with more ranks than groups, each group has an equal number of
 neighboring ranks along it, which split its part of the batch; with more groups than ranks, each rank trains an equal

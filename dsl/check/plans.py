@@ -27,7 +27,7 @@ from partita.dsl.config.builtins import (
     TRAIN,
     OneOf,
 )
-from partita.dsl.config.overrides import Chosen, selected_schedule
+from partita.dsl.config.overrides import CommandLineChoices, selected_schedule
 from partita.dsl.config.settings import Settings
 from partita.dsl.diagnostic import refuse
 from partita.dsl.names.correspondence import Weights
@@ -47,7 +47,7 @@ class Plans:
         declarations: Declarations,
         axes: Axes,
         models: Mapping[str, spec.Model | None],
-        chosen: Chosen,
+        chosen: CommandLineChoices,
         report: Report,
         attached: Attached,
     ) -> None:

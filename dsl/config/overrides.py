@@ -32,7 +32,7 @@ _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 @frozen
-class Chosen:
+class CommandLineChoices:
     """What the command line chose instead of `train`."""
 
     model: tree.Expression | None = None
@@ -47,7 +47,7 @@ class Chosen:
         return (*chosen, "optimizer") if self.optimizer else chosen
 
 
-def apply_overrides(declarations: Declarations, overrides: Sequence[str], report: Report) -> Chosen:
+def apply_overrides(declarations: Declarations, overrides: Sequence[str], report: Report) -> CommandLineChoices:
     """Apply overrides, changing the tables of `declarations`; errors are reported.
 
     They apply in order, except that choices (`schedule=…`) come last: a built-in that replaces a declared schedule
@@ -59,7 +59,7 @@ def apply_overrides(declarations: Declarations, overrides: Sequence[str], report
             key, value = _read(Source(PLACE, text), report)
             if value is not None:
                 read.append((key, value))
-    chosen = Chosen()
+    chosen = CommandLineChoices()
     for key, value in sorted(read, key=lambda pair: _chooses(pair[0])):
         with report:
             chosen = _Override(declarations, chosen, key, value).applied()
@@ -89,11 +89,11 @@ def _read(source: Source, report: Report) -> tuple[tuple[tree.Name, ...], tree.E
 @frozen
 class _Override:
     declarations: Declarations
-    chosen: Chosen
+    chosen: CommandLineChoices
     key: tuple[tree.Name, ...]
     value: tree.Expression
 
-    def applied(self) -> Chosen:
+    def applied(self) -> CommandLineChoices:
         """Apply the override; returns what is chosen afterwards."""
         there, (first, *rest) = self.declarations, self.key
         if first.text == "train" and rest and rest[0].text in CHOICES:

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from partita.dsl.check.formulas import Size
 from partita.dsl.functions.rules import OVER, OVER_ONE
-from partita.dsl.functions.signatures import AXES, AXIS, Arrow, Made, Part, Parts, Slot, Typed, Use, function, names
+from partita.dsl.functions.signatures import (
+    AXES,
+    AXIS,
+    Arrow,
+    Decomposition,
+    PrimitiveCall,
+    PrimitiveResult,
+    Slot,
+    Typed,
+    Use,
+    function,
+    names,
+)
 from partita.dsl.spec import Literal
 from partita.dsl.types import Axis, Type
 
@@ -16,7 +28,7 @@ EXAMPLES = {"top_k": "top_k(p, experts -> chosen)"}
 
 
 @function("top_k", slots=["x", Slot("by", default=None)], arrows=(1, 1))
-def _top_k(use: Use) -> Parts:
+def _top_k(use: Use) -> Decomposition:
     x = use["x"].type
     over, into = _chosen(use, use.arrows[0])
     use.floating("x")
@@ -27,10 +39,10 @@ def _top_k(use: Use) -> Parts:
         raise use.refuse("E0204", f"`{by.text}` must have the axes of `{use['x'].text}`", "by")
     ids = Type("i64", tuple(into if axis.name == over.name else axis for axis in by.type.axes))
     weights = Type(x.dtype, ids.axes)
-    return Parts(
+    return Decomposition(
         (
-            Part("top_k", (by.value,), ids, {"over": over.name, "into": into.name}),
-            Part("embedding", (Made(0), use["x"].value), weights, {"over": over.name}),
+            PrimitiveCall("top_k", (by.value,), ids, {"over": over.name, "into": into.name}),
+            PrimitiveCall("embedding", (PrimitiveResult(0), use["x"].value), weights, {"over": over.name}),
         ),
         (1, 0),
     )
@@ -146,7 +158,7 @@ def _combine(use: Use) -> Typed:
 
 
 @function("dropped", slots=["ids", OVER_ONE, Slot("into", AXES), Slot("choices", AXIS, None)])
-def _dropped(use: Use) -> Parts:
+def _dropped(use: Use) -> Decomposition:
     use.integers("ids")
     ids, over = use["ids"].type, use["over"]
     experts, slots = _experts(use, "into")
@@ -161,12 +173,12 @@ def _dropped(use: Use) -> Parts:
         choices = ids.axes[-1]
     order = ((choices.name,) if choices else ()) + (over.name,)
     size = Literal(slots.size, Size(slots.name, slots.size))
-    return Parts(
+    return Decomposition(
         (
-            Part("slot_index", (use["ids"].value,), ids.with_dtype("i64"), {"order": order}),
-            Part("greater_equal", (Made(0), size), ids.with_dtype("bool"), {}),
-            Part("cast", (Made(1),), ids.with_dtype("f32"), {"dtype": "f32"}),
-            Part("mean", (Made(2),), Type("f32"), {"over": ids.names}),
+            PrimitiveCall("slot_index", (use["ids"].value,), ids.with_dtype("i64"), {"order": order}),
+            PrimitiveCall("greater_equal", (PrimitiveResult(0), size), ids.with_dtype("bool"), {}),
+            PrimitiveCall("cast", (PrimitiveResult(1),), ids.with_dtype("f32"), {"dtype": "f32"}),
+            PrimitiveCall("mean", (PrimitiveResult(2),), Type("f32"), {"over": ids.names}),
         ),
         (3,),
     )

@@ -21,9 +21,9 @@ from partita.dsl.functions.signatures import (
     NUMBER,
     OPERAND,
     Constant,
-    Made,
-    Part,
-    Parts,
+    Decomposition,
+    PrimitiveCall,
+    PrimitiveResult,
     Slot,
     Tensor,
     Typed,
@@ -327,7 +327,7 @@ def _embedding(use: Use) -> Typed:
 
 
 @function("gather", slots=["x", Slot("ids", OPERAND), Slot("along", AXIS)])
-def _gather(use: Use) -> Typed | Parts:
+def _gather(use: Use) -> Typed | Decomposition:
     x, along = use["x"].type, use["along"]
     use.has("x", [along], "along")
     if isinstance(use["ids"], Constant):
@@ -339,7 +339,7 @@ def _gather(use: Use) -> Typed | Parts:
     return Type(x.dtype, (*ids.axes, *rest)), {"along": along.name}
 
 
-def _at(use: Use, along: Axis) -> Parts:
+def _at(use: Use, along: Axis) -> Decomposition:
     """What is at one position of an axis: a slice of size 1, whose axis no file can name, without that axis."""
     position, x = use["ids"], use["x"]
     index = -1 if isinstance(position.value, bool) else position.value.value
@@ -351,16 +351,16 @@ def _at(use: Use, along: Axis) -> Parts:
     part = Type(x.type.dtype, tuple(one if axis.name == along.name else axis for axis in x.type.axes))
     options = {"axis": along.name, "into": one.name, "start": int(index)}
     rest = x.type.without([along.name])
-    first = Part("slice", (x.value,), part, options)
+    first = PrimitiveCall("slice", (x.value,), part, options)
     if x.type.dtype != "bool":
-        return Parts((first, Part("sum", (Made(0),), rest, {"over": (one.name,)})), (1,))
+        return Decomposition((first, PrimitiveCall("sum", (PrimitiveResult(0),), rest, {"over": (one.name,)})), (1,))
     number, whole = part.with_dtype("i32"), rest.with_dtype("i32")
-    return Parts(
+    return Decomposition(
         (
             first,
-            Part("cast", (Made(0),), number, {"dtype": "i32"}),
-            Part("sum", (Made(1),), whole, {"over": (one.name,)}),
-            Part("not_equal", (Made(2), Literal(0)), rest, {}),
+            PrimitiveCall("cast", (PrimitiveResult(0),), number, {"dtype": "i32"}),
+            PrimitiveCall("sum", (PrimitiveResult(1),), whole, {"over": (one.name,)}),
+            PrimitiveCall("not_equal", (PrimitiveResult(2), Literal(0)), rest, {}),
         ),
         (3,),
     )

@@ -1,9 +1,9 @@
 """The tensor functions of the language: their parameters and typing rules.
 
 A rule reads the arguments of one call (`Use`) and returns the result type and the `options` of the `Apply` that the
-call becomes, or the `Parts` that it stands for; it raises `Refused` if the arguments do not fit. The rules are in
-`rules` (arithmetic), `reshaping` (renaming and resizing axes), `convolution` (sliding windows) and `routing` (mixtures
-of experts).
+call becomes, or the `Decomposition` that it stands for; it raises `Refused` if the arguments do not fit. The rules are
+in `rules` (arithmetic), `reshaping` (renaming and resizing axes), `convolution` (sliding windows) and `routing`
+(mixtures of experts).
 """
 
 from __future__ import annotations
@@ -96,27 +96,27 @@ Typed: TypeAlias = tuple[Type, Mapping[str, Any]]
 
 
 @frozen
-class Made:
+class PrimitiveResult:
     """The result of an earlier part, by its position."""
 
     part: int
 
 
 @frozen(eq=False)
-class Part:
-    """One of several functions that a call stands for. Operands are numbers of values, literals, or `Made`."""
+class PrimitiveCall:
+    """One of several functions that a call stands for. Operands are values' numbers, literals, or `PrimitiveResult`."""
 
     function: str
-    operands: tuple[spec.Operand | Made, ...]
+    operands: tuple[spec.Operand | PrimitiveResult, ...]
     type: Type
     options: Mapping[str, Any]
 
 
 @frozen(eq=False)
-class Parts:
+class Decomposition:
     """A call that stands for several functions in order, some of which give its `results`."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PrimitiveCall, ...]
     results: tuple[int, ...]
 
 
@@ -225,7 +225,7 @@ class Use:
                 raise self.refuse("E0204", message, slot, axis=(value, name))
 
 
-Rule: TypeAlias = Callable[[Use], Typed | Parts]
+Rule: TypeAlias = Callable[[Use], Typed | Decomposition]
 
 
 @frozen

@@ -32,11 +32,11 @@ from partita.runtime.checkpoint.parts import copies_of_parameters
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
-from partita.runtime.checkpoint.snapshots import Found, SnapshotResources, Snapshots
+from partita.runtime.checkpoint.snapshots import SnapshotResources, Snapshots, StepSnapshot
 from partita.runtime.checkpoint.store import Saves, commit_name
 from partita.runtime.data_files import DataFile
-from partita.runtime.global_tensors import seen
-from partita.runtime.naming import named
+from partita.runtime.global_tensors import piece_view
+from partita.runtime.naming import ranks_text
 from partita.runtime.regions import Region, pieces_of
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
@@ -242,7 +242,7 @@ class Checkpoints:
         saved = None
         try:
             saved = copying.manifest_of(found)
-            copying.load(found, saved, list(wanted_by(self.rank)))
+            copying.load(found, saved, list(load_targets(self.rank)))
         except (Corrupt, OSError) as error:
             self.report(Diagnostic("W0808", f"the copies of step {found.label.step} cannot be read: {error}"))
             saved = None
@@ -253,13 +253,14 @@ class Checkpoints:
             yield from self.copy(saved.step)
         return self._resumed(saved, (), "copies in memory")
 
-    def _say_incomplete(self, found: Found | None, newest: int) -> None:
+    def _say_incomplete(self, found: StepSnapshot | None, newest: int) -> None:
         if found is not None and found.label.step > newest:
             lost = found.lost
             self._say(
                 "W0808",
                 f"the copies of step {found.label.step} are incomplete: "
-                f"{'that' if len(lost) == 1 else 'those'} of {named(lost)} {'is' if len(lost) == 1 else 'are'} lost",
+                f"{'that' if len(lost) == 1 else 'those'} of {ranks_text(lost)} "
+                f"{'is' if len(lost) == 1 else 'are'} lost",
             )
 
     # ------------------------------------------------------------ resuming
@@ -454,11 +455,11 @@ def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = Mapping
 
 def load(rank: Rank, commit: Commit) -> None:
     """Read a rank's parts of all its tensors. Where parameters were saved alone, states are zero or copies of these, as
-    before the first step. Raises Damaged and Refused.
+    before the first step. Raises Corrupt and Refused.
     """
     saved = {each.name for each in commit.manifest.tensors}
     copies = copies_of_parameters(rank.plan.program)
-    for name, region, into in wanted_by(rank):
+    for name, region, into in load_targets(rank):
         if name in saved or name in copies:
             commit.read(name if name in saved else copies[name], region, into)
         else:
@@ -466,12 +467,12 @@ def load(rank: Rank, commit: Commit) -> None:
             into.zero_()
 
 
-def wanted_by(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
+def load_targets(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
     """Yields what a rank reads, its parts of all its tensors: name, region, and the memory for it."""
     mesh = rank.plan.program.mesh
     for kept, tensor in rank.kept():
         for piece in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(rank.rank)):
-            yield kept.name, piece.region, seen(tensor, kept.layout, piece)
+            yield kept.name, piece.region, piece_view(tensor, kept.layout, piece)
 
 
 def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:
@@ -479,7 +480,7 @@ def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:
     ranks_of: dict[str, list[int]] = {}
     for rank, number in failed.items():
         ranks_of.setdefault(own.get(rank, os.strerror(number)), []).append(rank)
-    return ", ".join(f"{named(ranks)}: {cause}" for cause, ranks in ranks_of.items())
+    return ", ".join(f"{ranks_text(ranks)}: {cause}" for cause, ranks in ranks_of.items())
 
 
 def _seems_whole(path: PathOrUrl, step: int) -> bool:

@@ -29,7 +29,7 @@ def with_checksum(value: dict[str, Any]) -> bytes:
 
 
 def checked(data: bytes) -> Reader:
-    """Parse checksummed JSON. Raises Damaged if the checksum does not match or it is not a JSON object."""
+    """Parse checksummed JSON. Raises Corrupt if the checksum does not match or it is not a JSON object."""
     length = len(_tail(b""))
     body, tail = data[:-length], data[-length:]
     if tail != _tail(body):

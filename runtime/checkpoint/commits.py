@@ -17,7 +17,7 @@ from partita.runtime.checkpoint.store import commit_name
 
 
 def read_manifest(place: PathOrUrl, step: int) -> Manifest:
-    """The manifest of a step's commit in the directory `place`. Raises Damaged; Refused (E0805, E0819)."""
+    """The manifest of a step's commit in the directory `place`. Raises Corrupt; Refused (E0805, E0819)."""
     name = commit_name(step)
     with open_commit(place, step) as folder:
         try:
@@ -47,7 +47,7 @@ def quick_problem(place: PathOrUrl, manifest: Manifest) -> str | None:
 
 @contextmanager
 def open_commit(place: PathOrUrl, step: int) -> Iterator[Folder]:
-    """Open the directory of a commit. Raises Damaged."""
+    """Open the directory of a commit. Raises Corrupt."""
     try:
         with opened_folder(place, commit_name(step)) as folder:
             yield folder

@@ -46,7 +46,7 @@ def export(commit: Commit, path: PathOrUrl, states: bool = False, weights: str =
     """Write the full parameters (and states) of a commit to a safetensors file; returns its size.
 
     With `weights` "ema", each parameter that was trained has the value of its mean. The file is written atomically.
-    Raises Refused (E0810, E0816), OSError, and Damaged if the commit is.
+    Raises Refused (E0810, E0816), OSError, and Corrupt if the commit is.
     """
     check_place(path, SAFETENSORS)
     source = weights_of(commit.manifest, weights)

@@ -37,7 +37,7 @@ def directory(path: str | Path, parent: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def regular_file(name: str, parent: int) -> Iterator[tuple[int, int]]:
-    """Open a regular file of an open directory for reading; yields descriptor and size. Raises Damaged."""
+    """Open a regular file of an open directory for reading; yields descriptor and size. Raises Corrupt."""
     try:
         kind = stat.S_IFMT(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
         if kind != stat.S_IFREG:
@@ -64,7 +64,7 @@ def links(parent: int) -> list[str]:
 
 
 def read(name: str, parent: int, most: int) -> bytes:
-    """The content of a small file. Raises Damaged, also if it has more than `most` bytes."""
+    """The content of a small file. Raises Corrupt, also if it has more than `most` bytes."""
     with regular_file(name, parent) as (handle, size):
         if size > most:
             raise Corrupt(f"{name} has {size:,} bytes; at most {most:,} are read")
@@ -72,7 +72,7 @@ def read(name: str, parent: int, most: int) -> bytes:
 
 
 def sha256(name: str, parent: int, size: int, moved: Callable[[], None]) -> str:
-    """The SHA-256 of a file; `moved` is called after each block. Raises Damaged, also if its size is not `size`."""
+    """The SHA-256 of a file; `moved` is called after each block. Raises Corrupt, also if its size is not `size`."""
     digest = hashlib.sha256()
     with regular_file(name, parent) as (handle, found):
         if found != size:

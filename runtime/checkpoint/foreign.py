@@ -68,7 +68,7 @@ def chosen_tensors(
     Raises Refused (E0409) if a path names none, and (E0809) if a parameter has no counterpart, or another type.
     """
     tensors = list(weights.tensors())
-    wanted = named_by(parameters, only)
+    wanted = matching_parameters(parameters, only)
     named_types = {part.name: part.type for tensor in tensors for part in tensor.parts}
     for name, type in named_types.items():
         there = parameters.get(name)
@@ -104,18 +104,18 @@ def chosen_tensors(
     return chosen
 
 
-def named(path: str, name: str) -> bool:
+def path_matches(path: str, name: str) -> bool:
     """Whether a path names a parameter, by the end of its name, or a block or repeat that it is in."""
     return f".{path}." in f".{without_iterations(name)}." or f".{path}." in f".{name}."
 
 
-def named_by(parameters: Collection[str], only: Sequence[str]) -> dict[str, None]:
+def matching_parameters(parameters: Collection[str], only: Sequence[str]) -> dict[str, None]:
     """The parameters that some paths name, or all. Raises Refused (E0409) if a path names none."""
     for path in only:
-        if not any(named(path, name) for name in parameters):
+        if not any(path_matches(path, name) for name in parameters):
             known = {part for name in parameters for part in without_iterations(name).split(".")}
             raise refuse("E0409", f"`--only` names no parameter: `{path}`", help=suggestion(path, known))
-    return {name: None for name in parameters if not only or any(named(path, name) for path in only)}
+    return {name: None for name in parameters if not only or any(path_matches(path, name) for path in only)}
 
 
 # ---------------------------------------------------------------- export
@@ -136,7 +136,7 @@ def export_foreign(
     `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most `most`
     bytes, or one tensor. Of the lines with one tensor, the first is written; those that differ from it are warned of
     (W0809). Returns the number of tensors and of bytes, and warnings. Raises Refused (E0409, E0809, E0810, E0816),
-    OSError, and Damaged if the commit is.
+    OSError, and Corrupt if the commit is.
     """
     parameters = {each.name: each.type for each in commit.manifest.tensors if not is_state(each)}
     source = weights_of(commit.manifest, which)

@@ -35,7 +35,7 @@ MAX_INDEX = 1 << 27  # bytes
 
 @define(eq=False)
 class ForeignFiles:
-    """The tensors of a file or directory; a context manager. Raises Damaged, and Refused (E0808) if there are none."""
+    """The tensors of a file or directory; a context manager. Raises Corrupt, and Refused (E0808) if there are none."""
 
     path: PathOrUrl
     _files: dict[str, Any] = field(factory=dict, init=False)  # by the name of a tensor
@@ -89,7 +89,7 @@ class ForeignFiles:
         return {name: self.shape(name) for name in self._files if name not in known}
 
     def read(self, name: str, region: tuple[slice, ...] | None = None) -> torch.Tensor:
-        """A tensor, or a region of it. Raises Damaged."""
+        """A tensor, or a region of it. Raises Corrupt."""
         try:
             file = self._files[name]
             read: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
@@ -130,7 +130,7 @@ def _names(path: PathOrUrl) -> list[str] | None:
 
 
 def content_of(path: PathOrUrl, most: int) -> bytes:
-    """The content of a file. Raises Damaged; Refused (E0819)."""
+    """The content of a file. Raises Corrupt; Refused (E0819)."""
     if isinstance(path, Address):
         return RemoteFolder(path.parent).read(path.name, most)
     try:
@@ -142,7 +142,7 @@ def content_of(path: PathOrUrl, most: int) -> bytes:
 
 
 def read_index(path: PathOrUrl) -> dict[str, str]:
-    """Which file each tensor is in. Raises Damaged; Refused (E0819)."""
+    """Which file each tensor is in. Raises Corrupt; Refused (E0819)."""
     try:
         content = json.loads(content_of(path, MAX_INDEX))
         names = content["weight_map"]

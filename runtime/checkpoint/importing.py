@@ -23,7 +23,7 @@ from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained
 from partita.runtime.checkpoint.files import Corrupt
-from partita.runtime.checkpoint.foreign import chosen_tensors, named_by, seen_as_ours, seen_as_theirs
+from partita.runtime.checkpoint.foreign import chosen_tensors, matching_parameters, seen_as_ours, seen_as_theirs
 from partita.runtime.checkpoint.foreign_files import ForeignFiles
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
 from partita.runtime.checkpoint.matching import axes_of, matches, own_axes
@@ -42,7 +42,7 @@ Rename = Callable[[str], str]
 
 
 @frozen
-class Found:
+class ImportedTensor:
     """A tensor of theirs, under the name that it has in the files.
 
     `ambiguous` are our axes of equal size, if nothing says which of theirs is which.
@@ -61,7 +61,7 @@ class Imported:
     """
 
     path: PathOrUrl
-    found: tuple[Found, ...]
+    found: tuple[ImportedTensor, ...]
     begun: tuple[str, ...]
     unused: tuple[str, ...]
     renamed: str
@@ -94,7 +94,7 @@ def import_tensors(
     try:
         with ForeignFiles(source) as files:
             if weights is None:
-                chosen = _under_our_names(manifest.tensors, named_by(parameters, only), files.names())
+                chosen = _under_our_names(manifest.tensors, matching_parameters(parameters, only), files.names())
                 propose = Proposing(files, parameters, blocks)
                 found = _found(files, source.name, chosen, propose)
                 unused = sorted({*files.names()} - {each.name for each in found})
@@ -121,12 +121,12 @@ def import_tensors(
 
 
 def _reader(
-    files: ForeignFiles, found: Iterable[Found], manifest: Manifest, program: Program
+    files: ForeignFiles, found: Iterable[ImportedTensor], manifest: Manifest, program: Program
 ) -> Callable[[Tensor], torch.Tensor]:
     """Reads a tensor of ours."""
     records = {each.name: each for each in program.parameters}
     copies = copies_of_parameters(program)
-    parts: dict[str, list[tuple[Found, Part]]] = {}
+    parts: dict[str, list[tuple[ImportedTensor, Part]]] = {}
     for each in found:
         for part in each.tensor.parts:
             parts.setdefault(part.name, []).append((each, part))
@@ -227,16 +227,18 @@ class Proposing:
 
 def _found(
     files: ForeignFiles, name: str, tensors: Iterable[Theirs], propose: Proposing, rename: Rename = _same_name
-) -> list[Found]:
+) -> list[ImportedTensor]:
     """Their tensors in the files. Raises Refused (E0809) if some are missing, or have another shape or dtype."""
-    missing, wrong, found = list[Theirs](), list[Found](), list[Found]()
+    missing, wrong, found = list[Theirs](), list[ImportedTensor](), list[ImportedTensor]()
     for tensor in tensors:
         there = next((rename(each) for each in tensor.names if rename(each) in files), None)
         if there is None:
             missing.append(tensor)
             continue
         settled = propose.weights is not None or "/" in tensor.parts[0].name
-        each = Found(tensor, there, files.dtype(there), () if settled else _of_equal_size(tensor.parts[0].type))
+        each = ImportedTensor(
+            tensor, there, files.dtype(there), () if settled else _of_equal_size(tensor.parts[0].type)
+        )
         found.append(each)
         codes = FLOAT_CODES if tensor.parts[0].type.is_float else INTEGER_CODES
         if files.shape(there) != tensor.shape or each.dtype not in codes:
@@ -248,7 +250,7 @@ def _found(
     return found
 
 
-def _missing(name: str, missing: Sequence[Theirs], found: Sequence[Found], propose: Proposing) -> Refused:
+def _missing(name: str, missing: Sequence[Theirs], found: Sequence[ImportedTensor], propose: Proposing) -> Refused:
     rows = [
         ((each.names[0], *(part.name for part in each.parts if part.name != each.names[0])), None) for each in missing
     ]
@@ -273,7 +275,7 @@ def _missing(name: str, missing: Sequence[Theirs], found: Sequence[Found], propo
     return refuse("E0809", message, notes=few(notes), help=help)
 
 
-def _wrong(name: str, wrong: Sequence[Found], count: int, propose: Proposing) -> Refused:
+def _wrong(name: str, wrong: Sequence[ImportedTensor], count: int, propose: Proposing) -> Refused:
     rows, turned, files = [], [], propose.files
     for each in wrong:
         parts, shape = each.tensor.parts, files.shape(each.name)
@@ -309,7 +311,7 @@ def _unused(name: str, unused: Sequence[str]) -> list[Diagnostic]:
     return [Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(few(notes)))]
 
 
-def _ambiguous(code: str, name: str, found: Sequence[Found], propose: Proposing) -> list[Diagnostic]:
+def _ambiguous(code: str, name: str, found: Sequence[ImportedTensor], propose: Proposing) -> list[Diagnostic]:
     """A diagnostic about tensors whose axes could be in another order than assumed."""
     guessed = [each for each in found if each.ambiguous]
     if not guessed:
@@ -348,7 +350,7 @@ def _refuse_unexpected(files: ForeignFiles, name: str, weights: Weights, rename:
     )
 
 
-def _refuse_others(files: ForeignFiles, found: Iterable[Found], rename: Rename) -> None:
+def _refuse_others(files: ForeignFiles, found: Iterable[ImportedTensor], rename: Rename) -> None:
     """Refuse (E0817) tensors that are there under several names, and differ."""
     for each in found:
         for other in map(rename, each.tensor.names):
@@ -369,7 +371,7 @@ def _blocks(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     return torch.split(tensor.reshape(-1), BLOCK)
 
 
-def _refuse_numbers(files: ForeignFiles, name: str, found: Iterable[Found]) -> None:
+def _refuse_numbers(files: ForeignFiles, name: str, found: Iterable[ImportedTensor]) -> None:
     """Refuse (E0813) values that are not finite, or that overflow our dtype."""
     notes = []
     for each in found:

@@ -50,7 +50,7 @@ def read_parts(
     file_of: Callable[[int], Any],
     moved: Callable[[], None],
 ) -> None:
-    """Copy a region of a tensor, saved on a mesh, into another from the open files of ranks. Raises Damaged."""
+    """Copy a region of a tensor, saved on a mesh, into another from the open files of ranks. Raises Corrupt."""
     for source in sources(tensor, mesh, wanted):
         if source.shape is not None:
             found = read_region(file_of(source.rank), tensor.name, source.inner)
@@ -129,7 +129,7 @@ class Commit:
 
     @waits("files are mapped into memory that is not pinned")
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
-        """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Damaged."""
+        """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Corrupt."""
         tensor = self._tensors[name]
         wanted = region_of(tensor.type, REPLICATED, {}, {}) if region is None else region
         if into is None:

@@ -142,7 +142,7 @@ def file_name(rank: int, suffix: str) -> str:
 
 
 def parse(data: bytes, where: str) -> Manifest:
-    """Parse a manifest. Raises Damaged; Refused (E0805) for a later version of the format."""
+    """Parse a manifest. Raises Corrupt; Refused (E0805) for a later version of the format."""
     reader = checked(data)
     version = reader.value.get("version")
     if reader.value.get("format") == FORMAT and type(version) is int and version > VERSION:

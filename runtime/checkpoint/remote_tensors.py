@@ -54,7 +54,7 @@ class RemoteSlice:
         return list(self.shape)
 
     def __getitem__(self, region: Region) -> torch.Tensor:
-        """A region. Only its rows along the first axis are read, and of the other axes all. Raises Damaged, Refused."""
+        """A region. Only its rows along the first axis are read, and of the other axes all. Raises Corrupt, Refused."""
         first, others = region[0], region[1:]
         rows, row = first.stop - first.start, prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
         start = self.start + first.start * row
@@ -63,7 +63,7 @@ class RemoteSlice:
         return read.view(rows, *self.shape[1:])[(slice(None), *others)]
 
     def whole(self) -> torch.Tensor:
-        """All of it. Raises Damaged, Refused."""
+        """All of it. Raises Corrupt, Refused."""
         if not self.shape:
             return RemoteSlice(self.address, self.dtype, (1,), self.start)[slice(0, 1),].view(())
         return self[tuple(slice(0, size) for size in self.shape)]
@@ -77,7 +77,7 @@ class RemoteTensors:
 
     @classmethod
     def of(cls, address: Address) -> RemoteTensors:
-        """Read the header of a file. Raises Damaged, also if there is none; Refused (E0819) if it cannot be read."""
+        """Read the header of a file. Raises Corrupt, also if there is none; Refused (E0819) if it cannot be read."""
         try:
             size = size_of(address)
         except FileNotFoundError as error:
@@ -107,7 +107,7 @@ class RemoteTensors:
         return self.tensors[name]
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """A whole tensor. Raises Damaged, Refused."""
+        """A whole tensor. Raises Corrupt, Refused."""
         return self.tensors[name].whole()
 
 

@@ -163,7 +163,7 @@ class Save:
             self.trouble = str(problem)
 
     def _files(self) -> tuple[File, ...] | None:
-        """Wait for the markers of all ranks; returns their contents, or None if abandoned. Raises Damaged."""
+        """Wait for the markers of all ranks; returns their contents, or None if abandoned. Raises Corrupt."""
         found: list[File] = []
         ranks = self.manifest.mesh.ranks
         with self.store.save(self.manifest.step) as folder:

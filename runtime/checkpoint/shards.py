@@ -165,7 +165,7 @@ def _blocks(file: Path, size: int) -> Iterator[bytes]:
 
 @contextmanager
 def opened(path: PathOrUrl) -> Iterator[Any]:
-    """Open a file of tensors: with the safetensors package, or at an address. Raises Damaged if it is not one."""
+    """Open a file of tensors: with the safetensors package, or at an address. Raises Corrupt if it is not one."""
     if isinstance(path, Address):
         yield RemoteTensors.of(path)
         return
@@ -194,7 +194,7 @@ def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
 
 
 def read_region(file: Any, name: str, region: Region) -> torch.Tensor:
-    """A region of a tensor of an open file. Raises Damaged."""
+    """A region of a tensor of an open file. Raises Corrupt."""
     try:
         found: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
     except SafetensorError as error:

@@ -90,19 +90,19 @@ class Slot:
         return None if found is None else Label.read(found[0])
 
     def data(self) -> tuple[int, int]:
-        """Where the tensors' bytes begin in the file, and how many they are. Raises Damaged if the slot is empty."""
+        """Where the tensors' bytes begin in the file, and how many they are. Raises Corrupt if the slot is empty."""
         _, _, start, size = self._held()
         return start, size
 
     def read(self, place: int, count: int) -> bytearray:
-        """So many bytes of the file, from a place on. Raises Damaged if there are fewer."""
+        """So many bytes of the file, from a place on. Raises Corrupt if there are fewer."""
         block = bytearray(count)
         if os.preadv(self.file, [block], place) != count:
             raise Corrupt("a slot of memory ends too early")
         return block
 
     def texts(self) -> tuple[bytes, bytes]:
-        """The texts of the label and of the manifest. Raises Damaged if the slot is empty."""
+        """The texts of the label and of the manifest. Raises Corrupt if the slot is empty."""
         return self._held()[:2]
 
     def _held(self) -> tuple[bytes, bytes, int, int]:
@@ -162,7 +162,7 @@ class Shards:
 
     @classmethod
     def of(cls, slot: Slot, manifest: Manifest, rank: int) -> Shards:
-        """Those of a slot; pages are read as they are asked for. Raises Damaged and OSError."""
+        """Those of a slot; pages are read as they are asked for. Raises Corrupt and OSError."""
         start, size = slot.data()
         if not size:
             return cls(manifest, rank, b"")

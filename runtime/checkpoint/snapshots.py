@@ -39,7 +39,7 @@ BLOCK = 1 << 26  # bytes sent at a time
 
 
 @frozen
-class Found:
+class StepSnapshot:
     """The copies of one step in memory: the manifest, and by rank the hosts' slots that have its shard."""
 
     label: Label
@@ -72,16 +72,16 @@ def partners(hosts: Sequence[str]) -> list[int | None]:
     return found
 
 
-def newest(held: Mapping[str, Mapping[int, Label]]) -> tuple[Found | None, Found | None]:
+def newest(held: Mapping[str, Mapping[int, Label]]) -> tuple[StepSnapshot | None, StepSnapshot | None]:
     """The newest step of which memory has all shards, else None; then also the newest of which it has some. `held` are
     labels by host and slot.
     """
-    found: dict[tuple[int, int, int], Found] = {}
+    found: dict[tuple[int, int, int], StepSnapshot] = {}
     for host, slots in held.items():
         for number, label in slots.items():
-            each = found.setdefault(label.generation, Found(label, {}))
+            each = found.setdefault(label.generation, StepSnapshot(label, {}))
             places = {**each.places, label.rank: (*each.places.get(label.rank, ()), (host, number))}
-            found[label.generation] = Found(each.label, places)
+            found[label.generation] = StepSnapshot(each.label, places)
     order = sorted(found)
     whole = next((found[each] for each in reversed(order) if found[each].whole), None)
     return whole, found[order[-1]] if order and whole is None else None
@@ -97,7 +97,7 @@ class Transfer:
     slot: int
 
 
-def transfers(found: Found, hosts: Sequence[str], wanted: Mapping[int, Sequence[int]]) -> list[Transfer]:
+def transfers(found: StepSnapshot, hosts: Sequence[str], wanted: Mapping[int, Sequence[int]]) -> list[Transfer]:
     """Who sends what, in an order that is the same on all ranks: `wanted` are by rank the shards that it reads."""
     planned = []
     for rank, shards in sorted(wanted.items()):
@@ -137,7 +137,9 @@ class Snapshots:
     moved: Callable[[], None]
     attempt: int = 0
     hosts: list[str] = field(factory=list, init=False)
-    incomplete: Found | None = field(default=None, init=False)  # the newest step, if there are all shards of none
+    incomplete: StepSnapshot | None = field(
+        default=None, init=False
+    )  # the newest step, if there are all shards of none
     _own: Pair = field(init=False)
     _received: Pair | None = field(default=None, init=False)
     _links: PeerConnections | None = field(default=None, init=False)
@@ -150,7 +152,7 @@ class Snapshots:
 
     # ------------------------------------------------------------ after a restart
 
-    def find_newest(self) -> Found | None:
+    def find_newest(self) -> StepSnapshot | None:
         """Find out which hosts there are, and the newest step of which they have all shards. Raises ConnectionLost."""
         place, count = self.kept.memory.place, self.kept.memory.count
         slots = self.kept.memory.slots
@@ -179,8 +181,8 @@ class Snapshots:
         """Whether there are several hosts."""
         return len(set(self.hosts)) > 1
 
-    def manifest_of(self, found: Found) -> Manifest:
-        """The manifest of a step that memory has. Raises ConnectionLost and Damaged."""
+    def manifest_of(self, found: StepSnapshot) -> Manifest:
+        """The manifest of a step that memory has. Raises ConnectionLost and Corrupt."""
         speaks = min(rank for rank, host in enumerate(self.hosts) if host in dict(found.places[0]))
         if self.rank == speaks:
             _, text = Slot(self.kept.memory.slots[dict(found.places[0])[self.kept.memory.host]]).texts()
@@ -188,8 +190,8 @@ class Snapshots:
         text = post("asking what memory has", self.kept.store.get, f"{KEY}/manifest")
         return evolve(parse(text, "a copy in memory"), step=found.label.step, history=found.label.history)
 
-    def load(self, found: Found, saved: Manifest, wanted: Sequence[tuple[str, Region, torch.Tensor]]) -> None:
-        """Read regions of tensors. Raises ConnectionLost, Damaged and OSError."""
+    def load(self, found: StepSnapshot, saved: Manifest, wanted: Sequence[tuple[str, Region, torch.Tensor]]) -> None:
+        """Read regions of tensors. Raises ConnectionLost, Corrupt and OSError."""
         needed = files_of(saved, [(name, region) for name, region, _ in wanted])
         shards: dict[int, Shards] = {}
         if self._links is not None:
@@ -203,7 +205,7 @@ class Snapshots:
             read_parts(tensors[name], saved.mesh, region, into, shards.__getitem__, self.moved)
 
     def _fetched(
-        self, links: PeerConnections, found: Found, saved: Manifest, needed: Sequence[int]
+        self, links: PeerConnections, found: StepSnapshot, saved: Manifest, needed: Sequence[int]
     ) -> Iterator[tuple[int, memoryview]]:
         """Send the shards that others need from this host, and yield those that this rank needs from others."""
         said = self._told("needed", list(needed))
@@ -222,7 +224,7 @@ class Snapshots:
                     self.moved()
                 yield each.shard, data.numpy().data
 
-    def _slot(self, found: Found, rank: int) -> Slot:
+    def _slot(self, found: StepSnapshot, rank: int) -> Slot:
         return Slot(self.kept.memory.slots[dict(found.places[rank])[self.kept.memory.host]])
 
     # ------------------------------------------------------------ while the run trains

@@ -14,7 +14,7 @@ from partita.dsl.spec import Call, Train
 from partita.dsl.syntax.source import Span
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.data.registry import SOURCES, Use, open_dataset
-from partita.runtime.data.whole import Evaluated
+from partita.runtime.data.whole import SeparateEvaluationData
 from partita.runtime.data_files import DataFile, identified
 
 
@@ -43,7 +43,7 @@ def bind(program: Program, train: Train, root: Path) -> Bound:
     others = () if evaluated is None else identify(evaluated, root)
     if evaluated is not None:
         warnings = [*warnings, *SOURCES[evaluated.name].warnings(evaluated, root)]
-    rows = dataset.rows if isinstance(dataset, Evaluated) else None
+    rows = dataset.rows if isinstance(dataset, SeparateEvaluationData) else None
     if rows is not None and dataset.left_out:
         warnings = [*warnings, _left_out(dataset.left_out, (evaluated or train.data).span)]
     return Bound(dataset, files, tuple(dict.fromkeys((*files, *others))), warnings, rows)
@@ -95,7 +95,7 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
         dataset = open_dataset(train.data, inputs, train.seed, root)
         evaluated = open_dataset(own, inputs, train.seed, root, use=Use.EVALUATE, trained=train.data)
     if not whole:
-        return dataset if own is None else Evaluated(dataset, evaluated)
+        return dataset if own is None else SeparateEvaluationData(dataset, evaluated)
     if evaluated.held_out is None:
         raise refuse(
             "E0608",
@@ -104,4 +104,4 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
             help="`batches = 20`",
         )
     size = max(given.batch for given in inputs)
-    return Evaluated(dataset, evaluated, evaluated.held_out, size)
+    return SeparateEvaluationData(dataset, evaluated, evaluated.held_out, size)

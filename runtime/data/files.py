@@ -22,7 +22,7 @@ PACK = Setting("pack", Flag(), False)
 Files: TypeAlias = Callable[[Call, Path], list[tuple[str, Path]]]
 
 
-def named(pattern: str | Path, root: Path, span: Span | None) -> list[tuple[str, Path]]:
+def resolve_files(pattern: str | Path, root: Path, span: Span | None) -> list[tuple[str, Path]]:
     """The files that a pattern or an address matches, with their names: the path under the root, or the address. A
     `Path` is what the user has named, a file or a pattern: relative to the current directory, and wherever it leads.
 
@@ -83,7 +83,7 @@ def matched(argument: str) -> Files:
     """Returns a function that lists the files that a pattern argument matches, as (path under the root, path)."""
 
     def files(call: Call, root: Path) -> list[tuple[str, Path]]:
-        return named(call.arguments[argument], root, call.span)
+        return resolve_files(call.arguments[argument], root, call.span)
 
     return files
 
@@ -100,8 +100,8 @@ def with_tokenizer(files: Files) -> Files:
 
 
 def single(name: str | Path, root: Path, span: Span | None) -> Path:
-    """The one file that a name, pattern or address matches. Raises Refused, as `named` does."""
-    found = named(name, root, span)
+    """The one file that a name, pattern or address matches. Raises Refused, as `resolve_files` does."""
+    found = resolve_files(name, root, span)
     if len(found) > 1:
         raise refuse(
             "E0601",

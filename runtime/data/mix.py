@@ -28,7 +28,7 @@ def mixed_files(call: Call, root: Path) -> list[tuple[str, Path]]:
 
 
 def mixed_warnings(call: Call, root: Path) -> list[Diagnostic]:
-    """What looks wrong in any source."""
+    """Warnings about the data of all sources."""
     return [doubt for each in _calls(call) for doubt in SOURCES[each.name].warnings(each, root)]
 
 

@@ -78,11 +78,11 @@ def open_dataset(
     assert inputs, "a model without inputs needs no data"
     if use is None:
         use = Use.HOLD_OUT if evaluates else Use.TRAIN
-    call = alike(call, call if trained is None else trained, root)
+    call = with_training_arguments(call, call if trained is None else trained, root)
     return SOURCES[call.name].open(call, inputs, seed, root, use)
 
 
-def alike(call: Call, trained: Call, root: Path) -> Call:
+def with_training_arguments(call: Call, trained: Call, root: Path) -> Call:
     """A call, with what it has in `COMMON` with the data that a model is trained on. Raises Refused (E06xx)."""
     if call is trained and len(sources_of(call)) == 1:
         return call  # it has everything by itself

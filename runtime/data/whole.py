@@ -10,7 +10,7 @@ from partita.runtime.data.dataset import Batch, Dataset
 
 
 @frozen(eq=False)
-class Evaluated:
+class SeparateEvaluationData:
     """A `Dataset`: training batches of one, evaluation batches of another.
 
     With `rows`, these are all of that one's evaluation data, in order; the rows of a batch are `size`. Where a batch

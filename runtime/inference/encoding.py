@@ -15,7 +15,7 @@ from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.data.encoders import Tokens, encoder_of
-from partita.runtime.data.registry import alike
+from partita.runtime.data.registry import with_training_arguments
 from partita.runtime.data.text import alphabet_of
 
 
@@ -102,7 +102,7 @@ def encoding_of(data: Call, folder: Path, tokenizer: PathOrUrl | None) -> Encodi
     if arguments.get("tokenizer") is not None:
         return _tokenizer(arguments["tokenizer"], folder, data.span)
     if arguments.get("alphabet") == "chars":
-        return Characters(alphabet_of(alike(data, trained, folder), folder))
+        return Characters(alphabet_of(with_training_arguments(data, trained, folder), folder))
     return Bytes()
 
 

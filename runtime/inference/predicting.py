@@ -13,7 +13,7 @@ from partita.dsl.types import Type
 from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.inference.ranks import Here
-from partita.runtime.outputs import Outputs, Tensors, check_shape, named
+from partita.runtime.outputs import Outputs, Tensors, check_shape, require_tensor
 
 
 class Predictor:
@@ -62,7 +62,7 @@ class Predictor:
         shape but for the rows, or ids out of range, and TypeError for what is no tensor.
         """
         in_rows = {each.name: each.batch_position for each in self.inputs if each.batch_axis is not None}
-        given = {each.name: named("input", each.name, inputs) for each in self.inputs}
+        given = {each.name: require_tensor("input", each.name, inputs) for each in self.inputs}
         for each in self.inputs:
             check_shape("input", each.name, given[each.name], each.type.shape, in_rows.get(each.name))
         counts = {name: given[name].shape[place] for name, place in in_rows.items()}

@@ -17,7 +17,7 @@ from partita.compiler.layout import local_type
 from partita.compiler.program import ParameterRecord, Program
 from partita.dsl.spec import Spec
 from partita.runtime.executor import Executor
-from partita.runtime.global_tensors import seen
+from partita.runtime.global_tensors import piece_view
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.regions import Region, pieces_of
@@ -109,7 +109,7 @@ class ForwardRank:
         """Yields the regions of a parameter that the rank holds, each with where it holds it."""
         record, held = self.records[name], self.memory.masters[name]
         for piece in pieces_of(record.type, record.layout, self.mesh.sizes, self.coordinates):
-            yield piece.region, seen(held, record.layout, piece)
+            yield piece.region, piece_view(held, record.layout, piece)
 
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take its shards of the full tensors; what it does not hold may be among them."""

@@ -12,7 +12,7 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call, Spec, Train
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.data.registry import Use, alike, open_dataset
+from partita.runtime.data.registry import Use, open_dataset, with_training_arguments
 
 # The arguments by which sources name their files.
 PATHS = ("path", "glob")
@@ -52,7 +52,7 @@ def data_of(given: Spec, folder: Path, named: PathOrUrl | None) -> Data:
     if named is None:
         own = train.eval.arguments.get("data") if train.eval is not None else None
         if own is not None:
-            return Data(alike(own, train.data, folder), folder)
+            return Data(with_training_arguments(own, train.data, folder), folder)
         for source in sources_of(train.data):
             if not source.arguments.get("holdout"):
                 message = "nothing is held out of this data, and no other is named"
@@ -70,4 +70,4 @@ def data_of(given: Spec, folder: Path, named: PathOrUrl | None) -> Data:
             help='`numpy.savez("rows.npz", …)`, with an array for each input of the model',
         )
     arguments = {name: value for name, value in train.data.arguments.items() if name != "holdout"}
-    return Data(alike(Call(train.data.name, {**arguments, path: place}), train.data, folder), folder)
+    return Data(with_training_arguments(Call(train.data.name, {**arguments, path: place}), train.data, folder), folder)

@@ -109,7 +109,7 @@ def _loaded(
 
 
 def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
-    """Read what a rank holds, in whose tensors it is stored. Raises Damaged."""
+    """Read what a rank holds, in whose tensors it is stored. Raises Corrupt."""
     wanted = [
         (source[name], region, held)
         for name in rank.records

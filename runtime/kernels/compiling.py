@@ -27,9 +27,9 @@ def is_tracing() -> bool:
     return _tracing
 
 
-def really(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """A function that makes tensors with values also while a segment is compiled with stand-ins: a table that is kept,
-    and becomes a constant of the segment.
+def without_fake_mode(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """Run a function outside of fake-tensor mode while a segment is compiled: its result, a table that is kept, becomes
+    a constant of the segment.
     """
 
     @wraps(function)
@@ -81,8 +81,8 @@ def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple
 
     trace = make_fx(functionalize(results), select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     with _under_way():
-        # Creates the tables that kernels cache (`really`), which become constants as it is traced. Stand-ins have no
-        # memory: operation by operation, a segment may need more than a step has.
+        # Creates the tables that kernels cache (`without_fake_mode`), which become constants as it is traced. Stand-ins
+        # have no memory: operation by operation, a segment may need more than a step has.
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             results(*map(mode.from_tensor, tensors))
         graph = trace(*tensors)

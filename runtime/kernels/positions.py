@@ -13,7 +13,7 @@ from torch import Tensor
 from partita.compiler.ops.runs import Runs
 from partita.compiler.ops.runs import zigzag_runs as runs
 from partita.runtime.declared import in_f64
-from partita.runtime.kernels.compiling import is_tracing, really
+from partita.runtime.kernels.compiling import is_tracing, without_fake_mode
 from partita.runtime.kernels.dtypes import DTYPES, widened
 from partita.runtime.kernels.registry import kernel
 
@@ -61,7 +61,7 @@ SCALINGS: dict[str, Callable[..., Scaled]] = {"llama3": _llama3, "yarn": _yarn}
 
 
 @lru_cache(maxsize=32)
-@really
+@without_fake_mode
 @in_f64("a table of all positions, made once")
 def _angles(
     count: int, half: int, base: float, scaling: tuple[Any, ...] | None, dtype: torch.dtype, device: torch.device
@@ -111,7 +111,7 @@ def joined(parts: Sequence[Sequence[Tensor]], dims: Sequence[int]) -> tuple[Tens
 
 
 @lru_cache(maxsize=32)
-@really
+@without_fake_mode
 def _angles_at(
     places: Runs,
     count: int,

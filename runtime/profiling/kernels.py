@@ -25,7 +25,7 @@ from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import CompiledRun, Rank
-from partita.runtime.transports.lines import Post
+from partita.runtime.transports.lines import PostedOperation
 from partita.runtime.transports.transport import Tensors
 from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
 
@@ -95,7 +95,9 @@ class _Untimed(VirtualTransport):
 
     started: Callable[[], None] = lambda: None
 
-    def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Post:
+    def collective(
+        self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]
+    ) -> PostedOperation:
         """As usual."""
         found = super().collective(kind, axis, tensors, arguments)
         self.started()

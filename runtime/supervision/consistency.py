@@ -32,7 +32,7 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.spec import Model, Spec
 from partita.dsl.syntax.source import Source
 from partita.runtime.data_files import DataFile, unlike
-from partita.runtime.naming import named
+from partita.runtime.naming import ranks_text
 from partita.runtime.supervision.identity import Identity
 from partita.runtime.supervision.store import Store
 from partita.runtime.transports.failures import post
@@ -130,10 +130,10 @@ def compared(said: Sequence[Statement]) -> Refused | None:
             "use the same version of Partita on all machines",
         )
     notes = [
-        f"{named(groups[each])}: file {each.file[:DIGITS]}, program {each.program[:DIGITS]}"
+        f"{ranks_text(groups[each])}: file {each.file[:DIGITS]}, program {each.program[:DIGITS]}"
         for each in (common, *others[: MAX_SHOWN - 1])
     ]
-    message = f"{named(differing)} {verb} {what} than {named(groups[common])}"
+    message = f"{ranks_text(differing)} {verb} {what} than {ranks_text(groups[common])}"
     return refuse("E0612", message, notes=notes, help=help)
 
 
@@ -150,8 +150,8 @@ def compared_kernels(said: Sequence[Statement]) -> Refused | None:
     has, have = ("has" if len(each) == 1 else "have" for each in (without, having))
     return refuse(
         "E0625",
-        f"{named(without)} {has} no kernels in C++, and {named(having)} {have}",
-        notes=[f"{named(ranks)}: {why}" for why, ranks in list(lacking.items())[:MAX_SHOWN]],
+        f"{ranks_text(without)} {has} no kernels in C++, and {ranks_text(having)} {have}",
+        notes=[f"{ranks_text(ranks)}: {why}" for why, ranks in list(lacking.items())[:MAX_SHOWN]],
         help="install a C++ compiler on all machines, or set PARTITA_NATIVE=0 on all",
     )
 
@@ -177,7 +177,7 @@ def _compared_data(store: Store, rank: int, said: Sequence[Statement], data: Seq
     verb = "has" if len(differing) == 1 else "have"
     return refuse(
         "E0615",
-        f"{named(differing)} {verb} different data than {named(common)}",
+        f"{ranks_text(differing)} {verb} different data than {ranks_text(common)}",
         notes=unlike(files, common[0], others, first),
         help="copy the same files to all machines",
     )

@@ -84,7 +84,7 @@ class Process(Protocol):
         """Wait for its end."""
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the rank."""
 
     def send_signal(self, number: int) -> None:
         """Send it a signal."""
@@ -190,7 +190,7 @@ class Forked:
         return status
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the rank."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
@@ -292,7 +292,7 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 
 def _run(asked: Mapping[str, Any], files: Sequence[int], threads: str | None) -> int:
-    """Become what was asked for; returns its exit status."""
+    """Run what was requested in this forked process; returns its exit status."""
     try:
         os.setpgid(0, asked["group"])
     except PermissionError:

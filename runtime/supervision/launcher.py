@@ -33,7 +33,7 @@ from typing import BinaryIO
 
 from attrs import define, field
 
-from partita.runtime.naming import named
+from partita.runtime.naming import ranks_text
 from partita.runtime.supervision.attempts import Attempt, RankProcess
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.dumps import Dump
@@ -134,7 +134,7 @@ def launch(
                     supervision.say(few)
                     return status
                 crew, starts = left, 0
-                what = f"{named(gone)} {'is' if len(gone) == 1 else 'are'} gone for good; " if gone else ""
+                what = f"{ranks_text(gone)} {'is' if len(gone) == 1 else 'are'} gone for good; " if gone else ""
                 supervision.say(f"{what}restarting on {crew.mesh}")
                 continue
             if restart == restarts:

@@ -22,7 +22,7 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.runtime.naming import named
+from partita.runtime.naming import ranks_text
 from partita.runtime.supervision import store as stores
 from partita.runtime.supervision.identity import INTERFACES, LOOPBACK_INTERFACE, Identity
 from partita.runtime.supervision.store import Store
@@ -151,7 +151,7 @@ def _invited(store: Store, identity: Identity, end: float) -> tuple[str, dict[st
                 missing.discard(rank)
         if missing and pause.over():
             have = "has" if len(missing) == 1 else "have"
-            raise ConnectionLost(f"{named(sorted(missing))} {have} not come to the rendezvous")
+            raise ConnectionLost(f"{ranks_text(sorted(missing))} {have} not come to the rendezvous")
     if not store.check([_key("run")]):
         store.set(_key("run"), secrets.token_hex(SECRET_BYTES))
     places = [_own_place(), *(greeted[rank] for rank in range(1, identity.ranks))]

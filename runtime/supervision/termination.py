@@ -55,7 +55,7 @@ class Termination:
         self._pair: tuple[socket.socket, socket.socket] | None = None
         self.number: int | None = None  # of the signal that has asked this process to end
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether this process was asked to end."""
         return self.number is not None
 

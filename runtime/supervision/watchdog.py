@@ -22,7 +22,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from partita.runtime.naming import named
+from partita.runtime.naming import ranks_text
 from partita.runtime.run_directory import FAULT, RunDirectory
 from partita.runtime.supervision.diagnosis import DEAD, STOPPED, Diagnosis
 from partita.runtime.supervision.processes import is_gone, is_stopped
@@ -152,7 +152,7 @@ class Watcher:
         dead = [each.rank for each in seen.values() if each.activity != flight.ENDED and is_gone(each.process)]
         if not dead:
             return self.views.told
-        text = f"{named(dead)} died\n  {self.watchdog.died(self.directory, dead)}"
+        text = f"{ranks_text(dead)} died\n  {self.watchdog.died(self.directory, dead)}"
         self.views.tell(text)
         return text
 

@@ -29,7 +29,7 @@ from partita.runtime.transports.collectives import (
     TURN,
     total,
 )
-from partita.runtime.transports.packing import free, pack, unpack
+from partita.runtime.transports.packing import pack, release_storage, unpack
 from partita.runtime.transports.transport import Handle, Tensors
 
 CollectiveSteps = Generator[list[Handle], None, Tensors]
@@ -42,7 +42,7 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 @define(eq=False)
-class Collecting:
+class CollectiveWork:
     """A posted collective; a `Collective`. Keeps what it sends and receives alive until that is done."""
 
     description: str
@@ -85,7 +85,7 @@ class AxisGroup:
     stream: str
     posting: Callable[..., Handle]
 
-    def collective(self, kind: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collecting:
+    def collective(self, kind: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> CollectiveWork:
         """Post a collective."""
         started: Mapping[str, Callable[..., CollectiveSteps]] = {
             ALL_GATHER: self._all_gather,
@@ -98,7 +98,7 @@ class AxisGroup:
         }
         description = f"the {kind} along {self.axis}"
         launches = started[kind](partial(self._post, description), tensors, *zip(*arguments, strict=True))
-        return Collecting(description, launches, next(launches))
+        return CollectiveWork(description, launches, next(launches))
 
     # ------------------------------------------------------------ the collectives
 
@@ -138,7 +138,7 @@ class AxisGroup:
         filled = [each.new_empty(sum(counts[0]), *each.shape[1:]) for each in flat]
         yield [post(dist.all_to_all_single, into, each, *counts) for into, each in zip(filled, flat, strict=True)]
         for each in flat:
-            free(each)
+            release_storage(each)
         del there, flat
         results = []
         for i, (shape, dim) in enumerate(zip(shapes, gathered_dims, strict=True)):

@@ -45,7 +45,7 @@ class UnmatchedOperation(CommunicationError):
 
 
 @define(eq=False, slots=True)
-class Post:
+class PostedOperation:
     """One end's operation: a `Handle` and a `Collective`. `index` counts the rank's operations on this line.
 
     A collective has `arguments` for each tensor. `sent` is what the tensors held when they were posted.
@@ -58,7 +58,7 @@ class Post:
     tensors: tuple[torch.Tensor, ...]
     arguments: tuple[tuple[Any, ...], ...]
     sent: tuple[torch.Tensor, ...]
-    waiting: list[Post]  # where the rank records what it waits for
+    waiting: list[PostedOperation]  # where the rank records what it waits for
     complete: bool = False
     results: tuple[torch.Tensor, ...] | None = None
 
@@ -85,7 +85,7 @@ class OrderedQueue:
 
     name: str
     ends: tuple[int, ...]
-    posted: tuple[deque[Post], ...]
+    posted: tuple[deque[PostedOperation], ...]
     counts: list[int]
 
     def post(
@@ -94,9 +94,9 @@ class OrderedQueue:
         kind: str,
         tensors: tuple[torch.Tensor, ...],
         arguments: tuple[tuple[Any, ...], ...],
-        waiting: list[Post],
+        waiting: list[PostedOperation],
         strict: bool,
-    ) -> Post:
+    ) -> PostedOperation:
         """Post a rank's next operation. Strict: receive buffers are filled with garbage, and sent data is saved."""
         end = self.ends.index(rank)
         sent: tuple[torch.Tensor, ...] = ()
@@ -105,7 +105,7 @@ class OrderedQueue:
                 fill_with_garbage(tensor)
         elif strict:
             sent = tuple(tensor.detach().clone() for tensor in tensors)
-        post = Post(rank, kind, self, self.counts[end], tensors, arguments, sent, waiting)
+        post = PostedOperation(rank, kind, self, self.counts[end], tensors, arguments, sent, waiting)
         self.counts[end] += 1
         self.posted[end].append(post)
         return post
@@ -118,7 +118,7 @@ class OrderedQueue:
         """The ranks that the line's next operation still waits for."""
         return tuple(rank for rank, posts in zip(self.ends, self.posted, strict=True) if not posts)
 
-    def oldest(self, post: Post) -> Post:
+    def oldest(self, post: PostedOperation) -> PostedOperation:
         """The operation that must complete before any other on this line can."""
         return min((posts[0] for posts in self.posted if posts), key=lambda each: each.index, default=post)
 
@@ -141,7 +141,7 @@ class OrderedQueue:
             post.complete = True
             post.tensors = post.sent = ()
 
-    def _hold_equal(self, posts: Sequence[Post]) -> None:
+    def _hold_equal(self, posts: Sequence[PostedOperation]) -> None:
         forms = [_form(post) for post in posts]
         if any(form != forms[0] for form in forms):
             ends = ", ".join(f"{post.kind} of rank {post.rank}: {_described(post)}" for post in posts)
@@ -158,12 +158,12 @@ def line(name: str, ends: tuple[int, ...]) -> OrderedQueue:
     return OrderedQueue(name, ends, tuple(deque() for _ in ends), [0] * len(ends))
 
 
-def _form(post: Post) -> tuple[object, ...]:
+def _form(post: PostedOperation) -> tuple[object, ...]:
     kind = "transfer" if post.kind in ("send", "receive") else post.kind
     return kind, post.arguments, [(tensor.dtype, tuple(tensor.shape)) for tensor in post.tensors]
 
 
-def _described(post: Post) -> str:
+def _described(post: PostedOperation) -> str:
     """`float32[3, 4] (1,)`: dtype and shape of each tensor, and the arguments."""
     tensors = [f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in post.tensors]
     if post.arguments:

@@ -39,7 +39,7 @@ def _options(blocks: int) -> Any:
     return options
 
 
-def undone() -> str:
+def pending_operations() -> str:
     """The operations that a GPU has not done, of this process's groups: a line each, the oldest first."""
     import torch
 

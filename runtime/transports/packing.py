@@ -47,7 +47,7 @@ class Bucket:
     def free(self) -> None:
         """Give the memory of a copy back."""
         if self.copied:
-            free(self.rows)
+            release_storage(self.rows)
 
 
 def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> Bucket:
@@ -76,7 +76,7 @@ def unpack(rows: torch.Tensor, pieces: Sequence[Piece], dims: Sequence[int]) -> 
     return tuple(found)
 
 
-def free(tensor: torch.Tensor) -> None:
+def release_storage(tensor: torch.Tensor) -> None:
     """Give a tensor's memory back, whoever refers to it: a thread of Gloo's does for a moment, after what it did is
     done.
     """

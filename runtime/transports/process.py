@@ -34,7 +34,7 @@ from partita.compiler.streams import SUMS, along
 from partita.runtime.streams import Streams, streams_of
 from partita.runtime.tracing.flight import machine
 from partita.runtime.transports.failures import CLOSING, ConnectionLost, UntrustedPeer, post, wait
-from partita.runtime.transports.groups import AxisGroup, Collecting, all_gather_single
+from partita.runtime.transports.groups import AxisGroup, CollectiveWork, all_gather_single
 from partita.runtime.transports.posted import Posted, posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
@@ -186,7 +186,9 @@ class ProcessTransport:
         assert buffer.is_contiguous(), f"{end.description}: a tensor that is not contiguous"
         return Posted(None, buffer.zero_(), end.description) if self.still else end.post(buffer)
 
-    def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collecting:
+    def collective(
+        self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]
+    ) -> CollectiveWork:
         """Post a collective along a mesh axis."""
         return self._axes[axis].collective(kind, tensors, arguments)
 

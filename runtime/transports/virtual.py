@@ -29,7 +29,7 @@ from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
 from partita.runtime.streams import HostStreams, Streams
 from partita.runtime.transports.collectives import ALL_GATHER
-from partita.runtime.transports.lines import Deadlock, OrderedQueue, Post, UnmatchedOperation, line
+from partita.runtime.transports.lines import Deadlock, OrderedQueue, PostedOperation, UnmatchedOperation, line
 from partita.runtime.transports.registry import InProcess, register
 from partita.runtime.transports.transport import NO_STREAMS, Tensors
 
@@ -41,7 +41,7 @@ class VirtualTransport:
     rank: int
     ranks: int
     cluster: VirtualCluster = field(repr=False)
-    waiting: list[Post] = field(factory=list, repr=False)
+    waiting: list[PostedOperation] = field(factory=list, repr=False)
     channels: dict[Channel, OrderedQueue] = field(factory=dict, repr=False)
     groups: dict[str, OrderedQueue] = field(factory=dict, repr=False)
 
@@ -51,7 +51,7 @@ class VirtualTransport:
         return 0.0
 
     def streams(self, device: torch.device) -> Streams:
-        """All as one: whatever completes a transfer, does it in the order of the host."""
+        """A single stream: transfers complete in the order of the host."""
         return HostStreams(apart=device.type == "cuda")
 
     def open(self, mesh: Mesh, channels: Iterable[Channel], streams: Mapping[str, str] = NO_STREAMS) -> None:
@@ -68,19 +68,21 @@ class VirtualTransport:
                 name = str(evolve(channel, source=ends[0], destination=ends[1]))
                 self.channels[channel] = self.cluster.line(name, ends)
 
-    def send(self, channel: Channel, tensor: torch.Tensor) -> Post:
+    def send(self, channel: Channel, tensor: torch.Tensor) -> PostedOperation:
         """Post a send; the tensor must not change until it is done."""
         return self._transfer("send", channel, 0, tensor)
 
-    def receive(self, channel: Channel, buffer: torch.Tensor) -> Post:
+    def receive(self, channel: Channel, buffer: torch.Tensor) -> PostedOperation:
         """Post a receive; in strict mode the buffer holds garbage until it is done."""
         return self._transfer("receive", channel, 1, buffer)
 
-    def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Post:
+    def collective(
+        self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]
+    ) -> PostedOperation:
         """Post a collective along a mesh axis; sums are in coordinate order."""
         return self._post(kind, self.groups[axis], tensors, tuple(arguments))
 
-    def gather_over_ranks(self, tensor: torch.Tensor) -> Post:
+    def gather_over_ranks(self, tensor: torch.Tensor) -> PostedOperation:
         """Post an all-gather over all ranks, along a new first dimension."""
         assert tensor.is_contiguous(), "a gather over all ranks of a tensor that is not contiguous"
         return self._post(ALL_GATHER, self.cluster.all_ranks, (tensor.unsqueeze(0),), ((0,),))
@@ -88,7 +90,7 @@ class VirtualTransport:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _transfer(self, kind: str, channel: Channel, end: int, tensor: torch.Tensor) -> Post:
+    def _transfer(self, kind: str, channel: Channel, end: int, tensor: torch.Tensor) -> PostedOperation:
         assert channel in self.channels, f"rank {self.rank} has no end of {channel}"
         line = self.channels[channel]
         assert line.ends[end] == self.rank, f"rank {self.rank} cannot {kind} on {channel}"
@@ -97,7 +99,7 @@ class VirtualTransport:
 
     def _post(
         self, kind: str, line: OrderedQueue, tensors: Tensors, arguments: tuple[tuple[Any, ...], ...] = ()
-    ) -> Post:
+    ) -> PostedOperation:
         assert not arguments or len(arguments) == len(tensors), f"{kind}: an entry for each tensor"
         strict = self.cluster.strict
         post = line.post(self.rank, kind, tensors, arguments, self.waiting, strict)

@@ -26,7 +26,7 @@ from partita.runtime.context import Context
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.streams import HostStreams
 from partita.runtime.transports.collectives import ALL_REDUCE
-from partita.runtime.transports.groups import AxisGroup, Collecting
+from partita.runtime.transports.groups import AxisGroup, CollectiveWork
 from partita.runtime.transports.transport import Tensors, Transport
 
 
@@ -47,7 +47,9 @@ class Alone:
 
     group: AxisGroup
 
-    def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collecting:
+    def collective(
+        self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]
+    ) -> CollectiveWork:
         return self.group.collective(kind, tensors, arguments)
 
 

@@ -17,7 +17,7 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.program import InputPart, InputRecord
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
-from partita.runtime.global_tensors import assemble, seen
+from partita.runtime.global_tensors import assemble, piece_view
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Inputs
 from partita.runtime.regions import pieces_of, region_of, shape_of
@@ -89,7 +89,7 @@ def test_flat_parts_are_elements_in_order(case: Laid) -> None:
         parts[rank] = padded.view(local_type(case.type, case.layout, case.mesh.sizes).shape)
         held = torch.zeros_like(parts[rank])
         for piece in pieces_of(case.type, case.layout, case.mesh.sizes, case.mesh.coordinates(rank)):
-            seen(held, case.layout, piece).copy_(whole[piece.region])
+            piece_view(held, case.layout, piece).copy_(whole[piece.region])
         assert torch.equal(held, parts[rank])
     assert torch.equal(assemble("w", case.type, case.layout, case.mesh, parts), whole)
 

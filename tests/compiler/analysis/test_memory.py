@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from partita.cli.main import main
 from partita.compiler.analysis.in_flight import expanded, memory_behind, posted
-from partita.compiler.analysis.liveness import held, host_bytes, line_by_line, working_set
+from partita.compiler.analysis.liveness import host_bytes, line_by_line, live_bytes, working_set
 from partita.compiler.analysis.memory import _among as among
 from partita.compiler.analysis.memory import memory_report, peak_memory
 from partita.compiler.graph import Builder, Phase, Value
@@ -134,7 +134,7 @@ def test_a_function_holds_what_its_collectives_do_until_it_waits() -> None:
     u, v = build.apply_all(AllReduce("m", 2, 2), z, last)
     flights[build.nodes[-1]] = posted(build.nodes[-1], True)
     behind = memory_behind(build.nodes, flights)
-    assert held({u}, build.nodes, behind) == held({u, v}, build.nodes, behind) == 2 * 400
+    assert live_bytes({u}, build.nodes, behind) == live_bytes({u, v}, build.nodes, behind) == 2 * 400
 
 
 FROZEN = """
@@ -228,11 +228,11 @@ def test_messages_are_held_from_where_they_are_posted_to_where_they_are_waited_f
     text = FILE.format(schedule=f"{schedule}(microbatches = 4)", rules="").replace("pipe = 1", "pipe = 4")
     state = schedule_spec(checked(text, "net.par"))
     for rank in state.plan.ranks:
-        held = [messages for *_, messages in among(state, rank)]
-        assert peak_in_flight(rank.instructions) <= max(held)
-        assert min(held) >= 0
+        messages_held = [messages for *_, messages in among(state, rank)]
+        assert peak_in_flight(rank.instructions) <= max(messages_held)
+        assert min(messages_held) >= 0
         left = takewhile(lambda each: not isinstance(each, Compute), reversed(rank.instructions))
-        assert held[-1] == sum(each.transfer.message.bytes for each in left if isinstance(each, WaitSend))
+        assert messages_held[-1] == sum(each.transfer.message.bytes for each in left if isinstance(each, WaitSend))
 
 
 @pytest.mark.parametrize("rows", [64, 8192])

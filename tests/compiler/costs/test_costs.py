@@ -14,7 +14,7 @@ from partita.compiler.costs.record import Timing, Timings
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.grouped import ROWS, GroupedOuter
+from partita.compiler.ops.grouped import ROWS, GroupedWeightGradient
 from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import Pick
 from partita.compiler.ops.pointwise import pointwise
@@ -372,7 +372,7 @@ def test_gradients_of_experts_are_added_by_a_kernel_of_their_own(dtype: str):
     rows, deep, wide, experts = Axis(ROWS, 4096), Axis("d", 256), Axis("e", 512), Axis("k", 8)
     x, d = (Value(axis.name, Type(dtype, (rows, axis))) for axis in (deep, wide))
     ends = Value("ends", Type("i64", (experts,)))
-    build.apply(GroupedOuter(("d",), "k", (experts, deep, wide)), x, ends, d)
+    build.apply(GroupedWeightGradient(("d",), "k", (experts, deep, wide)), x, ends, d)
     (node,) = build.nodes
     for device in (DEVICES["h200"], DEVICES["cpu"]):
         moved = 8 * 256 * 512 * (2 + 4 + 4) if dtype == "bf16" and device.gpu else 0

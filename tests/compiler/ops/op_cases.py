@@ -17,7 +17,7 @@ from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.decoding import ConcatHistory, UpdateCache
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import GroupedWeightGradient, RoutedDot, TopK
+from partita.compiler.ops.experts import RoutedDot, RoutedWeightGradient, TopK
 from partita.compiler.ops.float8 import Float8Dot, ToFloat8
 from partita.compiler.ops.groups import OuterNesterov, OuterSgd, SumOfGroups
 from partita.compiler.ops.host import CopyOut, Prefetch, ToDevice, ToHost, WaitCopyOut, WaitPrefetch
@@ -522,14 +522,14 @@ CASES: list[Case] = [
     Case("routed_dot-guarded", RoutedDot(("b",), "e", True), (f(A, B), f(E, B, C), i(A)), limit=8),
     Case(
         "routed_outer",
-        GroupedWeightGradient(("b",), "e", (E, B, C)),
+        RoutedWeightGradient(("b",), "e", (E, B, C)),
         (f(A, B), i(A, D), f(A, D, C)),
         limit=6,
         differentiable=False,
     ),
     Case(
         "routed_outer-batch",
-        GroupedWeightGradient(("b",), "e", (E, D, B, C), True),
+        RoutedWeightGradient(("b",), "e", (E, D, B, C), True),
         (f(A, D, B), i(A), f(A, D, C)),
         limit=8,
         differentiable=False,

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from partita.compiler.ops.experts import GroupedWeightGradient, RoutedDot
-from partita.compiler.ops.grouped import CombineRows, GroupedDot, GroupedOuter, Permute, SortByExpert, Unpermute
+from partita.compiler.ops.experts import RoutedDot, RoutedWeightGradient
+from partita.compiler.ops.grouped import (
+    CombineRows,
+    GroupedDot,
+    GroupedWeightGradient,
+    Permute,
+    SortByExpert,
+    Unpermute,
+)
 from partita.compiler.ops.op import Op
 from partita.dsl.types import Axis, Type
 from tests.compiler.ops.op_cases import CASES, Case
@@ -98,8 +105,8 @@ def test_products_are_those_of_rows_in_their_own_order(ids: Type, guarded: bool,
     (rows,) = applied(product, x_rows, w, ends)
     ((_, found),) = applied(Unpermute(ROWS, wanted[0].names), rows, places)
     assert equal(found, wanted[1])
-    outer = GroupedOuter(("embed",), "experts", w[0].axes, share)
-    assert outer.plain(order_of) == GroupedWeightGradient(("embed",), "experts", w[0].axes, guarded, shards)
+    outer = GroupedWeightGradient(("embed",), "experts", w[0].axes, share)
+    assert outer.plain(order_of) == RoutedWeightGradient(("embed",), "experts", w[0].axes, guarded, shards)
     ((_, wanted),) = applied(outer.plain(order_of), x, of_ids, d)
     ((_, found),) = applied(outer, x_rows, ends, d_rows)
     assert equal(found, wanted)

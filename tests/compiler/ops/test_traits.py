@@ -18,7 +18,7 @@ from partita.compiler.ops.collective import Collective, Flatten, Part, Reshard, 
 from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.convolution import Product
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import GroupedWeightGradient, RoutedDot
+from partita.compiler.ops.experts import RoutedDot, RoutedWeightGradient
 from partita.compiler.ops.float8 import Float8Dot
 from partita.compiler.ops.groups import Outer, SumOfGroups
 from partita.compiler.ops.intervals import Interval
@@ -102,7 +102,7 @@ def test_arithmetic_has_a_size(case: Case):
     results = case.op.infer(*case.operands)
     flops, products = case.op.flops(case.operands, results), case.op.product_flops(case.operands, results)
     assert 0 <= products <= flops
-    makers = (Dot, Float8Dot, Product, Attend, AttendGradient, RoutedDot, GroupedWeightGradient, Orthogonalize)
+    makers = (Dot, Float8Dot, Product, Attend, AttendGradient, RoutedDot, RoutedWeightGradient, Orthogonalize)
     assert (products > 0) == isinstance(case.op, makers)
     if case.op.matrices(case.operands, results) is not None:
         assert products > 0

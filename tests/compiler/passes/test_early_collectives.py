@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.graph import Phase as Phases
 from partita.compiler.graph import Value
-from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, full_at
+from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, bucket_limits
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
 from tests.files import checked
@@ -59,7 +59,7 @@ def test_messages_are_in_the_order_of_reads_and_of_last_contributions() -> None:
     [("1us", "1GB/s", 100_000), ("1ns", "1GB/s", SMALL_BYTES), ("1ms", "1GB/s", BUCKET_BYTES)],
 )
 def test_a_message_takes_a_hundred_times_its_latency(latency: str, bandwidth: str, bytes: int) -> None:
-    assert full_at(compiled(bandwidth, latency).mesh)("data") == pytest.approx(bytes)
+    assert bucket_limits(compiled(bandwidth, latency).mesh)("data") == pytest.approx(bytes)
 
 
 @given(sharded_programs())

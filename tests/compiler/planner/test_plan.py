@@ -20,7 +20,7 @@ from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.planner import search
 from partita.compiler.planner.budget import ALIKE, OPERATION, Budget, seconds_to_compile
-from partita.compiler.planner.estimate import cut, even, least, memory, parts
+from partita.compiler.planner.estimate import cut, even, memory, parts, step_time_lower_bound
 from partita.compiler.planner.moves import moves, orders
 from partita.compiler.planner.search import Search, planned, predicted
 from partita.compiler.planner.sensitivity import runner_up
@@ -706,7 +706,9 @@ def test_bounds_know_what_few_microbatches_take(microbatches):
         candidate = Candidate(1, 12, 1, 1, schedule=schedule, chunks=chunks)
         own = cut(stages, candidate, 12 * chunks)
         found = parts(stages, own, candidate, microbatches, 0.0)
-        bound = least(stages, even(stages, candidate, 12 * chunks), candidate, microbatches, 12 * chunks)
+        bound = step_time_lower_bound(
+            stages, even(stages, candidate, 12 * chunks), candidate, microbatches, 12 * chunks
+        )
         near = 0.65 if schedule == "zb_h2" else 0.72
         assert near * (found.step - found.end) <= bound <= found.step - found.end, (schedule, chunks)
 

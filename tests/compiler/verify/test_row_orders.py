@@ -11,7 +11,14 @@ from attrs import evolve
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import REPLICATED
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.grouped import CombineRows, GroupedDot, GroupedOuter, Permute, SortByExpert, Unpermute
+from partita.compiler.ops.grouped import (
+    CombineRows,
+    GroupedDot,
+    GroupedWeightGradient,
+    Permute,
+    SortByExpert,
+    Unpermute,
+)
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.shape import Rename
 from partita.compiler.passes.cut import StageGraph
@@ -126,7 +133,7 @@ def other_weights() -> Compilation:
 
 def gradient_of_other_rows() -> Compilation:
     """Rows of the other layer, in its order."""
-    first, second = (node for node in nodes(GroupedOuter) if node.op.over == ("embed",))
+    first, second = (node for node in nodes(GroupedWeightGradient) if node.op.over == ("embed",))
     return replaced(first, reading(first, 0, second.inputs[0]))
 
 

@@ -18,11 +18,19 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from partita.runtime.bad_steps import History
-from partita.runtime.checkpoint.checkpoints import Checkpoints, shard_of, wanted_by
+from partita.runtime.checkpoint.checkpoints import Checkpoints, load_targets, shard_of
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.slots import HEAD, Label, Slot
-from partita.runtime.checkpoint.snapshots import Found, Pair, SnapshotResources, Snapshots, newest, partners, transfers
+from partita.runtime.checkpoint.snapshots import (
+    Pair,
+    SnapshotResources,
+    Snapshots,
+    StepSnapshot,
+    newest,
+    partners,
+    transfers,
+)
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import CompiledRun
 from partita.runtime.supervision.memory import Memory, created
@@ -126,7 +134,7 @@ def test_shards_come_from_hosts_that_have_them_and_only_where_they_are_not(hosts
         for shard in range(count)
     }
     wanted = {rank: sorted(data.draw(st.sets(st.integers(0, count - 1)))) for rank in range(len(hosts))}
-    planned = transfers(Found(Label(0, 1, 0, count), places), hosts, wanted)
+    planned = transfers(StepSnapshot(Label(0, 1, 0, count), places), hosts, wanted)
     for each in planned:
         assert (hosts[each.source], each.slot) in places[each.shard]
     needed = {
@@ -251,15 +259,15 @@ def fails(copies: Sequence[Snapshots], ranks: Collection[int]) -> None:
         copies[rank]._own = FULL
 
 
-def loaded(run: VirtualRun, copies: Sequence[Snapshots]) -> Found | None:
+def loaded(run: VirtualRun, copies: Sequence[Snapshots]) -> StepSnapshot | None:
     """Read the newest step on all ranks."""
 
-    def load(rank: int) -> Found | None:
+    def load(rank: int) -> StepSnapshot | None:
         found = copies[rank].find_newest()
         if found is not None:
             saved = copies[rank].manifest_of(found)
             assert (saved.step, saved.history) == (found.label.step, HISTORY)
-            copies[rank].load(found, saved, list(wanted_by(run.ranks[rank])))
+            copies[rank].load(found, saved, list(load_targets(run.ranks[rank])))
         return found
 
     first, *others = at_once(load, len(copies))

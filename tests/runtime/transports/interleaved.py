@@ -41,7 +41,13 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.streams import START, SUMS, Launch, along
 from partita.runtime.streams import Bound, Coroutine, Handle, Posting
 from partita.runtime.transports.collectives import ALL_GATHER
-from partita.runtime.transports.lines import CommunicationError, Deadlock, OrderedQueue, Post, UnmatchedOperation
+from partita.runtime.transports.lines import (
+    CommunicationError,
+    Deadlock,
+    OrderedQueue,
+    PostedOperation,
+    UnmatchedOperation,
+)
 from partita.runtime.transports.transport import NO_STREAMS, Tensors
 from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
 
@@ -310,7 +316,7 @@ class VirtualStreams:
         if operation.operands is None:
             raise Race(f"{operation.name} starts before the memory that it works on is there")
         handle = launch(*(each.tensor for each in operation.operands))
-        return handle if isinstance(handle, Post) else None
+        return handle if isinstance(handle, PostedOperation) else None
 
     def ended(self, operation: Operation) -> None:
         """Let go of what an operation works on."""
@@ -471,7 +477,7 @@ class StreamCluster(VirtualCluster):
         if first.steps is None:
             first.started = True
             begun = first.begin(first)
-            if isinstance(begun, Post):
+            if isinstance(begun, PostedOperation):
                 first.post = begun
                 return begun.line.ends  # which may have completed it at once
             first.steps = begun  # type: ignore[assignment]
