@@ -213,8 +213,9 @@ class StageEmitter:
             writer.begun(opening.collectives, "h", opening.follow, self.of.read)
             writer.compute(value for node in opening.follow if node.op.communicates for value in node.outputs)
             # What only these gather from has been read.
-            spent = [v for v in self.constants if v not in late | self.of.read | uses_in(writer.late())]
-            self._clear(writer, spent)
+            lasting = late | self.of.read
+            deferred = uses_in(writer.late()) - lasting
+            self._clear(writer, [v for v in self.constants if v not in lasting and v not in deferred])
         if closing:
             behind = self.of.behind(kind, closing.start)
             writer.leave(closing.start, closing.made)
@@ -241,7 +242,7 @@ class StageEmitter:
             writer.arrive(value for value in self.constants if value in late)
             places.update((view, place) for view, place in self.views.items() if view.of in late)
             writer.add(Fill(places))
-            self._clear(writer, [v for v in self.constants if v not in late | self.of.read | {*spent}])
+            self._clear(writer, [v for v in self.constants if v in deferred])
             comment = f"{kind} of a step's first microbatch, which waits for what is gathered where it reads it."
         if closing:
             writer.add(ReturnHandles(writer.handles(closing.in_flight), closing.made))
