@@ -159,7 +159,7 @@ def test_machines_with_directories_of_their_own_restart(
     tmp_path: Path, agents: list[Agents], expected: list[dict]
 ) -> None:
     """The file is that of rank 0's machine, as it was."""
-    run = Agents(tmp_path, "two static", directory="run{}")
+    run = Agents(tmp_path, "two static", 'train.checkpoint.dir="saved"', directory="run{}")
     agents.append(run)
     path = tmp_path / "run0" / "metrics.jsonl"
     wait_until(lambda: path.exists() and path.read_text().count("\n") >= 5, "some steps are done", 300)
