@@ -222,7 +222,7 @@ def test_what_is_saved_when_asked_to_end_is_validated(after: int, clip: float, t
     assert settings is not None
     checkpoints = [Checkpoints(rank, settings, outcome.said.append) for rank in run.ranks]
     dataset = open_data(plan.program, plan.train, tmp_path)
-    run.train(dataset, [outcome], checkpoints, asked=lambda: len(outcome.steps) >= after)
+    run.train(dataset, [outcome], checkpoints, stop_requested=lambda: len(outcome.steps) >= after)
     for each in checkpoints:
         each.close()
     last = max(outcome.steps)
