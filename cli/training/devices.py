@@ -16,8 +16,8 @@ from partita.runtime.transports.registry import TRANSPORTS, InProcess, Processes
 if TYPE_CHECKING:
     import torch
 
-    from partita.compiler.state import Compilation
     from partita.dsl.spec import Spec
+    from partita.runtime.rank import CompiledRun
     from partita.runtime.supervision.identity import Identity
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -106,14 +106,21 @@ def check_graphs(spec: Spec, gpu: bool) -> None:
         raise refuse("E0422", message, help="leave it out, or set `train.graphs=false`")
 
 
-def shared_queues(state: Compilation) -> Iterator[Diagnostic]:
-    """A warning (W0607) where streams of a GPU share hardware queues, and the schedule needs one for each."""
-    programs, given = [each.instructions for each in state.plan.ranks], os.environ.get(CONNECTIONS, "")
-    launches = [each.launches for each in state.program.ranks]
-    streams = max(len({each.stream for each in own}) for own in launches)
-    # First what costs nothing: large pipelines take seconds to follow.
-    if not given.isdecimal() or int(given) >= streams or queues(programs, launches) == 1:
-        return
-    message = f"`{CONNECTIONS}` is {given}, and the schedule needs a hardware queue for each of {streams} streams"
-    schedule = state.spec.schedule
-    yield Diagnostic("W0607", message, None if schedule is None else schedule.span, help=f"unset {CONNECTIONS}")
+def shared_queues(plan: CompiledRun) -> Iterator[Diagnostic]:
+    """A warning (W0607) where streams of a GPU share hardware queues, and the schedule needs one for each, in training
+    or in an evaluation: the forward passes of `dualpipe_v` alone do, if two values pass each cut.
+    """
+    given = os.environ.get(CONNECTIONS, "")
+    for program in filter(None, plan.programs):
+        launches = [each.launches for each in program.ranks]
+        streams = max(len({each.stream for each in own}) for own in launches)
+        # First what costs nothing: large pipelines take seconds to follow.
+        if not given.isdecimal() or int(given) >= streams:
+            continue
+        if queues([each.instructions for each in program.ranks], launches) > 1:
+            message = (
+                f"`{CONNECTIONS}` is {given}, and the schedule needs a hardware queue for each of {streams} streams"
+            )
+            schedule = plan.spec.schedule
+            yield Diagnostic("W0607", message, None if schedule is None else schedule.span, help=f"unset {CONNECTIONS}")
+            return

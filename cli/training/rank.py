@@ -138,7 +138,7 @@ class _Rank:
             own = (
                 *plan.training.warnings,
                 *claim_warnings(plan.training),
-                *(shared_queues(plan.training) if kind.gpu else ()),
+                *(shared_queues(plan) if kind.gpu else ()),
             )
             report((*diagnostics, *own, *data.warnings, *plan.warnings))
         return _Planned(plan, kind, device, data)

@@ -3,7 +3,8 @@
 A device has up to 32 queues (`CUDA_DEVICE_MAX_CONNECTIONS`), by default 8. Streams share one where there are more. The
 hardware takes operations from a queue in order: one that has to wait, for an event or for what is before it on its own
 stream, keeps all behind it from starting, those of other streams as well. In the worst case all streams share one. That
-no rank then waits for itself through another is no invariant, but holds of all schedules that have a name.
+no rank then waits for itself through another is no invariant, but holds
+of a step of all schedules that have a name.
 """
 
 from __future__ import annotations

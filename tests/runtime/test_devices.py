@@ -25,7 +25,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.runtime.rank import prepare
 from partita.runtime.transports.nccl import SHARING
-from tests.files import SPECS
+from tests.files import SPECS, checked
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,35 @@ def test_a_schedule_whose_streams_must_not_share_a_queue_is_warned_of(tmp_path: 
     overrides = [f'schedule=from_file("{tmp_path}/own.sched")']
     spec, diagnostics = load(str(tmp_path / "m.par"), overrides)
     assert spec is not None, diagnostics
-    state = prepare(spec).training
+    plan = prepare(spec)
     for given, said in (("4", True), ("5", False), ("32", False)):
         monkeypatch.setenv(CONNECTIONS, given)
-        assert ([each.code for each in shared_queues(state)] == ["W0607"]) == said, given
+        assert ([each.code for each in shared_queues(plan)] == ["W0607"]) == said, given
+
+
+def test_an_evaluation_whose_streams_must_not_share_a_queue_is_warned_of(monkeypatch: pytest.MonkeyPatch):
+    """Forward passes alone in a V, where a rank's two stages send in both directions: two values pass each cut."""
+    monkeypatch.setenv(CONNECTIONS, "2")
+    for kept, evaluates, said in (("x + y", True, True), ("x", True, False), ("x + y", False, False)):
+        text = TWO_PATHS.format(kept=kept, eval="eval = every(1, batches = 1)" if evaluates else "")
+        plan = prepare(checked(text, "paths.par"))
+        assert ([each.code for each in shared_queues(plan)] == ["W0607"]) == said, (kept, evaluates)
+
+
+TWO_PATHS = """
+axis batch = 2, embed = 4, out = 3
+model m(x: [batch, embed], targets: i64[batch]) {{
+  let y = x * 0.5
+  repeat 2 as layer {{ param w: [embed] ~ ones()  let x = tanh(x * w) }}
+  repeat 2 as layer {{ let y = y * 0.5 + x }}
+  param head: [out, embed] ~ kaiming()
+  loss cross_entropy(dot({kept}, head, over = embed), targets, over = out)
+}}
+mesh line(pipe = 2)
+layout cut on line {{ stage layer -> pipe }}
+schedule s = dualpipe_v(microbatches = 2)
+train {{ model = m layout = cut schedule = s data = random() optimizer = sgd(lr = 0.1) steps = 2 {eval} }}
+"""
 
 
 def test_memory_that_nccl_and_others_hold_is_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

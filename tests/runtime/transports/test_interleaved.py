@@ -102,8 +102,8 @@ def same_in_any_order(plan: CompiledRun, seeds: Sequence[int], steps: int = 1) -
 
 def may_share(plan: CompiledRun) -> bool:
     """Whether streams may share connections, and hosts wait in any action."""
-    ranks = plan.program.ranks
-    return queues([rank.instructions for rank in ranks], [rank.launches for rank in ranks]) == 1
+    programs = [program.ranks for program in plan.programs if program is not None]
+    return all(queues([each.instructions for each in own], [each.launches for each in own]) == 1 for own in programs)
 
 
 def streams_of(plan: CompiledRun) -> ClusterOf:
