@@ -163,6 +163,7 @@ def models(draw: st.DrawFn, stages: int, most: int = 3):
                 "cross_entropy(logits, targets, over = vocab)",
                 "cross_entropy(logits, targets, over = vocab) + 0.1 * aux",
                 "cross_entropy(logits, targets, over = vocab, weights = cast(targets > 0, f32) + 0.25)",
+                "mean(tanh(token_nll(logits, targets, over = vocab, ignore = 2)))",
                 "0.5 * mse(logits, dot(x, wte, over = embed) * 0.5) + 0.01 * sum(wte * wte)",
             ]
         )

@@ -130,6 +130,16 @@ def _cross_entropy(site: Site) -> Value:
     return _of_targets(site, lambda logits, targets: _nll(site, logits, targets))
 
 
+@lowering("token_nll")
+def _token_nll(site: Site) -> Value:
+    logits, targets = site.operands
+    counts, targets = _counting(site, logits, targets)
+    nll = _nll(site, logits, targets)
+    if counts is None:
+        return nll
+    return pointwise(site.build, "where", counts, nll, constant(site.build, 0.0, nll))
+
+
 def _nll(site: Site, logits: Value, targets: Value) -> Value:
     return site.build.apply_all(NegativeLogLikelihood(site.options["over"]), logits, targets)[0]
 
@@ -154,13 +164,10 @@ def _of_targets(site: Site, measured: Callable[[Value, Value], Value]) -> Value:
     """The mean of what is `measured` of logits and each target, weighted, over the targets that are not ignored."""
     build = site.build
     logits, targets, *weights = site.operands
-    over, ignore = site.options["over"], site.options.get("ignore")
-    if ignore is not None:
-        counts = pointwise(build, "not_equal", targets, constant(build, ignore, targets))
-        targets = build.apply(KnownTargets(logits.type.axis(over), ignore), targets)
+    counts, targets = _counting(site, logits, targets)
     each = measured(logits, targets)
     weights = [cast(build, weight, each.type.dtype) for weight in weights]
-    if ignore is not None:
+    if counts is not None:
         # Those that are ignored have weight 0.
         counted = cast(build, counts, each.type.dtype)
         weights = [pointwise(build, "multiply", counted, *weights) if weights else counted]
@@ -172,11 +179,20 @@ def _of_targets(site: Site, measured: Callable[[Value, Value], Value]) -> Value:
     whole = total(build, weight, weight.type.names, weight.type.dtype)
     if len(weight.type.axes) < len(each.type.axes):
         whole = scaled(build, whole, each.type.elements / weight.type.elements)
-    if ignore is not None:
+    if counts is not None:
         # If all are ignored, the sum is zero, and so is the mean.
         none = pointwise(build, "equal", whole, constant(build, 0.0, whole))
         whole = pointwise(build, "where", none, constant(build, 1.0, whole), whole)
     return pointwise(build, "divide", weighted, whole, name=site.name)
+
+
+def _counting(site: Site, logits: Value, targets: Value) -> tuple[Value | None, Value]:
+    """Which targets are not ignored, if any may be; and the targets with an index for those."""
+    ignore = site.options.get("ignore")
+    if ignore is None:
+        return None, targets
+    counts = pointwise(site.build, "not_equal", targets, constant(site.build, ignore, targets))
+    return counts, site.build.apply(KnownTargets(logits.type.axis(site.options["over"]), ignore), targets)
 
 
 def _mean(build: Builder, value: Value, over: Sequence[str], name: str | None = None) -> Value:

@@ -32,6 +32,7 @@ from partita.dsl import spec
 from partita.dsl.check.layouts import STATE
 from partita.dsl.config.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.functions.signatures import LIKELIHOODS
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import BYTES, Axis
 
@@ -712,7 +713,7 @@ def _experts(model: spec.Model) -> str:
 
 def _vocabularies(model: spec.Model) -> Iterator[str]:
     """The axes that the loss chooses from."""
-    losses = (each for each in spec.applications(model.body) if each.function == "cross_entropy")
+    losses = (each for each in spec.applications(model.body) if each.function in LIKELIHOODS)
     yield from dict.fromkeys(str(each.options["over"]) for each in losses)
 
 

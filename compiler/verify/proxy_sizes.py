@@ -16,6 +16,7 @@ from attrs import field, frozen
 
 from partita.dsl import spec
 from partita.dsl.check.formulas import Formula, Size, sizes_in, value_of
+from partita.dsl.functions.signatures import LIKELIHOODS
 
 # The extent of the ranges of sizes tried for an axis, and the steps before the search gives up.
 TRIED, TIMEOUT = 24, 20_000
@@ -98,7 +99,7 @@ STATED: dict[str, Callable[[Mapping[str, Any], Mapping[str, int]], list[Relation
 }
 # The option that names the axis that a function's ids index.
 INDEXED = {
-    **dict.fromkeys(("embedding", "cross_entropy", "accuracy"), "over"),
+    **dict.fromkeys(("embedding", "accuracy", *LIKELIHOODS), "over"),
     "routed_dot": "along",
     **dict.fromkeys(("dispatch", "combine"), "experts"),
 }

@@ -31,7 +31,7 @@ def likely(function: str, slot: str, tensors: Sequence[Tensor]) -> tuple[str, ..
             shared = tuple(name for name in first if name in others[0])
             # All that a parameter shares with a value, but only one axis of two values.
             return shared if BATCH not in shared else shared[-1:]
-        case (("cross_entropy" | "accuracy"), "over") if others:
+        case (("cross_entropy" | "token_nll" | "accuracy"), "over") if others:
             rest = tuple(name for name in first if name not in others[0])
         case "embedding", "over" if others:
             rest = tuple(name for name in others[0] if name not in first)[:1]

@@ -8,10 +8,11 @@ from partita.dsl import spec
 from partita.dsl.advice.report import Report
 from partita.dsl.check.divisibility import parameters_of_rows
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.functions.signatures import LIKELIHOODS
 from partita.dsl.syntax.source import Span
 
 # Functions that compare the elements of scores along an axis.
-COMPARING = frozenset(("softmax", "log_softmax", "logsumexp", "cross_entropy"))
+COMPARING = frozenset(("softmax", "log_softmax", "logsumexp", *LIKELIHOODS))
 # Functions through which scores remain scores.
 PASSING = frozenset(
     ("add", "subtract", "multiply", "divide", "negate", "where", "maximum", "minimum", "cast", "tanh", "exp", "power")
@@ -63,12 +64,12 @@ def _own_scores(model: spec.Model) -> Iterator[Diagnostic]:
 
 
 def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
-    """W0317: a cross_entropy of what a softmax gives, which takes the softmax of it again."""
+    """W0317: a loss of what a softmax gives, which takes the softmax of it again."""
     seen: set[Span] = set()
     for body in spec.bodies(model.answering):
         made = _made(body)
         for step in body.steps:
-            if not isinstance(step, spec.Apply) or step.function != "cross_entropy":
+            if not isinstance(step, spec.Apply) or step.function not in LIKELIHOODS:
                 continue
             value = step.operands[0]
             given = made.get(value) if isinstance(value, int) else None
@@ -78,7 +79,7 @@ def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
                 seen.add(step.span)
                 note = f"`{given.span.text}` gives probabilities   ({given.span.place})"
                 help = "give it what the softmax takes; the softmax may be an `output`"
-                message = "`cross_entropy` takes logits, and computes their softmax itself"
+                message = f"`{step.function}` takes logits, and computes their softmax itself"
                 yield Diagnostic("W0317", message, step.span, (note,), help)
 
 

@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
+from partita.dsl.functions.signatures import LIKELIHOODS
 
-LABELLED = ("cross_entropy", "accuracy")
+LABELLED = (*LIKELIHOODS, "accuracy")
 
 Readers: TypeAlias = Mapping[spec.Operand, Iterable[spec.Apply]]
 
@@ -23,7 +24,7 @@ def report_miscounted(model: spec.Model, report: Report) -> None:
     known: dict[int, Readers] = {}
     _readers(model.body, known)
     for readers in (each for found in known.values() for each in found.values()):
-        losses = [each for each in readers if each.function == "cross_entropy"]
+        losses = [each for each in readers if each.function in LIKELIHOODS]
         ignored = [each.options.get("ignore") for each in losses]
         if not losses or None in ignored:
             continue
@@ -36,7 +37,7 @@ def report_miscounted(model: spec.Model, report: Report) -> None:
                 shown = losses[0].span
                 report.warning(
                     "W0202",
-                    "`accuracy` counts targets as wrong that `cross_entropy` ignores",
+                    f"`accuracy` counts targets as wrong that `{losses[0].function}` ignores",
                     each.span,
                     [f"`{shown.text}`   ({shown.place})"],
                     _with_ignore(each.span.text, f"ignore = {ignored[0]}"),

@@ -16,6 +16,7 @@ from partita.dsl.advice.report import Report
 from partita.dsl.check.groups import groups_of
 from partita.dsl.check.stages import stage_misfits, stage_rules
 from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.functions.signatures import LIKELIHOODS
 from partita.dsl.names.paths import is_end
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis, Type
@@ -89,7 +90,7 @@ def unequal(
 
 
 # Functions that range over a vocabulary.
-OF_VOCABULARIES = ("cross_entropy", "embedding")
+OF_VOCABULARIES = ("embedding", *LIKELIHOODS)
 
 
 def mesh_axis_conflicts(given: spec.Spec) -> Iterator[Diagnostic]:

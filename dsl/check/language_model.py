@@ -11,7 +11,7 @@ from partita.dsl.check.arguments import parameters_of_call
 from partita.dsl.check.reach import inputs_of_output
 from partita.dsl.config.builtins import DATA
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.functions.signatures import FUNCTIONS
+from partita.dsl.functions.signatures import FUNCTIONS, LIKELIHOODS
 from partita.dsl.spec import Apply, Call, Model
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_expression
@@ -89,14 +89,14 @@ def no_output(model: Model, name: str, span: Span | None = None) -> Refused:
 
 
 def _declared_as(model: Model) -> str:
-    """Help that declares an output: what the model's own `cross_entropy` reads."""
+    """Help that declares an output: what the model's own loss of targets reads."""
     for step in model.answering.steps:
-        if isinstance(step, Apply) and step.function == "cross_entropy":
+        if isinstance(step, Apply) and step.function in LIKELIHOODS:
             call = parse_expression(step.span.source, Report(), step.span.start, step.span.end)
             call = tree.bare(call) if call is not None else None
             if not isinstance(call, tree.Call):
                 continue
-            names = parameters_of_call(call, [slot.name for slot in FUNCTIONS["cross_entropy"].slots])
+            names = parameters_of_call(call, [slot.name for slot in FUNCTIONS[step.function].slots])
             read = call.arguments[names.index("logits")].value
             text = expression_text(read)
             if all(each.name.text in FUNCTIONS for each in nodes(read) if isinstance(each, tree.Call)):

@@ -480,18 +480,29 @@ def _norm(use: Use) -> Typed:
 
 
 # What functions of logits and targets take.
-LABELLED: list[Slot | str] = [
-    "logits",
-    "targets",
-    OVER_ONE,
-    Slot("weights", default=None),
-    Slot("ignore", NUMBER, None),
-]
+LABELLED: list[Slot | str] = ["logits", "targets", OVER_ONE]
+IGNORE = Slot("ignore", NUMBER, None)
 
 
-@function("cross_entropy", "accuracy", slots=LABELLED)
+@function("cross_entropy", "accuracy", slots=[*LABELLED, Slot("weights", default=None), IGNORE])
 def _labelled(use: Use) -> Typed:
-    """Float logits, and integer targets that have the axes of the logits except `over`."""
+    options = _targets(use)
+    if use["weights"] is not None:
+        if not use["weights"].type.is_float:
+            message = f"the weights are {use['weights'].type.dtype}"
+            raise use.refuse("E0205", message, "weights", f"`cast({use['weights'].text}, f32)`")
+        use.within("weights", use["targets"].type.names, "those of the targets")
+    return Type("f32"), options | {"weights": use["weights"] is not None}
+
+
+@function("token_nll", slots=[*LABELLED, IGNORE])
+def _token_nll(use: Use) -> Typed:
+    options = _targets(use)
+    return use["targets"].type.with_dtype("f32"), options
+
+
+def _targets(use: Use) -> dict[str, Any]:
+    """The options of float logits, and of integer targets that have the axes of the logits except `over`."""
     use.floating("logits")
     use.integers("targets")
     use.has("logits", [use["over"]])
@@ -501,18 +512,12 @@ def _labelled(use: Use) -> Typed:
         extra = [(use["logits"], name) for name in rest.names if not use["targets"].type.has(name)]
         extra += [(use["targets"], name) for name in use["targets"].type.names if not rest.has(name)]
         raise use.refuse("E0204", message, "targets", f"expected [{', '.join(rest.names)}]", axis=extra[0])
-    if use["weights"] is not None:
-        if not use["weights"].type.is_float:
-            message = f"the weights are {use['weights'].type.dtype}"
-            raise use.refuse("E0205", message, "weights", f"`cast({use['weights'].text}, f32)`")
-        use.within("weights", use["targets"].type.names, "those of the targets")
-    options = {"over": use["over"].name, "weights": use["weights"] is not None}
     ignore = use["ignore"]
     if ignore is None:
-        return Type("f32"), options
+        return {"over": use["over"].name}
     if ignore != int(ignore) or abs(ignore) >= 2**31:
         raise use.refuse("E0214", "`ignore` is an id, such as -1: an integer of 32 bits", "ignore")
-    return Type("f32"), options | {"ignore": int(ignore)}
+    return {"over": use["over"].name, "ignore": int(ignore)}
 
 
 @function("binary_cross_entropy", slots=["logits", "targets"])

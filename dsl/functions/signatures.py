@@ -25,6 +25,8 @@ from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 # numbers and lists.
 TENSOR, TENSORS, OPERAND, AXIS, AXES = "tensor", "tensors", "operand", "axis", "axes"
 NUMBER, NUMBERS, FLAG, DTYPE = "number", "numbers", "flag", "dtype"
+# Functions that take logits, and compute the logarithm of their softmax at the targets.
+LIKELIHOODS = ("cross_entropy", "token_nll")
 
 
 @frozen

@@ -209,6 +209,8 @@ CASES = [
         "f32",
         {"over": "embed", "weights": False, "ignore": -1},
     ),
+    ("token_nll(x, ids, over = embed)", "f32 batch", {"over": "embed"}),
+    ("token_nll(x, ids, over = embed, ignore = 0)", "f32 batch", {"over": "embed", "ignore": 0}),
     ("accuracy(x, ids, over = embed)", "f32", {"over": "embed", "weights": False}),
     (
         "accuracy(x, ids, over = embed, weights = sum(x, over = embed), ignore = -1)",

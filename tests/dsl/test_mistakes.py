@@ -549,6 +549,7 @@ CALLS = (
     "layer_norm(x, embed)",
     "rms_norm(x, embed)",
     "cross_entropy(logits, ids, over = vocab)",
+    "token_nll(logits, ids, over = vocab)",
     "accuracy(logits, ids, over = vocab)",
     "shift(x, seq)",
     "expand(x, vocab)",

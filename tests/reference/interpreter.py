@@ -266,7 +266,7 @@ class Walk:
                 ids.limits.append(
                     operands[0].size(o["along"]) if step.function == "gather" else self.shape(step.type)[-1]
                 )
-        elif step.function in ("cross_entropy", "accuracy"):
+        elif step.function in ("cross_entropy", "token_nll", "accuracy"):
             targets = self.read(operands[1])
             if targets is not None:
                 targets.limits.append(operands[0].size(over))
@@ -415,6 +415,9 @@ class Walk:
 
     def _cross_entropy(self, step, path, o, logits: Named, targets: Named, *rest: Named) -> Named:
         return named.cross_entropy(logits, targets, rest, o)
+
+    def _token_nll(self, step, path, o, logits: Named, targets: Named) -> Named:
+        return named.token_nll(logits, targets, o)
 
     def _gelu(self, step, path, o, x: Named) -> Named:
         if o.get("exact"):

@@ -275,6 +275,12 @@ def cross_entropy(logits: Named, targets: Named, rest: Sequence[Named], o: Mappi
     return counted(likelihood(logits, targets, o["over"]), targets, rest, o)
 
 
+def token_nll(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:
+    """The negative log-likelihood of each target; 0 where it is ignored."""
+    nll = likelihood(logits, targets, o["over"])
+    return nll if "ignore" not in o else evolve(nll, data=nll.data.where(targets.to(nll.axes) != o["ignore"], 0.0))
+
+
 def counted(each: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
     """The weighted mean of one number a target, over the targets that are not ignored."""
     ignore = o.get("ignore")

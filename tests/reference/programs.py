@@ -1212,7 +1212,12 @@ class Maker:
         ids = self.named("i64", lambda e: e.text in self.limits and self.limits[e.text] not in e.axes)
         if ids is None:
             return None
-        return self.labelled("cross_entropy", self.limits[ids.text], self.expression(2), ids)
+        loss = self.labelled("cross_entropy", self.limits[ids.text], self.expression(2), ids)
+        # Without a draw of its own, so that other programs stay what they were.
+        if "weights" in loss or len(loss) % 3:
+            return loss
+        nll = loss.replace("cross_entropy", "token_nll", 1)
+        return f"mean(tanh({nll}))" if len(loss) % 2 else f"mean({nll})"
 
     def labelled(self, function: str, over: str, x: Expression, ids: Expression) -> str:
         """A function of logits and targets."""
