@@ -96,33 +96,33 @@ Before = TypeVar("Before", bound=Configured)
 Training = TypeVar("Training", bound=Scheduled)
 
 
-def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, Compilation | None]:
+def compile_run(spec: language.Spec, gpu: bool = False) -> tuple[Compilation, Compilation | None]:
     """The programs of a run: training, and evaluation if the file has one. `gpu`: whether it runs on GPUs, for options
     that the file leaves open.
     """
-    training = compile_spec(given, gpu=gpu)
+    training = compile_spec(spec, gpu=gpu)
     if training.train.eval is None:
         return training, None
     with collector_paused():
-        evaluation = _evaluation(_evaluated(given, training, gpu))
+        evaluation = _evaluation(_evaluated(spec, training, gpu))
     return _with_evaluation(training, evaluation), evaluation
 
 
-def compile_spec(given: language.Spec, training: bool = True, gpu: bool = False) -> Compilation:
+def compile_spec(spec: language.Spec, training: bool = True, gpu: bool = False) -> Compilation:
     """Run all passes. With `training` false, compile the forward-only evaluation program, with the same stages, placed
     round-robin over the ranks.
 
     Raises Refused if something is wrong with the file.
     """
     with collector_paused():
-        state = _configured(given, training, None, gpu)
+        state = _configured(spec, training, None, gpu)
         if not training:
             return _evaluation(state)
         return _timed("assemble", assembled, _scheduled(state))
 
 
 def compile_outputs(
-    given: language.Spec,
+    spec: language.Spec,
     names: Sequence[str] = (),
     part: tuple[str, int] | None = None,
     beside: Compilation | None = None,
@@ -135,14 +135,14 @@ def compile_outputs(
 
     Raises Refused: also if there are no such outputs (E0302); NotInParts.
     """
-    model, _ = given.trained
+    model, _ = spec.trained
     known = [name for name, _ in model.outputs]
     for name in names or () if known else ("any",):
         if name not in known:
             raise no_output(model, name)
     with collector_paused():
         placement = beside.schedule.placement if beside is not None else None
-        state = _configured(given, training=False, placement=placement, gpu=gpu)
+        state = _configured(spec, training=False, placement=placement, gpu=gpu)
         whole = one_microbatch(state.batch)
         state = evolve(state, schedule_call=whole, outputs=tuple(names or known), beside=beside, compiled=False)
         state = evolve(state, iterations=None if beside is None else beside.iterations)
@@ -153,22 +153,22 @@ def compile_outputs(
         return _timed("assemble", assembled, _rest(_differentiated(built)))
 
 
-def schedule_spec(given: language.Spec, hoist: bool | None = None) -> Scheduled:
+def schedule_spec(spec: language.Spec, hoist: bool | None = None) -> Scheduled:
     """The training program without its source text: all that searches and predictions need. `hoist` is whether
     parameters that are stored in parts are gathered once a step; without it, they are if they fit. Raises Refused.
     """
     with collector_paused():
-        state = _configured(given, training=True, placement=None, gpu=False)
+        state = _configured(spec, training=True, placement=None, gpu=False)
         return _scheduled(evolve(state, hoist=hoist))
 
 
-def schedule_run(given: language.Spec) -> Scheduled:
+def schedule_run(spec: language.Spec) -> Scheduled:
     """The same, with the evaluation of its run if the file has one: for what a run needs of memory. Raises Refused."""
-    training = schedule_spec(given)
+    training = schedule_spec(spec)
     if training.train.eval is None:
         return training
     with collector_paused():
-        return _with_evaluation(training, _scheduled_evaluation(_evaluated(given, training, gpu=False)))
+        return _with_evaluation(training, _scheduled_evaluation(_evaluated(spec, training, gpu=False)))
 
 
 def _with_evaluation(training: Training, evaluation: Scheduled) -> Training:
@@ -191,17 +191,17 @@ def _scheduled(state: Configured) -> Scheduled:
     return fitted(joint, _rest) if auto else _rest(joint)
 
 
-def compile_evaluation(given: language.Spec, training: Compilation, rows: int, gpu: bool = False) -> Compilation:
+def compile_evaluation(spec: language.Spec, training: Compilation, rows: int, gpu: bool = False) -> Compilation:
     """The evaluation program of a whole set with that many rows. Raises Refused: also if the last batch is not full,
     and the model cannot do with less (E0623).
     """
     with collector_paused():
-        return _evaluation(_evaluated(given, training, gpu), rows)
+        return _evaluation(_evaluated(spec, training, gpu), rows)
 
 
-def _evaluated(given: language.Spec, training: Scheduled, gpu: bool) -> Configured:
+def _evaluated(spec: language.Spec, training: Scheduled, gpu: bool) -> Configured:
     """The inputs of an evaluation program, whose ranks have the stages of training, and read what that stores."""
-    state = _configured(given, False, training.schedule.own_placement, gpu)
+    state = _configured(spec, False, training.schedule.own_placement, gpu)
     return evolve(state, sparse=training.tables.over, iterations=training.iterations)
 
 
@@ -216,9 +216,9 @@ def _scheduled_evaluation(state: Configured, rows: int | None = None) -> Schedul
     single batch.
     """
     evaluation = state.train.eval
-    given = evaluation.arguments["batches"] if evaluation is not None else 1
+    requested = evaluation.arguments["batches"] if evaluation is not None else 1
     size = axes_of(state.model).declared.get(state.batch, 1)
-    batches = Fraction(1 if given == ALL else given) if rows is None else Fraction(rows, size)
+    batches = Fraction(1 if requested == ALL else requested) if rows is None else Fraction(rows, size)
     if batches != 1:
         try:
             return _rest(_joint(evolve(state, batches=batches)))
@@ -264,18 +264,18 @@ def _rest(state: Differentiated) -> Scheduled:
 def _timed(name: str, run: Callable[[Before], State], state: Before) -> State:
     """Run a pass, and record the seconds it takes."""
     start = perf_counter()
-    found = run(state)
-    return evolve(found, times=(*found.times, (name, perf_counter() - start)))
+    result = run(state)
+    return evolve(result, times=(*result.times, (name, perf_counter() - start)))
 
 
 # ---------------------------------------------------------------- passes
 
 
-def _configured(given: language.Spec, training: bool, placement: Placement | None, gpu: bool) -> Configured:
+def _configured(spec: language.Spec, training: bool, placement: Placement | None, gpu: bool) -> Configured:
     """Resolve the inputs of the compilation. Raises Refused."""
     start = perf_counter()
-    model, train = given.trained
-    schedule = given.schedule or one_microbatch(given.batch)
+    model, train = spec.trained
+    schedule = spec.schedule or one_microbatch(spec.batch)
     if model.nodes > MAX_NODES:
         raise refuse(
             "E0008",
@@ -284,23 +284,23 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
             help="lower the count of a `repeat`",
         )
     chunks, _ = size_of(schedule.call)
-    wrong = [*conflicts(given, chunks), *(exclusions(given) if training else orders(given))]
+    wrong = [*conflicts(spec, chunks), *(exclusions(spec) if training else orders(spec))]
     if wrong:
         raise Refused(wrong)
-    pipeline = pipeline_of(given.layout, given.mesh, chunks)
-    groups = groups_of(given)
-    mesh = mesh_of(given.mesh, pipeline.axis, groups)
+    pipeline = pipeline_of(spec.layout, spec.mesh, chunks)
+    groups = groups_of(spec)
+    mesh = mesh_of(spec.mesh, pipeline.axis, groups)
     if not training and groups is not None and groups.along is not None and mesh.replica_axis is not None:
         # What reads the means of all groups is computed by all ranks together.
-        given, mesh = joined(given, groups.along, mesh.replica_axis), evolve(mesh, replica_axis=None)
+        spec, mesh = joined(spec, groups.along, mesh.replica_axis), evolve(mesh, replica_axis=None)
     return Configured(
-        spec=given,
+        spec=spec,
         model=model,
         train=train,
         schedule_call=schedule,
         pipeline=evolve(pipeline, chunks=chunks, stage_ranks=stage_ranks_of(schedule.call, pipeline.ranks, chunks)),
         mesh=mesh,
-        device=device_of(given.mesh),
+        device=device_of(spec.mesh),
         groups=groups,
         training=training,
         placement=placement,
@@ -317,17 +317,17 @@ def _build(state: Configured) -> Built:
     if state.train.float8:
         forward = in_float8(forward)
     if state.training:
-        found = assign(forward, state.train.optimizer)
-        warnings = (*state.warnings, *found.warnings, *_not_offloaded(state, found.updates), *_meeting(state))
+        assignment = assign(forward, state.train.optimizer)
+        warnings = (*state.warnings, *assignment.warnings, *_not_offloaded(state, assignment.updates), *_meeting(state))
         warnings += rounded(forward)
-        forward = _stored(found.graph, found.updates, found.updates)
+        forward = _stored(assignment.graph, assignment.updates, assignment.updates)
         return extended(
             Built,
             state,
             forward=forward,
-            rules=found.rules,
-            unfit=found.unfit,
-            updates=found.updates,
+            rules=assignment.rules,
+            unfit=assignment.unfit,
+            updates=assignment.updates,
             warnings=warnings,
         )
     if state.beside is not None:
@@ -354,7 +354,7 @@ def _of_a_group(state: Configured, model: language.Model) -> language.Model:
 
 def _ordered(state: Built, graph: Graph) -> Graph:
     """A graph with axes in the order that the layout says; what goes through a sequence part by part has them all."""
-    orders = {axis: Order(*found) for axis, found in zigzag_axes(state.spec).items() if axis not in state.parts}
+    orders = {axis: Order(*arguments) for axis, arguments in zigzag_axes(state.spec).items() if axis not in state.parts}
     return in_zigzag(graph, orders)
 
 
@@ -466,27 +466,27 @@ def _recompute(state: Differentiated) -> Differentiated:
     return evolve(state, joint=remat_cheap(again, gathered))
 
 
-def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
-    rules = given.layout.rules if given.layout else ()
+def _recompute_rules(spec: language.Spec) -> list[language.RecomputeRule]:
+    rules = spec.layout.rules if spec.layout else ()
     return [rule for rule in rules if isinstance(rule, language.RecomputeRule)]
 
 
 def _split(state: Differentiated) -> Microbatched:
     count, sequence = state.batch_parts * state.batches, state.sequence
-    found = Tables(state.sparse, {})
+    sparse = Tables(state.sparse, {})
     if state.training:
-        found = tables(state.joint, state.updates, state.batch, state.slices, state.train)
-    check_lazy(found, state.joint, state.updated, {name: rule.span for name, rule in state.rules.items()})
-    step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence, found.over)
-    return extended(Microbatched, state, step=step, tables=found, updates=sparse_updates(state.updates, found.over))
+        sparse = tables(state.joint, state.updates, state.batch, state.slices, state.train)
+    check_lazy(sparse, state.joint, state.updated, {name: rule.span for name, rule in state.rules.items()})
+    step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence, sparse.over)
+    return extended(Microbatched, state, step=step, tables=sparse, updates=sparse_updates(state.updates, sparse.over))
 
 
 def _shard(state: Microbatched) -> Sharded:
     defaults = default_layouts(state.spec, state.mesh)
     stored = "state" if state.reads_means else "param"
     gathered = max(gathered_bytes(state.step, defaults, stored, state.updates), default=0) * state.pipeline.chunks
-    room = room_to_gather(state.device)
-    hoist = gathered <= room if state.hoist is None else state.hoist
+    max_bytes = room_to_gather(state.device)
+    hoist = gathered <= max_bytes if state.hoist is None else state.hoist
     resharding, portable = Resharding(state.mesh), portable_values(state.step)
     sharded = shard(
         state.step,
@@ -497,7 +497,7 @@ def _shard(state: Microbatched) -> Sharded:
         state.updates,
         means=state.reads_means,
         parts=state.parts,
-        most=room,
+        max_bytes=max_bytes,
         prefetched=state.prefetched,
     )
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
@@ -522,20 +522,20 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
 def _cut(state: Sharded) -> Cut:
     partitioned = cut(state.sharded.graph, state.stages, state.spread)
     ordered = overlapped(grouped(partitioned), bucket_limits(state.mesh))
-    most = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
-    cut_up, found = in_pieces(prefetched(ordered, state.prefetched), most)
+    max_pieces = {name: rule.pieces for rule in state.overlap_rules for name in rule.mesh_axes}
+    cut_up, piece_axes = in_pieces(prefetched(ordered, state.prefetched), max_pieces)
     if not state.training:
         return extended(Cut, state, partitioned=cut_up)
     copied = offloaded(cut_up, state.offload_rules)
-    warnings = (*_not_overlapped(state, found), *without_effect(copied, state.offload_rules))
+    warnings = (*_not_overlapped(state, piece_axes), *without_effect(copied, state.offload_rules))
     return extended(Cut, state, partitioned=copied, warnings=(*state.warnings, *warnings))
 
 
-def _not_overlapped(state: Sharded, found: Collection[str]) -> Iterator[Diagnostic]:
-    """Warnings (W0301) of rules for mesh axes along which nothing is sent in pieces: others than are `found`."""
+def _not_overlapped(state: Sharded, piece_axes: Collection[str]) -> Iterator[Diagnostic]:
+    """Warnings (W0301) of rules for mesh axes along which nothing is sent in pieces: others than are `piece_axes`."""
     for rule in state.overlap_rules:
         for name in rule.mesh_axes:
-            if rule.pieces > 1 and name not in found and state.mesh.sizes.get(name, 1) > 1:
+            if rule.pieces > 1 and name not in piece_axes and state.mesh.sizes.get(name, 1) > 1:
                 message = f"`overlap {name}` applies to nothing"
                 note = "no product reads what is gathered along it, or makes what is summed along it, in pieces"
                 help = "remove it, or choose a number of pieces into which axes divide"
@@ -548,8 +548,8 @@ def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
     resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
     timed = partial(seconds, device=state.device)
-    given = resharding, updates, train.clip, timed, train.ema, spans, state.states_on_host, state.on_host
-    update = update_graph(state.partitioned, layouts, *given, delayed=bool(train.delay))
+    options = resharding, updates, train.clip, timed, train.ema, spans, state.states_on_host, state.on_host
+    update = update_graph(state.partitioned, layouts, *options, delayed=bool(train.delay))
     if not state.training:
         return extended(Partitioned, state, update=update)
     if (train.local is not None or train.paired) and (state.on_host or state.states_on_host):

@@ -208,8 +208,8 @@ class Microbatched(Differentiated):
     @property
     def on_host(self) -> frozenset[str]:
         """The parameters whose masters, as the program reads them, lie in the host's memory."""
-        kept = self.offloads_state and (self.train.mixed or self.reads_means)
-        return self.prefetched | (frozenset(self.updates) if kept else frozenset())
+        offloaded = self.offloads_state and (self.train.mixed or self.reads_means)
+        return self.prefetched | (frozenset(self.updates) if offloaded else frozenset())
 
     @property
     def states_on_host(self) -> frozenset[str]:

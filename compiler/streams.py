@@ -57,24 +57,24 @@ def event_text(event: int) -> str:
 def launches_of(instructions: Sequence[Instruction]) -> tuple[Launch, ...]:
     """How the instructions of a rank are enqueued."""
     posted: dict[Instruction, int] = {}
-    found: list[Launch] = []
+    launches: list[Launch] = []
     last = START  # on `compute`
     later = _behind_next_action(instructions)
     for i, instruction in enumerate(instructions):
         stream, post = instruction.stream, instruction.post
         if stream != COMPUTE:
             posted[instruction] = i
-            found.append(Launch(stream, (last,), later.get(i)))
+            launches.append(Launch(stream, (last,), later.get(i)))
             continue
         after = () if post is None or post not in posted else (posted[post],)
-        found.append(Launch(stream, after))
+        launches.append(Launch(stream, after))
         last = i
-    return tuple(found)
+    return tuple(launches)
 
 
 def _behind_next_action(instructions: Sequence[Instruction]) -> dict[int, int]:
     """The receives that are enqueued behind the next action, and that action. Those of a channel stay in order."""
-    found: dict[int, int] = {}
+    behind: dict[int, int] = {}
     awaited: dict[Transfer, int] = {}
     first: dict[Channel, int] = {}  # of the later receives of a channel, where the first is enqueued
     action = len(instructions)
@@ -88,9 +88,9 @@ def _behind_next_action(instructions: Sequence[Instruction]) -> dict[int, int]:
             channel = instruction.transfer.channel
             in_turn = action <= first.get(channel, len(instructions))
             if in_turn and action < awaited.get(instruction.transfer, i) and not instruction.at_once:
-                found[i] = action
-            first[channel] = found.get(i, i)
-    return found
+                behind[i] = action
+            first[channel] = behind.get(i, i)
+    return behind
 
 
 def enqueued(launches: Sequence[Launch]) -> list[int]:

@@ -104,9 +104,9 @@ class Refused(ValueError):
         self.diagnostics = tuple(diagnostics)
         super().__init__("\n".join(diagnostic.render() for diagnostic in self.diagnostics))
 
-    def retell(self, told: Callable[[Diagnostic], Diagnostic]) -> None:
+    def retell(self, reword: Callable[[Diagnostic], Diagnostic]) -> None:
         """Say each diagnostic in other words."""
-        Refused.__init__(self, map(told, self.diagnostics))
+        Refused.__init__(self, map(reword, self.diagnostics))
 
 
 def refuse(

@@ -85,10 +85,10 @@ def _loaded(
     types: dict[int, Type] | None = None,
 ) -> Loaded:
     report = Report()
-    found = None
+    loaded = None
     with suppress(Full), report:
-        found = _check(read(), path, overrides, root, files, report, fitting, types)
-    return (found if not report.errors else None), report.diagnostics()
+        loaded = _check(read(), path, overrides, root, files, report, fitting, types)
+    return (loaded if not report.errors else None), report.diagnostics()
 
 
 def _check(
@@ -124,17 +124,17 @@ def _check(
     if None in axes.numbers.values():
         return None  # reported, and settings may need it
     plans = Plans(declarations, axes, checked, chosen, report, attached)
-    found = plans.whole()
-    if found is not None:
+    loaded = plans.whole()
+    if loaded is not None:
         if fitting:
-            report_misfits(found, report)
-        for diagnostic in (*(exclusions(found) if fitting else ()), *evaluations(found)):
+            report_misfits(loaded, report)
+        for diagnostic in (*(exclusions(loaded) if fitting else ()), *evaluations(loaded)):
             report.add(diagnostic)
         if not report.errors:
-            report_doubts(found, report)
-        report_leaks(found, report)
-        if found.model is not None:
-            report_second_calls(found.model, source, report)
+            report_doubts(loaded, report)
+        report_leaks(loaded, report)
+        if loaded.model is not None:
+            report_second_calls(loaded.model, source, report)
     if not report.errors:
         report_unused(known, plans.used(), chosen.kinds, report)
-    return found
+    return loaded

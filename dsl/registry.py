@@ -35,8 +35,8 @@ class Registry(Mapping[str, Variant]):
     def register(self, variant: Variant) -> Variant:
         """Add a variant. Raises ValueError if its name is taken."""
         # A listed module registers its variant while it is being imported.
-        taken = self._modules.get(variant.name, "")
-        if variant.name in self._records or (taken and taken not in sys.modules):
+        module = self._modules.get(variant.name, "")
+        if variant.name in self._records or (module and module not in sys.modules):
             raise ValueError(f"there is a {self.kind} `{variant.name}` already")
         self._modules.setdefault(variant.name, None)
         self._records[variant.name] = variant

@@ -27,9 +27,9 @@ _FIELDS = _Fields()
 
 def outline(kind: str, name: str, facts: Iterable[object | None]) -> str:
     """`<Compilation of gpt.par: 16 ranks, 213 operations>`; facts that are None are omitted."""
-    told = ", ".join(str(fact) for fact in facts if fact is not None)
+    details = ", ".join(str(fact) for fact in facts if fact is not None)
     name = name.replace("\\", "/").rsplit("/", 1)[-1]
-    return _cut(f"<{kind} {name if len(name) <= 60 else name[:59] + '…'}: {told}", ">")
+    return _cut(f"<{kind} {name if len(name) <= 60 else name[:59] + '…'}: {details}", ">")
 
 
 class Shortened:
@@ -40,8 +40,8 @@ class Shortened:
 
     def __repr__(self) -> str:
         fields = (field.name for field in self.__attrs_attrs__ if field.repr)
-        told = ", ".join(f"{name}={_FIELDS.repr(getattr(self, name))}" for name in fields)
-        return _cut(f"{type(self).__name__}({told}", ")")
+        details = ", ".join(f"{name}={_FIELDS.repr(getattr(self, name))}" for name in fields)
+        return _cut(f"{type(self).__name__}({details}", ")")
 
 
 def _cut(text: str, end: str) -> str:
@@ -59,8 +59,8 @@ class Pictured:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        found: str = import_module("partita.cli.notebook").html(self)
-        return found
+        markup: str = import_module("partita.cli.notebook").html(self)
+        return markup
 
 
 def kind_of(value: object) -> str:

@@ -101,8 +101,10 @@ def system_of(address: str, span: Span | None = None) -> tuple[Any, str]:
         configured = package("fsspec.config", "remote", "`s3://`", span).conf.get("s3", {}).get("config_kwargs", {})
         options["config_kwargs"] = {**S3_PATIENCE, **configured}
     with reached():
-        found: tuple[Any, str] = package("fsspec.core", "remote", f"`{scheme}://`", span).url_to_fs(address, **options)
-    return found
+        location: tuple[Any, str] = package("fsspec.core", "remote", f"`{scheme}://`", span).url_to_fs(
+            address, **options
+        )
+    return location
 
 
 @contextmanager
@@ -184,10 +186,10 @@ def names_in(address: Address) -> list[str]:
     system, path = system_of(str(address))
     try:
         with reached():
-            found = system.ls(path, detail=False)
+            paths = system.ls(path, detail=False)
     except FileNotFoundError:
         return []
-    return sorted({name.rstrip("/").rpartition("/")[2] for name in found} - {""})
+    return sorted({name.rstrip("/").rpartition("/")[2] for name in paths} - {""})
 
 
 def exists(address: Address) -> bool:

@@ -102,10 +102,10 @@ class BadStepPolicy:
         if not self.bad:
             self._remember(loss, norm)
             return True
-        left, done = self._allowed()
+        left, tally = self._allowed()
         if not left:
             kind = BadStep if isfinite(loss) and isfinite(norm) else NotFinite
-            raise kind(step, f"{self.bad}{done}", self._help(), figure=figure)
+            raise kind(step, f"{self.bad}{tally}", self._help(), figure=figure)
         self.history = evolve(self.history, skipped=self.history.skipped + 1)
         return False
 
@@ -118,11 +118,11 @@ class BadStepPolicy:
         """Whether the run may pass another bad step, and in words how many it has passed."""
         if self.stops:
             return False, ""
-        most = int(self.policy.arguments["at_most"])
-        done = self.history.rewinds if self.rewinds else self.history.skipped
+        limit = int(self.policy.arguments["at_most"])
+        passed = self.history.rewinds if self.rewinds else self.history.skipped
         what = "rewinding {}" if self.rewinds else "skipping {}"
-        times = (f"{done} times" if done > 1 else "once") if self.rewinds else f"{done} step{'s' * (done > 1)}"
-        return done < most, f", after {what.format(times)} (`at_most = {most}`)"
+        times = (f"{passed} times" if passed > 1 else "once") if self.rewinds else f"{passed} step{'s' * (passed > 1)}"
+        return passed < limit, f", after {what.format(times)} (`at_most = {limit}`)"
 
     def _help(self) -> str:
         if self.stops and self.others:
@@ -159,6 +159,6 @@ def _figures(statistics: Mapping[str, float]) -> tuple[float, float]:
 
 def _not_finite(step: int, loss: float, norm: float) -> tuple[str, str]:
     wrong = {name: value for name, value in ((LOSS, loss), (NORM, norm)) if not isfinite(value)}
-    found = "nan" if any(value != value for value in wrong.values()) else "infinite"
+    kind = "nan" if any(value != value for value in wrong.values()) else "infinite"
     what = next(iter(wrong))
-    return what, f"the {what} of step {step} is {found}"
+    return what, f"the {what} of step {step} is {kind}"

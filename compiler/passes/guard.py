@@ -72,18 +72,18 @@ def bounds_of(graph: Graph) -> dict[Value, Interval]:
     return bounds(graph.nodes, limited)
 
 
-def bounds(nodes: Sequence[Node], given: Mapping[Value, Interval]) -> dict[Value, Interval]:
+def bounds(nodes: Sequence[Node], known: Mapping[Value, Interval]) -> dict[Value, Interval]:
     """The intervals of integers, where they are known better than by their dtype."""
-    found = dict(given)
+    intervals = dict(known)
     for node in nodes:
         if len(node.outputs) == 1 and not node.output.type.is_float and node.output.type.dtype != "bool":
-            operands = [found.get(value, _range(value.type)) for value in node.inputs]
+            operands = [intervals.get(value, _range(value.type)) for value in node.inputs]
             types = [value.type for value in node.inputs]
             low, high = node.op.interval(operands, types, node.output.type)
-            least, most = _range(node.output.type)
+            smallest, largest = _range(node.output.type)
             # Arithmetic that leaves the dtype's range wraps around.
-            found[node.output] = (low, high) if least <= low and high <= most else (least, most)
-    return found
+            intervals[node.output] = (low, high) if smallest <= low and high <= largest else (smallest, largest)
+    return intervals
 
 
 def within(interval: Interval, axis: Axis) -> bool:

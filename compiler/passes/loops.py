@@ -45,10 +45,10 @@ class Loop:
         nodes: Sequence[Node],
         states: Sequence[Value],
         initial: Sequence[Value],
-        made: Sequence[Value],
+        updated: Sequence[Value],
         names: Sequence[str],
     ) -> tuple[list[Value], list[Node]]:
-        """Append the scan of a body's nodes, and before it what needs no loop. `made` are the states after a position.
+        """Append the scan of a body's nodes, and before it what needs no loop. `updated` are the states after one.
 
         Returns the states at all positions, and the nodes that remain in the loop. Raises Refused (E0401) for a lookup
         by ids that depend on states and may be out of range.
@@ -61,12 +61,12 @@ class Loop:
             if node.op.draws:
                 message = f"`{node.op.label}` draws random numbers, and depends on what the scan carries"
                 raise refuse("E0401", message, node.span, help="`dropout(x, rate)` may depend on it")
-        read = dict.fromkeys([value for node in inside for value in node.inputs] + list(made))
-        given = [value for value in read if value not in self.made and value not in self.literals]
-        sliced = [value for value in given if self._tensor(value).type.has(self.axis.name)]
-        shared = [value for value in given if value not in sliced]
-        body = body_of([*self.literals.values(), *inside], [*states, *sliced, *shared], [*made, *made])
-        op = Scan(self.axis, body, len(states), len(sliced), len(made), backward=self.backward)
+        read = dict.fromkeys([value for node in inside for value in node.inputs] + list(updated))
+        captured = [value for value in read if value not in self.made and value not in self.literals]
+        sliced = [value for value in captured if self._tensor(value).type.has(self.axis.name)]
+        shared = [value for value in captured if value not in sliced]
+        body = body_of([*self.literals.values(), *inside], [*states, *sliced, *shared], [*updated, *updated])
+        op = Scan(self.axis, body, len(states), len(sliced), len(updated), backward=self.backward)
         operands = [*initial, *map(self._tensor, sliced), *map(self._tensor, shared)]
         types = op.infer(*(value.type for value in operands))
         stems = [*(f"{name}.last" for name in names), *names]
@@ -77,8 +77,8 @@ class Loop:
     def _check_lookups(self, build: Builder, inside: Sequence[Node]) -> None:
         """Nothing counts the ids in a loop that are out of range: they must be known to be within it."""
         before = bounds(build.nodes, {})
-        given = {value: before[tensor] for value, tensor in self.tensors.items() if tensor in before}
-        known = bounds([*self.literals.values(), *inside], before | given)
+        intervals = {value: before[tensor] for value, tensor in self.tensors.items() if tensor in before}
+        known = bounds([*self.literals.values(), *inside], before | intervals)
         for node in inside:
             lookup = node.op.ids([value.type for value in node.inputs])
             if lookup is not None:

@@ -224,9 +224,9 @@ class _Splitter:
         """The value computed once, in the prologue, over the full batch."""
         if isinstance(self.count, Fraction) and value.type.has(self.batch):
             raise self._incomplete(value)
-        wanted = ancestors(self.source, [value], self.producers)
+        needed = ancestors(self.source, [value], self.producers)
         for each in self.source.inputs:
-            if each.value in wanted and each.value not in self.whole:
+            if each.value in needed and each.value not in self.whole:
                 if self.state[each.value] is None:
                     self.whole[each.value] = self.local[each.value]
                 elif isinstance(self.count, Fraction):
@@ -236,7 +236,7 @@ class _Splitter:
                     self.whole[each.value] = whole
                     self.inputs.append(evolve(each, value=whole, batch=None))
         for node in self.source.nodes:
-            if any(result in wanted and result not in self.whole for result in node.outputs):
+            if any(result in needed and result not in self.whole for result in node.outputs):
                 outputs = tuple(self.build.part(v, "whole") for v in node.outputs)
                 self.whole.update(zip(node.outputs, outputs, strict=True))
                 inputs = tuple(self.whole[operand] for operand in node.inputs)
@@ -379,13 +379,13 @@ class _Splitter:
         for gradient in self.source.gradients:
             after.setdefault(gradient.value, []).append(gradient)
         nodes, self.build.nodes = self.build.nodes, []
-        made = {self.local[value]: value for value in after}
+        originals = {self.local[value]: value for value in after}
         for node in nodes:
             self.build.nodes.append(node)
             for local in node.outputs:
-                if local not in made:
+                if local not in originals:
                     continue
-                value = made[local]
+                value = originals[local]
                 state = self.state[value]
                 self.build.at(node).phase = node.phase
                 if node.phase is Phase.BACKWARD:
@@ -426,11 +426,11 @@ class _Splitter:
         if value in self.state:
             return self._accumulated(name if name == LOSS else f"metric {name}", value)
         totals: dict[Value, Value] = {}
-        wanted = ancestors(self.source, [value], self.producers)
+        needed = ancestors(self.source, [value], self.producers)
         last = self.producers[value].stage
         for original in self.deferred:
             node = evolve(original, stage=last)
-            if not any(result in wanted for result in node.outputs):
+            if not any(result in needed for result in node.outputs):
                 continue
             for operand in node.inputs:
                 if operand in self.state and operand not in totals:

@@ -97,20 +97,20 @@ def _chosen(stage: StageGraph, named: Sequence[Scopes]) -> Iterator[Value]:
     """The values of a stage that F makes and the backward pass reads, one of the two in one of the scopes."""
     alias_root = roots(stage.nodes)
     makers = {v: node for node in stage.nodes if node.phase is Phase.FORWARD for v in node.outputs}
-    kept: dict[Value, None] = {}
+    saved: dict[Value, None] = {}
     inside: set[Value] = set()  # the memory of what has to do with the scopes
     for node in stage.nodes:
         if node.phase not in (Phase.BACKWARD, Phase.WEIGHT):
             continue
-        there = any(_inside(node, scopes) for scopes in named)
+        in_scope = any(_inside(node, scopes) for scopes in named)
         for value in node.inputs:
             tensor = alias_root.get(value, value)
             maker = makers.get(tensor)
             if value in makers and maker is not None and maker.op.literal is None and not maker.op.of_slices:
-                kept[value] = None
-                if there or any(_inside(maker, scopes) for scopes in named):
+                saved[value] = None
+                if in_scope or any(_inside(maker, scopes) for scopes in named):
                     inside.add(tensor)
-    yield from (value for value in makers if value in kept and alias_root.get(value, value) in inside)
+    yield from (value for value in makers if value in saved and alias_root.get(value, value) in inside)
 
 
 def _inside(node: Node, scopes: Scopes) -> bool:

@@ -55,17 +55,19 @@ class _OuterBuilder:
         masters = tuple(
             Value(f"master({name})@{member}", master.type, master.layout) for member in range(self.groups.members)
         )
-        held = [build.moved(each, state) for each in masters]
+        shards = [build.moved(each, state) for each in masters]
         summed = state
         if self.replica_axis is not None:
             states = {**dict(state.states), self.replica_axis: SUM}
             summed = layout_of(((over, states.get(over)) for over in self.mesh.sharding), state.flat)
-        (total,) = build.laid_out(SumOfGroups(len(held)), held, (summed,), f"total({name})")
+        (total,) = build.laid_out(SumOfGroups(len(shards)), shards, (summed,), f"total({name})")
         total = build.moved(total, state)
         whole = tensor_type(master.type, master.layout, self.mesh.sizes)
         type = local_type(whole, state, self.mesh.sizes)
-        kept = tuple(Value(f"{each}({name})", type, state) for each in (ANCHOR, *op.states))
-        anchor = build.laid_out(op, (kept[0], total, *kept[1:]), (state,) * len(kept), f"new({name})")[0]
+        state_values = tuple(Value(f"{each}({name})", type, state) for each in (ANCHOR, *op.states))
+        anchor = build.laid_out(
+            op, (state_values[0], total, *state_values[1:]), (state,) * len(state_values), f"new({name})"
+        )[0]
         gathered = build.moved(anchor, master.layout)
         build.nodes += [Node(Store(), (each, gathered), (), name, None, Phase.OUTER) for each in masters]
-        return OuterUpdate(name, stages, masters, kept, (ANCHOR, *op.states), tuple(build.nodes))
+        return OuterUpdate(name, stages, masters, state_values, (ANCHOR, *op.states), tuple(build.nodes))

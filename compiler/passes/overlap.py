@@ -65,34 +65,34 @@ def _small_sums_first(nodes: Sequence[Node]) -> list[Node]:
         if maker is not None and transferred_bytes(node) <= SMALL_BYTES:
             behind.setdefault(maker, []).append(node)
     moved = {node for reductions in behind.values() for node in reductions}
-    found: list[Node] = []
+    ordered: list[Node] = []
 
     def stand(node: Node) -> None:
-        found.append(node)
+        ordered.append(node)
         for reduction in behind.get(node, ()):
             stand(reduction)
 
     for node in nodes:
         if node not in moved:
             stand(node)
-    return found
+    return ordered
 
 
 def _delayed(nodes: Sequence[Node]) -> list[Node]:
     """Move W nodes behind the next collective that starts."""
-    found: list[Node] = []
-    held: list[Node] = []
+    ordered: list[Node] = []
+    delayed: list[Node] = []
     for node in nodes:
         if node.op.communicates:
-            if any(value in other.outputs for other in held for value in node.inputs):
-                found += held
-                held = []
-            found.append(node)
+            if any(value in other.outputs for other in delayed for value in node.inputs):
+                ordered += delayed
+                delayed = []
+            ordered.append(node)
             if node.phase is not Phase.WEIGHT:
-                found += held
-                held = []
+                ordered += delayed
+                delayed = []
         elif node.phase is Phase.WEIGHT:
-            held.append(node)
+            delayed.append(node)
         else:
-            found.append(node)
-    return found + held
+            ordered.append(node)
+    return ordered + delayed

@@ -126,17 +126,17 @@ def idle_places(
     if pipeline.stages == 1 or not rules:
         return
     explicit = _Explicit.of(graph, rules, pipeline)
-    of_nodes = [found and found[0] for found in explicit.found(graph, iterations.placed)]
+    of_nodes = [placement and placement[0] for placement in explicit.found(graph, iterations.placed)]
     for target in explicit.targets:
         # A parameter is not placed, but must be where the rule says.
         if target.parameters or target in of_nodes:
             continue
-        taken = (
+        overriding = (
             other
             for node, other in zip(graph.nodes, of_nodes, strict=True)
             if other is not None and any(within(f"{without_iterations(node.scope)}.", each) for each in target.scopes)
         )
-        before = list(dict.fromkeys((*taken, *(explicit.values[each] for each in target.values))))
+        before = list(dict.fromkeys((*overriding, *(explicit.values[each] for each in target.values))))
         notes = [f"`{each}` ({each.span.place}) goes before it" for each in before]
         help = "name more exactly what it places, or remove it" if before else "remove it"
         yield Diagnostic("W0301", f"`{target}` places nothing", target.span, tuple(notes[:MAX_SHOWN]), help)
@@ -207,8 +207,8 @@ def _over_pipeline(
         # What is outside of iterations goes with one of them, as it will with a stage.
         numbers = {path: i for i, path in enumerate(paths)}
         apart = [None if stage is None else APART for stage in explicit]
-        found = weigh(_at(graph, _spread(graph, numbers, apart)))
-        counts = balance([found.get(i, 0.0) for i in range(len(paths))], pipeline.stage_ranks or range(stages))
+        costs = weigh(_at(graph, _spread(graph, numbers, apart)))
+        counts = balance([costs.get(i, 0.0) for i in range(len(paths))], pipeline.stage_ranks or range(stages))
     result: dict[str, int] = {}
     position = 0
     for stage, count in enumerate(counts):
@@ -247,38 +247,38 @@ def _evened(total: Sequence[float], counts: tuple[int, ...], stage_ranks: Sequen
         return [(total[end] - total[start]) / total[-1] for start, end in pairwise(edges)]
 
     def held(parts: Sequence[float]) -> dict[int, float]:
-        found = dict.fromkeys(stage_ranks, 0.0)
+        loads = dict.fromkeys(stage_ranks, 0.0)
         for home, part in zip(stage_ranks, parts, strict=True):
-            found[home] += part
-        return found
+            loads[home] += part
+        return loads
 
     def worth(counts: Sequence[int]) -> tuple[float, ...]:
         parts = shares(counts)
         each = held(parts).values()
-        found = max(each), sum(x * x for x in each), max(parts), sum(x * x for x in parts)
-        return tuple(round(value, DIGITS) for value in found)
+        objectives = max(each), sum(x * x for x in each), max(parts), sum(x * x for x in parts)
+        return tuple(round(value, DIGITS) for value in objectives)
 
     before, first = counts, worth(counts)
     best = first
     while True:
         busy = held(shares(counts))
-        most = max(busy, key=lambda home: round(busy[home], DIGITS))
-        givers = [i for i, home in enumerate(stage_ranks) if home == most and counts[i] > 1]
+        busiest = max(busy, key=lambda home: round(busy[home], DIGITS))
+        givers = [i for i, home in enumerate(stage_ranks) if home == busiest and counts[i] > 1]
         moved = (
             tuple(count - (i == giver) + (i == taker) for i, count in enumerate(counts))
             for giver in givers
             for taker in range(len(counts))
         )
-        found = min(((worth(each), each) for each in moved), default=(best, counts))
-        if found[0] >= best:
+        candidate = min(((worth(each), each) for each in moved), default=(best, counts))
+        if candidate[0] >= best:
             return counts if best[0] < first[0] * (1 - KNOWN) else before
-        best, counts = found
+        best, counts = candidate
 
 
 def _cut(
-    total: Sequence[float], parts: int, joined: Callable[[float, float], float], most: float
+    total: Sequence[float], parts: int, joined: Callable[[float, float], float], limit: float
 ) -> tuple[float, tuple[int, ...]]:
-    """The cheapest split and its cost, with no part above `most`; `joined` adds a part to a cost.
+    """The cheapest split and its cost, with no part above `limit`; `joined` adds a part to a cost.
 
     Costs are sums of floats: differences within rounding do not justify an uneven split.
     """
@@ -291,7 +291,7 @@ def _cut(
             for start in range(end - 1, part - 1, -1):
                 own = total[end] - total[start]
                 known = following.get(end)
-                if own > most or (known is not None and joined(0.0, own) >= known[0]):
+                if own > limit or (known is not None and joined(0.0, own) >= known[0]):
                     break  # longer parts cost even more
                 before = best.get(start)
                 if before is None:
@@ -310,7 +310,7 @@ def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
     """Paths (without iterations) of the blocks and repeats that a rule's path names: by their full names alone, or else
     by the ends of these and of the names that they are declared with, which all calls of a block have.
     """
-    found = []
+    scopes = []
     declared = {without_iterations(scope.path): scope.name for scope in graph.scopes}
     if ".".join(path) in declared:
         return [".".join(path)]
@@ -318,8 +318,8 @@ def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
         parts = scope.split(".")
         names = [declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)]
         if is_end(path, scope) or names[-len(path) :] == list(path):
-            found.append(scope)
-    return found
+            scopes.append(scope)
+    return scopes
 
 
 @frozen(eq=False)
@@ -461,8 +461,8 @@ def _over_range(graph: Graph, scope: str, explicit: _Explicit, pipeline: Pipelin
         else None
         for node in graph.nodes
     )
-    found = weigh(_at(graph, [numbers.get(path or "", APART) for path in own]))
-    counts = balance([found.get(i, 0.0) for i in range(len(paths))], stage_ranks)
+    costs = weigh(_at(graph, [numbers.get(path or "", APART) for path in own]))
+    counts = balance([costs.get(i, 0.0) for i in range(len(paths))], stage_ranks)
     stages = (stage for stage, many in enumerate(counts, target.rule.first) for _ in range(many))
     return dict(zip(paths, stages, strict=True))
 
@@ -473,11 +473,11 @@ def _spread(graph: Graph, iterations: Mapping[str, int], explicit: Sequence[int 
     stages: list[int | None] = []
     at: dict[Value, int] = {}
     current = min(iterations.values()) if iterations else None
-    for node, wanted in zip(graph.nodes, explicit, strict=True):
+    for node, placed in zip(graph.nodes, explicit, strict=True):
         iteration = iteration_of(node.scope, names) if iterations else None
         fed = [at[value] for value in node.inputs if value in at]
-        if wanted is not None:
-            stage: int | None = wanted
+        if placed is not None:
+            stage: int | None = placed
         elif iteration is not None:
             stage = current = iterations[iteration]
         elif current is not None:
@@ -488,14 +488,14 @@ def _spread(graph: Graph, iterations: Mapping[str, int], explicit: Sequence[int 
         if stage is not None:
             at |= dict.fromkeys(node.outputs, stage)
     # Without a `stage` rule: nodes without placed operands go where they are first read.
-    found: list[int] = []
+    assigned: list[int] = []
     for node, stage in zip(reversed(graph.nodes), reversed(stages), strict=True):
         if stage is None:
             stage = min((at[value] for value in node.outputs if value in at), default=0)
         for value in node.inputs:
             at[value] = min(at.get(value, stage), stage)
-        found.append(stage)
-    return found[::-1]
+        assigned.append(stage)
+    return assigned[::-1]
 
 
 def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:

@@ -125,8 +125,8 @@ class _Prefetching:
                 copies[value] = self._begun(value, read[value], units[i - 1][0] if i else unit[0], unit[0])
             for node in own:
                 local = substitute(node, copies)
-                there = any(value in self.there for value in local.inputs)
-                self.instead[node] = self._looked_up(local) if there else [local]
+                reads_host = any(value in self.there for value in local.inputs)
+                self.instead[node] = self._looked_up(local) if reads_host else [local]
 
     def _begun(self, value: Value, reader: Node, start: Node, end: Node) -> Value:
         """A copy of a parameter for a reader, which starts before one node and has arrived before another."""
@@ -143,11 +143,11 @@ class _Prefetching:
 
     def _looked_up(self, node: Node) -> list[Node]:
         """A lookup in the host's memory."""
-        *given, table = node.inputs
-        ids = [self._made(value, "on_host", host=True) for value in given]
+        *indices, table = node.inputs
+        ids = [self._made(value, "on_host", host=True) for value in indices]
         rows = self._made(node.output, "rows", host=True)
         return [
-            *(self._node(ToHost(), value, copy, node, node.scope) for value, copy in zip(given, ids, strict=True)),
+            *(self._node(ToHost(), value, copy, node, node.scope) for value, copy in zip(indices, ids, strict=True)),
             evolve(node, inputs=(*ids, self.there[table]), outputs=(rows,)),
             self._node(ToDevice(), rows, node.output, node, node.scope),
         ]

@@ -50,9 +50,9 @@ class Readers:
             if node.op.preserves_identity:
                 (source,) = node.inputs
                 root, axes = roots.get(source, (source, None))
-                made = Reader(node, 0, axes)
+                reader = Reader(node, 0, axes)
                 sources = node.op.sources(source.type)
-                roots[node.output] = root, {new: tuple(made.sources(old)) for new, old in sources.items()}
+                roots[node.output] = root, {new: tuple(reader.sources(old)) for new, old in sources.items()}
 
     def limit(self, value: Value) -> Axis | None:
         """The axis that an integer input indexes; the shortest, if there are several. Ids that are made of floats are
@@ -76,8 +76,8 @@ class Readers:
         """The ids of an integer input that stand for none where it is an index."""
         if value.type.dtype not in INTEGERS:
             return ()
-        found = {each.node.op.ignored for each in self.readers.get(value, ())}
-        return tuple(sorted(each for each in found if each is not None))
+        ids = {each.node.op.ignored for each in self.readers.get(value, ())}
+        return tuple(sorted(each for each in ids if each is not None))
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""
@@ -98,9 +98,9 @@ class Readers:
         An axis of which a part is summed, because the parameter is split before the product, counts as summed.
         """
         for each in self.readers.get(value, ()):
-            found = each.node.op.matrix([operand.type for operand in each.node.inputs], each.position)
-            if found is not None:
-                inner, stacked = (set(each.sources(names)) for names in found)
+            groups = each.node.op.matrix([operand.type for operand in each.node.inputs], each.position)
+            if groups is not None:
+                inner, stacked = (set(each.sources(names)) for names in groups)
                 names = value.type.names
                 return Matrix(
                     tuple(name for name in names if name in inner),

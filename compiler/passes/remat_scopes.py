@@ -43,9 +43,9 @@ def remat_scopes(graph: Graph, rules: Sequence[RecomputeRule], again: Collection
             and node.op.literal is None
         )
 
-    def copy(wanted: Value) -> None:
-        """Append the nodes that recompute `wanted`, in order; iterative, since scopes can be long."""
-        stack = [wanted]
+    def copy(target: Value) -> None:
+        """Append the nodes that recompute `target`, in order; iterative, since scopes can be long."""
+        stack = [target]
         while stack:
             value = stack[-1]
             if value in copies:
@@ -77,7 +77,7 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
     instance).
     """
     declared = {without_iterations(scope.path): scope.repeat for scope in graph.scopes}
-    found: list[tuple[str, bool]] = []
+    scopes: list[tuple[str, bool]] = []
     for rule in rules:
         for path, span in zip(rule.paths, rule.path_spans, strict=True):
             if path == ("auto",):
@@ -100,8 +100,8 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
                     span,
                     help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
                 )
-            found.extend((scope, declared[scope]) for scope in paths)
-    return found
+            scopes.extend((scope, declared[scope]) for scope in paths)
+    return scopes
 
 
 def _largest(declared: Mapping[str, bool]) -> list[str]:
@@ -110,11 +110,11 @@ def _largest(declared: Mapping[str, bool]) -> list[str]:
     are taken instead.
     """
     repeats = [scope for scope, repeat in declared.items() if repeat]
-    found, inner = [], repeats or list(declared)
+    scopes, inner = [], repeats or list(declared)
     while inner:
-        found = [scope for scope in inner if not any(within(scope, other) for other in inner)]
-        inner = [scope for scope in inner if len(found) == 1 and within(scope, found[0])] if not repeats else []
-    return found
+        scopes = [scope for scope in inner if not any(within(scope, other) for other in inner)]
+        inner = [scope for scope in inner if len(scopes) == 1 and within(scope, scopes[0])] if not repeats else []
+    return scopes
 
 
 def _instance(scope: str, scopes: Sequence[tuple[str, bool]], again: Collection[str]) -> str | None:

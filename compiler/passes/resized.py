@@ -44,14 +44,14 @@ class Resized:
 
     def body(self, body: spec.Body) -> spec.Body:
         """The body rewritten. Recursion is as deep as blocks are nested, which the checker bounds."""
-        found = self._done.get(id(body))
-        if found is None:
+        rewritten = self._done.get(id(body))
+        if rewritten is None:
             steps = tuple(self.step(step, body) for step in body.steps)
-            found = evolve(
+            rewritten = evolve(
                 body, steps=steps, types=tuple(map(self.type, body.types)), results=self.operands(body.results)
             )
-            self._done[id(body)] = found
-        return found
+            self._done[id(body)] = rewritten
+        return rewritten
 
     def model(self, model: spec.Model) -> spec.Model:
         """The model rewritten, with its outputs."""
@@ -101,8 +101,8 @@ class Resized:
             (operand,) = step.operands
             assert isinstance(operand, int)
             whole, part = body.types[operand].axis(options["axis"]), step.type.axis(options["into"])
-            room = self.size(whole) - self.size(part)
-            start = room if options["start"] == whole.size - part.size else min(options["start"], room)
+            last_start = self.size(whole) - self.size(part)
+            start = last_start if options["start"] == whole.size - part.size else min(options["start"], last_start)
             options = {**options, "start": start}
         if "window" in options and step.function == "attend":
             keys = step.operands[1]

@@ -30,30 +30,30 @@ def rounded(graph: Graph) -> tuple[Diagnostic, ...]:
     producers = graph.producers()
     casts = {node for node in graph.nodes if node.op == TO_BF16 and node.inputs[0].type.dtype in INTEGERS}
     known = bounds_of(graph) if casts else {}
-    found: dict[tuple[Span | None, str], None] = {}
+    warnings: dict[tuple[Span | None, str], None] = {}
     for node in graph.nodes:
         if node.op in ANGLES and node.output.type.dtype == "bf16":
-            found[node.span, f"angles are rounded to {EIGHT_BITS}"] = None
+            warnings[node.span, f"angles are rounded to {EIGHT_BITS}"] = None
         elif node in casts:
             integers = _large(known.get(node.inputs[0]))
             if integers:
-                found[node.span, f"{integers} are rounded to {EIGHT_BITS}"] = None
+                warnings[node.span, f"{integers} are rounded to {EIGHT_BITS}"] = None
         lookup = node.op.ids([value.type for value in node.inputs])
         if lookup is not None and lookup[1].size > MAX_IDS:
             position, axis = lookup
             for place in _from_bf16(node.inputs[position], producers):
-                found[place, f"ids of `{axis.name}`, of size {axis.size:,}, are computed in {EIGHT_BITS}"] = None
-    return tuple(Diagnostic("W0305", message, place, (), HELP) for place, message in found)
+                warnings[place, f"ids of `{axis.name}`, of size {axis.size:,}, are computed in {EIGHT_BITS}"] = None
+    return tuple(Diagnostic("W0305", message, place, (), HELP) for place, message in warnings)
 
 
 def _large(interval: Interval | None) -> str | None:
     """What integers of an interval are called, if bf16 does not hold all of them."""
     if interval is None:
         return "integers"
-    most = int(max(-interval[0], interval[1]))
-    if most <= EXACT:
+    largest = int(max(-interval[0], interval[1]))
+    if largest <= EXACT:
         return None
-    return f"integers up to {most:,}" if most < 2**31 - 1 else "integers"
+    return f"integers up to {largest:,}" if largest < 2**31 - 1 else "integers"
 
 
 def _from_bf16(ids: Value, producers: Mapping[Value, Node]) -> Iterator[Span | None]:

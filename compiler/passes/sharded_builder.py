@@ -68,13 +68,13 @@ class ShardedBuilder(Builder):
             for states, state in zip([*before, *after], (*rule.operands, *rule.results), strict=True):
                 states[over] = state
         operands = [layout_of((over, states.get(over)) for over in mesh.sharding) for states in before]
-        made = [layout_of((over, states.get(over)) for over in mesh.sharding) for states in after]
+        result_layouts = [layout_of((over, states.get(over)) for over in mesh.sharding) for states in after]
         # The operation on the shards, from the one on whole tensors.
-        given = tuple(Value("", type) for type in wholes)
-        whole = Node(op, given, tuple(Value("", type) for type in results), "")
-        local = local_op(whole, operands, made, mesh)
-        taken = [self.moved(value, layout) for value, layout in zip(inputs, operands, strict=True)]
-        outputs = self.laid_out(local, taken, made, name)
+        whole_inputs = tuple(Value("", type) for type in wholes)
+        whole = Node(op, whole_inputs, tuple(Value("", type) for type in results), "")
+        local = local_op(whole, operands, result_layouts, mesh)
+        resharded = [self.moved(value, layout) for value, layout in zip(inputs, operands, strict=True)]
+        outputs = self.laid_out(local, resharded, result_layouts, name)
         for value, type in zip(outputs, results, strict=True):
             assert value.type == local_type(type, value.layout, mesh.sizes), (op, value)
         return outputs
@@ -84,10 +84,10 @@ def _rule(rules: Sequence[ShardingRule], states: list[State], results: int) -> S
     """The rule that takes operands as they are, with partial sums reduced if need be, or else replicated."""
     replicated = ShardingRule((None,) * len(states), (None,) * results)
     reduced = [None if state in (SUM, MAX) else state for state in states]
-    for wanted in (states, reduced):
-        if not any(wanted):
+    for candidate in (states, reduced):
+        if not any(candidate):
             return replicated
         for rule in rules:
-            if list(rule.operands) == wanted:
+            if list(rule.operands) == candidate:
                 return rule
     return replicated

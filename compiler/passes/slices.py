@@ -271,9 +271,9 @@ class _Slicer:
 
     def _computed_whole(self, value: Value) -> Value:
         """All positions of a value that depends on inputs alone."""
-        wanted = ancestors(self.source, [value], self.producers)
+        needed = ancestors(self.source, [value], self.producers)
         for node in self.source.nodes:
-            if any(result in wanted and result not in self.whole for result in node.outputs):
+            if any(result in needed and result not in self.whole for result in node.outputs):
                 if not any(self.state.get(operand) for operand in node.inputs):
                     self.whole.update((result, self.local[result]) for result in node.outputs)
                     continue
@@ -300,12 +300,12 @@ class _Slicer:
     def _shared(self, type: Type, name: str) -> Value:
         """A tensor that the slices of a microbatch share, outside of all iterations: these share their functions."""
         scope, self.build.scope = self.build.scope, ""
-        found = self.build.value(name, type)
+        tensor = self.build.value(name, type)
         self.build.nodes.append(
-            Node(OfSlices(found.name, type), (), (found,), "", self.build.span, self.build.phase, self.build.stage)
+            Node(OfSlices(tensor.name, type), (), (tensor,), "", self.build.span, self.build.phase, self.build.stage)
         )
         self.build.scope = scope
-        return found
+        return tensor
 
     def _gathered(self, value: Value, reader: Node) -> Value:
         """A value at the positions of this slice and of all earlier ones."""

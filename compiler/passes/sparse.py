@@ -32,19 +32,19 @@ class Tables:
 
 def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int, train: Train) -> Tables:
     """Find the sparse parameters. `slices` are the parts of a sequence in which microbatches are cut."""
-    made = {node.outputs[0]: node for node in graph.nodes if node.op.adds_rows}
-    given: dict[str, list[object]] = {}
+    producers = {node.outputs[0]: node for node in graph.nodes if node.op.adds_rows}
+    contributions: dict[str, list[object]] = {}
     for each in graph.gradients:
-        given.setdefault(each.parameter, []).append(made.get(each.value))
+        contributions.setdefault(each.parameter, []).append(producers.get(each.value))
     over: dict[str, str] = {}
     dense: dict[str, str] = {}
     for parameter in graph.parameters:
         update = updates.get(parameter.name)
         if update is None:
             continue
-        nodes = [node for value, node in made.items() if node in given.get(parameter.name, ())]
+        nodes = [node for value, node in producers.items() if node in contributions.get(parameter.name, ())]
         axes = {str(node.op.adds_rows) for node in nodes}
-        terms = given.get(parameter.name, [])
+        terms = contributions.get(parameter.name, [])
         if not nodes:
             if update.lazy:
                 dense[parameter.name] = "it is not looked up in"
@@ -111,13 +111,15 @@ def sparse_updates(updates: Mapping[str, Update], over: Mapping[str, str]) -> di
     return {name: UpdateRows.of(update, over[name]) if name in over else update for name, update in updates.items()}
 
 
-def check_lazy(found: Tables, graph: Graph, updates: Mapping[str, Update], spans: Mapping[str, Span | None]) -> None:
+def check_lazy(sparse: Tables, graph: Graph, updates: Mapping[str, Update], spans: Mapping[str, Span | None]) -> None:
     """Refuse (E0416) an update that is told to be sparse, of what cannot be."""
-    wrong: list[Parameter] = [each for each in graph.parameters if each.name in found.dense and updates[each.name].lazy]
+    wrong: list[Parameter] = [
+        each for each in graph.parameters if each.name in sparse.dense and updates[each.name].lazy
+    ]
     refused = [
         refuse(
             "E0416",
-            f"the update of `{each.name}` cannot be sparse: {found.dense[each.name]}",
+            f"the update of `{each.name}` cannot be sparse: {sparse.dense[each.name]}",
             spans.get(each.name) or each.span,
             notes=[f"{each.name}: {each.master}" + (f", declared at {each.span.place}" if each.span else "")],
             help="leave out `sparse`, or `update embeddings -> …` for the tables alone",

@@ -100,15 +100,15 @@ class StackingBuilder(ShardedBuilder):
         if op.by_matrix:
             (value,), whole = inputs, cast("OfMatrices", op)
             if any(value.layout.over(axis) for side in whole.sides(value.type) for axis in side):
-                made = evolve(self.value(name or f"{self.scope}.{op.label}", value.type), layout=value.layout)
-                self._deferred.append(self._form(whole, value, made))
-                return (made,)
+                result = evolve(self.value(name or f"{self.scope}.{op.label}", value.type), layout=value.layout)
+                self._deferred.append(self._form(whole, value, result))
+                return (result,)
         return super().apply_all(op, *inputs, name=name)
 
     def deferred(self, nodes: Sequence[Node]) -> bool:
         """Whether some deferred operation reads a result of these nodes."""
-        made = {value for node in nodes for value in node.outputs}
-        return any(each.value in made for each in self._deferred)
+        outputs = {value for node in nodes for value in node.outputs}
+        return any(each.value in outputs for each in self._deferred)
 
     def _form(self, op: OfMatrices, value: Value, result: Value) -> _Form:
         type = global_type(value.type, value.layout, self.resharding.mesh.sizes)
@@ -147,7 +147,7 @@ class StackingBuilder(ShardedBuilder):
         groups: dict[tuple[object, ...], list[_Form]] = {}
         for each in self._deferred:
             groups.setdefault((*each.key, stages[each.parameter]), []).append(each)
-        found = []
+        stacks = []
         for group in groups.values():
             for part in self._cut(group):
                 self.nodes = []
@@ -155,8 +155,8 @@ class StackingBuilder(ShardedBuilder):
                 self.span = spans.get(part[0].parameter)
                 self._shared(part)
                 names = tuple(dict.fromkeys(each.parameter for each in part))
-                found.append(Stacked(names, stages[names[0]], tuple(self.nodes)))
-        return tuple(found)
+                stacks.append(Stacked(names, stages[names[0]], tuple(self.nodes)))
+        return tuple(stacks)
 
     def _ranks(self, over: Sequence[str]) -> int:
         return prod(self.resharding.mesh.sizes[each] for each in over)
@@ -167,10 +167,10 @@ class StackingBuilder(ShardedBuilder):
         share = [each.value.type.bytes for each in group]
         start = 0
         while start < len(group):
-            end, matrices, held = None, 0, 0
+            end, matrices, part_bytes = None, 0, 0
             for i in range(start, len(group)):
-                matrices, held = matrices + group[i].matrices, held + share[i]
-                if end is not None and held > BUCKET_BYTES:
+                matrices, part_bytes = matrices + group[i].matrices, part_bytes + share[i]
+                if end is not None and part_bytes > BUCKET_BYTES:
                     break
                 if matrices % ranks == 0:
                     end = i + 1
@@ -183,7 +183,7 @@ class StackingBuilder(ShardedBuilder):
         if sum(each.matrices for each in part) % self._ranks(first.dealt) == 0:
             return self._stack(part, first.dealt)
         choices = product(*(((over,), ()) for over in first.dealt))
-        over = min((tuple(x for each in taken for x in each) for taken in choices), key=lambda o: self._cost(part, o))
+        over = min((tuple(x for each in choice for x in each) for choice in choices), key=lambda o: self._cost(part, o))
         if over:
             return self._stack(part, over)
         for each in part:
@@ -211,8 +211,8 @@ class StackingBuilder(ShardedBuilder):
         shared = local_type(global_type(local, stored, sizes), dealt, sizes)
         value = Value("", shared)
         work = self.seconds(Node(self._operation(part[0]), (value,), (value,), ""))
-        there = self.resharding.cost(local, stored, dealt)
-        return there + work + self.resharding.cost(shared, dealt, stored)
+        exchange = self.resharding.cost(local, stored, dealt)
+        return exchange + work + self.resharding.cost(shared, dealt, stored)
 
     def _stack_of(self, part: Sequence[_Form], over: Sequence[str]) -> Stack:
         ranks = self._ranks(over)
@@ -224,8 +224,8 @@ class StackingBuilder(ShardedBuilder):
         stack = self._stack_of(part, over)
         stored, dealt = self._layouts(part[0], over)
         (whole,) = self.laid_out(stack, [each.value for each in part], (stored,))
-        (made,) = self.laid_out(self._operation(part[0]), (self.moved(whole, dealt),), (dealt,))
-        back = self.moved(made, stored)
+        (output,) = self.laid_out(self._operation(part[0]), (self.moved(whole, dealt),), (dealt,))
+        back = self.moved(output, stored)
         starts = stack.starts([each.value.type for each in part])
         for each, start in zip(part, starts, strict=False):
             op = Unstack(start, each.order, each.names, each.merged, each.value.type.names)
@@ -235,8 +235,8 @@ class StackingBuilder(ShardedBuilder):
         """Each rank has all of the matrices."""
         kept = {axis for axis in each.op.stacked if each.value.layout.over(axis)}
         whole = layout_of((over, state if state in kept else None) for over, state in each.value.layout.states)
-        (made,) = self.laid_out(each.op, (self.moved(each.value, whole),), (whole,))
-        self.moved(made, each.result.layout)
+        (output,) = self.laid_out(each.op, (self.moved(each.value, whole),), (whole,))
+        self.moved(output, each.result.layout)
         self.nodes[-1] = evolve(self.nodes[-1], outputs=(each.result,))
 
     def _append(self, op: Op, value: Value, result: Value) -> None:

@@ -157,12 +157,12 @@ class UpdateGraph:
 
     def nodes_of(self, buffers: Sequence[BufferUpdate]) -> list[Node]:
         """The nodes that compute the new values of some buffers, in order."""
-        wanted = {each.new for each in buffers}
+        needed = {each.new for each in buffers}
         nodes = []
         for node in reversed(self.buffer_nodes):
-            if any(value in wanted for value in node.outputs):
+            if any(value in needed for value in node.outputs):
                 nodes.append(node)
-                wanted.update(node.inputs)
+                needed.update(node.inputs)
         return nodes[::-1]
 
     def buffer_updates(self, names: Collection[str]) -> list[Node]:
@@ -210,7 +210,7 @@ class UpdateGraph:
                 size = 0
             parts[-1] += each.nodes
             size += each.masters[0].type.bytes
-        found: list[Node] = []
+        ordered: list[Node] = []
         before: list[Node] = []
         for part in parts:
             nodes = bucketed(by_depth(part), AVERAGED_BYTES)
@@ -222,9 +222,9 @@ class UpdateGraph:
                 count += 1
                 if node.op.communicates:
                     under_way.update(node.outputs)
-            found += nodes[:count] + before
+            ordered += nodes[:count] + before
             before = nodes[count:]
-        return found + before
+        return ordered + before
 
     def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
         """The nodes that compute the statistics of these stages, in order."""
@@ -256,8 +256,8 @@ def update_graph(
     decay so. `seconds` is the time of a node on the device. The states of the parameters `offloaded` lie in the host's
     memory, and so do some masters. If `delayed`, updates have gradients of an earlier step.
     """
-    given = clip, seconds, ema, spans, offloaded, masters_on_host, delayed
-    return _UpdateBuilder(partitioned, layouts, resharding, updates, *given).graph()
+    options = clip, seconds, ema, spans, offloaded, masters_on_host, delayed
+    return _UpdateBuilder(partitioned, layouts, resharding, updates, *options).graph()
 
 
 @define(eq=False)
@@ -278,8 +278,8 @@ class _UpdateBuilder:
     in_flight: dict[str, Value] = field(factory=dict, init=False)  # gradients that reductions start to copy to the host
 
     def __attrs_post_init__(self) -> None:
-        taken = [each.name for each in self.partitioned.graph.parameters]
-        self.build = StackingBuilder(self.resharding, taken, self.seconds)
+        names = [each.name for each in self.partitioned.graph.parameters]
+        self.build = StackingBuilder(self.resharding, names, self.seconds)
         self.stage_sets = self.partitioned.stage_sets()
 
     def graph(self) -> UpdateGraph:
@@ -290,10 +290,10 @@ class _UpdateBuilder:
         squares: dict[int, list[Value]] = {}
         parameters = []
         reduced: dict[str, list[tuple[int, str, Value]]] = {}
-        for there, made in zip(self.partitioned.stages, totals, strict=True):
-            for accumulator, total in zip(there.accumulators, made, strict=True):
+        for stage_graph, stage_totals in zip(self.partitioned.stages, totals, strict=True):
+            for accumulator, total in zip(stage_graph.accumulators, stage_totals, strict=True):
                 if accumulator.parameter:
-                    reduced.setdefault(accumulator.parameter, []).append((there.index, accumulator.name, total))
+                    reduced.setdefault(accumulator.parameter, []).append((stage_graph.index, accumulator.name, total))
         for parameter in graph.parameters:
             if parameter.name not in self.updates:
                 continue
@@ -345,15 +345,15 @@ class _UpdateBuilder:
 
     def _buffer(self, each: BufferWrite, stages: tuple[int, ...]) -> BufferUpdate:
         graph = self.partitioned.graph
-        wanted = {each.value}
+        needed = {each.value}
         for node in reversed(graph.nodes):
-            if node.phase is Phase.UPDATE and any(value in wanted for value in node.outputs):
-                wanted.update(node.inputs)
+            if node.phase is Phase.UPDATE and any(value in needed for value in node.outputs):
+                needed.update(node.inputs)
         totals = tuple(
             (stage.index, accumulator.name, accumulator.value)
             for stage in self.partitioned.stages
             for accumulator in stage.accumulators
-            if accumulator.value in wanted
+            if accumulator.value in needed
         )
         layouts = self.layouts[each.buffer]
         own = next((master.value for master in graph.masters if master.parameter == each.buffer), None)
@@ -408,8 +408,11 @@ class _UpdateBuilder:
         blocks = prod(sizes[each] for each in state.over(over))
         in_block = table.axis(over).size // blocks
         exchanged = self._exchanged(state.over(over), ids, rows, shared)
-        kept = layout_of((axis, along) for axis, along in exchanged)
-        places = [_joined(within_axes(state, each.type), kept, self.resharding.mesh.sharding) for each in (ids, rows)]
+        exchange_layout = layout_of((axis, along) for axis, along in exchanged)
+        places = [
+            _joined(within_axes(state, each.type), exchange_layout, self.resharding.mesh.sharding)
+            for each in (ids, rows)
+        ]
         ids, rows = (self._moved(each, place) for each, place in zip((ids, rows), places, strict=True))
         count = global_type(ids.type, ids.layout, sizes).without(shared).elements
         if not exchanged:
@@ -422,9 +425,9 @@ class _UpdateBuilder:
         ids, rows = self._laid_out(op, (ids, rows), by_source)
         exchange = SparseAllToAll(over, blocks, SOURCE, BLOCK)
         layouts = [within_axes(split, each.type) for each in (ids, rows)]
-        given = self.build.laid_out(exchange, (ids, rows), layouts)
+        received = self.build.laid_out(exchange, (ids, rows), layouts)
         merge = MergeRows(shared, in_block, Axis(ENTRY, entries(blocks * own, in_block)), SOURCE)
-        return self._laid_out(merge, given, split)
+        return self._laid_out(merge, received, split)
 
     def _exchanged(
         self, over: Sequence[str], ids: Value, rows: Value, shared: Sequence[str]
@@ -445,8 +448,10 @@ class _UpdateBuilder:
         wholes = [global_type(each.type, each.layout, sizes) for each in operands]
         types = op.infer(*wholes)
         layouts = [within_axes(split, type) for type in types]
-        given, made = (tuple(Value("", type) for type in each) for each in (wholes, types))
-        local = local_op(Node(op, given, made, ""), [each.layout for each in operands], layouts, self.resharding.mesh)
+        inputs, outputs = (tuple(Value("", type) for type in each) for each in (wholes, types))
+        local = local_op(
+            Node(op, inputs, outputs, ""), [each.layout for each in operands], layouts, self.resharding.mesh
+        )
         ids, rows = self.build.laid_out(local, operands, layouts)
         return ids, rows
 
@@ -479,8 +484,8 @@ class _UpdateBuilder:
                 name = f"gradient({parameter.name})"
                 gradient = self._apply(Pointwise("add"), gradient, value, layout=layouts.state, name=name)
         type = local_type(parameter.master, layouts.param, self.resharding.mesh.sizes)
-        there = parameter.name in self.masters_on_host
-        master = Value(f"master({parameter.name})", type, layouts.param, host=there)
+        on_host = parameter.name in self.masters_on_host
+        master = Value(f"master({parameter.name})", type, layouts.param, host=on_host)
         finish = tuple(self.build.nodes)
         return ParameterUpdate(
             parameter.name,
@@ -564,10 +569,10 @@ class _UpdateBuilder:
         type, layout, own = each.gradient.type, each.layouts.state, each.gradient.layout
         sizes = self.resharding.mesh.sizes
         whole = tensor_type(each.master.type, each.layouts.param, sizes)
-        states, there = [], each.name in self.offloaded
+        states, on_host = [], each.name in self.offloaded
         for name, stored in zip(op.states, op.state_types(whole), strict=True):
             at = within_axes(layout, stored)
-            states.append(Value(f"{name}({each.name})", local_type(stored, at, sizes), at, host=there))
+            states.append(Value(f"{name}({each.name})", local_type(stored, at, sizes), at, host=on_host))
         names = op.states
         self._stand(each.name, Phase.UPDATE, None)
         gradient = each.gradient
@@ -591,16 +596,16 @@ class _UpdateBuilder:
         others = tuple(self._moved(other, within_axes(own, other.type)) for other in others)
         if each.touched is not None:
             others = (each.touched, *others)
-        written, *given = (
+        written, *operands = (
             self._landed(each.in_flight, value)
             if value is each.gradient and each.in_flight
-            else self._copied(value, there)
+            else self._copied(value, on_host)
             for value in (part, gradient, *others)
         )
         layouts = (layout, *(state.layout for state in states))
-        new = self.build.laid_out(op, (written, given[0], *states, *given[1:]), layouts, f"new({each.name})")[0]
+        new = self.build.laid_out(op, (written, operands[0], *states, *operands[1:]), layouts, f"new({each.name})")[0]
         if self.ema is not None:
-            mean = Value(f"{EMA}({each.name})", new.type, layout, host=there)
+            mean = Value(f"{EMA}({each.name})", new.type, layout, host=on_host)
             self._apply(Ema(self.ema), mean, new, layout=layout, name=f"new({mean.name})")
             states, names = [*states, mean], (*names, EMA)
         if written is not each.master:

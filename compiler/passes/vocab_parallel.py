@@ -46,10 +46,10 @@ def spread(
 Each = TypeVar("Each")
 
 
-def of_parts(graph: Graph, given: Mapping[str, Each]) -> dict[str, Each]:
+def of_parts(graph: Graph, by_name: Mapping[str, Each]) -> dict[str, Each]:
     """What is known of parameters by name, for a graph in which some are in parts."""
     names = ((each.name, each.part.name if each.part else each.name) for each in graph.parameters)
-    return {name: given[whole] for name, whole in names if whole in given}
+    return {name: by_name[whole] for name, whole in names if whole in by_name}
 
 
 class _Divided:
@@ -140,14 +140,14 @@ class _Divided:
 
     def _wanted_by_parts(self) -> set[Value]:
         """What output parts read in B."""
-        wanted: set[Value] = set()
+        needed: set[Value] = set()
         for node in reversed(self.source.nodes):
             if node.phase is Phase.FORWARD:
                 continue
             parts = self._touches(node) and self.kind[node.outputs[0]] == OUTPUTS
-            if parts or (not self._touches(node) and any(value in wanted for value in node.outputs)):
-                wanted.update(node.inputs)
-        return wanted
+            if parts or (not self._touches(node) and any(value in needed for value in node.outputs)):
+                needed.update(node.inputs)
+        return needed
 
     # ------------------------------------------------------------ parameters
 
@@ -161,13 +161,13 @@ class _Divided:
             raise self._refused(axis, f"buffer `{parameter.name}` has it", parameter.span)
         size = value.type.axis(axis).size // len(self.ranks)
         type, master = value.type.resized(axis, size), parameter.master.resized(axis, size)
-        found = []
+        parts = []
         for rank in self.ranks:
             part = self.build.part(value, str(rank), type)
             whole = Part(parameter.name, parameter.master, axis, self.over, rank)
-            found.append(evolve(parameter, value=part, master=master, part=whole))
-        self.state[value], self.parts[value] = axis, tuple(each.value for each in found)
-        return found
+            parts.append(evolve(parameter, value=part, master=master, part=whole))
+        self.state[value], self.parts[value] = axis, tuple(each.value for each in parts)
+        return parts
 
     def _gradient(self, each: Gradient) -> list[Gradient]:
         state, value = self.state[each.value], each.value
@@ -175,11 +175,11 @@ class _Divided:
             own = self.local[value]
             stage = self.stage_of.get(own, each.stage)
             return [evolve(each, value=own, stage=stage if own in self.stage_of else each.stage)]
-        found = []
+        gradients = []
         for rank, part in zip(self.ranks, self.parts[value], strict=True):
             name = f"{each.parameter}.{rank}" if is_split(state) else each.parameter
-            found.append(Gradient(name, part, self.stage_of[part]))
-        return found
+            gradients.append(Gradient(name, part, self.stage_of[part]))
+        return gradients
 
     def _end(self, value: Value) -> Value:
         """A value at the end of the step."""
@@ -219,10 +219,10 @@ class _Divided:
         returned = bool(of_outputs) or any(self.local.get(value) in self.returned for value in node.inputs)
         if returned:
             self.returned.update(node.outputs)
-        wanted = late or any(value in self.wanted for value in node.outputs)
-        if returned and wanted:
+        needed = late or any(value in self.wanted for value in node.outputs)
+        if returned and needed:
             raise self._refused(None, "its gradient is needed twice", node.span)
-        return self.stages.loss if wanted and not returned else node.stage
+        return self.stages.loss if needed and not returned else node.stage
 
     def _append(self, node: Node, stage: int | None, inputs: Sequence[Value]) -> None:
         for value in node.outputs:
@@ -262,7 +262,7 @@ class _Divided:
         if rule is None:
             self._contribute(node, states, stage)
             return
-        made: list[list[Value]] = [[] for _ in node.outputs]
+        by_output: list[list[Value]] = [[] for _ in node.outputs]
         for rank in self.ranks:
             op = node.op
             for axis in split_axes((*rule.operands, *rule.results)):
@@ -272,11 +272,11 @@ class _Divided:
             for i, (value, state) in enumerate(zip(node.outputs, rule.results, strict=True)):
                 type = value.type.resized(state, self._size(node, state)) if is_split(state) else value.type
                 outputs.append(self.build.part(value, str(rank), type))
-                made[i].append(outputs[-1])
+                by_output[i].append(outputs[-1])
                 self.stage_of[outputs[-1]] = stage(rank)
             new = evolve(node, op=op, inputs=inputs, outputs=tuple(outputs), stage=stage(rank))
             self.build.nodes.append(new)
-        for value, state, parts in zip(node.outputs, rule.results, made, strict=True):
+        for value, state, parts in zip(node.outputs, rule.results, by_output, strict=True):
             self.state[value], self.parts[value] = state, tuple(parts)
 
     def _rule(self, node: Node, states: Sequence[State]) -> ShardingRule | None:
@@ -304,20 +304,20 @@ class _Divided:
     ) -> tuple[Value, ...]:
         """The operands of a rank's part."""
         self.build.stage = stage(rank)
-        found = []
+        operands = []
         for value, state in zip(node.inputs, states, strict=True):
             late = self.local.get(value) in self.late or (
                 self.state[value] is not None and self.kind.get(value) == OUTPUTS
             )
             if state is not None:
-                found.append(self.parts[value][rank])
+                operands.append(self.parts[value][rank])
             elif late and node.phase is Phase.FORWARD:
                 raise self._at_once(node)
             elif self.local.get(value) in self.late and node.phase is not Phase.FORWARD:
-                found.append(self._passed_on(value))
+                operands.append(self._passed_on(value))
             else:
-                found.append(self._whole(value, stage(rank)))
-        return tuple(found)
+                operands.append(self._whole(value, stage(rank)))
+        return tuple(operands)
 
     def _passed_on(self, value: Value) -> Value:
         """A value of F of the loss stage, in its B, which comes before that of the parts."""
@@ -336,13 +336,13 @@ class _Divided:
         for rank in self.ranks if axis is not None and node.phase is Phase.FORWARD else ():
             inputs = self._operands(node, states, stage, rank)
             before = len(self.build.nodes)
-            found = node.op.partial_reduce(self.build, evolve(node, inputs=inputs), axis or "")
-            if found is None:
+            contribution = node.op.partial_reduce(self.build, evolve(node, inputs=inputs), axis or "")
+            if contribution is None:
                 break
             for i, new in enumerate(self.build.nodes[before:], before):
                 op = new.op.sharded(axis or "", self._size(node, axis or ""), self.over, len(self.ranks))
                 self.build.nodes[i] = evolve(new, op=op)
-            contributions.append(found)
+            contributions.append(contribution)
         if not contributions:
             raise self._at_once(node)
         self.build.stage = self.stages.loss

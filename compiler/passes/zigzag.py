@@ -91,22 +91,22 @@ class _Pass:
 
     def _read(self, value: Value) -> Value:
         """A value in order: an input once, parameters and buffers for each reader, so that each stage has its own."""
-        found = self.made.get(value, value)
-        if found is value and value in self.given:
+        reordered = self.made.get(value, value)
+        if reordered is value and value in self.given:
             for axis, order in self.orders.items():
                 if value.type.has(axis):
-                    found = self.build.derive(Zigzag(axis, order.ranks), value, found, ending="zigzag")
+                    reordered = self.build.derive(Zigzag(axis, order.ranks), value, reordered, ending="zigzag")
             if value in self.inputs:
-                self.made[value] = found
-        return found
+                self.made[value] = reordered
+        return reordered
 
     def _back(self, value: Value) -> Value:
         """A value in its own order."""
-        found = value
+        restored = value
         for axis, order in self.orders.items():
             if value.type.has(axis):
-                found = self.build.derive(Zigzag(axis, order.ranks, back=True), value, found, ending="in_order")
-        return found
+                restored = self.build.derive(Zigzag(axis, order.ranks, back=True), value, restored, ending="in_order")
+        return restored
 
 
 def _called(node: Node) -> str:

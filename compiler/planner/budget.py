@@ -45,9 +45,9 @@ class Budget:
         """Whether the share of the phases is spent."""
         return self.spent > self.begun + share * max(0.0, self.seconds - self.reserved - self.begun)
 
-    def exceeded(self, wanted: float) -> bool:
-        """Whether all would be spent with the seconds that are `wanted`."""
-        return self.spent + wanted > self.seconds
+    def exceeded(self, needed: float) -> bool:
+        """Whether all would be spent with the seconds that are `needed`."""
+        return self.spent + needed > self.seconds
 
     def spend(self, seconds: float) -> None:
         """Count seconds."""

@@ -105,18 +105,18 @@ def memory(
         for each in own
     ]
     constant = stages.middle.resident_bytes - stages.layer.resident_bytes
-    found = []
+    totals = []
     for actions, stages_held in zip(schedule.actions, placement, strict=True):
         beside = constant + sum(own[stage].resident_bytes - constant for stage in stages_held)
         at_ends = any(stage in (0, candidate.stages - 1) for stage in stages_held)
         reduced = sum(own[stage].reduced for stage in stages_held)
-        held = peak = 0.0
+        live_bytes = peak = 0.0
         for action in actions:
             change, works = changes[stages_held[action.chunk]][action.kind]
-            peak = max(peak, held + max(0.0, change) + works)
-            held += change
-        found.append(beside + max(peak, reduced) + more * at_ends)
-    return tuple(found)
+            peak = max(peak, live_bytes + max(0.0, change) + works)
+            live_bytes += change
+        totals.append(beside + max(peak, reduced) + more * at_ends)
+    return tuple(totals)
 
 
 def parts(
@@ -140,21 +140,21 @@ def parts(
         (sum(busy(own[stage]) for stage in stages_held), sum(own[stage].quiet for stage in stages_held))
         for stages_held in placement
     ]
-    most, quiet = max(ranks)
+    busiest, quiet = max(ranks)
     constant = stages.middle.end - stages.layer.end if candidate.stages > 1 else 0.0
     ends = [constant + sum(own[stage].end - constant for stage in stages_held) for stages_held in placement]
     if candidate.stages == 1:
-        makespan = most * microbatches
+        makespan = busiest * microbatches
     else:
         looked = _shortened(candidate, microbatches)
         _, orders = _order(candidate.schedule, candidate.pipe, candidate.chunks, looked)
         _, end, _ = Estimate(placement, _prices(own, placement))(orders)
-        makespan = end + (microbatches - looked) * most
-    quiet = min(most, quiet)
+        makespan = end + (microbatches - looked) * busiest
+    quiet = min(busiest, quiet)
     return Parts(
         quiet * microbatches * replicas_per_rank,
-        (most - quiet) * microbatches * replicas_per_rank,
-        max(0.0, makespan - most * microbatches) * replicas_per_rank,
+        (busiest - quiet) * microbatches * replicas_per_rank,
+        max(0.0, makespan - busiest * microbatches) * replicas_per_rank,
         max(ends) * replicas_per_rank + fixed,
     )
 
@@ -173,7 +173,7 @@ def _prices(own: Sequence[StageCosts], placement: Placement) -> StageTimes:
         tuple(each.weight for each in own),
         tuple(each.whole for each in own),
         tuple(here.send_forward * apart for here, _, apart in pairs),
-        tuple(there.send_backward * apart for _, there, apart in pairs),
+        tuple(following.send_backward * apart for _, following, apart in pairs),
     )
 
 

@@ -85,11 +85,11 @@ def _exchanged(base: Candidate, axis: str) -> Iterator[Candidate]:
     """A mesh axis twice as long, and half as long, others the other way round."""
     size = getattr(base, axis)
     for other in (each for each in GIVING if each != axis):
-        given = getattr(base, other)
-        if given % 2 == 0:
-            yield evolve(base, **{axis: 2 * size, other: given // 2})
+        other_size = getattr(base, other)
+        if other_size % 2 == 0:
+            yield evolve(base, **{axis: 2 * size, other: other_size // 2})
         if size % 2 == 0:
-            yield evolve(base, **{axis: size // 2, other: 2 * given})
+            yield evolve(base, **{axis: size // 2, other: 2 * other_size})
 
 
 def orders(space: Space, base: Candidate, timeline: Timeline) -> Iterator[Candidate]:

@@ -223,13 +223,13 @@ class Search:
         begin = process_time()
         own, wrong = self._as_it_is()
         self.budget.begin(reserved=self._least_to_compile(self._own) if self._own else 0.0)  # for one plan
-        kept = [own] if own is not None and own.peak <= self.device.memory else []
-        self.room = max(self.room, *(each.peak for each in kept), 0.0)  # as much as the file is trusted with
+        baseline = [own] if own is not None and own.peak <= self.device.memory else []
+        self.room = max(self.room, *(each.peak for each in baseline), 0.0)  # as much as the file is trusted with
         bounds = sorted(self._all_bounds(own), key=lambda pair: pair[0])
         fitting = self._outlook(bounds, own)
         fitting = sorted({*fitting, *self._variants(fitting[: self._wide])}, key=self._seconds)
         self._change(fitting)
-        plans, compiled = self._plans(kept)
+        plans, compiled = self._plans(baseline)
         larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
         fastest = min(larger, key=self._seconds, default=None)
         if not plans:
@@ -274,26 +274,26 @@ class Search:
         """Candidates that may fit, with approximate lower bounds of their step time: of all settings of context and
         experts to begin with, and of the shortest longer context if nothing fits.
         """
-        found: list[tuple[float, Candidate]] = []
+        bounds: list[tuple[float, Candidate]] = []
         settings = list(self.space.settings())
         for i, setting in enumerate(settings, 1):
             self._until = BOUNDS * i / len(settings)
-            found += self._bounds(setting, own)
+            bounds += self._bounds(setting, own)
         context = 2
-        while not found and self.space.positions and self.space.sizes is None and not self.budget.late(BOUNDS):
+        while not bounds and self.space.positions and self.space.sizes is None and not self.budget.late(BOUNDS):
             for setting in settings:
                 longer = evolve(setting, context=context, exchange="zigzag")
                 if any(True for _ in self.space.factors(context, setting.expert)):
-                    found += self._bounds(longer, own)
+                    bounds += self._bounds(longer, own)
             if context * 2 > self.space.devices:
                 break
             context *= 2
-        return found
+        return bounds
 
     def _bounds(self, setting: Candidate, own: Plan | None) -> Iterator[tuple[float, Candidate]]:
         """The same of one setting."""
         space = self.space
-        given = {own.candidate.data: (own.candidate.size,)} if own is not None else {}
+        own_sizes = {own.candidate.data: (own.candidate.size,)} if own is not None else {}
         offloads = {}
         for each in space.factors(setting.context, setting.expert):
             offload = self._offloads(evolve(setting, data=each[0], pipe=each[1], tensor=each[2], zero=3))
@@ -312,7 +312,7 @@ class Search:
                 continue
             sizes = [
                 size
-                for size in sorted({*space.sizes_of(mesh), *given.get(data, ())})
+                for size in sorted({*space.sizes_of(mesh), *own_sizes.get(data, ())})
                 if space.valid(evolve(mesh, size=size))
             ]
             # Recomputation costs time, so it is tried only for sizes of which something does not fit without it: of all
@@ -327,12 +327,12 @@ class Search:
                         left.append(size)
                         continue
                     orders = space.schedules(pipe, space.microbatches(base))
-                    found = [self._bound(base, stages, *order) for order in orders]
-                    yield from (each for each in found if each is not None)
-                    if not any(found):
+                    bounds = [self._bound(base, stages, *order) for order in orders]
+                    yield from (each for each in bounds if each is not None)
+                    if not any(bounds):
                         left += sizes[i:]
                         break
-                    if recompute in every or not all(each is not None and each[1].zero == base.zero for each in found):
+                    if recompute in every or not all(each is not None and each[1].zero == base.zero for each in bounds):
                         left.append(size)
                     if not recompute:
                         each = stages.middle.quiet / size
@@ -441,22 +441,22 @@ class Search:
         """The candidates that are estimated to fit, fastest first: `top`, and others estimated on the way. The file's
         layout, and others on its mesh, are estimated first, since its author may have had reasons that bounds miss.
         """
-        found: list[Candidate] = []
+        fitting: list[Candidate] = []
         if own is not None:
             fits = own.peak <= self.device.memory
             near = self._settled(evolve(own.candidate, slices=1, shared=False))
-            found += [near] if near is not None else []
-            most = own.prediction.step_time if fits else float("inf")
-            alike = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
-            self._look_through(alike, found, NEARBY)
-        self._look_through(bounds, found, OUTLOOKS)
-        return sorted(found, key=self._seconds)
+            fitting += [near] if near is not None else []
+            limit = own.prediction.step_time if fits else float("inf")
+            alike = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < limit]
+            self._look_through(alike, fitting, NEARBY)
+        self._look_through(bounds, fitting, OUTLOOKS)
+        return sorted(fitting, key=self._seconds)
 
-    def _look_through(self, bounds: list[tuple[float, Candidate]], found: list[Candidate], share: float) -> None:
-        """Add to `found` until `share` of the budget is spent. A candidate that does not fit is queued again with a
+    def _look_through(self, bounds: list[tuple[float, Candidate]], fitting: list[Candidate], share: float) -> None:
+        """Add to `fitting` until `share` of the budget is spent. A candidate that does not fit is queued again with a
         higher ZeRO stage, and with more recomputation, which only makes it slower.
         """
-        best = nsmallest(self._wide, map(self._seconds, found))
+        best = nsmallest(self._wide, map(self._seconds, fitting))
         queue = [(seconds, i, candidate) for i, (seconds, candidate) in enumerate(bounds)]
         heapify(queue)
         known = {candidate for _, candidate in bounds}
@@ -464,7 +464,7 @@ class Search:
             seconds, _, candidate = heappop(queue)
             if len(best) >= self._wide and seconds > best[-1] * MARGIN:
                 break
-            if best and self._pressed(found, share):
+            if best and self._pressed(fitting, share):
                 break
             if candidate in self._outlooks:
                 continue
@@ -472,7 +472,7 @@ class Search:
             if outlook is None:
                 continue
             if outlook.peak <= self.room:
-                found.append(candidate)
+                fitting.append(candidate)
                 best = nsmallest(self._wide, [*best, outlook.parts.step])
                 continue
             self._too_large(ESTIMATED, outlook.peak, candidate)
@@ -481,11 +481,11 @@ class Search:
                     known.add(smaller)
                     heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
 
-    def _pressed(self, found: list[Candidate], share: float = OUTLOOKS) -> bool:
+    def _pressed(self, fitting: list[Candidate], share: float = OUTLOOKS) -> bool:
         """Whether estimates end: `share` of the budget is spent, or the rest is needed to compile the best, if that is
         not the file's own layout.
         """
-        best = min(found, key=self._seconds)
+        best = min(fitting, key=self._seconds)
         other = self._own is None or _plain(best) != _plain(self._own)
         pressed = self.budget.late(share) or (other and self._too_late_for(best))
         if pressed and share > NEARBY:  # what is left on the file's mesh is looked at among all others
@@ -547,12 +547,12 @@ class Search:
         self.budget.spend(ESTIMATE + candidate.stages * microbatches * ESTIMATED_TURN)
         own = cut(stages, candidate, self.space.layers)
         whole, part = self._inputs(candidate)
-        found = CandidateEstimate(
+        outlook = CandidateEstimate(
             parts(stages, own, candidate, microbatches, self.device.step, self.space.replicas_per_rank(candidate)),
             tuple(each + whole for each in memory(stages, own, candidate, microbatches, part)),
         )
-        self._outlooks[candidate] = found
-        return found
+        self._outlooks[candidate] = outlook
+        return outlook
 
     def _inputs(self, candidate: Candidate) -> tuple[float, float]:
         """Bytes of inputs that the proxy does not have: of the global batch, which ranks on a CPU hold in addition to
@@ -590,12 +590,12 @@ class Search:
         """The fastest of a mesh and layout over all schedules that fits, in this way or one that needs less memory."""
         frontier = [move]
         for _ in range(SMALLER):
-            tried = [
+            variants = [
                 evolve(each, schedule=schedule, chunks=chunks)
                 for each in frontier
                 for schedule, chunks in self.space.schedules(each.pipe, self.space.microbatches(each))
             ]
-            looked = [(each, outlook) for each in tried if (outlook := self._look(each)) is not None]
+            looked = [(each, outlook) for each in variants if (outlook := self._look(each)) is not None]
             fits = [each for each, outlook in looked if outlook.peak <= self.room]
             if fits:
                 return min(fits, key=self._seconds)
@@ -604,16 +604,16 @@ class Search:
 
     # ------------------------------------------------------------ plans
 
-    def _plans(self, kept: list[Plan]) -> tuple[tuple[Plan, ...], int]:
-        """The best candidates that are estimated to fit, compiled, and merged with `kept`, fastest first; and how many
-        were compiled.
+    def _plans(self, baseline: list[Plan]) -> tuple[tuple[Plan, ...], int]:
+        """The best candidates that are estimated to fit, compiled, and merged with `baseline`, fastest first; and how
+        many were compiled.
         """
         plans: list[Plan] = []
         compiled = 0
         meshes: Counter[tuple[int, ...]] = Counter()
         alike = self._wide if self.space.sizes is not None else ALIKE
         scales: dict[str, float] = {}  # by schedule: how much more memory one took than was estimated
-        known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in kept}
+        known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in baseline}
         fitting = (candidate for candidate, outlook in self._outlooks.items() if outlook.peak <= self.room)
         queue = deque(sorted(fitting, key=self._seconds))
         while queue:
@@ -625,10 +625,10 @@ class Search:
             outlook = self._outlooks.get(candidate)
             if outlook is not None and outlook.peak * scales.get(candidate.schedule, 1.0) > self.room:
                 continue
-            comparing = self._comparing if len(plans) + len(kept) > 1 else 0.0
-            if (plans or kept) and self._too_late_for(candidate, comparing):
+            comparing = self._comparing if len(plans) + len(baseline) > 1 else 0.0
+            if (plans or baseline) and self._too_late_for(candidate, comparing):
                 # While there is no plan, what promises to be faster than the file may exceed the budget a little.
-                slower = outlook is None or any(outlook.parts.step >= each.prediction.step_time for each in kept)
+                slower = outlook is None or any(outlook.parts.step >= each.prediction.step_time for each in baseline)
                 if plans or slower or self._too_late_for(candidate, -OVER * self.budget.seconds):
                     self._cut.add(COMPILED)
                     continue
@@ -648,10 +648,10 @@ class Search:
                 plans.append(plan)
                 meshes[candidate.mesh] += 1
                 if len(plans) == 1:
-                    first = min([*kept, plan], key=lambda each: each.prediction.step_time)
+                    first = min([*baseline, plan], key=lambda each: each.prediction.step_time)
                     queue.extendleft(orders(self.space, first.candidate, first.prediction.timeline))
         # The sort is stable: on a tie the file itself comes first.
-        best = sorted([*kept, *plans], key=lambda plan: plan.prediction.step_time)
+        best = sorted([*baseline, *plans], key=lambda plan: plan.prediction.step_time)
         return tuple(best[: self.top]), compiled
 
     def _too_large(self, look: str, needed: float, candidate: Candidate) -> None:
@@ -668,8 +668,8 @@ class Search:
         look = next((each for each in reversed(PHASES) if each in self._nearest), None)
         if look is not None:
             needed, candidate = self._nearest[look]
-            said = f"{'about ' * (look == BOUNDED)}{written(needed, BYTES)}"
-            note = f"the smallest found needs {said} per rank: {described(self.space, candidate)}"
+            amount = f"{'about ' * (look == BOUNDED)}{written(needed, BYTES)}"
+            note = f"the smallest found needs {amount} per rank: {described(self.space, candidate)}"
         elif not self._references and (factors := [*self.space.factors()]):  # without any, only contexts use all
             host = self.device.gpu
             fewest = min(self._stored(Candidate(*each, 1, zero=3, offload=host)) for each in factors)
@@ -725,15 +725,15 @@ def predicted(file: spec.Spec, candidate: Candidate, budget: Budget | None = Non
 def _parts(state: Scheduled, prediction: Prediction) -> Parts:
     """Where the seconds of a predicted step go."""
     timeline = prediction.timeline
-    most = max(timeline.busy)
-    rank = timeline.busy.index(most)
+    busiest = max(timeline.busy)
+    rank = timeline.busy.index(busiest)
     quiet = stage_seconds(silenced(state))
     stages = state.plan.ranks[rank].stages
     actions = (each.work for each in timeline.actions[rank] if isinstance(each.work, Action))
-    compute = min(most, sum(quiet[stages[action.chunk], action.kind] for action in actions))
+    compute = min(busiest, sum(quiet[stages[action.chunk], action.kind] for action in actions))
     end = prediction.replicas_per_rank * max(prediction.ends) + prediction.average + prediction.fixed
-    compute, most = prediction.replicas_per_rank * compute, prediction.replicas_per_rank * most
-    return Parts(compute, most - compute, prediction.step_time - most - end, end)
+    compute, busiest = prediction.replicas_per_rank * compute, prediction.replicas_per_rank * busiest
+    return Parts(compute, busiest - compute, prediction.step_time - busiest - end, end)
 
 
 def _distance(sizes: Sequence[int], others: Sequence[int]) -> float:

@@ -74,18 +74,18 @@ def runner_up(
     wins = []
     for record in records(space, device, best[0], second[0]):
         for furthest in (1 / FURTHEST, FURTHEST):
-            there = lead(record, furthest)
-            if there > 0 >= now:
-                wins.append(Wins(record, _crossing(partial(lead, record), now, furthest, there)))
+            furthest_lead = lead(record, furthest)
+            if furthest_lead > 0 >= now:
+                wins.append(Wins(record, _crossing(partial(lead, record), now, furthest, furthest_lead)))
     return RunnerUp(margin, tuple(sorted(wins, key=lambda each: abs(log(each.factor)))))
 
 
-def _crossing(lead: Callable[[float], float], now: float, furthest: float, there: float) -> float:
+def _crossing(lead: Callable[[float], float], now: float, furthest: float, furthest_lead: float) -> float:
     """The factor between 1 and the furthest at which a lead becomes positive: by regula falsi (Illinois), which comes
     close from one side; where it is within reach of that end, the next step is as far as needs be to be beyond.
     """
     low, high = 0.0, log(furthest)
-    below, above = now, there
+    below, above = now, furthest_lead
     for _ in range(STEPS):
         middle = (low * above - high * below) / (above - below)
         reach = copysign(0.9 * NEAR, high - low)
@@ -93,11 +93,11 @@ def _crossing(lead: Callable[[float], float], now: float, furthest: float, there
             middle = low + reach
         elif abs(high - middle) < abs(reach) / 2:
             middle = high - reach
-        found = lead(exp(middle))
-        if found > 0:
-            high, above, below = middle, found, below / 2
+        middle_lead = lead(exp(middle))
+        if middle_lead > 0:
+            high, above, below = middle, middle_lead, below / 2
         else:
-            low, below, above = middle, found, above / 2
+            low, below, above = middle, middle_lead, above / 2
         if abs(high - low) < NEAR:
             break
     return exp(high)

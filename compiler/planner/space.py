@@ -262,13 +262,13 @@ class Space:
         plain, own = Candidate(1, 1, 1, 1), self._laid_out()
         if own is None and self.sizes is not None:
             own = evolve(plain, context=self.mesh.size(self.context), expert=self.mesh.size(self.expert))
-        found = [plain]
+        candidates = [plain]
         if own is not None:
             context, exchange, expert = own.context, own.exchange, own.expert
-            found.insert(0, evolve(plain, context=context, exchange=exchange, expert=expert, routed=own.routed))
+            candidates.insert(0, evolve(plain, context=context, exchange=exchange, expert=expert, routed=own.routed))
         if self.experts:
-            found.append(evolve(plain, expert=gcd(self._size(self.experts), self.node, self.devices, self.rows)))
-        yield from dict.fromkeys(found)
+            candidates.append(evolve(plain, expert=gcd(self._size(self.experts), self.node, self.devices, self.rows)))
+        yield from dict.fromkeys(candidates)
 
     def sizes_of(self, candidate: Candidate) -> Iterator[int]:
         """Microbatch sizes per rank of a mesh: powers of two, and the full batch; that alone if it cannot be split."""
@@ -293,16 +293,16 @@ class Space:
     def file(self, candidate: Candidate, counts: tuple[int, ...] | None = None) -> spec.Spec:
         """The file with a candidate's mesh, layout and schedule; `counts` are the layers of each stage."""
         mesh = self.mesh_of(candidate)
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "microbatches": self.microbatches(candidate),
             "over": self.batch,
             "chunks": candidate.chunks,
             "minimize": "step_time",
         }
         if candidate.slices > 1:
-            given |= {"over": (self.batch, self.positions), "slices": candidate.slices}
+            values |= {"over": (self.batch, self.positions), "slices": candidate.slices}
         settings = SCHEDULES[candidate.schedule].settings
-        arguments = {each.name: given.get(each.name, each.default) for each in settings}
+        arguments = {each.name: values.get(each.name, each.default) for each in settings}
         _, train = self.given.trained
         return evolve(
             self.given,
@@ -485,15 +485,15 @@ class Space:
 
 def elements(body: spec.Body, axis: str | None = None) -> float:
     """The number of elements of all parameters of a body, or those with an axis, over all calls and iterations."""
-    found = 0.0
+    total = 0.0
     for step in body.steps:
         if isinstance(step, spec.Parameter):
-            found += step.type.elements if axis is None or step.type.has(axis) else 0
+            total += step.type.elements if axis is None or step.type.has(axis) else 0
         elif isinstance(step, spec.CallBlock | spec.Scan):
-            found += elements(step.body, axis)
+            total += elements(step.body, axis)
         elif isinstance(step, spec.Repeat):
-            found += step.count * elements(step.body, axis)
-    return found
+            total += step.count * elements(step.body, axis)
+    return total
 
 
 def _divisors(number: int) -> list[int]:
@@ -504,23 +504,23 @@ def _divisors(number: int) -> list[int]:
 # ---------------------------------------------------------------- the space of a file
 
 
-def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, device: str | None = None) -> Space:
+def space_of(file: spec.Spec, devices: int | None = None, keep: bool = False, device: str | None = None) -> Space:
     """The search space of a file, for its mesh's number of devices by default; with `keep`, its mesh's sizes are fixed.
     `device`, in usual machines, replaces the mesh's devices and links.
 
     Raises Refused: E0410 without a model or a train block, E0901 if the devices cannot all be used.
     """
-    model, _ = given.trained
-    layout = given.layout
-    mesh = given.mesh or next(iter(given.meshes.values()), None)
-    wanted = devices or (mesh.ranks if mesh else None)
-    if wanted is None:
+    model, _ = file.trained
+    layout = file.layout
+    mesh = file.mesh or next(iter(file.meshes.values()), None)
+    device_count = devices or (mesh.ranks if mesh else None)
+    if device_count is None:
         help = "`--devices 8`, or a `mesh` in the file"
-        raise refuse("E0901", f"`{given.source.name}` declares no mesh that gives the number of devices", help=help)
+        raise refuse("E0901", f"`{file.source.name}` declares no mesh that gives the number of devices", help=help)
     mesh = mesh or spec.Mesh("cluster", (), None, {})
     if device is not None:
         mesh = evolve(mesh, device=spec.Call(device, {}), links={})
-    batch = given.batch
+    batch = file.batch
     rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)] if layout else []
     known = dict(mesh.axes)
     rules = [rule for rule in rules if all(name in known for name in rule.mesh_axes)]
@@ -582,15 +582,15 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
     sequence = tuple(name for name in sequence if name not in reordered)
     kept += tuple(_offloaded(layout))
     sizes = dict(mesh.axes) if keep else None
-    found = Space(
-        given,
-        wanted,
+    space = Space(
+        file,
+        device_count,
         mesh,
         data,
         pipe,
         tensor,
         batch,
-        _rows(given, batch),
+        _rows(file, batch),
         tuple(name for name in along if name not in (data, expert)),
         split,
         sequence,
@@ -607,9 +607,9 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
         tuple(_vocabularies(model)),
         sizes,
     )
-    if not any(True for each in found.settings() for _ in found.factors(each.context, each.expert)):
-        raise _unusable(found)
-    return evolve(found, whole=_needs_the_whole_batch(found))
+    if not any(True for each in space.settings() for _ in space.factors(each.context, each.expert)):
+        raise _unusable(space)
+    return evolve(space, whole=_needs_the_whole_batch(space))
 
 
 def _needs_the_whole_batch(space: Space) -> bool:
@@ -675,10 +675,10 @@ def _axis(target: spec.Target) -> str:
     return "" if target.is_class or target.path is not None else target.name
 
 
-def _name(preferred: str, taken: set[str]) -> str:
+def _name(preferred: str, used: set[str]) -> str:
     """A name for a mesh axis that no rule of the file names: an axis with a role of its own keeps it."""
     name = preferred
-    while name in taken:
+    while name in used:
         name += "_"
     return name
 
@@ -705,9 +705,9 @@ def _experts(model: spec.Model) -> str:
         if each.function == "routed_dot":
             return str(each.options["along"])
         if each.function == "dispatch":
-            found = next((name for name in each.type.names if name in matrices), "")
-            if found:
-                return found
+            axis = next((name for name in each.type.names if name in matrices), "")
+            if axis:
+                return axis
     return ""
 
 
@@ -732,9 +732,9 @@ def _inputs(model: spec.Model) -> Iterator[tuple[str, ...]]:
         yield type.names
 
 
-def _rows(given: spec.Spec, batch: str) -> int:
+def _rows(file: spec.Spec, batch: str) -> int:
     """The size of the batch; 1 if the model has none."""
-    return given.axes[batch].size if batch in given.axes else 1
+    return file.axes[batch].size if batch in file.axes else 1
 
 
 def outermost(body: spec.Body, names: tuple[str, ...] | None = None) -> Iterator[spec.Repeat]:
@@ -759,14 +759,14 @@ def iterations_of(body: spec.Body, names: tuple[str, ...], each: int | None = No
     """The iterations of the repeats with these names (of nested ones the outermost), over all calls and enclosing
     iterations; with `each`, as if every such repeat had that many.
     """
-    found = 0
+    total = 0
     for step in body.steps:
         if isinstance(step, spec.CallBlock):
-            found += iterations_of(step.body, names, each)
+            total += iterations_of(step.body, names, each)
         elif isinstance(step, spec.Repeat):
             own = step.name in names
-            found += (each or step.count) if own else step.count * iterations_of(step.body, names, each)
-    return found
+            total += (each or step.count) if own else step.count * iterations_of(step.body, names, each)
+    return total
 
 
 def _recomputed(layout: spec.Layout | None) -> str:
@@ -800,12 +800,12 @@ def _tensor_axes(
     for step in outermost(model.body, staged):
         for name in (name for type in step.body.types[: len(step.carried)] for name in type.names):
             carried.add(name)
-    found: dict[str, None] = {}
+    axes: dict[str, None] = {}
     for body in bodies(model.body):
         for each in body.steps:
             if isinstance(each, spec.Parameter) and len(each.type.axes) > 1:
                 free = [name for name in each.type.names if name not in carried]
-                if free and not any(name in found for name in free):
-                    found[free[0]] = None
+                if free and not any(name in axes for name in free):
+                    axes[free[0]] = None
     sequence = [name for input in _inputs(model) for name in input if name != batch]
-    return tuple(found), tuple(dict.fromkeys(sequence))
+    return tuple(axes), tuple(dict.fromkeys(sequence))

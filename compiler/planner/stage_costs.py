@@ -143,14 +143,14 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
     """The costs of each stage of a program."""
     # The bandwidth of a link whose ports the devices of a machine share depends on the full mesh.
     known = dict(links)
-    there = tuple((name, known.get(name, link)) for name, link in state.mesh.links)
-    state = evolve(state, mesh=evolve(state.mesh, links=there))
+    mesh_links = tuple((name, known.get(name, link)) for name, link in state.mesh.links)
+    state = evolve(state, mesh=evolve(state.mesh, links=mesh_links))
     unsplit = unsplit_seconds(state.undivided or state.joint, state.spec, state.device)
     if change is not None:
         state = change(state)
     costs = costs_of(state)
     quiet = stage_seconds(silenced(state)) if change is None else {}
-    found = []
+    stage_costs = []
     for rank, stage in zip(state.plan.ranks, state.plan.stages, strict=True):
         i = stage.index
         sent = {"forward": 0.0, "backward": 0.0}
@@ -182,5 +182,5 @@ def _measured(state: Scheduled, links: Links, change: Callable[[Scheduled], Sche
                 in_forward=stage.peaks.get("F", 0),
                 in_whole=stage.peaks.get("BW", 0),
             )
-        found.append(seconds)
-    return found
+        stage_costs.append(seconds)
+    return stage_costs

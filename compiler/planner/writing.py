@@ -132,10 +132,10 @@ def _planned(plan: Plan, source: Source, declarations: Declarations, schedule: t
     mesh = file.mesh
     assert mesh is not None
     assert file.layout is not None
-    there = (declarations.meshes, declarations.layouts, declarations.schedules)
-    imported = [{n for n, d in table.items() if d.span.source is not source} for table in there]
+    tables = (declarations.meshes, declarations.layouts, declarations.schedules)
+    imported = [{n for n, d in table.items() if d.span.source is not source} for table in tables]
     preferred = (mesh.name, "planned", "planned")
-    names = [_free(name, taken) for name, taken in zip(preferred, imported, strict=True)]
+    names = [_free(name, used) for name, used in zip(preferred, imported, strict=True)]
     yield _mesh(mesh, names[0])
     rules = "\n".join(map(_rule, file.layout.rules))
     yield f"layout {names[1]} on {names[0]} {{\n{rules}\n}}"
@@ -146,10 +146,10 @@ def _planned(plan: Plan, source: Source, declarations: Declarations, schedule: t
     entries = [each for train in declarations.train for each in train.table.entries]
     lines = [f"model = {file.trained[0].name}"]
     lines += [f"{key} = {name}" for key, name in chosen.items()]
-    said = {each.key.text: expression_text(each.value) for each in entries if each.key.text not in CHOICES}
+    settings = {each.key.text: expression_text(each.value) for each in entries if each.key.text not in CHOICES}
     if plan.candidate.late:
-        said["validate"] = spec.AFTER.name
-    lines += [f"{key} = {value}" for key, value in said.items()]
+        settings["validate"] = spec.AFTER.name
+    lines += [f"{key} = {value}" for key, value in settings.items()]
     yield "train {\n" + "\n".join(lines) + "\n}"
     yield "# The plan's predicted cost, with some slack.\nexpect {\n" + "\n".join(_claims(plan)) + "\n}"
 
@@ -162,11 +162,11 @@ def _claims(plan: Plan) -> Iterator[str]:
         yield f"bubble <= {bubble + 0.1:.1f}%"
 
 
-def _free(name: str, taken: set[str]) -> str:
-    number, found = 2, name
-    while found in taken:
-        found, number = f"{name}_{number}", number + 1
-    return found
+def _free(name: str, used: set[str]) -> str:
+    number, candidate = 2, name
+    while candidate in used:
+        candidate, number = f"{name}_{number}", number + 1
+    return candidate
 
 
 def _mesh(mesh: spec.Mesh, name: str) -> str:
@@ -181,11 +181,11 @@ def _call(call: spec.Call) -> str:
     """A call as written in the file, or spelled out if the search made it."""
     if call.span is not None:
         return call.span.source.text[call.span.start : call.span.end]
-    given = {key: value for key, value in call.arguments.items() if value is not None}
-    if given.get("over") == "batch":
-        del given["over"]
-    shown = {key: f"[{', '.join(each)}]" if isinstance(each, tuple) else each for key, each in given.items()}
-    return f"{call.name}({', '.join(f'{key} = {value}' for key, value in shown.items())})" if given else call.name
+    arguments = {key: value for key, value in call.arguments.items() if value is not None}
+    if arguments.get("over") == "batch":
+        del arguments["over"]
+    shown = {key: f"[{', '.join(each)}]" if isinstance(each, tuple) else each for key, each in arguments.items()}
+    return f"{call.name}({', '.join(f'{key} = {value}' for key, value in shown.items())})" if arguments else call.name
 
 
 def _rule(rule: spec.Rule) -> str:

@@ -176,23 +176,23 @@ def traffic_of(records: Iterable[Traffic]) -> tuple[TensorTraffic, ...]:
         return phase, each.axis, each.kind, tensor, each.type, each.source, each.target
 
     rows = grouped(records, alike)
-    found = []
+    tensors = []
     for key in sorted(rows, key=lambda key: key[0]):
         _, axis, kind, tensor, type, source, target = key
         first = rows[key][0]
         each = first.bytes / first.count
-        found.append(
+        tensors.append(
             TensorTraffic(kind, axis, first.phase, tensor, type, source, target, len(rows[key]), each, cost(rows[key]))
         )
-    return tuple(found)
+    return tuple(tensors)
 
 
 def tensor_text(name: str) -> str:
     """A tensor's name for display: without iterations and stages, and of a gradient total or an update the parameter's
     name.
     """
-    found = re.fullmatch(r"(?:total|new)\((.*)\)(?:@\d+)?(?:~\d+)?", name)
-    return without_iterations(found[1] if found else name)
+    match = re.fullmatch(r"(?:total|new)\((.*)\)(?:@\d+)?(?:~\d+)?", name)
+    return without_iterations(match[1] if match else name)
 
 
 # ---------------------------------------------------------------- iterations
@@ -202,12 +202,12 @@ def iterations(records: Iterable[Traffic], repeats: dict[str, str]) -> tuple[Ite
     """What each iteration of the outermost repeats communicates, grouping iterations that do the same."""
     by_iteration = grouped(records, lambda each: iteration_of(each.parameter or each.scope, repeats))
     profiles: dict[tuple[str, tuple[Share, ...], tuple[Share, ...]], list[int]] = {}
-    for iteration, found in by_iteration.items():
+    for iteration, group in by_iteration.items():
         if iteration is None:
             continue
         repeat, _, number = iteration.rpartition(".")
-        within = [each for each in found if each.phase in EACH_MICROBATCH]
-        outside = [each for each in found if each.phase not in EACH_MICROBATCH]
+        within = [each for each in group if each.phase in EACH_MICROBATCH]
+        outside = [each for each in group if each.phase not in EACH_MICROBATCH]
         profiles.setdefault((repeat, _shares(within), _shares(outside)), []).append(int(number))
     return tuple(Iteration(repeat, tuple(sorted(numbers)), *shares) for (repeat, *shares), numbers in profiles.items())
 

@@ -84,19 +84,19 @@ class Outcome:
 
 def outcomes(state: Compilation, summary: Summary) -> tuple[Outcome, ...]:
     """The outcome of each claim of a file, in order."""
-    found = []
+    results = []
     for claim in state.spec.expect:
         measure = MEASURES[claim.measure]
         value = measure.value(state, summary, *claim.argument)
         holds = COMPARISONS[claim.comparison](value, claim.limit)
         notes = () if holds else tuple(measure.notes(state, summary, *claim.argument))
-        found.append(Outcome(claim, value, holds, notes, measure.help))
-    return tuple(found)
+        results.append(Outcome(claim, value, holds, notes, measure.help))
+    return tuple(results)
 
 
-def failures(found: Iterable[Outcome], code: str = "E0705") -> tuple[Diagnostic, ...]:
+def failures(results: Iterable[Outcome], code: str = "E0705") -> tuple[Diagnostic, ...]:
     """A diagnostic for each claim that fails."""
-    return tuple(each.diagnostic(code) for each in found if not each.holds)
+    return tuple(each.diagnostic(code) for each in results if not each.holds)
 
 
 def claim_warnings(state: Compilation) -> tuple[Diagnostic, ...]:
@@ -117,15 +117,15 @@ def layers(state: Compilation, records: Iterable[Traffic]) -> dict[str, list[Tra
     if not repeats:
         return {graph.name: within}
     iterations = grouped(within, lambda each: iteration_of(each.parameter or each.scope, repeats))
-    return {iteration: found for iteration, found in iterations.items() if iteration is not None}
+    return {iteration: group for iteration, group in iterations.items() if iteration is not None}
 
 
 def _busiest_layer(state: Compilation, summary: Summary, *argument: str) -> tuple[str, list[Traffic]]:
     """The first layer with the most collectives along a mesh axis, optionally of one kind only."""
     *kind, axis = argument
     along = [each for each in summary.collectives if each.axis == axis and (not kind or each.kind == kind[0])]
-    found = layers(state, along)
-    return max(found.items(), key=lambda item: len(item[1]), default=("", []))
+    by_layer = layers(state, along)
+    return max(by_layer.items(), key=lambda item: len(item[1]), default=("", []))
 
 
 def _collectives(state: Compilation, summary: Summary, *argument: str) -> float:
@@ -145,7 +145,7 @@ def _sent(state: Compilation, summary: Summary, axis: str) -> list[_Sent]:
     """What the rank that sends most along a mesh axis sends: collectives or, along the pipeline axis, messages."""
     if axis == state.mesh.pipe:
         ranks = {stage.index: stage.rank for stage in summary.stages}
-        found = [
+        sent = [
             _Sent(ranks[each["from"]], each["bytes"] * each["count"], tensor_text(each["value"]))
             for each in (*summary.transfers, *summary.tied)
         ]
@@ -153,8 +153,8 @@ def _sent(state: Compilation, summary: Summary, axis: str) -> list[_Sent]:
         groups = state.groups
         # What the file calls one axis, replica groups share out.
         parts = {axis, state.mesh.replica_axis} if groups is not None and groups.along == axis else {axis}
-        found = [_Sent(each.rank, each.bytes, _place(each)) for each in summary.collectives if each.axis in parts]
-    by_rank = grouped(found, lambda each: each.rank)
+        sent = [_Sent(each.rank, each.bytes, _place(each)) for each in summary.collectives if each.axis in parts]
+    by_rank = grouped(sent, lambda each: each.rank)
     return max(by_rank.values(), key=lambda own: sum(each.bytes for each in own), default=[])
 
 
@@ -167,22 +167,22 @@ def _bytes(state: Compilation, summary: Summary, axis: str) -> float:
 
 def _memory_notes(state: Compilation, summary: Summary) -> Iterator[str]:
     rank = max(range(len(summary.memory)), key=lambda rank: summary.memory[rank].total)
-    found = summary.memory[rank]
-    parts = sorted(PARTS, key=lambda part: -getattr(found, part))
-    shown = ", ".join(f"{part} {written(getattr(found, part), BYTES)}" for part in parts if getattr(found, part))
-    yield f"{_rank(summary, rank)}, {found.moment}: {shown}"
+    report = summary.memory[rank]
+    parts = sorted(PARTS, key=lambda part: -getattr(report, part))
+    shown = ", ".join(f"{part} {written(getattr(report, part), BYTES)}" for part in parts if getattr(report, part))
+    yield f"{_rank(summary, rank)}, {report.moment}: {shown}"
     tensors = largest(state, state.plan.ranks[rank], parts[0])
-    if tensors and not (found.evaluating and parts[0] == "activations"):  # those are of training
+    if tensors and not (report.evaluating and parts[0] == "activations"):  # those are of training
         yield f"most of its {parts[0]}: {_most(tensors.items(), BYTES)}"
 
 
 def _bubble_notes(state: Compilation, summary: Summary) -> Iterator[str]:
     timeline = summary.timeline
-    most, least = (end(range(len(timeline.busy)), key=lambda rank: timeline.busy[rank]) for end in (max, min))
-    idle = 1 - timeline.busy[least] / timeline.cost if timeline.cost else 0.0
+    busiest, idlest = (end(range(len(timeline.busy)), key=lambda rank: timeline.busy[rank]) for end in (max, min))
+    idle = 1 - timeline.busy[idlest] / timeline.cost if timeline.cost else 0.0
     yield (
-        f"{_rank(summary, most)} is busy the longest, {written(timeline.busy[most], SECONDS)} of "
-        f"{written(timeline.cost, SECONDS)}; {_rank(summary, least)} waits the longest, {written(idle, RATIO)}"
+        f"{_rank(summary, busiest)} is busy the longest, {written(timeline.busy[busiest], SECONDS)} of "
+        f"{written(timeline.cost, SECONDS)}; {_rank(summary, idlest)} waits the longest, {written(idle, RATIO)}"
     )
     chain = [
         (f"{each.work.kind} on rank {each.rank}" if isinstance(each.work, Action) else "transfers", each.duration)
@@ -193,13 +193,14 @@ def _bubble_notes(state: Compilation, summary: Summary) -> Iterator[str]:
 
 
 def _step_notes(state: Compilation, summary: Summary) -> Iterator[str]:
-    found = summary.prediction
+    prediction = summary.prediction
     stage = max(summary.stages, key=lambda each: sum(each.seconds.values()))
     figures = ", ".join(f"{kind} {written(value, SECONDS)}" for kind, value in stage.seconds.items())
+    step, makespan = (written(each, SECONDS) for each in (prediction.step_time, prediction.timeline.makespan))
     yield (
-        f"of {written(found.step_time, SECONDS)}, microbatches take {written(found.timeline.makespan, SECONDS)}; "
-        f"bubble {written(found.timeline.bubble, RATIO)}, exposed communication "
-        f"{written(found.exposed_communication, RATIO)}"
+        f"of {step}, microbatches take {makespan}; "
+        f"bubble {written(prediction.timeline.bubble, RATIO)}, exposed communication "
+        f"{written(prediction.exposed_communication, RATIO)}"
     )
     yield f"stage {stage.index} takes the longest: {figures}, for each of {state.microbatches} microbatches"
 
@@ -214,18 +215,18 @@ def _exposed_notes(state: Compilation, summary: Summary) -> Iterator[str]:
 
 
 def _count_notes(state: Compilation, summary: Summary, *argument: str) -> Iterator[str]:
-    layer, found = _busiest_layer(state, summary, *argument)
-    kinds = Counter(f"{each.phase.name.lower()} {each.kind}" for each in found)
-    if found:
+    layer, collectives = _busiest_layer(state, summary, *argument)
+    kinds = Counter(f"{each.phase.name.lower()} {each.kind}" for each in collectives)
+    if collectives:
         yield f"{layer}: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
-    yield from _lines((_place(each), 1) for each in found)
+    yield from _lines((_place(each), 1) for each in collectives)
 
 
 def _bytes_notes(state: Compilation, summary: Summary, axis: str) -> Iterator[str]:
-    found = _sent(state, summary, axis)
-    if found:
-        yield f"{_rank(summary, found[0].rank)} sends the most"
-    yield from _lines(((each.what, each.bytes) for each in found), BYTES)
+    sent = _sent(state, summary, axis)
+    if sent:
+        yield f"{_rank(summary, sent[0].rank)} sends the most"
+    yield from _lines(((each.what, each.bytes) for each in sent), BYTES)
 
 
 def _lines(weighed: Iterable[tuple[str, float]], dimension: str = PLAIN) -> Iterator[str]:

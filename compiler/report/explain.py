@@ -113,22 +113,22 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """As an object of `explain --json`."""
-        found: dict[str, Any] = _plain(self)
-        return found
+        result: dict[str, Any] = _plain(self)
+        return result
 
 
 def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
     """The tensors of a name, joined where they differ only in their iteration. Raises ValueError if there are none."""
-    found = _Tensors(state)
-    wanted = found.results.get(name, name)
+    tensors = _Tensors(state)
+    resolved = tensors.results.get(name, name)
     # A value of the program and one of a decomposition may have the same name, in different iterations.
     groups: dict[tuple[str, bool], list[str]] = {}
-    for each in found.names():
-        if means(wanted, each):
-            groups.setdefault((without_iterations(each), each in found.whole), []).append(each)
+    for each in tensors.names():
+        if means(resolved, each):
+            groups.setdefault((without_iterations(each), each in tensors.whole), []).append(each)
     if not groups:
-        raise ValueError(f"`{name}` is not a tensor of this program{instead_of(name, list(found.names()))}")
-    return tuple(found.explained(tuple(names)) for names in groups.values())
+        raise ValueError(f"`{name}` is not a tensor of this program{instead_of(name, list(tensors.names()))}")
+    return tuple(tensors.explained(tuple(names)) for names in groups.values())
 
 
 class _Tensors:
@@ -174,8 +174,8 @@ class _Tensors:
         value, node = known[name]
         type = global_type(value.type, value.layout, self.mesh.sizes)
         stages = tuple(sorted({stage for each in names for stage in self._stages(*known[each])}))
-        found = self._value(self._of(names, "a value", type, node.span, stages, value.tensor), name)
-        return evolve(found, offloaded=self._offloaded(set(names)))
+        explanation = self._value(self._of(names, "a value", type, node.span, stages, value.tensor), name)
+        return evolve(explanation, offloaded=self._offloaded(set(names)))
 
     def _offloaded(self, names: set[str]) -> tuple[int, ...]:
         """The stages that copy values of some names to the host's memory."""
@@ -191,7 +191,7 @@ class _Tensors:
         return tuple(
             stage
             for buffer in update.buffers
-            if any(value.name == each.name for made in update.nodes_of([buffer]) for each in made.outputs)
+            if any(value.name == each.name for maker in update.nodes_of([buffer]) for each in maker.outputs)
             for stage in buffer.stages
         )
 
@@ -213,40 +213,42 @@ class _Tensors:
         reasons = splits(self.defaults, tensor, type), shadowed_rules(self.defaults, tensor, type)
         return Explanation(names, role, type, local, span, default, *reasons, stages)
 
-    def _input(self, names: tuple[str, ...], given: Input) -> Explanation:
+    def _input(self, names: tuple[str, ...], model_input: Input) -> Explanation:
         """An input is read directly in any layout, since data is a function of seed and step."""
-        stages = [s.index for s in self.state.partitioned.stages if any(each.name == given.name for each in s.inputs)]
-        parts = [each.value for each in self.graph.inputs if each.name == given.name]
+        stages = [
+            s.index for s in self.state.partitioned.stages if any(each.name == model_input.name for each in s.inputs)
+        ]
+        parts = [each.value for each in self.graph.inputs if each.name == model_input.name]
         copies = []
         for part in parts:
             readers = [node for node in self.graph.nodes if part in node.inputs and node.span is not None]
             phases = dict.fromkeys(node.phase.name.lower() for node in readers)
             spans = dict.fromkeys(node.span for node in readers if node.span is not None)
             copies.append(Copy(part.layout, part.type, ("reading",), ", ".join(phases), tuple(spans)))
-        found = self._of(names, "an input", given.value.type, given.span, tuple(stages))
-        return evolve(found, copies=tuple(copies))
+        explanation = self._of(names, "an input", model_input.value.type, model_input.span, tuple(stages))
+        return evolve(explanation, copies=tuple(copies))
 
     # ------------------------------------------------------------ parameters
 
     def _parameter(self, names: tuple[str, ...], parameter: Parameter) -> Explanation:
         stages = tuple(sorted({s for each in names for s in self.state.plan.parameter(each).stages}))
         role = "a buffer" if parameter.buffer else "a parameter"
-        found = self._of(names, role, parameter.master, parameter.span, stages)
+        explanation = self._of(names, role, parameter.master, parameter.span, stages)
         layouts = self.state.sharded.parameters[parameter.name]
         kinds = ("param", "grad", "state") if parameter.trained else () if parameter.buffer else ("param",)
         rule, update = self.state.rules.get(parameter.name), self.state.updates.get(parameter.name)
         if (part := parameter.part) is not None:
             count = part.master.axis(part.axis).size // parameter.master.axis(part.axis).size
             role = f"{role} in {count} parts, one for each rank of {part.over}"
-            found = evolve(found, names=(part.name,), role=role, type=part.master)
+            explanation = evolve(explanation, names=(part.name,), role=role, type=part.master)
         return evolve(
-            found,
+            explanation,
             shares=matrix_shares(self.state, names),
             rule=rule.span if rule and len(self.state.train.optimizer.rules) > 1 else None,
             unfit=self.state.unfit.get(parameter.name, ()),
             rows=self.state.tables.over.get(parameter.name),
             dense=self.state.tables.dense.get(parameter.name) if update is not None and update.keeps_rows else None,
-            local=found.local.with_dtype(parameter.value.type.dtype),
+            local=explanation.local.with_dtype(parameter.value.type.dtype),
             stored=tuple(self._stored(parameter, layouts, kind) for kind in kinds),
             copies=self._copies(parameter.name),
             on_host=parameter.name in self.state.prefetched,
@@ -267,18 +269,20 @@ class _Tensors:
 
     # ------------------------------------------------------------ values
 
-    def _value(self, found: Explanation, name: str) -> Explanation:
+    def _value(self, explanation: Explanation, name: str) -> Explanation:
         if name not in self.local:
-            return evolve(found, operation=self.whole[name][1].op.label, instead=self._instead(self.whole[name][1]))
+            return evolve(
+                explanation, operation=self.whole[name][1].op.label, instead=self._instead(self.whole[name][1])
+            )
         value, node = self.local[name]
-        found = evolve(found, operation=node.op.label, copies=self._copies(name))
+        explanation = evolve(explanation, operation=node.op.label, copies=self._copies(name))
         choice = self.state.sharded.choices.get(node)
         if choice is None:
-            return found
+            return explanation
         whole = self.whole.get(name, (value, node))[1]
         options = sorted(choice.options, key=lambda each: (each.mesh_axis, not each.taken, each.seconds))
         return evolve(
-            found,
+            explanation,
             made=value.layout,
             alternatives=tuple(
                 Alternative(each.mesh_axis, _states(whole, each), each.seconds, each.taken, each.reshards_weights)
@@ -299,7 +303,7 @@ class _Tensors:
     def _copies(self, name: str) -> tuple[Copy, ...]:
         """The value's copies in other layouts, in program order."""
         steps: dict[Value, tuple[str, ...]] = {}
-        made: list[tuple[Value, Node]] = []
+        resharded: list[tuple[Value, Node]] = []
         readers: dict[Value, dict[Span, None]] = {}
         for node in self.graph.nodes:
             for i, value in enumerate(node.inputs):
@@ -308,12 +312,12 @@ class _Tensors:
                 if isinstance(node.op, Reshard):
                     moved = node.outputs[i]
                     steps[moved] = (*steps.get(value, ()), node.op.words)
-                    made.append((moved, node))
+                    resharded.append((moved, node))
                 elif node.span is not None:
                     readers.setdefault(value, {})[node.span] = None
         return tuple(
             Copy(value.layout, value.type, steps[value], node.phase.name.lower(), tuple(readers[value]))
-            for value, node in made
+            for value, node in resharded
             if value in readers
         )
 

@@ -39,17 +39,17 @@ def matrix_shares(state: Partitioned, names: Collection[str] | None = None) -> t
     """The shares of a program's updates, those of several stages added up; of `names`, what is stacked with any of
     these parameters.
     """
-    found: dict[tuple[str, int, int, tuple[str, ...]], dict[tuple[int, ...], list[int]]] = {}
+    totals: dict[tuple[str, int, int, tuple[str, ...]], dict[tuple[int, ...], list[int]]] = {}
     for stacked in state.update.stacked:
         if names is None or not set(names).isdisjoint(stacked.parameters):
             for share in _shares(state, stacked):
                 key = share.operation, share.rows, share.columns, share.over
-                sums = found.setdefault(key, {}).setdefault(stacked.stages, [0, 0])
+                sums = totals.setdefault(key, {}).setdefault(stacked.stages, [0, 0])
                 sums[0] += share.matrices
                 sums[1] += share.each
     return tuple(
         MatrixShare(*key, sum(all for all, _ in by.values()), max(each for _, each in by.values()))
-        for key, by in found.items()
+        for key, by in totals.items()
     )
 
 

@@ -100,7 +100,7 @@ class Summary(Pictured):
 
     def as_json(self) -> dict[str, Any]:
         """The object of `compile --json`, a stable format."""
-        found = self.prediction
+        prediction = self.prediction
         columns = [self.memory[self.mesh.pipe_rank(rank)] for rank in range(self.ranks)]
         return {
             "name": self.name,
@@ -144,12 +144,12 @@ class Summary(Pictured):
             "tables": dict(self.tables),
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
-            "step_time": found.step_time,
-            f"{found.unit}_per_second": found.rate,
-            "mfu": found.mfu,
-            "exposed_communication": found.exposed_communication,
-            "host_copies": found.copying,
-            "exposed_host_copies": found.exposed_copies,
+            "step_time": prediction.step_time,
+            f"{prediction.unit}_per_second": prediction.rate,
+            "mfu": prediction.mfu,
+            "exposed_communication": prediction.exposed_communication,
+            "host_copies": prediction.copying,
+            "exposed_host_copies": prediction.exposed_copies,
             "seconds": dict(self.times),
         }
 
@@ -167,11 +167,11 @@ def collectives_json(records: Iterable[Traffic]) -> list[dict[str, Any]]:
             "kind": kind,
             "axis": axis,
             "phase": phases[phase].name.lower(),
-            **cost(found).as_json(),
+            **cost(group).as_json(),
             "file": file or None,
             "line": line or None,
         }
-        for (file, line, phase, axis, kind), found in sorted(grouped(records, key).items(), key=lambda pair: pair[0])
+        for (file, line, phase, axis, kind), group in sorted(grouped(records, key).items(), key=lambda pair: pair[0])
     ]
 
 
@@ -253,19 +253,19 @@ def _transfer(message: Message, count: int) -> dict[str, Any]:
 
 def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
     """The rules of the optimizer, in order."""
-    found = []
+    summaries = []
     for rule in state.train.optimizer.rules:
         own = [each for each in state.plan.parameters if state.rules.get(each.name) is rule]
         names = dict.fromkeys(without_iterations(each.name) for each in own)
         elements = sum(each.type.elements for each in own)
-        stored = sum(kept.type.bytes for each in own for kept in each.states)
+        stored = sum(tensor.type.bytes for each in own for tensor in each.states)
         left: dict[str, dict[str, None]] = {}
         for name, unfit in state.unfit.items():
             for why in (each.why for each in unfit if each.rule is rule):
                 left.setdefault(why, {})[without_iterations(name)] = None
         by_reason = tuple((why, tuple(them)) for why, them in left.items())
-        found.append(RuleSummary(str(rule), tuple(names), elements, stored, by_reason))
-    return tuple(found)
+        summaries.append(RuleSummary(str(rule), tuple(names), elements, stored, by_reason))
+    return tuple(summaries)
 
 
 ByAxes = tuple[tuple[str, tuple[str, ...]], ...]
@@ -284,19 +284,19 @@ def _not_by_axes(state: Compilation) -> tuple[ByAxes, ByAxes]:
         for mesh_axis in undivided(defaults, kind, name, layout):
             replicated.setdefault(mesh_axis, {})[without_iterations(name)] = None
 
-    def listed(found: dict[str, dict[str, None]]) -> ByAxes:
-        return tuple((axes, tuple(names)) for axes, names in found.items())
+    def listed(by_axes: dict[str, dict[str, None]]) -> ByAxes:
+        return tuple((axes, tuple(names)) for axes, names in by_axes.items())
 
     return listed(flat), listed(replicated)
 
 
 def _iterations(scopes: list[str]) -> tuple[str, ...]:
     """The outermost iterations of a stage: `layer.3`."""
-    found: dict[str, None] = {}
+    iterations: dict[str, None] = {}
     for scope in scopes:
         parts = scope.split(".")
         for i, part in enumerate(parts):
             if part.isdigit():
-                found[".".join(parts[1 : i + 1])] = None
+                iterations[".".join(parts[1 : i + 1])] = None
                 break
-    return tuple(found)
+    return tuple(iterations)

@@ -95,24 +95,24 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions, min
         memory = conditions.memory(placement) if conditions.memory is not None else None
         estimate = Estimate(placement, prices(conditions, placement), minimize != BUBBLE)
         searches.append(_Search(family, conditions, memory, estimate))
-    found: list[_Found] = []
+    candidates: list[_Found] = []
     for search in searches:
         alike = [each for each in others if each.placement == search.family.placement]
-        found += search.constructed(budget // len(searches), [search.family, *alike])
-    if not found:
+        candidates += search.constructed(budget // len(searches), [search.family, *alike])
+    if not candidates:
         raise ValueError(_too_little(searches[-1].family.placement, searches[-1].within()))
-    found.sort(key=lambda each: each.value)
-    least = min(search.least for search in searches)
+    candidates.sort(key=lambda each: each.value)
+    floor = min(search.least for search in searches)
     shared = max(search.shared for search in searches)
-    if found[0].value[0] > least * (1 + NEAR):
-        found = sorted([*found, *_improved(found, budget, least)], key=lambda each: each.value)
-    return _simulated(found, max(least, shared), minimize)
+    if candidates[0].value[0] > floor * (1 + NEAR):
+        candidates = sorted([*candidates, *_improved(candidates, budget, floor)], key=lambda each: each.value)
+    return _simulated(candidates, max(floor, shared), minimize)
 
 
-def _improved(found: Iterable[_Found], budget: int, least: float) -> Iterator[_Found]:
+def _improved(candidates: Iterable[_Found], budget: int, floor: float) -> Iterator[_Found]:
     """The best of different kinds, improved."""
     kinds: dict[tuple[Placement, str], _Found] = {}
-    for each in found:
+    for each in candidates:
         if plain(each.candidate.orders):
             kinds.setdefault((each.search.family.placement, each.schedule.name), each)
     now: list[_Found] = []
@@ -120,21 +120,21 @@ def _improved(found: Iterable[_Found], budget: int, least: float) -> Iterator[_F
     for each in kinds.values():
         if steps < FILLED * budget:
             before = each.search.estimate.steps
-            now.append(each.filled(least))
+            now.append(each.filled(floor))
             steps += each.search.estimate.steps - before
     for share, count, change in ((PLANNED, STARTS, _Found.planned), (REFINED, FINALISTS, _Found.refined)):
         now.sort(key=lambda each: each.value)
         yield from now
-        if not now or now[0].value[0] <= least * (1 + NEAR):
+        if not now or now[0].value[0] <= floor * (1 + NEAR):
             return
-        now = [change(each, int(share * budget / count), least) for each in now[:count]]
+        now = [change(each, int(share * budget / count), floor) for each in now[:count]]
     yield from now
 
 
-def _simulated(found: Iterable[_Found], least: float, minimize: str) -> Schedule:
+def _simulated(candidates: Iterable[_Found], floor: float, minimize: str) -> Schedule:
     """The best by simulation, of those found in ascending order of their estimates."""
     judged: list[tuple[tuple[float, float], Schedule]] = []
-    for each in found:
+    for each in candidates:
         # An estimate never exceeds the simulated cost.
         if judged and each.value[0] * (1 + NEAR) >= min(value for (value, _), _ in judged):
             break
@@ -146,7 +146,7 @@ def _simulated(found: Iterable[_Found], least: float, minimize: str) -> Schedule
         times = timeline.cost, timeline.makespan
         judged.append((times if minimize == BUBBLE else times[::-1], each.schedule))
     (value, _), best = min(judged, key=lambda each: each[0])
-    return evolve(best, name="auto", search=Search(best.name, value, least, minimize))
+    return evolve(best, name="auto", search=Search(best.name, value, floor, minimize))
 
 
 def _too_little(placement: Placement, memory: Memory) -> str:
@@ -169,17 +169,17 @@ class _Found:
         """Its estimated value."""
         return self.candidate.value
 
-    def filled(self, least: float) -> _Found:
+    def filled(self, floor: float) -> _Found:
         """With its gaps filled."""
-        return self._with(self.search.improvement(least).filled(self.candidate))
+        return self._with(self.search.improvement(floor).filled(self.candidate))
 
-    def planned(self, steps: int, least: float) -> _Found:
+    def planned(self, steps: int, floor: float) -> _Found:
         """With a better plan."""
-        return self._with(self.search.improvement(least).planned(self.candidate, steps))
+        return self._with(self.search.improvement(floor).planned(self.candidate, steps))
 
-    def refined(self, steps: int, least: float) -> _Found:
+    def refined(self, steps: int, floor: float) -> _Found:
         """With a better order."""
-        return self._with(self.search.improvement(least).refined(self.candidate, steps))
+        return self._with(self.search.improvement(floor).refined(self.candidate, steps))
 
     def _with(self, candidate: Candidate) -> _Found:
         if candidate.orders is self.candidate.orders:
@@ -230,24 +230,24 @@ class _Search:
         work = max(sum(map(one, line)) for line in spread.placement(self.family.placement))
         return work * self.family.microbatches
 
-    def improvement(self, least: float) -> Improvement:
+    def improvement(self, floor: float) -> Improvement:
         """A local search down to a bound."""
-        return Improvement(self.estimate, self.within(), least * (1 + NEAR))
+        return Improvement(self.estimate, self.within(), floor * (1 + NEAR))
 
     def constructed(self, budget: int, classical: Iterable[Schedule]) -> list[_Found]:
         """Orders of all kinds that fit in memory."""
-        found: list[tuple[Value, Schedule]] = []
+        estimated: list[tuple[Value, Schedule]] = []
         for each in chain(self._estimated(classical), self._estimated(self._listed(LISTED * budget))):
-            found.append(each)
+            estimated.append(each)
             if each[0][0] <= self.least * (1 + NEAR):
                 break  # none can cost less
         else:
-            best = [schedule for _, schedule in sorted(found, key=lambda pair: pair[0])]
-            found += self._patterned(int(PATTERNED * budget))
-            found += self._static(int(STATIC * budget), best)
+            best = [schedule for _, schedule in sorted(estimated, key=lambda pair: pair[0])]
+            estimated += self._patterned(int(PATTERNED * budget))
+            estimated += self._static(int(STATIC * budget), best)
         return [
             _Found(self, schedule, Candidate(value, [codes(line) for line in schedule.actions]))
-            for value, schedule in found
+            for value, schedule in estimated
         ]
 
     def _estimated(self, schedules: Iterable[Schedule]) -> Iterator[tuple[Value, Schedule]]:
@@ -266,9 +266,9 @@ class _Search:
                 :4
             ]:
                 warm_ups.append([counts[stage] for (stage,) in family.placement])
-        found = Descent(family, self.estimate, self.memory, budget).run(warm_ups, self.least)
-        if found is not None and found[0][0] < inf:
-            yield found
+        best = Descent(family, self.estimate, self.memory, budget).run(warm_ups, self.least)
+        if best is not None and best[0][0] < inf:
+            yield best
 
     def _patterned(self, budget: int) -> Iterator[tuple[Value, Schedule]]:
         """The best orders from repeated building blocks, in a V."""
@@ -284,8 +284,8 @@ class _Search:
     def within(self) -> Memory:
         """The memory; what holds all microbatches if it is not limited."""
         each = (1.0,) * len(self.estimate.prices.forward)
-        most = float(self.family.microbatches * len(each))
-        return self.memory or Memory((most,) * len(self.family.placement), each, each)
+        unlimited = float(self.family.microbatches * len(each))
+        return self.memory or Memory((unlimited,) * len(self.family.placement), each, each)
 
     def _listed(self, budget: float) -> Iterator[Schedule]:
         """The results of list scheduling, within all of the memory and parts of it; one at least."""

@@ -161,14 +161,14 @@ class _Copies:
     """
 
     def __init__(
-        self, actions: Sequence[Action], given: Mapping[int, Sequence[Action]], joined: frozenset[int]
+        self, actions: Sequence[Action], copies: Mapping[int, Sequence[Action]], joined: frozenset[int]
     ) -> None:
-        self.given = given
-        pairs = {(each.kind, each.chunk, each.microbatch) for line in given.values() for each in line}
+        self.given = copies
+        pairs = {(each.kind, each.chunk, each.microbatch) for line in copies.values() for each in line}
         self.offloads: dict[int, list[Action]] = {}
         self.awaited: dict[int, list[Action]] = {}
         backwards = set()
-        for i, action in enumerate(actions if given else ()):
+        for i, action in enumerate(actions if copies else ()):
             key = action.chunk, action.microbatch
             if action.kind == FORWARD and (OFFLOAD, *key) in pairs:
                 self.offloads.setdefault(i + (i in joined), []).append(Action(OFFLOAD, *key))
@@ -190,13 +190,13 @@ class _Copies:
 
 def peak_in_flight(program: Sequence[Instruction]) -> int:
     """The peak bytes that a rank's transfers hold, each from post to wait."""
-    held = peak = 0
+    live_bytes = peak = 0
     for instruction in program:
         if isinstance(instruction, (PostSend, PostReceive)):
-            held += instruction.transfer.message.bytes
-            peak = max(peak, held)
+            live_bytes += instruction.transfer.message.bytes
+            peak = max(peak, live_bytes)
         elif isinstance(instruction, (WaitSend, WaitReceive)):
-            held -= instruction.transfer.message.bytes
+            live_bytes -= instruction.transfer.message.bytes
     return peak
 
 
@@ -213,18 +213,18 @@ def _transfers(
     """
     rank_of = ranks_of(schedule.placement)
     sent: dict[tuple[int, str], list[int]] = {}
-    wanted: dict[tuple[int, str], list[int]] = {}
+    received: dict[tuple[int, str], list[int]] = {}
     channels: dict[int, Channel] = {}
     for number, message in enumerate(messages):
         source, destination = rank_of[message.source], rank_of[message.destination]
         if source != destination:
             channels[number] = Channel(source, destination, message.direction)
             sent.setdefault((message.source, message.direction), []).append(number)
-            wanted.setdefault((message.destination, message.direction), []).append(number)
+            received.setdefault((message.destination, message.direction), []).append(number)
     lines = {channel: _Line(channel) for channel in sorted(set(channels.values()))}
 
     outputs: _Outputs = [{} for _ in schedule.actions]
-    made: dict[tuple[int, int], tuple[int, int, Transfer]] = {}
+    arrivals: dict[tuple[int, int], tuple[int, int, Transfer]] = {}
     for rank, actions in enumerate(schedule.actions):
         for i, action in enumerate(actions):
             stage = schedule.placement[rank][action.chunk]
@@ -236,15 +236,15 @@ def _transfers(
                 line.produced.append(end)
                 line.consumed.append(-1)
                 outputs[rank].setdefault(end, []).append(transfer)
-                made[number, action.microbatch] = rank, end, transfer
+                arrivals[number, action.microbatch] = rank, end, transfer
 
     inputs: _Inputs = [{} for _ in schedule.actions]
     for rank, actions in enumerate(schedule.actions):
         for i, action in enumerate(actions):
             stage = schedule.placement[rank][action.chunk]
             begin = i - (i - 1 in joined[rank])
-            for number in wanted.get((stage, DIRECTION.get(action.kind, "")), ()):
-                arrival = made[number, action.microbatch]
+            for number in received.get((stage, DIRECTION.get(action.kind, "")), ()):
+                arrival = arrivals[number, action.microbatch]
                 lines[channels[number]].consumed[arrival[2].index] = begin
                 inputs[rank].setdefault(begin, []).append(arrival)
     assert all(-1 not in line.consumed for line in lines.values()), "an action is missing: invariant 1"
@@ -259,20 +259,20 @@ def _receive_in_time(schedule: Schedule, outputs: _Outputs, inputs: _Inputs, lin
     sends, and goes on once their receives are enqueued. What is received then has been sent: nobody waits for more.
     """
     by_channel = {line.channel: line for line in lines}
-    done = [0] * schedule.ranks
+    progress = [0] * schedule.ranks
 
     def missing(rank: int) -> list[Transfer]:
         """What a rank has sent that is not received."""
         return [
             each
-            for each in outputs[rank].get(done[rank] - 1, ())
-            if done[each.channel.destination] < by_channel[each.channel].enqueued[each.index]
+            for each in outputs[rank].get(progress[rank] - 1, ())
+            if progress[each.channel.destination] < by_channel[each.channel].enqueued[each.index]
         ]
 
     def has_inputs(rank: int) -> bool:
-        return all(done[source] > position for source, position, _ in inputs[rank].get(done[rank], ()))
+        return all(progress[source] > position for source, position, _ in inputs[rank].get(progress[rank], ()))
 
-    neighbors: list[set[int]] = [set() for _ in done]
+    neighbors: list[set[int]] = [set() for _ in progress]
     for channel in by_channel:
         neighbors[channel.source].add(channel.destination)
         neighbors[channel.destination].add(channel.source)
@@ -281,16 +281,16 @@ def _receive_in_time(schedule: Schedule, outputs: _Outputs, inputs: _Inputs, lin
         if not ready:
             rank = min(stuck)
             for each in missing(rank):
-                by_channel[each.channel].enqueue(each.index, done[each.channel.destination])
+                by_channel[each.channel].enqueue(each.index, progress[each.channel.destination])
             ready.add(rank)
         rank = ready.pop()
-        before = done[rank]
-        while done[rank] < len(schedule.actions[rank]) and has_inputs(rank) and not missing(rank):
-            done[rank] += 1
+        before = progress[rank]
+        while progress[rank] < len(schedule.actions[rank]) and has_inputs(rank) and not missing(rank):
+            progress[rank] += 1
         stuck.discard(rank)
-        if done[rank] < len(schedule.actions[rank]) and has_inputs(rank):
+        if progress[rank] < len(schedule.actions[rank]) and has_inputs(rank):
             stuck.add(rank)
-        if done[rank] > before:
+        if progress[rank] > before:
             ready |= neighbors[rank]
 
 
@@ -308,9 +308,9 @@ def _give_buffers(schedule: Schedule, inputs: _Inputs, lines: Sequence[_Line]) -
             line.buffers = len(line.transfers)
             continue
         free = [receiver[position - 1] if position else 0 for position in line.posted]
-        wanted = [sender[position] for position in line.produced]
-        most = max(Counter(line.produced).values())  # of one action
-        while line.buffers < most or any(a >= b for a, b in zip(free, wanted[line.buffers :], strict=False)):
+        needed = [sender[position] for position in line.produced]
+        burst = max(Counter(line.produced).values())  # of one action
+        while line.buffers < burst or any(a >= b for a, b in zip(free, needed[line.buffers :], strict=False)):
             line.buffers *= 2
 
 

@@ -57,10 +57,10 @@ class Memory:
         changes = {
             (chunk, kind): change for chunk, stage in enumerate(stages) for kind, change in self.changes(stage).items()
         }
-        held = peak = 0.0
+        live = peak = 0.0
         for action in actions:
-            held += changes[action.chunk, action.kind]
-            peak = max(peak, held)
+            live += changes[action.chunk, action.kind]
+            peak = max(peak, live)
         return peak
 
     def fits(self, schedule: Schedule) -> bool:

@@ -34,12 +34,12 @@ def critical_blocks(orders: Sequence[Codes], estimate: Estimate) -> list[Block]:
     ready = deque(range(len(orders)))
     while ready:
         rank = ready.popleft()
-        seconds, wanted, way, made = estimate.tables[rank]
+        seconds, sources, way, targets = estimate.tables[rank]
         own_causes, clock = causes[rank], clocks[rank]
         begin = len(own_causes)
         for position in range(begin, len(orders[rank])):
             each = orders[rank][position]
-            into, source, cause = made[each], wanted[each], None
+            into, source, cause = targets[each], sources[each], None
             if into >= 0:
                 own = ends[into]
                 if source >= 0:

@@ -66,24 +66,24 @@ class Descent:
         self.budget += self.estimate.steps
         self.parts = [tuple(map(codes, _parts(actions))) for actions in self.like.actions]
 
-    def run(self, warm_ups: Iterable[Sequence[int]], least: float) -> tuple[Value, Schedule] | None:
+    def run(self, warm_ups: Iterable[Sequence[int]], floor: float) -> tuple[Value, Schedule] | None:
         """The best order found from starting points with these warm-ups; None if none fits in memory. The search stops
-        at a cost of `least`, a lower bound.
+        at a cost of `floor`, a lower bound.
         """
-        most = [self._most(rank) for rank in range(self.like.ranks)]
-        if min(most) < 1:
+        limits = [self._most(rank) for rank in range(self.like.ranks)]
+        if min(limits) < 1:
             return None
         starts = []
         half = (self.estimate.steps + self.budget) / 2
-        for numbers in self._starts(warm_ups, most):
+        for numbers in self._starts(warm_ups, limits):
             starts.append((self.value(numbers), numbers))
-            if starts[-1][0][0] <= least * (1 + NEAR) or self.estimate.steps > half:
+            if starts[-1][0][0] <= floor * (1 + NEAR) or self.estimate.steps > half:
                 break
         starts.sort()
         chosen: dict[tuple[int, ...], tuple[Value, Numbers]] = {}
         for start in starts:
             chosen.setdefault(_warm_ups(start[1]), start)
-        value, numbers = min(self._down(*start, most, least) for start in islice(chosen.values(), STARTS))
+        value, numbers = min(self._down(*start, limits, floor) for start in islice(chosen.values(), STARTS))
         return value, self.schedule(self._given_back(value, numbers))
 
     def value(self, numbers: Numbers) -> Value:
@@ -116,8 +116,8 @@ class Descent:
         for stage in self.like.placement[rank]:
             by_kind = self.memory.changes(stage)
             changes += [by_kind[kind] for kind in KINDS]
-        held = accumulate(changes[code] for code in self._order(rank, warm_up, lag))
-        return self.memory.holds(rank, max(held))
+        live = accumulate(changes[code] for code in self._order(rank, warm_up, lag))
+        return self.memory.holds(rank, max(live))
 
     def _most(self, rank: int) -> int:
         """The longest warm-up that fits in memory, or 0."""
@@ -132,15 +132,15 @@ class Descent:
 
     # ---------------------------------------------------------------- steps
 
-    def _starts(self, own: Iterable[Sequence[int]], most: Sequence[int]) -> Iterator[Numbers]:
+    def _starts(self, own: Iterable[Sequence[int]], limits: Sequence[int]) -> Iterator[Numbers]:
         """Starting points: the given warm-ups and multiples of the first of them, including the largest that fits in
         memory on all ranks, at most 1.
         """
-        given = list(own)
-        fitting = min(1.0, *(top / k for k, top in zip(given[0], most, strict=True)))
+        candidates = list(own)
+        fitting = min(1.0, *(top / k for k, top in zip(candidates[0], limits, strict=True)))
         for factor in (fitting, *FACTORS):
-            given += [[ceil(factor * k) - less for k in given[0]] for less in (0, 1)]
-        clipped = (tuple(max(1, min(k, top)) for k, top in zip(each, most, strict=True)) for each in given)
+            candidates += [[ceil(factor * k) - less for k in candidates[0]] for less in (0, 1)]
+        clipped = (tuple(max(1, min(k, top)) for k, top in zip(each, limits, strict=True)) for each in candidates)
         for warm_ups in dict.fromkeys(clipped):
             yield from dict.fromkeys(self._with_lags(warm_ups))
 
@@ -154,19 +154,19 @@ class Descent:
         from_first, to_first = prices.from_first(), prices.to_first()
         for share in SHARES:
             lags = []
-            for stages, most in zip(self.like.placement, longest, strict=True):
+            for stages, limit in zip(self.like.placement, longest, strict=True):
                 trip = from_first[min(stages)] + to_first[min(stages)]
                 weight = sum(prices.weight[stage] for stage in stages) / len(stages)
-                lags.append(min(most, round(share * trip / weight) if weight else 0))
+                lags.append(min(limit, round(share * trip / weight) if weight else 0))
             yield tuple(zip(warm_ups, lags, strict=True))
 
-    def _down(self, value: Value, numbers: Numbers, most: Sequence[int], least: float) -> tuple[Value, Numbers]:
+    def _down(self, value: Value, numbers: Numbers, limits: Sequence[int], floor: float) -> tuple[Value, Numbers]:
         """Takes every step that improves the value, until none does."""
         improved = True
         while improved:
             improved = False
-            for step in self._steps(most):
-                if value[0] <= least * (1 + NEAR) or self.estimate.steps >= self.budget:
+            for step in self._steps(limits):
+                if value[0] <= floor * (1 + NEAR) or self.estimate.steps >= self.budget:
                     return value, numbers
                 changed = step(numbers)
                 if changed != numbers and better(self.value(changed), value):
@@ -174,27 +174,27 @@ class Descent:
                     improved = True
         return value, numbers
 
-    def _steps(self, most: Sequence[int]) -> Iterator[Callable[[Numbers], Numbers]]:
+    def _steps(self, limits: Sequence[int]) -> Iterator[Callable[[Numbers], Numbers]]:
         ranks = range(self.like.ranks)
         for rank in ranks:
             for warm_up, lag in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, None), (-1, None), (0, 3), (0, -3)):
-                yield self._step(range(rank, rank + 1), warm_up, lag, most)
+                yield self._step(range(rank, rank + 1), warm_up, lag, limits)
         for rank in ranks[1:]:
             for change in (1, -1):
-                yield self._step(range(rank), change, 0, most)
-                yield self._step(range(rank, len(ranks)), 0, change, most)
+                yield self._step(range(rank), change, 0, limits)
+                yield self._step(range(rank, len(ranks)), 0, change, limits)
 
-    def _step(self, ranks: range, warm_up: int, lag: int | None, most: Sequence[int]) -> Callable[[Numbers], Numbers]:
+    def _step(self, ranks: range, warm_up: int, lag: int | None, limits: Sequence[int]) -> Callable[[Numbers], Numbers]:
         """A step that changes warm-up and lag of some ranks by these amounts; None sets the longest lag that fits."""
 
-        least = -1 if self.estimate.prices.joint else 0
+        min_lag = -1 if self.estimate.prices.joint else 0
 
         def take(numbers: Numbers) -> Numbers:
             changed = list(numbers)
             for rank in ranks:
-                k = max(1, min(most[rank], numbers[rank][0] + warm_up))
+                k = max(1, min(limits[rank], numbers[rank][0] + warm_up))
                 longest = self.longest(rank, k)
-                changed[rank] = k, longest if lag is None else max(least, min(longest, numbers[rank][1] + lag))
+                changed[rank] = k, longest if lag is None else max(min_lag, min(longest, numbers[rank][1] + lag))
             return tuple(changed)
 
         return take

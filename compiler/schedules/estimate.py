@@ -69,16 +69,16 @@ class Estimate:
         prices = self.prices
         self.tables = []
         for stages in self.placement:
-            seconds, wanted, way, made = [], [], [], []
+            seconds, sources, way, targets = [], [], [], []
             for s in stages:
                 seconds += [prices.forward[s], prices.backward[s], prices.weight[s], prices.whole[s]]
                 send_forward = (2 * s - 2, prices.send_forward[s - 1]) if s else (-1, 0.0)
                 send_backward = (2 * s + 3, prices.send_backward[s]) if s < last else (2 * s, 0.0)
                 for source, time in (send_forward, send_backward, (-1, 0.0), send_backward):
-                    wanted.append(source)
+                    sources.append(source)
                     way.append(time)
-                made += [2 * s, 2 * s + 1, -1, 2 * s + 1]
-            self.tables.append((seconds, wanted, way, made))
+                targets += [2 * s, 2 * s + 1, -1, 2 * s + 1]
+            self.tables.append((seconds, sources, way, targets))
 
     def __call__(self, orders: Sequence[Codes]) -> Value:
         """The value of the ranks' orders; infinite if they deadlock."""
@@ -89,23 +89,23 @@ class Estimate:
         ready = deque(range(count))
         while ready:
             rank = ready.popleft()
-            seconds, wanted, way, made = self.tables[rank]
+            seconds, sources, way, targets = self.tables[rank]
             order, clock = orders[rank], clocks[rank]
             begin = position = positions[rank]
             length = len(order)
             while position < length:
                 code = order[position]
-                into = made[code]
+                into = targets[code]
                 if into >= 0:
-                    source = wanted[code]
+                    source = sources[code]
                     own = ends[into]
                     if source >= 0:
-                        given = ends[source]
+                        source_ends = ends[source]
                         number = len(own)
-                        if number >= len(given):
+                        if number >= len(source_ends):
                             waiting[source] = rank
                             break
-                        arrival = given[number] + way[code]
+                        arrival = source_ends[number] + way[code]
                         if arrival > clock:
                             clock = arrival
                     if not position:

@@ -64,8 +64,8 @@ def _changes(stages: Sequence[int], memory: Memory) -> list[float]:
     """The change of a rank's memory by code, where a B is followed by its W, and a microbatch is charged its peak."""
     changes = [0.0] * (len(KINDS) * len(stages))
     for chunk, stage in enumerate(stages):
-        most = memory.one([stage])
-        changes[code(FORWARD, chunk)], changes[code(BACKWARD, chunk)] = most, -most
+        peak = memory.one([stage])
+        changes[code(FORWARD, chunk)], changes[code(BACKWARD, chunk)] = peak, -peak
     return changes
 
 
@@ -97,8 +97,8 @@ class _RankState:
 
     def ready(self, which: int) -> float:
         """When the next action of a code could start."""
-        there, number = self.arrivals[which], self.ran[which]
-        return there[number] if number < len(there) else inf
+        arrivals, number = self.arrivals[which], self.ran[which]
+        return arrivals[number] if number < len(arrivals) else inf
 
     def choose(self, now: float, wait_policy: WaitPolicy) -> int | None:
         """The code of the action to run now."""
@@ -114,8 +114,8 @@ class _RankState:
             return following
         best, where = None, len(self.plan)
         for each in self.codes:
-            number, there = self.ran[each], self.arrivals[each]
-            if number < len(there) and there[number] <= now and wait >= wait_policy.ahead * self.seconds[each]:
+            number, arrivals = self.ran[each], self.arrivals[each]
+            if number < len(arrivals) and arrivals[number] <= now and wait >= wait_policy.ahead * self.seconds[each]:
                 position = self.positions[each][number]
                 if position < where and self._may_go(each, position):
                     best, where = each, position
@@ -144,15 +144,15 @@ class _RankState:
         kind = which & 3
         if kind == _W:
             self.pending.pop(0)
-            kept = self.kept[which]
-            self.held, self.waiting = self.held - kept, self.waiting - kept
+            residual = self.kept[which]
+            self.held, self.waiting = self.held - residual, self.waiting - residual
         else:
             self.gone[self.positions[which][self.ran[which]]] = 1
             self.held += self.changes[which]
             if kind == _B:
-                kept = self.kept[which - _B + _W]
+                residual = self.kept[which - _B + _W]
                 self.pending.append(which - _B + _W)
-                self.held, self.waiting = self.held + kept, self.waiting + kept
+                self.held, self.waiting = self.held + residual, self.waiting + residual
         self.ran[which] += 1
 
 
@@ -200,29 +200,31 @@ class _Execution:
     def _rank(self, number: int) -> _RankState:
         stages, plan = self.placement[number], self.plan[number]
         prices, memory = self.prices, self.memory
-        seconds, kept = [], []
+        seconds, residuals = [], []
         for stage in stages:
             seconds += [prices.forward[stage], prices.backward[stage], prices.weight[stage], prices.whole[stage]]
-            kept += [0.0, 0.0, memory.weight[stage], 0.0]
+            residuals += [0.0, 0.0, memory.weight[stage], 0.0]
         positions: list[list[int]] = [[] for _ in seconds]
         for position, each in enumerate(plan):
             positions[each].append(position)
         limit = memory.limit[number] * (1 + SLACK)
         arrivals: list[list[float]] = [[] for _ in seconds]
-        return _RankState(plan, seconds, _changes(stages, memory), kept, limit, arrivals, positions)
+        return _RankState(plan, seconds, _changes(stages, memory), residuals, limit, arrivals, positions)
 
     def _followers(self, ranks: Sequence[_RankState]) -> list[list[list[tuple[int, int, float]]]]:
         """What the end of an action makes ready, by rank and code: a rank, a code, and the seconds that it takes."""
         at = {stage: (rank, chunk) for rank, stages in enumerate(self.placement) for chunk, stage in enumerate(stages)}
         last, prices = len(at) - 1, self.prices
-        found: list[list[list[tuple[int, int, float]]]] = [[[] for _ in rank.seconds] for rank in ranks]
+        followers: list[list[list[tuple[int, int, float]]]] = [[[] for _ in rank.seconds] for rank in ranks]
         for stage, (rank, chunk) in at.items():
             if stage < last:
                 other, its = at[stage + 1]
-                found[rank][code(FORWARD, chunk)].append((other, code(FORWARD, its), prices.send_forward[stage]))
+                followers[rank][code(FORWARD, chunk)].append((other, code(FORWARD, its), prices.send_forward[stage]))
             else:
-                found[rank][code(FORWARD, chunk)].append((rank, code(BACKWARD, chunk), 0.0))
+                followers[rank][code(FORWARD, chunk)].append((rank, code(BACKWARD, chunk), 0.0))
             if stage:
                 other, its = at[stage - 1]
-                found[rank][code(BACKWARD, chunk)].append((other, code(BACKWARD, its), prices.send_backward[stage - 1]))
-        return found
+                followers[rank][code(BACKWARD, chunk)].append(
+                    (other, code(BACKWARD, its), prices.send_backward[stage - 1])
+                )
+        return followers

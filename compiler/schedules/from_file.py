@@ -33,9 +33,9 @@ def from_file(
     if written.slices != slices:
         many = f"{written.slices} slice{'s' * (written.slices > 1)}"
         raise ValueError(f"`{path.name}` cuts microbatches into {many}; say so by `slices = {written.slices}`")
-    found = written.ranks
-    if found != ranks:
-        lines = f"{found} line{'s' * (found > 1)} of actions"
+    count = written.ranks
+    if count != ranks:
+        lines = f"{count} line{'s' * (count > 1)} of actions"
         raise ValueError(f"`{path.name}` has {lines}, but the pipeline has {ranks} rank{'s' * (ranks > 1)}")
     return read(path, PLACEMENTS[placement](ranks, chunks) if placement else None, summation != ANY)
 
@@ -51,10 +51,10 @@ def _proxy(call: Call, sizes: Sizes) -> Call:
     split = any(action.kind == WEIGHT for line in schedule.actions for action in line)
     placed = call.arguments["placement"] or placement_text(schedule.own_placement)
     if schedule.slices > 1:
-        kept = {"over": call.arguments["over"], "slices": schedule.slices, "group": None}
-        return evolve(call, name=INTERLEAVED.name, arguments={**kept, "chunks": sizes.chunks})
-    kept = {"over": call.arguments["over"], "placement": placed if placed in PLACEMENTS else "loop"}
-    return evolve(call, name=POLICY.name, arguments={**kept, "chunks": sizes.chunks, "split_backward": split})
+        arguments = {"over": call.arguments["over"], "slices": schedule.slices, "group": None}
+        return evolve(call, name=INTERLEAVED.name, arguments={**arguments, "chunks": sizes.chunks})
+    arguments = {"over": call.arguments["over"], "placement": placed if placed in PLACEMENTS else "loop"}
+    return evolve(call, name=POLICY.name, arguments={**arguments, "chunks": sizes.chunks, "split_backward": split})
 
 
 register(

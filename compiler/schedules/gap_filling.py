@@ -50,11 +50,11 @@ class GapFilling:
 
     def within(self, rank: int, order: Codes) -> bool:
         """Whether a rank's order fits in memory, and each W follows its B and each B its F."""
-        changes, limit, held = self._changes[rank], self._limits[rank], 0.0
+        changes, limit, usage = self._changes[rank], self._limits[rank], 0.0
         ran = [0] * len(changes)
         for each in order:
-            held += changes[each]
-            if held > limit:
+            usage += changes[each]
+            if usage > limit:
                 return False
             ran[each] += 1
             kind = each & 3
@@ -90,48 +90,48 @@ class GapFilling:
         ready: deque[int],
     ) -> bool:
         """Runs a rank until it has to wait for another one. Returns False if its memory is too small."""
-        seconds, wanted, way, made = self.estimate.tables[number]
+        seconds, sources, way, targets = self.estimate.tables[number]
         changes, limit = self._changes[number], self._limits[number]
         idle, part = allowance.idle[number], allowance.part
         plan, order, pending = rank.plan, rank.order, rank.pending
-        clock, held, lost = rank.clock, rank.held, rank.lost
+        clock, usage, lost = rank.clock, rank.held, rank.lost
         for position in range(rank.position, len(plan)):
             each = plan[position]
-            own, source, arrival = ends[made[each]], wanted[each], 0.0
+            own, source, arrival = ends[targets[each]], sources[each], 0.0
             if source >= 0:
-                given, number_ = ends[source], len(own)
-                if number_ >= len(given):
+                source_ends, number_ = ends[source], len(own)
+                if number_ >= len(source_ends):
                     waiting[source] = number
                     break
-                arrival = given[number_] + way[each]
-            while pending and (clock + seconds[pending[0]] <= arrival * (1 + SLACK) or held + changes[each] > limit):
+                arrival = source_ends[number_] + way[each]
+            while pending and (clock + seconds[pending[0]] <= arrival * (1 + SLACK) or usage + changes[each] > limit):
                 weight = pending.popleft()
                 order.append(weight)
                 clock += seconds[weight]
-                held += changes[weight]
-            if held + changes[each] > limit:
+                usage += changes[weight]
+            if usage + changes[each] > limit:
                 return False
             if position and arrival > clock and pending:
                 weight = pending[0]
                 if lost + arrival - clock > idle and arrival - clock >= part * seconds[weight]:
                     order.append(pending.popleft())
                     clock += seconds[weight]
-                    held += changes[weight]
+                    usage += changes[weight]
             if arrival > clock:
                 lost += arrival - clock if position else 0.0
                 clock = arrival
             clock += seconds[each]
             own.append(clock)
             order.append(each)
-            held += changes[each]
+            usage += changes[each]
             if each & 3 == _B:
                 pending.append(each - _B + _W)
-            if waiting[made[each]] >= 0:
-                ready.append(waiting[made[each]])
-                waiting[made[each]] = -1
+            if waiting[targets[each]] >= 0:
+                ready.append(waiting[targets[each]])
+                waiting[targets[each]] = -1
         else:
             position = len(plan)
-        rank.position, rank.clock, rank.held, rank.lost = position, clock, held, lost
+        rank.position, rank.clock, rank.held, rank.lost = position, clock, usage, lost
         return True
 
 

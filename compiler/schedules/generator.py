@@ -172,10 +172,10 @@ def stage_ranks_of(call: spec.Call | None, ranks: int, chunks: int) -> tuple[int
     generator = SCHEDULES[DEFAULT_SCHEDULE if call is None else call.name]
     written = generator.written(call).own_placement if call and generator.written else None
     placement = written or generator.placement(ranks, chunks)
-    found = ranks_of(placement)
-    if generator.searched or len(found) != ranks * chunks:
+    rank_of = ranks_of(placement)
+    if generator.searched or len(rank_of) != ranks * chunks:
         return tuple(range(ranks * chunks))
-    return tuple(found[stage] for stage in range(len(found)))
+    return tuple(rank_of[stage] for stage in range(len(rank_of)))
 
 
 def one_microbatch(batch: str) -> spec.Schedule:

@@ -26,8 +26,8 @@ def queues(programs: Programs, launches: Launches | None = None) -> int:
     devices = [
         _Device(program, with_waiting_host(program, own)) for program, own in zip(programs, launches, strict=True)
     ]
-    there: dict[Transfer, tuple[_Device, int]] = {}
-    while any([device.start(there) for device in devices]):  # noqa: C419 (all of them)
+    posted: dict[Transfer, tuple[_Device, int]] = {}
+    while any([device.start(posted) for device in devices]):  # noqa: C419 (all of them)
         pass
     if all(not device.waiting for device in devices):
         return 1
@@ -53,8 +53,8 @@ class _Device:
             last[self.launches[i].stream] = i
         self.waiting = order[::-1]
 
-    def start(self, there: dict[Transfer, tuple[_Device, int]]) -> bool:
-        """Start what can start; a transfer ends when both of its ends are `there`. Whether anything did."""
+    def start(self, posted: dict[Transfer, tuple[_Device, int]]) -> bool:
+        """Start what can start; a transfer ends when both of its ends are `posted`. Whether anything did."""
         count = len(self.waiting)
         while self.waiting:
             i = self.waiting[-1]
@@ -65,7 +65,7 @@ class _Device:
             if not isinstance(instruction, (PostSend, PostReceive)):
                 self.ended.add(i)
                 continue
-            peer, j = there.setdefault(instruction.transfer, (self, i))
+            peer, j = posted.setdefault(instruction.transfer, (self, i))
             if peer is not self:
                 self.ended.add(i)
                 peer.ended.add(j)

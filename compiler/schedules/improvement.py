@@ -61,16 +61,16 @@ class _Acceptance:
     def __attrs_post_init__(self) -> None:
         self.late = [self.now.value[0]] * LATE
 
-    def took(self, found: Candidate) -> bool:
+    def took(self, candidate: Candidate) -> bool:
         """Whether the walk goes on from a candidate."""
         place = self.turn % LATE
         self.turn += 1
-        taken = found.value[0] <= self.late[place] or found.value < self.now.value
-        if taken:
-            self.now = found
-            self.best = min(self.best, found, key=lambda each: each.value)
+        accepted = candidate.value[0] <= self.late[place] or candidate.value < self.now.value
+        if accepted:
+            self.now = candidate
+            self.best = min(self.best, candidate, key=lambda each: each.value)
         self.late[place] = self.now.value[0]
-        return taken
+        return accepted
 
 
 @define(eq=False)
@@ -89,13 +89,13 @@ class Improvement:
     def filled(self, start: Candidate) -> Candidate:
         """The best of a start and of the orders of its plan under uniform allowances; it has a plan in any case."""
         plan = [tuple(each for each in line if each & 3 != _W) for line in start.orders]
-        best, kept, work = start, Candidate(NEVER, (), plan), self._work(start)
+        best, best_filled, work = start, Candidate(NEVER, (), plan), self._work(start)
         for part in PARTS:
             for share in SHARES:
-                found = self._made(plan, Allowance((share * (best.value[0] - work),) * len(plan), part))
-                kept = min(found, kept, key=lambda each: each.value)
-                best = min(best, found, key=lambda each: each.value)
-        return evolve(best, plan=plan, allowance=kept.allowance)
+                candidate = self._made(plan, Allowance((share * (best.value[0] - work),) * len(plan), part))
+                best_filled = min(candidate, best_filled, key=lambda each: each.value)
+                best = min(best, candidate, key=lambda each: each.value)
+        return evolve(best, plan=plan, allowance=best_filled.allowance)
 
     def planned(self, start: Candidate, steps: int) -> Candidate:
         """The best order of changed plans and allowances, from a start with a plan, visiting about so many actions."""

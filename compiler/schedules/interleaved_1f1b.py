@@ -69,14 +69,14 @@ def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | No
 
 def _warm_ups(ranks: int, chunks: int, microbatches: int, first: int, slices: int = 1) -> list[int]:
     """The number of warm-up forwards of each rank; `first` is the size of the first group."""
-    most, fill = microbatches * slices * chunks, (chunks - 1) * first * slices + slices - 1
-    return [min(most, 2 * (ranks - rank - 1) + fill) for rank in range(ranks)]
+    total, fill = microbatches * slices * chunks, (chunks - 1) * first * slices + slices - 1
+    return [min(total, 2 * (ranks - rank - 1) + fill) for rank in range(ranks)]
 
 
 def _groups(ranks: int, microbatches: int, group: int | None = None, slices: int = 1) -> list[int]:
     """The number of microbatches in each group: at least P slices."""
-    least = ceil(ranks / slices)
-    return group_sizes(microbatches, group or least, least)
+    minimum = ceil(ranks / slices)
+    return group_sizes(microbatches, group or minimum, minimum)
 
 
 def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
@@ -111,9 +111,9 @@ def _planned(ranks: int, layers: int, microbatches: int) -> Iterator[int]:
     """Two chunks, every larger number that gives all chunks the same number of layers, and some between: layers that
     do not divide evenly over chunks may over ranks.
     """
-    most, last = layers // ranks, 1
-    for each in range(2, most + 1):
-        if layers % (ranks * each) == 0 or each >= CHUNKS_BETWEEN * last or each == most:
+    limit, last = layers // ranks, 1
+    for each in range(2, limit + 1):
+        if layers % (ranks * each) == 0 or each >= CHUNKS_BETWEEN * last or each == limit:
             last = each
             yield each
 
@@ -121,8 +121,8 @@ def _planned(ranks: int, layers: int, microbatches: int) -> Iterator[int]:
 def _proxy(call: Call, sizes: Sizes) -> Call:
     """With groups of P microbatches, or P + 1 if the original's were larger than its P."""
     group = call.arguments["group"]
-    kept = None if group is None else sizes.ranks + (group > sizes.before)
-    return evolve(call, arguments={**call.arguments, "group": kept})
+    proxy_group = None if group is None else sizes.ranks + (group > sizes.before)
+    return evolve(call, arguments={**call.arguments, "group": proxy_group})
 
 
 INTERLEAVED = register(

@@ -106,9 +106,9 @@ def check_program(programs: Sequence[Sequence[Instruction]]) -> None:
 
 def raise_first(problems: Iterator[Diagnostic]) -> None:
     """Raise the first problems, if there are any."""
-    found = tuple(islice(problems, _MAX_ERRORS))
-    if found:
-        raise Refused(found)
+    first = tuple(islice(problems, _MAX_ERRORS))
+    if first:
+        raise Refused(first)
 
 
 def problem(code: str, invariant: int, message: str, help: str | None = None, span: Span | None = None) -> Diagnostic:
@@ -138,9 +138,9 @@ def _shape(schedule: Schedule) -> Problems:
     if ragged or stages != list(range(schedule.stages)):
         yield problem("E0501", 1, f"schedule `{schedule.name}` does not place each of its stages once")
         return
-    for what, found in (("orders", schedule.actions), ("bounds the memory of", schedule.bound)):
-        if len(found) != schedule.ranks:
-            message = f"schedule `{schedule.name}` {what} {len(found)} ranks and places stages on {schedule.ranks}"
+    for what, entries in (("orders", schedule.actions), ("bounds the memory of", schedule.bound)):
+        if len(entries) != schedule.ranks:
+            message = f"schedule `{schedule.name}` {what} {len(entries)} ranks and places stages on {schedule.ranks}"
             yield problem("E0501", 1, message)
     for rank, actions in enumerate(schedule.actions):
         for position, action in enumerate(actions):
@@ -166,10 +166,10 @@ def _once(schedule: Schedule, rank: int) -> Problems:
     parts = (FORWARD, BACKWARD, WEIGHT) if schedule.training else (FORWARD,)
     chunks = len(schedule.placement[rank])
     if sum(each.kind not in COPIES for each in counts) < len(parts) * chunks * schedule.microbatches:
-        wanted = (
+        expected = (
             Action(part, chunk, m) for m in range(schedule.microbatches) for chunk in range(chunks) for part in parts
         )
-        missing = next(action for action in wanted if action not in counts)
+        missing = next(action for action in expected if action not in counts)
         last = len(schedule.actions[rank]) - 1
         message = f"{_where(schedule, rank)} never runs {missing}"
         yield problem("E0501", 1, message, span=_span(schedule, rank, last))

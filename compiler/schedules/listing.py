@@ -95,8 +95,8 @@ class _Pipeline:
             if kind == WEIGHT and self.patient and self._soon(rank, now):
                 return
             for stage in sorted(stages, reverse=kind == FORWARD):
-                there, m = self.there[kind, stage], self.ran[kind, stage]
-                if m < len(there) and there[m] <= now:
+                arrivals, m = self.there[kind, stage], self.ran[kind, stage]
+                if m < len(arrivals) and arrivals[m] <= now:
                     needed = self.memory.one([other for other in stages if other >= stage])
                     if kind != FORWARD or self.memory.holds(rank, self.held[rank] + needed):
                         yield kind, stages.index(stage)
@@ -116,8 +116,8 @@ class _Pipeline:
         for stage in stages:
             end = now + self.prices.weight[stage]
             for kind in (FORWARD, self.backward):
-                there, m = self.there[kind, stage], self.ran[kind, stage]
-                if m < len(there) and now < there[m] < end:
+                arrivals, m = self.there[kind, stage], self.ran[kind, stage]
+                if m < len(arrivals) and now < arrivals[m] < end:
                     needed = self.memory.one([other for other in stages if other >= stage])
                     if kind != FORWARD or self.memory.holds(rank, self.held[rank] + needed):
                         return True
@@ -128,12 +128,12 @@ class _Pipeline:
         stage = self.placement[rank][chunk]
         self.orders[rank].append(Action(kind, chunk, self.ran[kind, stage]))
         self.ran[kind, stage] += 1
-        most, prices = self.memory.one([stage]), self.prices
+        peak, prices = self.memory.one([stage]), self.prices
         seconds, change = {
-            FORWARD: (prices.forward, most),
-            BACKWARD: (prices.backward, self.memory.weight[stage] - most),
+            FORWARD: (prices.forward, peak),
+            BACKWARD: (prices.backward, self.memory.weight[stage] - peak),
             WEIGHT: (prices.weight, -self.memory.weight[stage]),
-            FULL_BACKWARD: (prices.whole, -most),
+            FULL_BACKWARD: (prices.whole, -peak),
         }[kind]
         self.held[rank] += change
         return seconds[stage]

@@ -67,17 +67,17 @@ def fillings(
     starts: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
     for stage in reversed(range(len(ranks))):
         rank, forward = ranks[stage], pipe.prices.forward[stage]
-        most, tail = pipe.most(rank), pipe.tail(rank)
-        found = []
+        limit, tail = pipe.most(rank), pipe.tail(rank)
+        candidates = []
         for away, worst, counts in starts:
-            fitting = min(most, floor((forward + away) / forward)) if forward else most
-            for count in {fitting, min(fitting + 1, most)}:
+            fitting = min(limit, floor((forward + away) / forward)) if forward else limit
+            for count in {fitting, min(fitting + 1, limit)}:
                 start = max(forward + away, count * forward)
                 idle = start - count * forward
                 # If all forwards run before the first B, that idle time is part of the tail's.
                 rest = tail if count < microbatches else max(0.0, tail - idle)
-                found.append((start, max(worst, pipe.cost(rank, idle, rest)), (count, *counts)))
-        starts = _pareto_front(found)
+                candidates.append((start, max(worst, pipe.cost(rank, idle, rest)), (count, *counts)))
+        starts = _pareto_front(candidates)
         if stage:
             trip = (
                 pipe.prices.send_forward[stage - 1] + pipe.prices.backward[stage] + pipe.prices.send_backward[stage - 1]
@@ -126,31 +126,35 @@ class _Bounds:
         weight = self.microbatches * sum(prices.weight[stage] for stage in rank.stages)
         busy = weight + idle
         busy += self.microbatches * sum(prices.forward[stage] + prices.backward[stage] for stage in rank.stages)
-        found = max(busy + tail, self._holding(rank))
+        bound = max(busy + tail, self._holding(rank))
         if self.whole:
-            found += self.from_first[first]
+            bound += self.from_first[first]
         if first:
             late = min(weight, self._count(rank, "weight") * max(prices.weight[stage] for stage in rank.stages))
-            found = max(found, self.from_first[first] + busy - late + self.to_first[first] + prices.weight[0])
-        return found
+            bound = max(bound, self.from_first[first] + busy - late + self.to_first[first] + prices.weight[0])
+        return bound
 
     def _holding(self, rank: _RankBound) -> float:
         """The bound from the time for which microbatches occupy a rank's memory (hold)."""
         if self.memory is None:
             return 0.0
-        held = 0.0
+        occupancy = 0.0
         for stage in rank.stages:
             away = self.trip(evolve(rank, stages=(stage,))) - self.prices.forward[stage] + self.prices.backward[stage]
             forward, weight = self.memory.forward[stage], self.memory.weight[stage]
-            held += forward * away + min(forward, weight) * self.prices.weight[stage]
+            occupancy += forward * away + min(forward, weight) * self.prices.weight[stage]
         limit = self.memory.limit[rank.number]
-        return self.prices.forward[rank.stages[0]] + self.microbatches * held / (limit * (1 + SLACK)) if limit else 0.0
+        return (
+            self.prices.forward[rank.stages[0]] + self.microbatches * occupancy / (limit * (1 + SLACK))
+            if limit
+            else 0.0
+        )
 
     def trip(self, rank: _RankBound) -> float:
         """The least time from the start of a microbatch's first F on a rank to the start of its first B there."""
         prices, first, last = self.prices, rank.stages[0], rank.stages[-1]
-        there = self.from_first[-1] - self.from_first[first] + prices.forward[-1]
-        return there + prices.backward[-1] + self.to_first[-1] - self.to_first[last] - prices.backward[last]
+        outbound = self.from_first[-1] - self.from_first[first] + prices.forward[-1]
+        return outbound + prices.backward[-1] + self.to_first[-1] - self.to_first[last] - prices.backward[last]
 
     def forwards(self, rank: _RankBound) -> float:
         """The most seconds of forwards that a rank can run before its first B."""
@@ -166,22 +170,22 @@ class _Bounds:
         prices, (stage,) = self.prices, rank.stages
         away = self.trip(rank) - prices.forward[stage]
         backward, weight = prices.backward[stage], prices.weight[stage]
-        most = 0.0
+        busy = 0.0
         for forwards in range(1, self.most(rank) + 1):
             # It holds `forwards` microbatches that await B, including the last, and others that await W.
             others = float(self.microbatches - forwards)
             if self.memory is not None and self.memory.weight[stage] > 0:
                 left = self.memory.limit[rank.number] - forwards * self.memory.forward[stage]
                 others = min(others, max(0.0, left * (1 + SLACK)) // self.memory.weight[stage])
-            most = max(most, (forwards - 1) * backward + (forwards - 1 + others) * weight)
-        return max(0.0, away - most)
+            busy = max(busy, (forwards - 1) * backward + (forwards - 1 + others) * weight)
+        return max(0.0, away - busy)
 
-    def _count(self, rank: _RankBound, kept: str) -> float:
+    def _count(self, rank: _RankBound, kind: str) -> float:
         """How many (stage, microbatch) pairs a rank can hold after F, or after B."""
         pairs = float(self.microbatches * len(rank.stages))
         if self.memory is None:
             return pairs
-        sizes = self.memory.forward if kept == "forward" else self.memory.weight
+        sizes = self.memory.forward if kind == "forward" else self.memory.weight
         return min(pairs, self.memory.most(rank.number, min(sizes[stage] for stage in rank.stages)))
 
 

@@ -60,7 +60,7 @@ def without_copies(schedule: Schedule) -> tuple[Schedule, tuple[Mapping[int, Seq
     """The schedule without O and L, and for each rank the copies before each of its other actions, by position."""
     if not schedule.copies:
         return schedule, ({},) * schedule.ranks
-    orders, pairs, found = [], [], []
+    orders, pairs, all_copies = [], [], []
     for rank, actions in enumerate(schedule.actions):
         order: list[Action] = []
         copies: dict[int, list[Action]] = {}
@@ -74,9 +74,9 @@ def without_copies(schedule: Schedule) -> tuple[Schedule, tuple[Mapping[int, Seq
             order.append(action)
         orders.append(tuple(order))
         pairs.append(frozenset(joined))
-        found.append(copies)
+        all_copies.append(copies)
     plain = evolve(schedule, actions=tuple(orders), pairs=tuple(pairs) if schedule.pairs else (), spans=())
-    return plain, tuple(found)
+    return plain, tuple(all_copies)
 
 
 def copied(actions: Iterable[Action]) -> frozenset[tuple[int, int]]:
@@ -136,12 +136,12 @@ class _Line:
 
     def order(self) -> tuple[Action, ...]:
         """The actions with the copies: first those that free memory, then those that take it, in order of their use."""
-        found: list[Action] = []
+        order: list[Action] = []
         for i, action in enumerate(self.actions):
-            found += reversed(self.offloads.get(i, ()))
-            found += reversed(self.loads.get(i, ()))
-            found.append(action)
-        return tuple(found)
+            order += reversed(self.offloads.get(i, ()))
+            order += reversed(self.loads.get(i, ()))
+            order.append(action)
+        return tuple(order)
 
     def pairs(self) -> frozenset[int]:
         """The positions of pairs among these."""

@@ -99,9 +99,9 @@ class Patterns:
             place = min(int(self.random.expovariate(0.7)), len(pool) - 1)
             self._try(self._changed(pool[place][1]), few, pool)
         for _, pattern in pool[:FINALISTS]:
-            found = self.value(pattern, self.microbatches)
-            if found is not None:
-                yield found
+            result = self.value(pattern, self.microbatches)
+            if result is not None:
+                yield result
             if self._steps > 2 * self.budget:
                 return  # long orders
 
@@ -121,9 +121,9 @@ class Patterns:
             self._steps += VISIT
             if pattern in self._values:
                 return
-            found = self._values[pattern] = self.value(pattern, microbatches)
-            if found is not None:
-                pool.append((found[0], pattern))
+            result = self._values[pattern] = self.value(pattern, microbatches)
+            if result is not None:
+                pool.append((result[0], pattern))
                 pool.sort(key=lambda each: each[0])
                 del pool[POOL:]
                 return
@@ -133,8 +133,8 @@ class Patterns:
 
     def _first(self) -> Iterator[Pattern]:
         """Patterns of steps that need about the memory that there is, nearest first."""
-        held = max(map(self.memory.one, self.placement)) / 2
-        steps_of_limit = INTERVAL * min(self.memory.limit) / held / self.ranks
+        stage_memory = max(map(self.memory.one, self.placement)) / 2
+        steps_of_limit = INTERVAL * min(self.memory.limit) / stage_memory / self.ranks
         for steps in sorted(STEPS, key=lambda each: abs(sum(each) - steps_of_limit))[:NEAREST]:
             turns = turns_for(self.ranks, steps)
             for assumed, wait_policy in product(range(len(ASSUMED)), FIRST):

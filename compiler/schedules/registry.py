@@ -68,14 +68,14 @@ def make(
     if generator.conditional:
         arguments["conditions"] = conditions or Conditions(equal_costs(), default_messages(ranks * chunks))
     try:
-        made = generator.order(ranks=ranks, microbatches=microbatches, **arguments)
+        schedule = generator.order(ranks=ranks, microbatches=microbatches, **arguments)
     except Refused:
         raise
     except ValueError as error:
         less = "`recompute`, smaller microbatches or more ranks need less memory" if generator.bounded else None
         raise refuse("E0505", f"schedule `{name}`: {error}", span, help=less) from error
-    shape, asked = (made.ranks, made.microbatches // made.slices), (ranks, microbatches)
-    if shape != asked:
+    shape, requested = (schedule.ranks, schedule.microbatches // schedule.slices), (ranks, microbatches)
+    if shape != requested:
         message = "schedule `{}` is for {} ranks and {} microbatches, not for {} and {}"
-        raise refuse("E0505", message.format(name, *shape, *asked), span)
-    return made
+        raise refuse("E0505", message.format(name, *shape, *requested), span)
+    return schedule

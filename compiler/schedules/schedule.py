@@ -232,10 +232,10 @@ def peak_live(actions: Iterable[Action]) -> int:
     L; 0 without backwards.
     """
     live = peak = 0
-    kept = False
+    has_backward = False
     for action in actions:
         last = action.kind in (WEIGHT, FULL_BACKWARD)
         live += (action.kind in (FORWARD, LOAD)) - (last or action.kind == OFFLOAD)
         peak = max(peak, live)
-        kept = kept or last
-    return peak if kept else 0
+        has_backward = has_backward or last
+    return peak if has_backward else 0

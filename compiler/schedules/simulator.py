@@ -224,11 +224,11 @@ def deadlock(programs: Sequence[Sequence[Instruction]], positions: Sequence[int]
             text = f"waits until rank {other} takes {what}, which it is ready for {place}"
         waits[rank] = other, f"rank {rank}, {_before(program, position)}, {text} ({channel})"
     rank = next(iter(waits))
-    seen: list[int] = []
-    while rank not in seen:
-        seen.append(rank)
+    path: list[int] = []
+    while rank not in path:
+        path.append(rank)
         rank = waits[rank][0]
-    cycle = seen[seen.index(rank) :]
+    cycle = path[path.index(rank) :]
     return refuse(
         "E0502",
         f"deadlock: ranks {', '.join(map(str, cycle))} wait for each other",

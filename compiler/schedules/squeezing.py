@@ -46,10 +46,10 @@ class _Slots:
         self.backwards = [sorted(where for where, what in used.items() if what[0] == BACKWARD) for used in self.at]
         self.level = []
         for used in self.at:
-            levels, held = [], 0
+            levels, level = [], 0
             for where in range(max(used) + 1):
-                held += _change(used.get(where))
-                levels.append(held)
+                level += _change(used.get(where))
+                levels.append(level)
             self.level.append(levels)
 
     def _filled(self, stages: Sequence[int]) -> dict[int, _Slot]:
@@ -71,11 +71,11 @@ class _Slots:
 
     def squeezed(self) -> list[Codes]:
         """The orders, once everything in the warm-up and the cool-down has moved."""
-        most = max(map(max, self.level))
+        peak = max(map(max, self.level))
         steady = range(self.slot[BACKWARD, 0, 0], self.slot[FORWARD, 0, self.microbatches - 1])
         for what, where in sorted(self.slot.items(), key=lambda item: (item[1], self.rank_of[item[0][1]])):
             if where not in steady:
-                self._move(what, where, most)
+                self._move(what, where, peak)
         return [
             self._order([used[where] for where in sorted(used)], stages)
             for used, stages in zip(self.at, self.placement, strict=True)
@@ -92,12 +92,12 @@ class _Slots:
             order.append(code(kind, ready.popleft() if kind == WEIGHT else chunk[stage]))
         return tuple(order)
 
-    def _move(self, what: _Slot, where: int, most: int) -> None:
+    def _move(self, what: _Slot, where: int, peak: int) -> None:
         """Moves an action to the earliest slot that it can have."""
         rank = self.rank_of[what[1]]
         used, level = self.at[rank], self.level[rank]
         for earlier in range(1 + max(self._needed(what), default=-1), where):
-            if earlier not in used and (what[0] != FORWARD or max(level[earlier:where]) < most):
+            if earlier not in used and (what[0] != FORWARD or max(level[earlier:where]) < peak):
                 del used[where]
                 used[earlier], self.slot[what] = what, earlier
                 if what[0] == BACKWARD:

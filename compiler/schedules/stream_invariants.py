@@ -50,12 +50,12 @@ def check_launches(programs: Programs, launches: Launches, communicators: Mappin
 
 
 def _own_streams(launches: Launches, communicators: Mapping[str, str]) -> Problems:
-    taken = {COMPUTE: "what computes"}
-    taken |= {launch.stream: "instructions" for own in launches for launch in own if launch.stream != COMPUTE}
+    owners = {COMPUTE: "what computes"}
+    owners |= {launch.stream: "instructions" for own in launches for launch in own if launch.stream != COMPUTE}
     for name, stream in communicators.items():
-        if stream in taken:
-            yield problem("E0501", 8, f"{name} are on stream `{stream}`, which is that of {taken[stream]}")
-        taken[stream] = name
+        if stream in owners:
+            yield problem("E0501", 8, f"{name} are on stream `{stream}`, which is that of {owners[stream]}")
+        owners[stream] = name
 
 
 def _ordered(rank: int, program: Sequence[Instruction], launches: Sequence[Launch]) -> Problems:
@@ -175,15 +175,15 @@ def with_waiting_host(program: Sequence[Instruction], launches: Sequence[Launch]
     """The launches of a rank whose host waits in each action for what it has enqueued before: the action then is behind
     that, and what is enqueued later is behind the action.
     """
-    found, given, last = list(launches), list[int](), START
+    updated, awaited, last = list(launches), list[int](), START
     for i in enqueued(launches):
         if isinstance(program[i], Compute):
-            found[i] = evolve(found[i], after=(*found[i].after, *given))
-            given, last = [], i
+            updated[i] = evolve(updated[i], after=(*updated[i].after, *awaited))
+            awaited, last = [], i
         elif launches[i].stream != COMPUTE:
-            found[i] = evolve(found[i], after=(*found[i].after, last))
-            given.append(i)
-    return found
+            updated[i] = evolve(updated[i], after=(*updated[i].after, last))
+            awaited.append(i)
+    return updated
 
 
 def _stuck(devices: Sequence[_Device], invariant: int) -> Refused:

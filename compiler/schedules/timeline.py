@@ -89,8 +89,8 @@ class Timeline(Shortened, Pictured):
                 changes.append((interval.start, 1))
             elif kind in (WEIGHT, FULL_BACKWARD, OFFLOAD):
                 changes.append((interval.end, -1))
-        found, now = [(0.0, 0)], 0
+        counts, now = [(0.0, 0)], 0
         for time, change in sorted(changes) if any(change < 0 for _, change in changes) else ():
             now += change
-            found.append((time, now))
-        return found
+            counts.append((time, now))
+        return counts

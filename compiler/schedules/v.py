@@ -16,21 +16,21 @@ def in_a_v(
     name: str,
     ranks: int,
     microbatches: int,
-    least: int,
+    minimum: int,
     steps: Callable[[int, int, int], Iterator[Step]],
     bound: tuple[int, ...],
 ) -> Schedule:
     """The schedule whose order on each rank is `steps(ranks, microbatches, rank)`.
 
-    The published rules need at least `least` microbatches. For fewer, the order for `least` is taken and the actions of
-    missing microbatches are dropped (as torch does for ZB-V); a valid order stays valid. Nothing overlaps then.
+    Published rules need at least `minimum` microbatches. For fewer, the order for `minimum` is taken and the actions
+    of missing microbatches are dropped (as torch does for ZB-V); a valid order stays valid. Nothing overlaps then.
     """
     orders, pairs = [], []
     for rank in range(ranks):
         order: list[Action] = []
         paired = set()
         following: dict[Step, int] = {}
-        for kind, chunk in steps(ranks, max(microbatches, least), rank):
+        for kind, chunk in steps(ranks, max(microbatches, minimum), rank):
             real = FORWARD if kind == PAIRED else kind
             # A full backward counts as both B and W.
             parts = ("B", "W") if real == FULL_BACKWARD else (real,)
@@ -43,5 +43,5 @@ def in_a_v(
                 order.append(Action(real, chunk, m))
         orders.append(tuple(order))
         pairs.append(frozenset(paired))
-    overlapping = tuple(pairs) if microbatches >= least and any(pairs) else ()
+    overlapping = tuple(pairs) if microbatches >= minimum and any(pairs) else ()
     return Schedule(name, microbatches, v_placement(ranks), tuple(orders), bound, pairs=overlapping)

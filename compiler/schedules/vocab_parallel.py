@@ -82,15 +82,15 @@ def _delayed(actions: Sequence[Action], more: int) -> tuple[Action, ...]:
     """The order with every other action after so many `more` forwards than before it."""
     forwards = [each for each in actions if each.kind == FORWARD]
     order: list[Action] = []
-    before = done = 0
+    before = placed = 0
     for each in actions:
         if each.kind == FORWARD:
             before += 1
             continue
-        wanted = min(len(forwards), before + more)
-        order += [*forwards[done:wanted], each]
-        done = max(done, wanted)
-    return (*order, *forwards[done:])
+        target = min(len(forwards), before + more)
+        order += [*forwards[placed:target], each]
+        placed = max(placed, target)
+    return (*order, *forwards[placed:])
 
 
 # An action of a stage on a microbatch.
@@ -176,27 +176,27 @@ class _Insertion:
         whole = (BACKWARD, WEIGHT) if split else (FULL_BACKWARD,)
         each, back = range(schedule.microbatches), self._backwards()
         backward = whole if schedule.training else ()
-        found = []
+        lines = []
         if spread.outputs:
             if spread.stages - 1 in schedule.placement[rank]:
-                found.append([(kind, spread.loss, m) for m in back for kind in (FORWARD, *backward)])
+                lines.append([(kind, spread.loss, m) for m in back for kind in (FORWARD, *backward)])
             else:
-                found.append([])
-            found.append([(kind, spread.output(rank), m) for m in back for kind in backward])
-            found.append([(FORWARD, spread.output(rank), m) for m in each])
+                lines.append([])
+            lines.append([(kind, spread.output(rank), m) for m in back for kind in backward])
+            lines.append([(FORWARD, spread.output(rank), m) for m in each])
         else:
-            found += [[], [], []]
+            lines += [[], [], []]
         if spread.inputs:
-            found.append([(FORWARD, spread.input(rank), m) for m in each])
-            found.append([(kind, spread.input(rank), m) for m in back for kind in backward])
+            lines.append([(FORWARD, spread.input(rank), m) for m in each])
+            lines.append([(kind, spread.input(rank), m) for m in back for kind in backward])
         else:
-            found += [[], []]
+            lines += [[], []]
         stages = schedule.placement[rank]
         own = [(a.kind, stages[a.chunk], a.microbatch) for a in schedule.actions[rank]]
         if self.passes is not None:
-            own, found[1], found[2] = self._placed(rank, own, whole), [], []
-        found.append(own)
-        return [_Line(priority, actions) for priority, actions in enumerate(found)]
+            own, lines[1], lines[2] = self._placed(rank, own, whole), [], []
+        lines.append(own)
+        return [_Line(priority, actions) for priority, actions in enumerate(lines)]
 
     def _backwards(self) -> Sequence[int]:
         """The microbatches in the order of the last stage's backwards."""

@@ -462,15 +462,15 @@ def read_lines(text: str, words: Mapping[str, Callable[[str], object]], node: Ca
     Raises ValueError with the offending line.
     """
     for number, line in enumerate(text.splitlines(), 1):
-        said = line.partition(" # ")[0].strip()
-        if not said or said.startswith("#"):
+        content = line.partition(" # ")[0].strip()
+        if not content or content.startswith("#"):
             continue
-        word, _, rest = said.partition(" ")
+        word, _, rest = content.partition(" ")
         try:
             if word in words:
                 words[word](rest)
             else:
-                node(said)
+                node(content)
         except (AssertionError, IndexError, KeyError, SyntaxError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} cannot be read: {line}") from error
 
@@ -491,30 +491,30 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         "gradient": reader.gradient,
         "guard": reader.guard,
     }
-    found: dict[str, list[Any]] = {kind: [] for kind in (*kinds, "node")}
+    items: dict[str, list[Any]] = {kind: [] for kind in (*kinds, "node")}
 
     def named(text: str) -> None:
         reader.root = text
 
     def taken(kind: str, read: Callable[[str], Any]) -> Callable[[str], None]:
-        return lambda text: found[kind].append(read(text))
+        return lambda text: items[kind].append(read(text))
 
     words = {kind: taken(kind, read) for kind, read in kinds.items()}
     read_lines(text, {"graph": named, **words, **(more or {})}, taken("node", reader.node))
-    if len(found["loss"]) != 1:
+    if len(items["loss"]) != 1:
         raise ValueError("a graph has one loss")
     return Graph(
         name=reader.root,
-        inputs=tuple(found["input"]),
-        parameters=tuple(found["parameter"]),
-        nodes=tuple(found["node"]),
-        loss=found["loss"][0],
-        metrics=tuple(found["metric"]),
-        gradients=tuple(found["gradient"]),
-        accumulators=tuple(found["accumulator"]),
-        scopes=tuple(found["scope"]),
-        guards=tuple(found["guard"]),
-        updates=tuple(found["update"]),
-        masters=tuple(found["master"]),
-        asked=tuple(found["output"]),
+        inputs=tuple(items["input"]),
+        parameters=tuple(items["parameter"]),
+        nodes=tuple(items["node"]),
+        loss=items["loss"][0],
+        metrics=tuple(items["metric"]),
+        gradients=tuple(items["gradient"]),
+        accumulators=tuple(items["accumulator"]),
+        scopes=tuple(items["scope"]),
+        guards=tuple(items["guard"]),
+        updates=tuple(items["update"]),
+        masters=tuple(items["master"]),
+        asked=tuple(items["output"]),
     )

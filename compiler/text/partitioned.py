@@ -217,8 +217,8 @@ class _UpdateWriter(GraphWriter):
         for outer in update.outer:
             self.lines.append(f"outer {outer.name} stages {', '.join(map(str, outer.stages))}")
             self.lines += [f"copy {self.value(value)}" for value in outer.masters]
-            kept = zip(outer.state_names, outer.states, strict=True)
-            self.lines += [f"kept {name} {self.value(value)}" for name, value in kept]
+            states = zip(outer.state_names, outer.states, strict=True)
+            self.lines += [f"kept {name} {self.value(value)}" for name, value in states]
             self.lines += map(self.node, outer.nodes)
         return self.lines
 
@@ -376,13 +376,13 @@ class _UpdateReader(GraphReader):
     def parameter_update(self, text: str) -> None:
         """Reads the heading of a parameter."""
         match = matched(rf"(\S+) stages ([\d, ]+){LAYOUTS}( decays)?", text)
-        *found, decays = match.groups()[2:]
+        *layouts, decays = match.groups()[2:]
         self.part("parameter", match[1])
         self.parameters.append(
             {
                 "name": match[1],
                 "stages": tuple(map(int, match[2].split(", "))),
-                "layouts": ParameterLayouts(*map(parse_layout, found)),
+                "layouts": ParameterLayouts(*map(parse_layout, layouts)),
                 "states": (),
                 "state_names": (),
                 "decays": bool(decays),
@@ -394,11 +394,11 @@ class _UpdateReader(GraphReader):
         name, _, totals = text.partition(" of ")
         name, _, in_flight = name.partition(" coming as ")
         name, _, touched = name.partition(" at ")
-        found = (matched(r"(\d+) (%.+?)(?: = (.+))?", each) for each in totals.split(", "))
+        matches = (matched(r"(\d+) (%.+?)(?: = (.+))?", each) for each in totals.split(", "))
         own = self.parameters[-1]
         own |= {
             "gradient": self.values[name],
-            "totals": tuple((int(each[1]), each[3] or own["name"], self.values[each[2]]) for each in found),
+            "totals": tuple((int(each[1]), each[3] or own["name"], self.values[each[2]]) for each in matches),
             "touched": self.values[touched] if touched else None,
             "in_flight": self.values[in_flight] if in_flight else None,
         }
@@ -428,8 +428,8 @@ class _UpdateReader(GraphReader):
         """Reads the heading of the average of a parameter over groups."""
         name, _, stages = text.partition(" stages ")
         self.part("outer", name)
-        found = {"name": name, "stages": tuple(map(int, stages.split(", "))), "masters": [], "states": {}}
-        self.outer.append(found)
+        outer = {"name": name, "stages": tuple(map(int, stages.split(", "))), "masters": [], "states": {}}
+        self.outer.append(outer)
 
     def kept(self, text: str) -> None:
         """Reads what is kept of it besides the copies of groups."""

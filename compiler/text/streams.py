@@ -77,8 +77,8 @@ def parse_streams(text: str) -> tuple[Enqueued, dict[str, str], bool]:
     lines = text.splitlines()
     captured = lines[:1] == [CAPTURED]
     for line in lines[captured:]:
-        if found := _COMMUNICATOR.fullmatch(line):
-            communicators[found[1]] = found[2]
+        if match := _COMMUNICATOR.fullmatch(line):
+            communicators[match[1]] = match[2]
         elif line == f"rank {len(ranks)}":
             ranks.append(([], []))
         else:
@@ -105,10 +105,10 @@ def _instruction(instruction: Instruction) -> str:
 
 
 def _parsed(line: str, number: int) -> tuple[Instruction, Launch]:
-    found = _LINE.fullmatch(line)
-    if found is None or int(found[1]) != number:
+    match = _LINE.fullmatch(line)
+    if match is None or int(match[1]) != number:
         raise ValueError(f"not an instruction: {line}")
-    _, name, what, stream, after, behind = found.groups()
+    _, name, what, stream, after, behind = match.groups()
     events = (START if each == "start" else int(each) for each in after.split(", ")) if after else ()
     launch = Launch(stream, tuple(events), int(behind) if behind else None)
     if name in OF_TRANSFER and (each := _TRANSFER.fullmatch(what)):

@@ -27,24 +27,24 @@ class Buffers:
         ending, check = self.ending, self.ending.check
         update, whole = ending.update, ending.whole
         with check.at(where="the updates of buffers"):
-            wanted = [each.buffer for each in whole.graph.updates] if self.training else []
-            found = [each.name for each in update.buffers]
-            require(sorted(found) == sorted(wanted), "not every buffer is updated once")
+            expected = [each.buffer for each in whole.graph.updates] if self.training else []
+            updated = [each.name for each in update.buffers]
+            require(sorted(updated) == sorted(expected), "not every buffer is updated once")
         values: Values = {}
-        made: dict[Value, tuple[int, str]] = {}
+        accumulated: dict[Value, tuple[int, str]] = {}
         for stage in ending.partitioned.stages:
             for each in stage.accumulators:
                 if each.parameter is None:
                     type = whole.accumulators[each.name][0].value.type
                     values[each.value] = check.numbering.given("total", each.name, type=type)
-                    made[each.value] = stage.index, each.name
+                    accumulated[each.value] = stage.index, each.name
         for master in update.masters:
             with check.at(ending.declared(master.parameter).span, "the updates of buffers"):
                 values[master.value] = self._master(master.parameter, master.value)
         ending.nodes(update.buffer_nodes, values, Phase.UPDATE, "the updates of buffers")
         for buffer in update.buffers:
             with check.at(ending.declared(buffer.name).span, f"the update of `{buffer.name}`"):
-                self._stored(buffer, values, made)
+                self._stored(buffer, values, accumulated)
 
     def _master(self, name: str, value: Value) -> int:
         check, layout = self.ending.check, self.ending.layouts[name].param
@@ -52,20 +52,20 @@ class Buffers:
         number = check.numbering.given("master", name, type=self.ending.declared(name).master)
         return check.given(number, value)
 
-    def _stored(self, each: BufferUpdate, values: Values, made: dict[Value, tuple[int, str]]) -> None:
+    def _stored(self, each: BufferUpdate, values: Values, accumulated: dict[Value, tuple[int, str]]) -> None:
         """The new value is stored over the buffer, on every stage that keeps it, from what there is there."""
         ending, update = self.ending, self.ending.update
         require(ending.declared(each.name).buffer, f"`{each.name}` is no buffer")
         stages = ending.partitioned.stage_sets()
         require(each.stages == stages[each.name], f"`{each.name}` is not updated on the stages that have it")
         require(each.new in values, f"`{each.new.name}` is not available", each.new)
-        wanted = ending.whole.updates[each.name]
-        require(values[each.new] == wanted, f"`{each.new.name}` is not the new value of `{each.name}`", each.new)
+        expected = ending.whole.updates[each.name]
+        require(values[each.new] == expected, f"`{each.new.name}` is not the new value of `{each.name}`", each.new)
         self._master(each.name, each.master)
         require(each.new.layout == each.master.layout, f"`{each.name}` is stored in another layout", each.new)
         read = {each.new, *(value for node in update.nodes_of([each]) for value in node.inputs)}
-        totals = [(*made[value], value) for value in made if value in read]
+        totals = [(*accumulated[value], value) for value in accumulated if value in read]
         require(sorted(each.totals, key=str) == sorted(totals, key=str), "the totals are not those that it reads")
         for master in update.masters:
-            there = set(each.stages) <= set(stages[master.parameter])
-            require(master.value not in read or there, f"`{master.parameter}` is not kept where `{each.name}` is")
+            colocated = set(each.stages) <= set(stages[master.parameter])
+            require(master.value not in read or colocated, f"`{master.parameter}` is not kept where `{each.name}` is")

@@ -83,13 +83,13 @@ class Checker:
         """The value numbers of the results of a global (unsharded) operation."""
         if UNKNOWN in operands:
             return (UNKNOWN,) * len(node.outputs)
-        found = self.numbering.of(whole, operands) if new else self.numbering.known(whole, operands)
-        if found is None:
+        numbers = self.numbering.of(whole, operands) if new else self.numbering.known(whole, operands)
+        if numbers is None:
             what = ", ".join(f"`{value.name}`" for value in node.outputs)
             raise Violation(
                 f"the single-device program has no `{whole.label}` of these operands ({what})", *node.inputs
             )
-        return found
+        return numbers
 
     def given(self, number: int, value: Value) -> int:
         """Returns `number`, after checking that `value` is laid out as a shard of its tensor."""

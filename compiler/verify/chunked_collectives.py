@@ -90,12 +90,12 @@ class _Stage:
 
     @singledispatchmethod
     def _whole(self, op: Op, node: Node) -> list[Node]:
-        found = [self.parts[value] for value in node.inputs if value in self.parts]
-        if not found:
+        parts = [self.parts[value] for value in node.inputs if value in self.parts]
+        if not parts:
             inputs = tuple(self.instead.get(value, value) for value in node.inputs)
             return [node if inputs == node.inputs else evolve(node, inputs=inputs)]
-        form, index = found[0].form, found[0].index
-        alike = all((each.form, each.index) == (form, index) for each in found)
+        form, index = parts[0].form, parts[0].index
+        alike = all((each.form, each.index) == (form, index) for each in parts)
         require(alike, f"{quoted(node)} reads different pieces", *node.inputs)
         beside = [value for value in node.inputs if value not in self.parts]
         mixed = any(value.type.has(form.axis) for value in beside)
@@ -117,13 +117,13 @@ class _Stage:
 
     @_whole.register(Join)
     def _joined(self, op: Join, node: Node) -> list[Node]:
-        found = [self.parts[value] for value in node.inputs if value in self.parts]
+        parts = [self.parts[value] for value in node.inputs if value in self.parts]
         form = _Form(op.axis, len(node.inputs), op.blocks)
-        have = [(each.whole, each.form, each.index) for each in found]
-        due = [(each.whole, form, index) for index, each in enumerate(found[:1] * len(node.inputs))]
-        require(bool(have) and have == due, f"{quoted(node)} is not joined of all pieces, in order", *node.inputs)
+        have = [(each.whole, each.form, each.index) for each in parts]
+        expected = [(each.whole, form, index) for index, each in enumerate(parts[:1] * len(node.inputs))]
+        require(bool(have) and have == expected, f"{quoted(node)} is not joined of all pieces, in order", *node.inputs)
         self._infers(node)
-        (whole, *_) = (each.whole for each in found)
+        (whole, *_) = (each.whole for each in parts)
         alike = (node.output.type, node.output.layout) == (whole.type, whole.layout)
         require(alike, f"{quoted(node)} is not what was in pieces", node.output, whole)
         self.instead[node.output] = whole
@@ -162,19 +162,21 @@ class _Stage:
         back = op.resized(after.axis, value.type.axis(after.axis).size)
         require(back == node.op, f"{quoted(node)} works on another piece than it is given", value)
         key = op, inputs, value.layout, node.phase, node.scope, before, after
-        found = self.made.get(key)
-        if found is None:
+        whole_node = self.made.get(key)
+        if whole_node is None:
             whole = evolve(value, type=type, name=f"{value.name} in one piece")
-            found = self.made[key] = evolve(node, op=op, inputs=inputs, outputs=(whole,))
+            whole_node = self.made[key] = evolve(node, op=op, inputs=inputs, outputs=(whole,))
             self.parts[value] = _Part(whole, after, index)
-            return [found]
-        self.parts[value] = _Part(found.output, after, index)
+            return [whole_node]
+        self.parts[value] = _Part(whole_node.output, after, index)
         self.check.nodes += 1
         return []
 
     def _infers(self, node: Node) -> None:
         try:
-            found = node.op.infer(*(value.type for value in node.inputs))
+            inferred = node.op.infer(*(value.type for value in node.inputs))
         except Exception:  # operations assert that their operands fit
-            found = ()
-        require(found == tuple(value.type for value in node.outputs), f"{quoted(node)} has another type", *node.outputs)
+            inferred = ()
+        require(
+            inferred == tuple(value.type for value in node.outputs), f"{quoted(node)} has another type", *node.outputs
+        )

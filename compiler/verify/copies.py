@@ -49,8 +49,8 @@ class Copies:
         for graph in self.partitioned.stages:
             for parameter in graph.parameters:
                 with self.check.at(parameter.span, f"on stage {graph.index}"):
-                    there = parameter.value.host == (parameter.name in self.on_host)
-                    require(there, f"`{parameter.name}` is read from the wrong memory", parameter.value)
+                    right = parameter.value.host == (parameter.name in self.on_host)
+                    require(right, f"`{parameter.name}` is read from the wrong memory", parameter.value)
             self._memories(graph)
         if self.program is None:
             return
@@ -70,14 +70,14 @@ class Copies:
         nodes = [node for stage in rank.stages for node in reduce.get(stage, ()) if node.op.async_start]
         nodes += self.update.parameter_updates(self._parameters(rank))
         behind = roots(nodes)
-        made = {value for node in nodes for value in node.outputs}
-        there: set[Value] = set()
+        outputs = {value for node in nodes for value in node.outputs}
+        available: set[Value] = set()
         in_flight: dict[Value, Value] = {}  # copies under way, and what they are of
         copied = Counter[Value]()  # the memory of that
         for node in nodes:
             lands = node.op.is_host_transfer and node.op.is_view and node.output.host
             for value in node.inputs:
-                require(value not in made or value in there, f"`{value.name}` is read before it is made", value)
+                require(value not in outputs or value in available, f"`{value.name}` is read before it is made", value)
                 early = value in in_flight and not (lands and value is node.inputs[0])
                 require(not early, f"`{value.name}` is read before it has landed", value)
             written = [each for each in node.op.overwritten(node.inputs) if copied[behind.get(each, each)]]
@@ -90,7 +90,7 @@ class Copies:
                 (source,) = node.inputs
                 in_flight[node.output] = source
                 copied[behind.get(source, source)] += 1
-            there.update(node.outputs)
+            available.update(node.outputs)
         require(not in_flight, "what is copied to the host is not waited for", *in_flight)
 
     def _parameters(self, rank: RankProgram) -> list[str]:
@@ -102,41 +102,43 @@ class Copies:
     def _memories(self, graph: StageGraph) -> None:
         """Every node of a stage runs in one memory, and reads what has arrived there."""
         in_flight: dict[Value, Node] = {}  # what is copied beside other work
-        made: dict[Value, Node] = {}  # copies of what lies in the host's memory
+        loaded: dict[Value, Node] = {}  # copies of what lies in the host's memory
         for node in graph.nodes:
             with self.check.at(node.span, f"on stage {graph.index}"):
                 memories(node)
                 arrives = node.op.is_host_transfer and node.op.is_view
                 for value in node.inputs:
-                    there = f"`{value.name}` is read before it has arrived"
+                    message = f"`{value.name}` is read before it has arrived"
                     require(
-                        arrives == (value in in_flight), there if value in in_flight else "nothing is under way", value
+                        arrives == (value in in_flight),
+                        message if value in in_flight else "nothing is under way",
+                        value,
                     )
-                    copied = in_flight.get(value) or made.get(value)
+                    copied = in_flight.get(value) or loaded.get(value)
                     same = copied is None or copied.phase is node.phase
                     require(same, f"a copy of a parameter is kept from one phase to another: `{value.name}`", value)
                 if node.op.async_start:
                     in_flight.update(dict.fromkeys(node.outputs, node))
                 elif arrives:
-                    made.update(dict.fromkeys(node.outputs, node))
+                    loaded.update(dict.fromkeys(node.outputs, node))
 
     def _values(self, graph: StageGraph) -> None:
         """What is copied is in memory that F makes for one microbatch alone, and all of it is copied that is kept."""
         behind: dict[Value, Value] = {}
-        made: set[Value] = set()
+        allocated: set[Value] = set()
         read = {v for node in graph.nodes if node.phase in (Phase.BACKWARD, Phase.WEIGHT) for v in node.inputs}
         for node in graph.nodes:
             if node.op.is_view:
                 behind[node.output] = behind.get(node.inputs[0], node.inputs[0])
             elif node.phase is Phase.FORWARD and node.op.literal is None and not node.op.of_slices:
-                made.update(node.outputs)
+                allocated.update(node.outputs)
         forward = {value for node in graph.nodes if node.phase is Phase.FORWARD for value in node.outputs}
         copied = {behind.get(value, value) for value in graph.offloaded}
         require(len(set(graph.offloaded)) == len(graph.offloaded), "a value is copied twice to the host's memory")
         for value in graph.offloaded:
             require(value in read, f"`{value.name}` is copied to the host's memory, but not kept", value)
             require(
-                value in forward and behind.get(value, value) in made,
+                value in forward and behind.get(value, value) in allocated,
                 f"`{value.name}` is copied to the host's memory, but is not one microbatch's own",
                 value,
             )
@@ -155,24 +157,24 @@ class Copies:
 
     def _instructions(self, rank: RankProgram, schedule: Schedule) -> None:
         stages = schedule.placement[rank.rank]
-        wanted = Counter(
+        expected = Counter(
             (stages[action.chunk], action) for action in schedule.actions[rank.rank] if action.kind in COPIES
         )
         for kind in (PostCopy, WaitCopy):
-            found = Counter((each.stage, each.action) for each in rank.instructions if isinstance(each, kind))
-            require(found == wanted, f"rank {rank.rank} copies other microbatches than its schedule says")
+            actual = Counter((each.stage, each.action) for each in rank.instructions if isinstance(each, kind))
+            require(actual == expected, f"rank {rank.rank} copies other microbatches than its schedule says")
 
 
 def memories(node: Node) -> None:
     """A node runs in the memory in which its operands lie; only copies lead to the other one. Raises Violation."""
-    there = {value.host for value in node.inputs}
-    made = {value.host for value in node.outputs}
+    sources = {value.host for value in node.inputs}
+    targets = {value.host for value in node.outputs}
     if node.op.host is not None:
-        right = there == {not node.op.host} and made == {node.op.host}
+        right = sources == {not node.op.host} and targets == {node.op.host}
         require(right, f"{quoted(node)} is not copied from one memory to the other", *node.inputs)
     elif node.op.is_host_transfer:
         require(
-            node.inputs[0].host in made, f"{quoted(node)} has not arrived in the memory in which it is", *node.inputs
+            node.inputs[0].host in targets, f"{quoted(node)} has not arrived in the memory in which it is", *node.inputs
         )
     elif node.outputs:
-        require(len(there | made) <= 1, f"{quoted(node)} is made of tensors in two memories", *node.inputs)
+        require(len(sources | targets) <= 1, f"{quoted(node)} is made of tensors in two memories", *node.inputs)

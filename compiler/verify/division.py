@@ -106,8 +106,8 @@ class Division:
             op = self._local(op, axis, (*node.inputs, *node.outputs))
         for rank in range(self.spread.ranks):
             parts = [self._part(*each, rank) for each in zip(operands, rule.operands, strict=True)]
-            made = tuple(self._part(*each, rank) for each in zip(results, rule.results, strict=True))
-            self.shares[op, tuple(parts), rank] = made
+            shares = tuple(self._part(*each, rank) for each in zip(results, rule.results, strict=True))
+            self.shares[op, tuple(parts), rank] = shares
         for number, state in zip(results, rule.results, strict=True):
             if state is not None and not is_split(state):
                 self._combine(number, state)
@@ -131,8 +131,8 @@ class Division:
                 inputs.append(Value(f"{value.name} {rank}", self._cut(value.type, axis)))
                 numbers[inputs[-1]] = self._part(number, split, rank)
             build = Builder()
-            found = node.op.partial_reduce(build, evolve(node, inputs=tuple(inputs)), axis)
-            if found is None:
+            contribution = node.op.partial_reduce(build, evolve(node, inputs=tuple(inputs)), axis)
+            if contribution is None:
                 return
             for new in build.nodes:
                 op = self._local(new.op, axis, node.inputs)
@@ -140,10 +140,10 @@ class Division:
                 if key not in self.shares:
                     names = [("contribution", *key, i) for i in range(len(new.outputs))]
                     types = [value.type for value in new.outputs]
-                    made = (self.numbering.given(*name, type=type) for name, type in zip(names, types, strict=True))
-                    self.shares[key] = tuple(made)
+                    shares = (self.numbering.given(*name, type=type) for name, type in zip(names, types, strict=True))
+                    self.shares[key] = tuple(shares)
                 numbers.update(zip(new.outputs, self.shares[key], strict=True))
-            contributions.append(found)
+            contributions.append(contribution)
         build = Builder()
         self._learn(build.nodes, numbers, node.op.combine_parts(build, node, contributions), results)
 
@@ -155,10 +155,10 @@ class Division:
         for node in nodes:
             operands = tuple(numbers[value] for value in node.inputs)
             if all(value in named for value in node.outputs):
-                made = self.numbering.learn(node.op, operands, tuple(named[value] for value in node.outputs))
+                outputs = self.numbering.learn(node.op, operands, tuple(named[value] for value in node.outputs))
             else:
-                made = self.numbering.of(node.op, operands)
-            numbers.update(zip(node.outputs, made, strict=True))
+                outputs = self.numbering.of(node.op, operands)
+            numbers.update(zip(node.outputs, outputs, strict=True))
 
     # ------------------------------------------------------------ what the graph has
 
@@ -179,15 +179,15 @@ class Division:
     def _results(self, node: Node, operands: tuple[int, ...]) -> tuple[int, ...]:
         self.check.nodes += 1
         rank = self._rank(node.stage)
-        found = self.shares.get((node.op, operands, rank)) if rank is not None else None
-        if found is None:
-            found = self.numbering.known(node.op, operands)
-        if found is None and node.op.simplified(self.numbering, operands) is not None:
-            found = self.numbering.of(node.op, operands)
-        if found is None:
+        numbers = self.shares.get((node.op, operands, rank)) if rank is not None else None
+        if numbers is None:
+            numbers = self.numbering.known(node.op, operands)
+        if numbers is None and node.op.simplified(self.numbering, operands) is not None:
+            numbers = self.numbering.of(node.op, operands)
+        if numbers is None:
             message = f"{quoted(node)}, `{node.op.label}` of these operands, is no part of the undivided program"
             raise Violation(message, *node.inputs)
-        return found
+        return numbers
 
     def _rank(self, stage: int | None) -> int | None:
         """The rank whose parts a stage computes with."""
@@ -201,10 +201,10 @@ class Division:
         require(step_metrics == whole.step_metrics, "the loss or a metric is not that of the undivided program")
         updates = {each.buffer: numbers[each.value] for each in graph.updates}
         require(updates == whole.updates, "an update of a buffer is not that of the undivided program")
-        asked = [(name, numbers[value]) for name, value in graph.asked]
-        wanted = [(name, whole.values[value]) for name, value in self.undivided.asked]
-        require(asked == wanted, "an output is not that of the undivided program")
-        found = Counter((each.parameter, numbers[each.value]) for each in graph.gradients)
+        outputs = [(name, numbers[value]) for name, value in graph.asked]
+        expected = [(name, whole.values[value]) for name, value in self.undivided.asked]
+        require(outputs == expected, "an output is not that of the undivided program")
+        contributions = Counter((each.parameter, numbers[each.value]) for each in graph.gradients)
         parts: dict[str, list[Parameter]] = {}
         for parameter in graph.parameters:
             if parameter.part is not None:
@@ -213,22 +213,24 @@ class Division:
             ranks = [each.part.rank for each in own if each.part is not None]
             require(ranks == list(range(self.spread.ranks)), f"`{name}` does not have a part on each rank")
         for each in self.undivided.gradients:
-            found -= self._gradient(each, whole.values[each.value], found, parts.get(each.parameter, ()))
-        wrong = next(iter(found), None)
+            contributions -= self._gradient(
+                each, whole.values[each.value], contributions, parts.get(each.parameter, ())
+            )
+        wrong = next(iter(contributions), None)
         require(wrong is None, f"the gradient of `{wrong and wrong[0]}` has terms that the undivided program has not")
 
     def _gradient(
-        self, each: Gradient, number: int, found: Counter[tuple[str, int]], parts: Sequence[Parameter]
+        self, each: Gradient, number: int, contributions: Counter[tuple[str, int]], parts: Sequence[Parameter]
     ) -> Counter[tuple[str, int]]:
         """The contributions that make up one of the undivided program."""
         ranks = range(self.spread.ranks)
         if parts:
             axes = [own.part.axis for own in parts if own.part is not None]
             own = [(p.name, self._part(number, axis, r)) for p, axis, r in zip(parts, axes, ranks, strict=True)]
-        elif found[each.parameter, number]:
+        elif contributions[each.parameter, number]:
             own = [(each.parameter, number)]
         else:
             own = [(each.parameter, self._part(number, SUM, rank)) for rank in ranks]
-        missing = Counter(own) - found
+        missing = Counter(own) - contributions
         require(not missing, f"the gradient of `{each.parameter}` lacks a term of the undivided program")
         return Counter(own)

@@ -120,10 +120,10 @@ class Ending:
                         require(sums.pop(total, None) == stage.index, f"`{each.name}` is not among the sums", total)
                         self._there[stage.index][total] = values[total]
                     else:
-                        wanted = self._wanted(each.parameter, total)
-                        require(total.layout == wanted, f"a gradient is not reduced to {wanted}", total)
-                        found = stage.index, each.name, total, values[total]
-                        self._totals.setdefault(each.parameter, []).append(found)
+                        layout = self._wanted(each.parameter, total)
+                        require(total.layout == layout, f"a gradient is not reduced to {layout}", total)
+                        entry = stage.index, each.name, total, values[total]
+                        self._totals.setdefault(each.parameter, []).append(entry)
         require(not sums, "there are sums that are no accumulators of a stage", *sums)
 
     def _combined(
@@ -137,7 +137,7 @@ class Ending:
         """By accumulator of a lookup, the value number of what it is combined to: ids and rows by distinct id, of all
         or first of equal parts along some axis.
         """
-        numbering, found = self.check.numbering, dict[str, int]()
+        numbering, combined = self.check.numbering, dict[str, int]()
         by_source = {
             tuple(values.get(value, UNKNOWN) for value in node.inputs): node.op.by_source
             for node in reduce
@@ -157,14 +157,14 @@ class Ending:
                 block, operands = Axis(BLOCK, blocks), (numbers[ids], numbers[rows])
                 apart = by_source.get(operands)
                 if apart is None:
-                    made = numbering.of(Coalesce(shared, in_block, block, entry), operands)
+                    merged = numbering.of(Coalesce(shared, in_block, block, entry), operands)
                 else:
                     own, _, along = apart
                     parts = Coalesce(shared, in_block, block, own, Axis(SOURCE, blocks), along)
                     merge = MergeRows(shared, in_block, entry, SOURCE)
-                    made = numbering.of(merge, numbering.of(parts, operands))
-                found[ids], found[rows] = made
-        return found
+                    merged = numbering.of(merge, numbering.of(parts, operands))
+                combined[ids], combined[rows] = merged
+        return combined
 
     def _blocks(self, parameter: str, ids: Type, rows: Type) -> tuple[tuple[str, ...], int, int]:
         """The axes that a sparse parameter shares with ids; the rows of a block, and the number of blocks: one for each
@@ -209,10 +209,10 @@ class Ending:
         number = self._summed(each, values)
         gradient = each.gradient
         require(values.get(gradient) == number, f"`{gradient.name}` is not the sum of all totals", gradient)
-        wanted = self._wanted(each.name, gradient)
+        layout = self._wanted(each.name, gradient)
         require(
-            gradient.layout == wanted,
-            f"the gradient does not have the layout of the optimizer's state, {wanted}",
+            gradient.layout == layout,
+            f"the gradient does not have the layout of the optimizer's state, {layout}",
             gradient,
         )
         self.gradients[each.name] = number
@@ -237,9 +237,9 @@ class Ending:
             in_block = self.declared(each.name).master.axis(str(self._rows(each.name))).size // blocks
             entry = self.check.rules.whole(each.gradient).axis(ENTRY)
             touched, number = numbering.of(MergeRows(shared, in_block, entry), (*ids, *rows))
-        found = UNKNOWN if each.touched is None else values.get(each.touched)
+        actual = UNKNOWN if each.touched is None else values.get(each.touched)
         self.touched[each.name] = touched
-        require(found == touched, f"`{each.name}` is updated in other rows than its gradient has", each.gradient)
+        require(actual == touched, f"`{each.name}` is updated in other rows than its gradient has", each.gradient)
         return number
 
     # ------------------------------------------------------------ statistics
@@ -247,12 +247,12 @@ class Ending:
     def _statistics(self) -> None:
         """The loss and the metrics, then the squares by stage; each partial (sum) along every mesh axis."""
         everywhere = layout_of((over, SUM) for over in self.check.rules.mesh.sharding)
-        wanted = dict(self.whole.step_metrics)
+        expected = dict(self.whole.step_metrics)
         by_stage: dict[int, list[str]] = {}
         for each in self.update.parameters:
             by_stage.setdefault(each.stages[0], []).append(each.name)
         self.squares = [f"{SQUARE}{stage}" for stage in sorted(by_stage)]
-        names = [*wanted, *self.squares]
+        names = [*expected, *self.squares]
         require([name for name, _, _ in self.update.step_metrics] == names, f"the entries are not {', '.join(names)}")
         for name, value, stage in self.update.step_metrics:
             with self.check.at(where=f"the statistic `{name}`"):
@@ -260,9 +260,9 @@ class Ending:
                 require(not value.type.axes, "an entry is a number", value)
                 require(value.layout == everywhere, "an entry counts once if it is parts of a sum on all axes", value)
                 number = self._there[stage][value]
-                if name in wanted:
+                if name in expected:
                     require(
-                        number == wanted[name],
+                        number == expected[name],
                         f"`{value.name}` is not the `{name}` of the single-device program",
                         value,
                     )

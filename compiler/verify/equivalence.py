@@ -88,8 +88,8 @@ def validate(
         Copies(*stages, check, compilation.prefetched).run()
         if program:
             older = (train.late, train.delay, train.paired) if compilation.training else (False, 0, False)
-            given = compilation.update, whole, compilation.program, check, compilation.on_host
-            Records(partitioned, layouts, *given, *older, compilation.replicas_per_rank).run()
+            context = compilation.update, whole, compilation.program, check, compilation.on_host
+            Records(partitioned, layouts, *context, *older, compilation.replicas_per_rank).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
             if training is not None:
                 check_reading(compilation.program, training.program, compilation.reads_means)

@@ -34,37 +34,37 @@ class Messages:
     @staticmethod
     def of(partitioned: PartitionedGraph, check: Checker) -> Messages:
         """Match the ends of all messages with each other and with `PartitionedGraph.messages`."""
-        found = Messages(partitioned.depth)
+        messages = Messages(partitioned.depth)
         received = {v for stage in partitioned.stages for n in stage.nodes if n.op.receives for v in n.outputs}
         for stage in partitioned.stages:
             for node in stage.nodes:
                 with check.at(node.span, f"on stage {stage.index}"):
                     if node.op.sends:
-                        found._end(found.sends, key_of(node, stage.index), node, "sent")
+                        messages._end(messages.sends, key_of(node, stage.index), node, "sent")
                         require(not received & {*node.inputs}, "a stage sends what it was sent itself", *node.inputs)
                     elif node.op.receives:
-                        found._end(found.receives, key_of(node, stage.index), node, "received")
-        for key in dict.fromkeys((*found.sends, *found.receives)):
-            node = found.sends.get(key) or found.receives[key]
+                        messages._end(messages.receives, key_of(node, stage.index), node, "received")
+        for key in dict.fromkeys((*messages.sends, *messages.receives)):
+            node = messages.sends.get(key) or messages.receives[key]
             with check.at(node.span, f"from stage {key[1]} to stage {key[2]}"):
-                found._match(key)
+                messages._match(key)
         with check.at():
             promised = Counter(partitioned.messages)
-            made = Counter(Message(*key, node.inputs[0].type.bytes) for key, node in found.sends.items())
-            require(promised == made, "the list of messages is not that of the sends")
-        return found
+            sent = Counter(Message(*key, node.inputs[0].type.bytes) for key, node in messages.sends.items())
+            require(promised == sent, "the list of messages is not that of the sends")
+        return messages
 
-    def _end(self, ends: dict[Key, Node], key: Key, node: Node, done: str) -> None:
+    def _end(self, ends: dict[Key, Node], key: Key, node: Node, verb: str) -> None:
         name, source, destination, direction = key
         (value,) = node.inputs or node.outputs
-        require(key not in ends, f"`{name}` is {done} twice", value)
+        require(key not in ends, f"`{name}` is {verb} twice", value)
         ends[key] = node
-        require(value.name == name, f"`{value.name}` is {done} as `{name}`", value)
+        require(value.name == name, f"`{value.name}` is {verb} as `{name}`", value)
         require(direction in PHASES, f"`{name}` has no direction")
         forward = direction == "forward"
         onward = self.depth(source) < self.depth(destination)
         require(onward == forward and source != destination, f"`{name}` travels against its direction")
-        require(node.phase is PHASES[direction], f"`{name}` is {done} in phase {node.phase}", value)
+        require(node.phase is PHASES[direction], f"`{name}` is {verb} in phase {node.phase}", value)
 
     def _match(self, key: Key) -> None:
         self.count += 1

@@ -38,9 +38,11 @@ class Outers:
         updated = [each.name for each in ending.update.parameters]
         updated += [each.name for each in ending.update.buffers]
         with check.at(where="the average of groups"):
-            wanted = updated if self.local is not None else []
-            found = [each.name for each in ending.update.outer]
-            require(sorted(found) == sorted(wanted), "not everything that steps update is averaged once over groups")
+            expected = updated if self.local is not None else []
+            averaged = [each.name for each in ending.update.outer]
+            require(
+                sorted(averaged) == sorted(expected), "not everything that steps update is averaged once over groups"
+            )
         if self.groups is None or self.local is None:
             return
         mesh = joined_mesh(check.rules.mesh)
@@ -117,7 +119,7 @@ class Outers:
         apart = self.ending.check.rules.mesh.replica_axis
         (result,) = node.outputs
         for value in node.inputs:
-            wanted = Layout(
+            layout = Layout(
                 tuple(
                     (over, state)
                     for over in check.rules.mesh.sharding
@@ -126,5 +128,5 @@ class Outers:
                 value.layout.flat,
             )
             require(
-                result.layout == wanted and result.type == value.type, "its terms have other layouts", value, result
+                result.layout == layout and result.type == value.type, "its terms have other layouts", value, result
             )

@@ -59,29 +59,29 @@ class _Pipe:
 
 
 def proxy_of(
-    given: spec.Spec,
+    original: spec.Spec,
     initial: Initial = of_order_one,
     hoist: bool = True,
-    kept: frozenset[str] = frozenset(),
+    fixed: frozenset[str] = frozenset(),
     longer: int = 1,
 ) -> spec.Spec:
     """Returns the proxy of a file that compiles. `initial` maps each parameter's declared initializer to the proxy's.
 
     Without `hoist` the device's memory is set so low that sharded parameters are gathered before each use, as in the
-    full program. The axes `kept` are not shrunk, and those of the inputs are up to `longer` times as
+    full program. The axes `fixed` are not shrunk, and those of the inputs are up to `longer` times as
     long as need be.
 
     Raises Refused (W0702) if no consistent small sizes are found.
     """
-    model, train = given.trained
-    call = given.schedule.call if given.schedule else None
-    pipe = _pipe(given, call)
+    model, train = original.trained
+    call = original.schedule.call if original.schedule else None
+    pipe = _pipe(original, call)
     microbatches = _microbatches(call, pipe)
     axes = axes_of(model)
-    axes = evolve(axes, kept=axes.kept | kept)
-    for mesh in _meshes(given, pipe, hoist):
-        groups = _groups(given, mesh)
-        multiples, avoided = _demands(given, axes, mesh, microbatches, groups)
+    axes = evolve(axes, kept=axes.kept | fixed)
+    for mesh in _meshes(original, pipe, hoist):
+        groups = _groups(original, mesh)
+        multiples, avoided = _demands(original, axes, mesh, microbatches, groups)
         for name in axes.inputs:
             multiples[name] *= max(1, min(longer, axes.declared[name] // multiples[name]))
         sizes = Search(axes, multiples, avoided).run() or _declared(model, axes, multiples)
@@ -95,17 +95,17 @@ def proxy_of(
             notes=[f"{name}: a multiple of {multiple}" for name, multiple in multiples.items()],
             help="`partita run --transport virtual` runs the file itself",
         )
-    counts = _repeat_counts(given, pipe)
+    counts = _repeat_counts(original, pipe)
     body = Resized(sizes, counts, initial).body(model.body)
     sync = _sync(train.sync, groups)
     weights = train.eval.arguments["weights"] if train.eval else "ema" if train.ema is not None else "trained"
     return evolve(
-        given,
-        axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in given.axes.items()},
-        meshes={name: mesh if mesh is not None and name == mesh.name else m for name, m in given.meshes.items()},
+        original,
+        axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in original.axes.items()},
+        meshes={name: mesh if mesh is not None and name == mesh.name else m for name, m in original.meshes.items()},
         model=evolve(model, body=body, outputs=(), answering=body),
-        layout=_layout(given, pipe, counts),
-        schedule=_schedule(given, pipe, microbatches),
+        layout=_layout(original, pipe, counts),
+        schedule=_schedule(original, pipe, microbatches),
         train=evolve(
             train,
             precision="f64",
@@ -118,30 +118,30 @@ def proxy_of(
     )
 
 
-def single(given: spec.Spec) -> spec.Spec:
+def single(original: spec.Spec) -> spec.Spec:
     """The reference semantics of a file: the same training on one device, without layout or microbatching."""
-    return evolve(given, layout=None, schedule=one_microbatch(given.batch))
+    return evolve(original, layout=None, schedule=one_microbatch(original.batch))
 
 
 # ---------------------------------------------------------------- pipeline and mesh
 
 
-def _rules(given: spec.Spec, kind: type) -> list[spec.Rule]:
-    return [rule for rule in given.layout.rules if isinstance(rule, kind)] if given.layout else []
+def _rules(original: spec.Spec, kind: type) -> list[spec.Rule]:
+    return [rule for rule in original.layout.rules if isinstance(rule, kind)] if original.layout else []
 
 
-def _shards(given: spec.Spec) -> list[spec.ShardRule]:
-    return [rule for rule in _rules(given, spec.ShardRule) if isinstance(rule, spec.ShardRule)]
+def _shards(original: spec.Spec) -> list[spec.ShardRule]:
+    return [rule for rule in _rules(original, spec.ShardRule) if isinstance(rule, spec.ShardRule)]
 
 
-def _pipe(given: spec.Spec, call: spec.Call | None) -> _Pipe:
+def _pipe(original: spec.Spec, call: spec.Call | None) -> _Pipe:
     chunks, _ = size_of(call)
-    found = pipeline_of(given.layout, given.mesh, chunks)
-    ranks = min(found.ranks, PIPELINE)
+    pipeline = pipeline_of(original.layout, original.mesh, chunks)
+    ranks = min(pipeline.ranks, PIPELINE)
     while ranks > 2 and ranks * chunks > MAX_STAGES:
         ranks -= 1
-    kept = min(chunks, max(1, MAX_STAGES // ranks)) if chunks > 2 else chunks
-    return _Pipe(found.axis, (found.ranks, chunks), (ranks, kept))
+    proxy_chunks = min(chunks, max(1, MAX_STAGES // ranks)) if chunks > 2 else chunks
+    return _Pipe(pipeline.axis, (pipeline.ranks, chunks), (ranks, proxy_chunks))
 
 
 def _microbatches(call: spec.Call | None, pipe: _Pipe) -> int:
@@ -149,9 +149,9 @@ def _microbatches(call: spec.Call | None, pipe: _Pipe) -> int:
     if call is None:
         return 1
     _, declared = size_of(call)
-    wanted = 2 * pipe.after[0] + (declared % pipe.before[0] != 0)
+    needed = 2 * pipe.after[0] + (declared % pipe.before[0] != 0)
     proxy = _proxy(call, pipe)
-    return min(declared, max(wanted, SCHEDULES[proxy.name].fewest(proxy)))
+    return min(declared, max(needed, SCHEDULES[proxy.name].fewest(proxy)))
 
 
 def _proxy(call: spec.Call, pipe: _Pipe) -> spec.Call:
@@ -159,11 +159,11 @@ def _proxy(call: spec.Call, pipe: _Pipe) -> spec.Call:
     return SCHEDULES[call.name].proxy(call, Sizes(pipe.before[0], *pipe.after))
 
 
-def _meshes(given: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | None]:
+def _meshes(original: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | None]:
     """Meshes of few ranks, best first; at last with the file's own sizes, since those that windows keep may divide by
     no others.
     """
-    mesh = given.mesh
+    mesh = original.mesh
     if mesh is None:
         yield None
         return
@@ -171,7 +171,7 @@ def _meshes(given: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | 
     piped = {} if pipe.axis is None else {pipe.axis: pipe.after[0]}
     short = {name: min(size, OTHERS) for name, size in mesh.axes} | piped
     first = max(splitting, key=mesh.size, default=None)
-    groups = groups_of(given)
+    groups = groups_of(original)
     if groups is not None and groups.along is not None and mesh.size(groups.along) > groups.spread:
         # Several ranks in each of several groups.
         short[groups.along] = min(groups.spread, OTHERS) * min(mesh.size(groups.along) // groups.spread, OTHERS)
@@ -182,17 +182,17 @@ def _meshes(given: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | 
             yield _mesh(mesh, sizes, hoist)
 
 
-def _groups(given: spec.Spec, mesh: spec.Mesh | None) -> tuple[int, int]:
+def _groups(original: spec.Spec, mesh: spec.Mesh | None) -> tuple[int, int]:
     """The replica groups on a mesh of few ranks: over how many of them, and how many on each."""
-    found = groups_of(given)
-    if found is None:
+    groups = groups_of(original)
+    if groups is None:
         return 1, 1
-    members = min(found.members, OTHERS)
-    if found.along is None or mesh is None or given.mesh is None:
+    members = min(groups.members, OTHERS)
+    if groups.along is None or mesh is None or original.mesh is None:
         return 1, members
-    before, ranks = given.mesh.size(found.along), mesh.size(found.along)
-    within = before // found.spread
-    spread = found.spread if ranks == before else OTHERS if within > 1 else ranks
+    before, ranks = original.mesh.size(groups.along), mesh.size(groups.along)
+    within = before // groups.spread
+    spread = groups.spread if ranks == before else OTHERS if within > 1 else ranks
     return spread, members
 
 
@@ -234,22 +234,22 @@ def _declared(model: spec.Model, axes: Axes, multiples: Mapping[str, int]) -> di
 
 
 def _demands(
-    given: spec.Spec, axes: Axes, mesh: spec.Mesh | None, microbatches: int, groups: tuple[int, int]
+    original: spec.Spec, axes: Axes, mesh: spec.Mesh | None, microbatches: int, groups: tuple[int, int]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """By axis: what its size must be a multiple of, and what it should not be, as its declared size is not."""
-    old, new = (dict(each.axes) if each else {} for each in (given.mesh, mesh))
+    old, new = (dict(each.axes) if each else {} for each in (original.mesh, mesh))
     over: dict[str, dict[str, None]] = {}
     classes: list[str] = []
-    for rule in _shards(given):
+    for rule in _shards(original):
         for target in rule.targets:
             if target.is_class:
                 classes.extend(rule.mesh_axes)
             else:
                 over.setdefault(target.name, {}).update(dict.fromkeys(rule.mesh_axes))
-    zigzag = {rule.targets[0].name for rule in _shards(given) if rule.zigzag}
-    for name, rule in _exchanged(given, old):
+    zigzag = {rule.targets[0].name for rule in _shards(original) if rule.zigzag}
+    for name, rule in _exchanged(original, old):
         over.setdefault(name, {}).update(dict.fromkeys(rule.mesh_axes))
-    overlaps = [rule for rule in _rules(given, spec.OverlapRule) if isinstance(rule, spec.OverlapRule)]
+    overlaps = [rule for rule in _rules(original, spec.OverlapRule) if isinstance(rule, spec.OverlapRule)]
     pieces = {name for rule in overlaps for name in rule.mesh_axes if rule.pieces > 1}
     multiples: dict[str, int] = {}
     avoided: dict[str, int] = {}
@@ -257,11 +257,15 @@ def _demands(
         # No tensor of a file that compiles is split over more than divides its size.
         together = [each for each in _subsets(over.get(name, ())) if size % prod(old[axis] for axis in each) == 0]
         multiple = lcm(*(prod(new[axis] for axis in each) for each in together))
-        if name == given.batch:
+        if name == original.batch:
             _, members = groups
             multiple *= microbatches * members
-        if given.schedule is not None and given.schedule.sequence is not None and name == given.schedule.sequence[0]:
-            multiple *= min(given.schedule.sequence[1], SLICES)
+        if (
+            original.schedule is not None
+            and original.schedule.sequence is not None
+            and name == original.schedule.sequence[0]
+        ):
+            multiple *= min(original.schedule.sequence[1], SLICES)
         if name in axes.even and size % 2 == 0:
             multiple = lcm(multiple, 2)
         if name in zigzag:
@@ -277,10 +281,10 @@ def _demands(
     return multiples, avoided
 
 
-def _exchanged(given: spec.Spec, mesh: Mapping[str, int]) -> Iterator[tuple[str, spec.ShardRule]]:
+def _exchanged(original: spec.Spec, mesh: Mapping[str, int]) -> Iterator[tuple[str, spec.ShardRule]]:
     """The axes that rules `by heads` exchange theirs for, of queries."""
-    model, _ = given.trained
-    for rule in _shards(given):
+    model, _ = original.trained
+    for rule in _shards(original):
         if rule.exchange != HEADS:
             continue
         axis, parts = rule.targets[0].name, prod(mesh[name] for name in rule.mesh_axes)
@@ -289,7 +293,7 @@ def _exchanged(given: spec.Spec, mesh: Mapping[str, int]) -> Iterator[tuple[str,
                 if isinstance(step, spec.Apply) and step.function == "attend" and step.options["over"] == axis:
                     q = step.operands[0]
                     assert isinstance(q, int)
-                    others = (axis, step.options["along"], given.batch)
+                    others = (axis, step.options["along"], original.batch)
                     whole = [each for each in body.types[q].axes if each.name not in others]
                     yield from ((each.name, rule) for each in whole if each.size % parts == 0)
 
@@ -302,19 +306,19 @@ def _subsets(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 # ---------------------------------------------------------------- iterations and stages
 
 
-def _repeat_counts(given: spec.Spec, pipe: _Pipe) -> dict[int, int]:
+def _repeat_counts(original: spec.Spec, pipe: _Pipe) -> dict[int, int]:
     """The iterations of each repeat, by `id` of the step: at most two, or more where the stages need them."""
-    model, _ = given.trained
+    model, _ = original.trained
     every = [step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat)]
-    (*_, rule) = (None, *_rules(given, spec.StageRule))
+    (*_, rule) = (None, *_rules(original, spec.StageRule))
     names = rule.repeats if isinstance(rule, spec.StageRule) else ()
-    ranged = any(r.first < r.last for r in _rules(given, spec.PlaceRule) if isinstance(r, spec.PlaceRule))
-    least = pipe.new if ranged else 2
-    counts = {id(step): min(step.count, least) for step in every}
+    ranged = any(r.first < r.last for r in _rules(original, spec.PlaceRule) if isinstance(r, spec.PlaceRule))
+    limit = pipe.new if ranged else 2
+    counts = {id(step): min(step.count, limit) for step in every}
     declared = {id(step): step.count for step in every}
     body = model.body
-    wanted = pipe.new + (_staged(body, names, declared) > pipe.old) if names else 0
-    while _staged(body, names, counts) < wanted:
+    needed = pipe.new + (_staged(body, names, declared) > pipe.old) if names else 0
+    while _staged(body, names, counts) < needed:
         short = [step for step in every if counts[id(step)] < step.count]
         if not short:
             break
@@ -326,30 +330,30 @@ def _repeat_counts(given: spec.Spec, pipe: _Pipe) -> dict[int, int]:
 
 def _staged(body: spec.Body, names: Sequence[str], counts: Mapping[int, int]) -> int:
     """The number of iterations of the repeats in `names`, counting the outermost of nested ones."""
-    found = 0
+    total = 0
     for step in body.steps:
         if isinstance(step, spec.CallBlock):
-            found += _staged(step.body, names, counts)
+            total += _staged(step.body, names, counts)
         elif isinstance(step, spec.Repeat):
-            found += counts[id(step)] * (1 if step.name in names else _staged(step.body, names, counts))
-    return found
+            total += counts[id(step)] * (1 if step.name in names else _staged(step.body, names, counts))
+    return total
 
 
-def _layout(given: spec.Spec, pipe: _Pipe, counts: Mapping[int, int]) -> spec.Layout | None:
-    if given.layout is None:
+def _layout(original: spec.Spec, pipe: _Pipe, counts: Mapping[int, int]) -> spec.Layout | None:
+    if original.layout is None:
         return None
-    model, _ = given.trained
+    model, _ = original.trained
     rules: list[spec.Rule] = []
-    places = [rule for rule in given.layout.rules if isinstance(rule, spec.PlaceRule)]
+    places = [rule for rule in original.layout.rules if isinstance(rule, spec.PlaceRule)]
     stages = _fewer_stages(places, pipe)
-    for rule in given.layout.rules:
+    for rule in original.layout.rules:
         if isinstance(rule, spec.PlaceRule):
             rule = evolve(rule, first=stages[rule.first], last=stages[rule.last])
         elif isinstance(rule, spec.StageRule) and rule.counts is not None:
             total = _staged(model.body, rule.repeats, counts)
             rule = evolve(rule, counts=_portioned(rule.counts, pipe, total))
         rules.append(rule)
-    return evolve(given.layout, rules=tuple(rules))
+    return evolve(original.layout, rules=tuple(rules))
 
 
 def _fewer_stages(rules: Sequence[spec.PlaceRule], pipe: _Pipe) -> list[int]:
@@ -381,14 +385,14 @@ def _portioned(declared: Sequence[int], pipe: _Pipe, total: int) -> tuple[int, .
     return tuple(counts)
 
 
-def _schedule(given: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule | None:
-    if given.schedule is None:
+def _schedule(original: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule | None:
+    if original.schedule is None:
         return None
-    call = given.schedule.call
+    call = original.schedule.call
     call = _proxy(call, pipe)
     arguments = {**call.arguments, "microbatches": microbatches}
     if call.arguments.get("chunks"):
         arguments["chunks"] = pipe.after[1]
     if call.arguments.get("slices"):
         arguments["slices"] = min(call.arguments["slices"], SLICES)
-    return evolve(given.schedule, call=evolve(call, arguments=arguments))
+    return evolve(original.schedule, call=evolve(call, arguments=arguments))

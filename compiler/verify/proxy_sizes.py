@@ -139,7 +139,7 @@ def axes_of(model: spec.Model) -> Axes:
     relations: dict[Relation, None] = {}
     tables: set[str] = set()
     even: set[str] = set()
-    kept: set[str] = set()
+    fixed: set[str] = set()
     parameters: set[str] = set()
     for operation in model.operations.values():
         relations.update(dict.fromkeys(ties(operation)))
@@ -153,15 +153,15 @@ def axes_of(model: spec.Model) -> Axes:
                 continue
             if step.function in STATED:
                 relations.update(dict.fromkeys(relations_of(step, declared)))
-                kept.update(step.options["size"] if STATED[step.function] is _windows else ())
+                fixed.update(step.options["size"] if STATED[step.function] is _windows else ())
             elif step.function in INDEXED:
                 tables.add(step.options[INDEXED[step.function]])
             elif step.function == "rope":
                 even.add(step.options["pairs"])
-    kept.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)
+    fixed.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)
     stated = tuple(r for r in relations if r.parts != (r.whole,) and {r.whole, *r.parts} <= set(declared))
     inputs = frozenset(name for type in model.body.types[: len(model.body.inputs)] for name in type.names)
-    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), inputs, frozenset(kept))
+    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), inputs, frozenset(fixed))
 
 
 def bodies(body: spec.Body) -> Iterator[spec.Body]:
@@ -215,15 +215,15 @@ class Search:
         if implied:
             agreed = implied if len(implied) == 1 else ()
             return [s for s in agreed if s and s % multiple == 0 and all(r.allows(axis, s, chosen) for r in relations)]
-        most = max(declared, multiple)
+        limit = max(declared, multiple)
         used = set(chosen.values())
         floor = max(used, default=0)
-        tried = range(multiple, most + 1, multiple)
+        options = range(multiple, limit + 1, multiple)
         near = max(0, floor // multiple - TRIED)
-        sizes = dict.fromkeys([*tried[:TRIED], *tried[near : near + 2 * TRIED], *tried[-1:]])
+        sizes = dict.fromkeys([*options[:TRIED], *options[near : near + 2 * TRIED], *options[-1:]])
         fitting = [s for s in sizes if self._fits(axis, s)] or list(sizes)
         # Prefer more than one element per rank, so that a wrong offset shows.
-        roomy = min(2 * multiple, most)
+        roomy = min(2 * multiple, limit)
         if relations:
             fitting.sort(key=lambda s: (s < roomy, s in used, s))
             return [s for s in fitting if all(r.allows(axis, s, chosen) for r in relations)]

@@ -18,5 +18,5 @@ def check_reading(program: Program, stored: Program, means: bool) -> None:
         own = stored.parameter(record.name)
         mean = means and any(each.name in MEANS for each in (*own.states, *own.companions))
         layout = own.state_layout if mean else own.layout
-        there = record.type == own.type and record.layout == layout
-        require(there, f"`{record.name}` is read as {record.layout}, and stored as {layout}")
+        same = record.type == own.type and record.layout == layout
+        require(same, f"`{record.name}` is read as {record.layout}, and stored as {layout}")

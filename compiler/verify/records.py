@@ -85,22 +85,24 @@ class Records:
                 self._stage(stage, graph)
         for rank in self.program.ranks:
             with self.check.at(where=f"the copies of rank {rank.rank}"):
-                wanted = self._written() & set(rank.parameters) if self.late else set[str]()
-                found = set(rank.copied)
-                require(not wanted - found, f"no copies are kept of {', '.join(sorted(wanted - found))}")
-                require(not found - wanted, f"nothing writes to {', '.join(sorted(found - wanted))}, which is copied")
+                written = self._written() & set(rank.parameters) if self.late else set[str]()
+                copied = set(rank.copied)
+                require(not written - copied, f"no copies are kept of {', '.join(sorted(written - copied))}")
+                require(
+                    not copied - written, f"nothing writes to {', '.join(sorted(copied - written))}, which is copied"
+                )
 
     def _written(self) -> set[str]:
         """The parameters and buffers of which an update overwrites the master or a state."""
         update = self.update
-        kept = {value: each.name for each in update.parameters for value in (each.master, *each.states)}
-        kept |= {each.master: each.name for each in update.buffers}
+        owners = {value: each.name for each in update.parameters for value in (each.master, *each.states)}
+        owners |= {each.master: each.name for each in update.buffers}
         nodes = [
             *(each.store for each in update.buffers),
             *(node for each in update.parameters for node in each.update),
         ]
         over = {value for node in nodes if node.op.overwrites for value in node.inputs}
-        return {self._name(name) for value, name in kept.items() if value in over}
+        return {self._name(name) for value, name in owners.items() if value in over}
 
     def _name(self, name: str) -> str:
         """The name of a parameter's record: that of the whole, if it is a part of one."""
@@ -127,10 +129,10 @@ class Records:
         require(ranks == {part.rank}, f"part {part.rank} of `{record.name}` is on ranks {sorted(ranks)}")
         require(set(stages) <= set(record.stages), f"`{record.name}` is not on stages {stages}")
 
-        def cut(kept: tuple[StateRecord, ...]) -> tuple[StateRecord, ...]:
+        def cut(records: tuple[StateRecord, ...]) -> tuple[StateRecord, ...]:
             return tuple(
                 evolve(each, type=each.type.resized(part.axis, size)) if each.type.has(part.axis) else each
-                for each in kept
+                for each in records
             )
 
         return evolve(
@@ -155,32 +157,34 @@ class Records:
         partial = any(layout.partial for layout in (layouts.param, layouts.grad, layouts.state))
         require(not partial, f"`{record.name}` is said to be stored as parts of a sum")
         require(record.layout == layouts.param, f"`{record.name}` is stored as {record.layout}, not {layouts.param}")
-        there = f"the optimizer's state of `{record.name}` is stored as {record.state_layout}, not {layouts.state}"
-        require(record.state_layout == layouts.state, there)
+        message = f"the optimizer's state of `{record.name}` is stored as {record.state_layout}, not {layouts.state}"
+        require(record.state_layout == layouts.state, message)
         same = record.type == declared.master and record.initial is declared.initial and record.fans == declared.fans
         require(same, f"`{record.name}` is another parameter than declared")
         require(record.host == (record.name in self.on_host), f"`{record.name}` is kept in the wrong memory")
         require(record.stages == stages, f"`{record.name}` is on stages {stages}, not {record.stages}")
         names = tuple(name for name, _ in states)
-        found = tuple(state.name for state in record.states)
-        require(found == names, f"`{record.name}` has the optimizer's {', '.join(names) or 'nothing'}")
+        state_names = tuple(state.name for state in record.states)
+        require(state_names == names, f"`{record.name}` has the optimizer's {', '.join(names) or 'nothing'}")
         for state, (name, value) in zip(record.states, states, strict=True):
             same = record.stored(state) == value.layout and state.type == self.check.rules.tensor(value)
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(state)}, not {value.layout}", value)
             require(state.host == value.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
             require(state.copy == (name == EMA), f"`{name}` of `{record.name}` begins as something else", value)
 
-    def _besides(self, record: ParameterRecord, kept: tuple[tuple[str, Value], ...], older: Sequence[str]) -> None:
+    def _besides(
+        self, record: ParameterRecord, companions: tuple[tuple[str, Value], ...], older: Sequence[str]
+    ) -> None:
         """What is kept besides the optimizer's states: for the average of groups, gradients of earlier steps, and what
         is estimated of them.
         """
-        found = [each.name for each in record.companions]
-        right = found == [*(name for name, _ in kept), *older]
-        require(right, f"`{record.name}` has {', '.join(found) or 'nothing'} besides its states")
-        for each in record.companions[len(kept) :]:
+        names = [each.name for each in record.companions]
+        right = names == [*(name for name, _ in companions), *older]
+        require(right, f"`{record.name}` has {', '.join(names) or 'nothing'} besides its states")
+        for each in record.companions[len(companions) :]:
             same = each.type == record.type and not each.copy and not each.host
             require(same, f"`{each.name}` of `{record.name}` is not like it")
-        for each, (name, value) in zip(record.companions, kept, strict=False):
+        for each, (name, value) in zip(record.companions, companions, strict=False):
             same = record.stored(each) == value.layout and each.type == self.check.rules.tensor(value)
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(each)}, not {value.layout}", value)
             require(not each.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
@@ -189,9 +193,11 @@ class Records:
     def _stage(self, stage: StageProgram, graph: StageGraph) -> None:
         names = tuple(self._name(each.name) for each in graph.parameters)
         require(stage.parameters == names, "the stage has other parameters")
-        wanted = {(each.name, each.batch, each.value.layout) for each in graph.inputs}
-        found = [_part(each) for each in (*stage.inputs, *stage.full_inputs)]
-        require(set(found) == wanted and len(found) == len(graph.inputs), "the stage reads other parts of the inputs")
+        expected = {(each.name, each.batch, each.value.layout) for each in graph.inputs}
+        inputs = [_part(each) for each in (*stage.inputs, *stage.full_inputs)]
+        require(
+            set(inputs) == expected and len(inputs) == len(graph.inputs), "the stage reads other parts of the inputs"
+        )
         accumulators = tuple(
             AccumulatorRecord(
                 self._name(each.name),

@@ -18,17 +18,17 @@ COMPARING = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equ
 JUMPING = frozenset((*CHOOSING, *COMPARING))
 
 
-def perturbed(given: spec.Spec, most: float, trial: int) -> spec.Spec:
+def perturbed(original: spec.Spec, bound: float, trial: int) -> spec.Spec:
     """The same file, in which the operands of functions that jump are multiplied by 1 + u, with u drawn from
     [-most, most) for each element; other ones in each `trial`. Its outputs are left out.
     """
-    model, _ = given.trained
-    shaker = _Shaker(most, trial)
+    model, _ = original.trained
+    shaker = _Shaker(bound, trial)
     body = shaker.body(model.body)
     places = shaker.places[id(model.body)]
     metrics = tuple((name, places[value]) for name, value in model.metrics)
     model = evolve(model, body=body, loss=places[model.loss], metrics=metrics, outputs=(), answering=body)
-    return evolve(given, model=model)
+    return evolve(original, model=model)
 
 
 @define(eq=False)
@@ -46,10 +46,10 @@ class _Shaker:
         """The body rewritten."""
         if id(body) in self._done:
             return self._done[id(body)]
-        made = [_results(step) for step in body.steps]
-        given = len(body.types) - sum(made)
-        types = list(body.types[:given])
-        places = list(range(given))
+        counts = [_results(step) for step in body.steps]
+        input_count = len(body.types) - sum(counts)
+        types = list(body.types[:input_count])
+        places = list(range(input_count))
         steps: list[spec.Step] = []
 
         def placed(operands: tuple[spec.Operand, ...]) -> tuple[spec.Operand, ...]:
@@ -70,8 +70,8 @@ class _Shaker:
             types.extend([type] * 3)
             return first + 2
 
-        position = given
-        for step, count in zip(body.steps, made, strict=True):
+        position = input_count
+        for step, count in zip(body.steps, counts, strict=True):
             if isinstance(step, spec.Apply):
                 operands = placed(step.operands)
                 if step.function in JUMPING:
@@ -87,9 +87,9 @@ class _Shaker:
             types.extend(body.types[position : position + count])
             position += count
         updates = tuple(evolve(each, buffer=places[each.buffer], value=places[each.value]) for each in body.updates)
-        found = evolve(body, steps=tuple(steps), results=placed(body.results), types=tuple(types), updates=updates)
-        self._done[id(body)], self.places[id(body)] = found, places
-        return found
+        rewritten = evolve(body, steps=tuple(steps), results=placed(body.results), types=tuple(types), updates=updates)
+        self._done[id(body)], self.places[id(body)] = rewritten, places
+        return rewritten
 
 
 def _results(step: spec.Step) -> int:

@@ -72,8 +72,8 @@ class _Stage:
         """The stage, as it is if all its rows are in their own order."""
         if not any(value.type.has(ROWS) for node in self.stage.nodes for value in node.outputs):
             return self.stage
-        given = [each.value for each in self.stage.inputs] + [each.value for each in self.stage.parameters]
-        self.made = dict.fromkeys(given, 0)
+        inputs = [each.value for each in self.stage.inputs] + [each.value for each in self.stage.parameters]
+        self.made = dict.fromkeys(inputs, 0)
         nodes: list[Node] = []
         for node in self.stage.nodes:
             with self.check.at(node.span, f"on stage {self.stage.index}"):
@@ -142,9 +142,9 @@ class _Stage:
         require(op.rows == self._order(node, 1).op.rows, f"{quoted(node)} sums other rows than are in order", x)
         complete = all(axis in own.type.axes for axis in op.rows)
         require(complete, f"{quoted(node)} sums rows that are copies of each other", x, own)
-        given = [self._own(value) for value in weights]
-        plain = op.plain(own.type, *(value.type for value in given))
-        return [evolve(node, op=plain, inputs=(own, *given))]
+        own_weights = [self._own(value) for value in weights]
+        plain = op.plain(own.type, *(value.type for value in own_weights))
+        return [evolve(node, op=plain, inputs=(own, *own_weights))]
 
     @_plain.register(GroupedDot)
     def _product(self, op: GroupedDot, node: Node) -> Sequence[Node]:
@@ -198,19 +198,19 @@ class _Stage:
     def _layout(self, op: Op, inputs: Sequence[Value], type: Type, value: Value, order: _Order) -> Layout:
         """The only layout by the operation's rules that is the value's once rows are in order."""
         rules = op.sharding_rules([each.type for each in inputs], [type])
-        found: list[tuple[str, State]] = []
+        chosen: list[tuple[str, State]] = []
         for over in self.check.rules.mesh.sharding:
             have = tuple(each.layout.state(over) for each in inputs)
             states = {rule.results[0] for rule in rules if rule.operands == have} if any(have) else {None}
             claimed = value.layout.state(over)
             fits = [state for state in states if (ROWS if state in order.names else state) == claimed]
             require(len(fits) == 1, f"`{value.name}` has no layout of rows in their own order", value, *inputs)
-            found.append((over, fits[0]))
-        return layout_of(found)
+            chosen.append((over, fits[0]))
+        return layout_of(chosen)
 
     def _stands_for(self, value: Value, order: _Order, own: Value) -> None:
-        wanted = in_order(own.type, order.op.rows)
-        alike = value.type.dtype == wanted.dtype and {*value.type.axes} == {*wanted.axes}
+        expected = in_order(own.type, order.op.rows)
+        alike = value.type.dtype == expected.dtype and {*value.type.axes} == {*expected.axes}
         require(alike, f"`{value.name}` is not {own.type} in order", value, own)
         layout = layout_in_order(own.layout, order.op.rows)
         require(value.layout == layout, f"`{value.name}` is not laid out as `{own.name}`", value, own)
@@ -243,7 +243,9 @@ class _Stage:
 
     def _infers(self, node: Node) -> None:
         try:
-            found = node.op.infer(*(value.type for value in node.inputs))
+            inferred = node.op.infer(*(value.type for value in node.inputs))
         except Exception as error:  # operations assert that their operands fit
             raise Violation(f"{quoted(node)} cannot be applied to its operands", *node.inputs) from error
-        require(found == tuple(value.type for value in node.outputs), f"{quoted(node)} has another type", *node.outputs)
+        require(
+            inferred == tuple(value.type for value in node.outputs), f"{quoted(node)} has another type", *node.outputs
+        )

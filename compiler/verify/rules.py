@@ -63,11 +63,11 @@ class Rules:
     def whole(self, value: Value) -> Type:
         """The global type of a value. Raises Violation if the layout is not valid for the type."""
         key = value.type, value.layout
-        found = self._wholes.get(key)
-        if found is None:
+        whole = self._wholes.get(key)
+        if whole is None:
             self._check_layout(value)
-            found = self._wholes[key] = global_type(value.type, value.layout, self.mesh.sizes)
-        return found
+            whole = self._wholes[key] = global_type(value.type, value.layout, self.mesh.sizes)
+        return whole
 
     def tensor(self, value: Value) -> Type:
         """The global type of a value with its own axes, also if it is flat. Raises Violation as `whole` does."""
@@ -96,10 +96,10 @@ class Rules:
     def operation(self, op: Op, operands: Sequence[Value], results: Sequence[Value]) -> Op:
         """The global operation that a local one implements. Raises Violation if there is none."""
         key = op, tuple((v.type, v.layout) for v in operands), tuple((v.type, v.layout) for v in results)
-        found = self._operations.get(key)
-        if found is None:
-            found = self._operations[key] = self._lifted(op, operands, results)
-        return found
+        whole = self._operations.get(key)
+        if whole is None:
+            whole = self._operations[key] = self._lifted(op, operands, results)
+        return whole
 
     def _lifted(self, op: Op, operands: Sequence[Value], results: Sequence[Value]) -> Op:
         placed = (*operands, *results)
@@ -110,9 +110,9 @@ class Rules:
         rules = {(rule.operands, rule.results) for rule in whole.sharding_rules(before, after)}
         for over in self.mesh.sharding:
             have = tuple(v.layout.state(over) for v in operands)
-            made = tuple(v.layout.state(over) for v in results)
-            if any((*have, *made)) and (have, made) not in rules:
-                change = f"({_listed(have)}) to ({_listed(made)})"
+            result_states = tuple(v.layout.state(over) for v in results)
+            if any((*have, *result_states)) and (have, result_states) not in rules:
+                change = f"({_listed(have)}) to ({_listed(result_states)})"
                 raise Violation(f"along mesh axis `{over}`, no sharding rule of `{op.label}` maps {change}", *placed)
         return self._unflattened(whole, placed)
 
@@ -124,17 +124,17 @@ class Rules:
             return whole
         flat, alike = forms[0], len(set(every)) == 1
         require(alike, f"`{whole.label}` works on tensors of which not all are flat alike", *placed)
-        found = whole.unflattened((flat.axis, *flat.kept), flat.axes)
-        if found is None:
+        unflattened = whole.unflattened((flat.axis, *flat.kept), flat.axes)
+        if unflattened is None:
             raise Violation(f"`{whole.label}` does not compute each element of a flat tensor by itself", *placed)
-        return found
+        return unflattened
 
     def _infers(self, op: Op, operands: list[Type], results: list[Type], of: str, values: Sequence[Value]) -> None:
         try:
-            found = list(op.infer(*operands))
+            inferred = list(op.infer(*operands))
         except Exception as error:  # operations assert that their operands fit
             raise Violation(f"`{op.label}` cannot be applied to {of} its operands", *values) from error
-        require(found == results, f"`{op.label}` does not make {of} its results", *values)
+        require(inferred == results, f"`{op.label}` does not make {of} its results", *values)
 
     def _whole_operation(self, op: Op, placed: Sequence[Value]) -> Op:
         """The operation at global sizes, without positions on the mesh."""
@@ -148,12 +148,12 @@ class Rules:
 
     def _told(self, whole: Op, placed: Sequence[Value]) -> Op:
         """The operation specialized to its shard: the sizes of split axes, and positions, outermost mesh axis first."""
-        told = whole
+        specialized = whole
         for over in self.mesh.sharding:
             for axis in split_axes(v.layout.state(over) for v in placed):
                 value = next(v for v in placed if v.layout.state(over) == axis)
-                told = told.sharded(axis, value.type.axis(axis).size, over, self.mesh.sizes[over])
-        return told
+                specialized = specialized.sharded(axis, value.type.axis(axis).size, over, self.mesh.sizes[over])
+        return specialized
 
     # ------------------------------------------------------------ resharding
 

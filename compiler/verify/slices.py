@@ -38,8 +38,8 @@ class Slices:
                         if value in shared:
                             first = owner.setdefault(shared[value], node)
                             require(first is node, f"`{value.name}`, which slices share, has two owners", value)
-                            held = node.op.through_slices is not None and value is node.inputs[0]
-                            require(held, f"`{node.op.label}` reads `{value.name}`, which slices share", value)
+                            allowed = node.op.through_slices is not None and value is node.inputs[0]
+                            require(allowed, f"`{node.op.label}` reads `{value.name}`, which slices share", value)
 
     def _node(self, node: Node) -> None:
         op, slices = node.op, self.schedule.slices

@@ -133,8 +133,10 @@ class Stages:
         operands = []
         for value in node.inputs:
             require(value in stage.values, f"`{value.name}` is read before it is made, or is not made at all", value)
-            number, made = stage.values[value]
-            require(made <= phase, f"`{value.name}` is made after phase {node.phase}, in which it is read", value)
+            number, source_phase = stage.values[value]
+            require(
+                source_phase <= phase, f"`{value.name}` is made after phase {node.phase}, in which it is read", value
+            )
             operands.append(number)
         op = node.op
         if op.receives:
@@ -164,11 +166,14 @@ class Stages:
     def _accumulated(self, stage: _Stage) -> None:
         """The stage's accumulators and their contributions are those of the single-device program."""
         index = stage.graph.index
-        wanted = {target: found for (target, at), found in self.whole.contributions.items() if at == index}
+        expected = {
+            target: contributions for (target, at), contributions in self.whole.contributions.items() if at == index
+        }
         names = [each.name for each in stage.graph.accumulators]
         require(len(set(names)) == len(names), f"stage {index} has two accumulators of one name")
         require(
-            set(names) == wanted.keys(), f"stage {index} has other accumulators than the single-device program gives it"
+            set(names) == expected.keys(),
+            f"stage {index} has other accumulators than the single-device program gives it",
         )
         for each in stage.graph.accumulators:
             declared, number = self.whole.accumulators[each.name]
@@ -182,11 +187,13 @@ class Stages:
                 require(kind and each.stage == index, f"`{each.name}` is accumulated as something else", each.value)
                 if each.parameter is not None and each.term is None:
                     self._stored(each, each.parameter)
-                got, due = stage.contributions.get(each.name, []), wanted[each.name]
-                count = f"{len(got)} contributions, and {len(due)} in the single-device program"
-                require(len(got) == len(due), f"`{each.name}` gets {count}", each.value)
+                actual, reference = stage.contributions.get(each.name, []), expected[each.name]
+                count = f"{len(actual)} contributions, and {len(reference)} in the single-device program"
+                require(len(actual) == len(reference), f"`{each.name}` gets {count}", each.value)
                 require(
-                    got == due, f"`{each.name}` gets other contributions than in the single-device program", each.value
+                    actual == reference,
+                    f"`{each.name}` gets other contributions than in the single-device program",
+                    each.value,
                 )
 
     def _stored(self, each: Accumulator, parameter: str) -> None:
@@ -194,9 +201,9 @@ class Stages:
         stored, layout = self.layouts[parameter].grad, each.value.layout
         require(layout.flat == stored.flat, f"the gradient of `{parameter}` is not stored as {stored}", each.value)
         for over in self.check.rules.mesh.sharding:
-            state, wanted = layout.state(over), stored.state(over)
+            state, expected = layout.state(over), stored.state(over)
             require(
-                state == wanted or (wanted is None and state == SUM),
+                state == expected or (expected is None and state == SUM),
                 f"the gradient of `{parameter}` is not stored as {stored}",
                 each.value,
             )

@@ -49,9 +49,9 @@ class Transfers:
     def run(self) -> None:
         """Check all transfers."""
         invariants = (self._invariants,) if self.invariants else ()
-        for held in (*invariants, self._messages, self._reduced, self._tied, self._statistics):
+        for verify in (*invariants, self._messages, self._reduced, self._tied, self._statistics):
             with self.check.at():
-                held()
+                verify()
 
     def _rank(self, stage: int) -> int:
         return self.program.schedule.rank_of(stage)
@@ -93,9 +93,9 @@ class Transfers:
         """A stage that has a reduction runs it once, after its last action."""
         for rank in self.program.ranks:
             last = {each.stage: i for i, each in enumerate(rank.instructions) if isinstance(each, Compute)}
-            wanted = {(i, stage) for stage, i in last.items() if "R" in self.program.stages[stage].functions}
-            found = [(i, stage) for i, stages in rank.reductions.items() for stage in stages]
-            once = len(found) == len(wanted) and set(found) == wanted
+            expected = {(i, stage) for stage, i in last.items() if "R" in self.program.stages[stage].functions}
+            reductions = [(i, stage) for i, stages in rank.reductions.items() for stage in stages]
+            once = len(reductions) == len(expected) and set(reductions) == expected
             require(once, f"rank {rank.rank} does not reduce each of its stages once, after its last microbatch")
         reduce = dict(self.update.reduce)
         for of in functions_of(self.partitioned, self.program.schedule):
@@ -119,27 +119,27 @@ class Transfers:
 
     def _tied(self) -> None:
         """Tied totals are sent and received as `wanted`, in the same order at both ends of a channel."""
-        wanted: list[Way] = []
+        expected: list[Way] = []
         for each in self.update.parameters:
             holders = dict.fromkeys(map(self._rank, each.stages))
             for stage, name, _ in each.totals:
                 source = self._rank(stage)
-                wanted += [(source, holder, stage, name) for holder in holders if holder != source]
+                expected += [(source, holder, stage, name) for holder in holders if holder != source]
         step_metrics = dict.fromkeys(
             (self._rank(stage), self._rank(holder), stage, name)
             for buffer in self.update.buffers
             for stage, name, _ in buffer.totals
             for holder in buffer.stages
         )
-        wanted += [way for way in step_metrics if way[0] != way[1]]
+        expected += [way for way in step_metrics if way[0] != way[1]]
         sends = [_ways(rank, rank.sends, sent=True) for rank in self.program.ranks]
         receives = [_ways(rank, rank.receives, sent=False) for rank in self.program.ranks]
-        for done, ends in (("sent", sends), ("received", receives)):
+        for verb, ends in (("sent", sends), ("received", receives)):
             off = Counter(way for ways in ends for way in ways)
-            off.subtract(wanted)
+            off.subtract(expected)
             for (source, destination, stage, name), count in off.items():
                 what = f"the total of `{name}` of stage {stage}, from rank {source} to rank {destination},"
-                require(not count, f"{what} is {'not' if count < 0 else 'redundantly'} {done}")
+                require(not count, f"{what} is {'not' if count < 0 else 'redundantly'} {verb}")
         for source in range(len(sends)):
             for destination in range(len(receives)):
                 pair = (source, destination)
@@ -153,7 +153,7 @@ class Transfers:
 
 
 def _ways(rank: RankProgram, transfers: Sequence[TiedTransfer], sent: bool) -> list[Way]:
-    found = []
+    ways = []
     for each in transfers:
         channel = each.transfer.channel
         own = channel.source if sent else channel.destination
@@ -161,5 +161,5 @@ def _ways(rank: RankProgram, transfers: Sequence[TiedTransfer], sent: bool) -> l
             own == rank.rank and channel.direction == "tied",
             f"rank {rank.rank} has no end of channel {channel}",
         )
-        found.append((channel.source, channel.destination, each.stage, each.accumulator))
-    return found
+        ways.append((channel.source, channel.destination, each.stage, each.accumulator))
+    return ways

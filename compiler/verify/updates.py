@@ -46,10 +46,10 @@ class Updates:
         ending, check = self.ending, self.ending.check
         with check.at():
             trained = [name for name, (each, _) in ending.whole.parameters.items() if each.trained]
-            wanted = trained if self.declared else []
+            expected = trained if self.declared else []
             updated = [each.name for each in ending.update.parameters]
-            require(sorted(updated) == sorted(wanted), "not every trained parameter is updated once")
-            require(not self.declared or sorted(self.declared) == sorted(wanted), "what is frozen is not as declared")
+            require(sorted(updated) == sorted(expected), "not every trained parameter is updated once")
+            require(not self.declared or sorted(self.declared) == sorted(expected), "what is frozen is not as declared")
         values: Values = {}
         with check.at(where="clipping"):
             self._clipping(values)
@@ -131,8 +131,8 @@ class Updates:
             require(state.name == f"{name}({each.name})", f"`{state.name}` is no `{name}` of `{each.name}`", state)
             values[state] = self._given(name, each.name, state, type, within_axes(each.layouts.state, type))
             require(state.host == (each.name in self.offloaded), f"`{state.name}` lies in the wrong memory", state)
-        there = each.name in self.on_host
-        require(each.master.host == there, f"`{each.master.name}` lies in the wrong memory", each.master)
+        on_host = each.name in self.on_host
+        require(each.master.host == on_host, f"`{each.master.name}` lies in the wrong memory", each.master)
         require(not each.gradient.host, "a gradient lies in the device's memory", each.gradient)
         for node in (*each.prepare, *each.update):
             memories(node)
@@ -170,12 +170,14 @@ class Updates:
         (node,) = updates
         gradient = self._clipped(own[each.gradient], ending.update.clip, values, declared.master.dtype)
         its = each.states[: len(op.states)]
-        wanted = [own[each.master], gradient, *(own[state] for state in its)]
-        needed = self._operands(op, declared.master, wanted)
-        wanted += [*([] if each.touched is None else [values[each.touched]]), *needed]
-        found = [values[value] for value in node.inputs]
+        expected = [own[each.master], gradient, *(own[state] for state in its)]
+        needed = self._operands(op, declared.master, expected)
+        expected += [*([] if each.touched is None else [values[each.touched]]), *needed]
+        actual = [values[value] for value in node.inputs]
         require(node.op == op, f"`{each.name}` is not updated as the optimizer is declared", *node.inputs)
-        require(found == wanted, f"`{each.name}` is updated from something else than itself and its own", *node.inputs)
+        require(
+            actual == expected, f"`{each.name}` is updated from something else than itself and its own", *node.inputs
+        )
         # States are updated in place: the update of a copy would be lost.
         states = node.inputs[2 : 2 + len(its)]
         require(states == its, f"states of `{each.name}` are updated in a copy", *states)
@@ -197,18 +199,18 @@ class Updates:
         again = [other for other in each.update if node.outputs[0] in other.inputs]
         require(not again, f"the mean of `{each.name}` is read after it is updated", mean)
 
-    def _operands(self, op: Update, type: Type, given: list[int]) -> list[int]:
+    def _operands(self, op: Update, type: Type, own_numbers: list[int]) -> list[int]:
         """The value numbers of what an update needs besides its parameter, gradient and states."""
-        types = [type, self.ending.check.numbering.types[given[1]], *op.state_types(type)]
+        types = [type, self.ending.check.numbering.types[own_numbers[1]], *op.state_types(type)]
         values = [Value(f"{i}", each) for i, each in enumerate(types)]
-        numbers = dict(zip(values, given, strict=True))
+        numbers = dict(zip(values, own_numbers, strict=True))
         build = Builder()
         others = op.operands(build, type, values[0], values[1], values[2:])
         for node in build.nodes:
             operands = tuple(numbers[value] for value in node.inputs)
             unknown = UNKNOWN in operands
-            made = [UNKNOWN] * len(node.outputs) if unknown else self.ending.check.numbering.of(node.op, operands)
-            numbers.update(zip(node.outputs, made, strict=True))
+            outputs = [UNKNOWN] * len(node.outputs) if unknown else self.ending.check.numbering.of(node.op, operands)
+            numbers.update(zip(node.outputs, outputs, strict=True))
         return [numbers[value] for value in others]
 
     def _given(self, what: str, name: str, value: Value, type: Type, layout: Layout) -> int:

@@ -43,15 +43,15 @@ class ValueNumbering:
 
     def of(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...]:
         """The numbers of an operation's results."""
-        found = self._numbers.get((op, operands))
-        if found is None:
+        numbers = self._numbers.get((op, operands))
+        if numbers is None:
             types = op.infer(*(self.types[number] for number in operands))
-            found = self._simplified(op, operands) or self._replaced(op, operands, types)
-            if found is None:
-                found = self._numbered((op, operands), types)
-                self._divided(op, operands, found)
-            self._numbers[op, operands] = found
-        return found
+            numbers = self._simplified(op, operands) or self._replaced(op, operands, types)
+            if numbers is None:
+                numbers = self._numbered((op, operands), types)
+                self._divided(op, operands, numbers)
+            self._numbers[op, operands] = numbers
+        return numbers
 
     def learn(self, op: Op, operands: tuple[int, ...], results: tuple[int, ...]) -> tuple[int, ...]:
         """Give an operation's results the numbers of values that they are known to be."""
@@ -59,20 +59,20 @@ class ValueNumbering:
         return results
 
     def _numbered(self, key: Key, types: tuple[Type, ...]) -> tuple[int, ...]:
-        found = self._numbers.get(key)
-        if found is None:
+        numbers = self._numbers.get(key)
+        if numbers is None:
             first = len(self.types)
-            found = self._numbers[key] = tuple(range(first, first + len(types)))
+            numbers = self._numbers[key] = tuple(range(first, first + len(types)))
             self.types.extend(types)
             self.made.extend(key for _ in types)
-        return found
+        return numbers
 
     def _simplified(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...] | None:
         """The numbers of the results of what always makes the same."""
-        found = op.simplified(self, operands)
-        if found is None:
+        simplified = op.simplified(self, operands)
+        if simplified is None:
             return None
-        other, own = found
+        other, own = simplified
         return own if other is None else self.of(other, own)
 
     def _replaced(self, op: Op, operands: tuple[int, ...], types: tuple[Type, ...]) -> tuple[int, ...] | None:
@@ -88,8 +88,8 @@ class ValueNumbering:
                 continue
             numbers = dict(zip(inputs, operands, strict=True))
             for new in build.nodes:
-                made = self.of(new.op, tuple(numbers[value] for value in new.inputs))
-                numbers.update(zip(new.outputs, made, strict=True))
+                outputs = self.of(new.op, tuple(numbers[value] for value in new.inputs))
+                numbers.update(zip(new.outputs, outputs, strict=True))
             assert tuple(value.type for value in results) == types, op
             return tuple(numbers[value] for value in results)
         return None
@@ -102,19 +102,19 @@ class ValueNumbering:
         for axis in dict.fromkeys(each for value in node.inputs for each in value.type.axes):
             for parts in self.parts:
                 build = Builder()
-                made = None if axis.size % parts else op.decompose(build, node, axis.name, parts)
-                if made is None:
+                decomposed = None if axis.size % parts else op.decompose(build, node, axis.name, parts)
+                if decomposed is None:
                     continue
                 numbers = dict(zip(node.inputs, operands, strict=True))
-                same = dict(zip(made, results, strict=True))
+                same = dict(zip(decomposed, results, strict=True))
                 for new in build.nodes:
                     own = tuple(numbers[value] for value in new.inputs)
                     if same.keys() >= set(new.outputs):
-                        found = tuple(same[value] for value in new.outputs)
-                        self.learn(new.op, own, found)
+                        outputs = tuple(same[value] for value in new.outputs)
+                        self.learn(new.op, own, outputs)
                     else:
-                        found = self.of(new.op, own)
-                    numbers.update(zip(new.outputs, found, strict=True))
+                        outputs = self.of(new.op, own)
+                    numbers.update(zip(new.outputs, outputs, strict=True))
 
     def _node(self, op: Op, operands: tuple[int, ...], types: tuple[Type, ...]) -> Node:
         inputs = tuple(Value(f"operand {i}", self.types[number]) for i, number in enumerate(operands))

@@ -72,15 +72,15 @@ def reordered(
     """
     names = tuple(arguments)
     orders = permutations(names) if 2 <= len(names) <= MOST else ()
-    found = [order for order in orders if order != names and fits(dict(zip(names, order, strict=True)))]
+    fitting = [order for order in orders if order != names and fits(dict(zip(names, order, strict=True)))]
     text = (
-        _exchanged(call, [(arguments[a], arguments[b]) for a, b in zip(names, found[0], strict=True)])
-        if found
+        _exchanged(call, [(arguments[a], arguments[b]) for a, b in zip(names, fitting[0], strict=True)])
+        if fitting
         else None
     )
     if text is None:
         return refused
-    help = f"write `{text}`" if len(found) == 1 else f"such as `{text}`"
+    help = f"write `{text}`" if len(fitting) == 1 else f"such as `{text}`"
     (wrong,) = refused.diagnostics
     return Refused([evolve(wrong, span=call.span, help=f"arguments swapped? {help}")])
 

@@ -104,5 +104,5 @@ def _read(written: tree.String, signatures: Mapping[str, Signature]) -> str | No
     reading = [each for each in signatures.values() if isinstance(each, DataSignature)]
     takes = [each for each in reading if each.settings and each.settings[0].kind == Text()]
     name = written.value.lower()
-    found = next((each for each in takes if name.endswith(each.endings)), takes[0] if takes else None)
-    return f"write `{found.name}({written.text})`" if found is not None else None
+    signature = next((each for each in takes if name.endswith(each.endings)), takes[0] if takes else None)
+    return f"write `{signature.name}({written.text})`" if signature is not None else None

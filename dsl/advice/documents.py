@@ -31,8 +31,8 @@ class Mixing:
         """The input that it needs, and what to do with that."""
         alone = self.axis in self.tokens and self.types[0].has(self.axis)
         advice = (WITHIN if alone else BETWEEN).get(self.step.function)
-        found = advice(self) if advice is not None else None
-        return found or (SEGMENTS, f"hide what is of other documents in `{self.call()}`, by a `where` of `segments`")
+        specific = advice(self) if advice is not None else None
+        return specific or (SEGMENTS, f"hide what is of other documents in `{self.call()}`, by a `where` of `segments`")
 
     def argument(self, name: str, number: int) -> str:
         """The text of an argument, which may be given by name."""
@@ -117,9 +117,9 @@ def _windows(mixing: Mixing) -> tuple[str, str] | None:
     same = f"patches(segments, {slides}, fill = -1) == expand(segments, {size})"
     if mixing.step.function == "patches":
         return SEGMENTS, f"write `where({same}, {mixing.call()}, {o['fill']:g})`"
-    seen = f"where({same}, patches({mixing.argument('image', 0)}, {slides}), {mixing.zero})"
+    masked = f"where({same}, patches({mixing.argument('image', 0)}, {slides}), {mixing.zero})"
     kernel, over = mixing.argument("kernel", 1), ", ".join([*o["over"], size])
-    return SEGMENTS, f"write `dot({seen}, {kernel}, over = [{over}])`"
+    return SEGMENTS, f"write `dot({masked}, {kernel}, over = [{over}])`"
 
 
 Advice = Callable[[Mixing], tuple[str, str] | None]
@@ -144,11 +144,11 @@ BETWEEN: Mapping[str, Advice] = {
 def _arguments(span: Span) -> list[str]:
     """The texts of the arguments of a call, on one line."""
     text = " ".join(span.source.text[span.start : span.end].split())
-    found, depth = [""], 0
+    arguments, depth = [""], 0
     for character in text[text.index("(") + 1 : -1]:
         depth += (character in "([") - (character in ")]")
         if character == "," and depth == 0:
-            found.append("")
+            arguments.append("")
         else:
-            found[-1] += character
-    return [each.strip() for each in found]
+            arguments[-1] += character
+    return [each.strip() for each in arguments]

@@ -21,12 +21,12 @@ PASSING = frozenset(
 SHAPING = frozenset(("rename", "split", "merge", "slice", "cast", "expand", "negate"))
 
 
-def report_doubts(given: spec.Spec, report: Report) -> None:
+def report_doubts(file: spec.Spec, report: Report) -> None:
     """Report warnings about the chosen model: W0315, W0316, W0317."""
-    if given.model is None:
+    if file.model is None:
         return
-    rows = parameters_of_rows(given, "W0315", "each row of a batch has a parameter of its own")
-    for diagnostic in (*rows, *_own_scores(given.model), *_normalized_twice(given.model)):
+    rows = parameters_of_rows(file, "W0315", "each row of a batch has a parameter of its own")
+    for diagnostic in (*rows, *_own_scores(file.model), *_normalized_twice(file.model)):
         report.add(diagnostic)
 
 
@@ -38,20 +38,22 @@ def _own_scores(model: spec.Model) -> Iterator[Diagnostic]:
     loops = (step for step in spec.steps(model.answering) if isinstance(step, spec.Repeat | spec.Scan))
     carried = {id(loop.body): len(loop.carried) for loop in loops}
     for body in spec.bodies(model.answering):
-        made, inputs = _made(body), len(body.inputs)
+        producers, inputs = _made(body), len(body.inputs)
         captured = range(carried.get(id(body), inputs), inputs)
         for step in body.steps:
             if not isinstance(step, spec.Apply) or step.function not in COMPARING:
                 continue
             over = step.options["over"]
             axes = (over,) if isinstance(over, str) else over
-            for product in _products(step.operands[0], made):
+            for product in _products(step.operands[0], producers):
                 both = [
                     axis
                     for axis in axes
                     if axis not in product.options["over"]
                     and all(
-                        isinstance(each, int) and body.types[each].has(axis) and not _is_parameter(each, made, captured)
+                        isinstance(each, int)
+                        and body.types[each].has(axis)
+                        and not _is_parameter(each, producers, captured)
                         for each in product.operands
                     )
                 ]
@@ -67,17 +69,21 @@ def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
     """W0317: a loss of what a softmax gives, which takes the softmax of it again."""
     seen: set[Span] = set()
     for body in spec.bodies(model.answering):
-        made = _made(body)
+        producers = _made(body)
         for step in body.steps:
             if not isinstance(step, spec.Apply) or step.function not in LIKELIHOODS:
                 continue
             value = step.operands[0]
-            given = made.get(value) if isinstance(value, int) else None
-            while isinstance(given, spec.Apply) and given.function in SHAPING and isinstance(given.operands[0], int):
-                given = made.get(given.operands[0])
-            if isinstance(given, spec.Apply) and given.function == "softmax" and step.span not in seen:
+            producer = producers.get(value) if isinstance(value, int) else None
+            while (
+                isinstance(producer, spec.Apply)
+                and producer.function in SHAPING
+                and isinstance(producer.operands[0], int)
+            ):
+                producer = producers.get(producer.operands[0])
+            if isinstance(producer, spec.Apply) and producer.function == "softmax" and step.span not in seen:
                 seen.add(step.span)
-                note = f"`{given.span.text}` gives probabilities   ({given.span.place})"
+                note = f"`{producer.span.text}` gives probabilities   ({producer.span.place})"
                 help = "give it what the softmax takes; the softmax may be an `output`"
                 message = f"`{step.function}` takes logits, and computes their softmax itself"
                 yield Diagnostic("W0317", message, step.span, (note,), help)
@@ -89,12 +95,12 @@ def _made(body: spec.Body) -> dict[int, spec.Step]:
     return dict(enumerate(steps, len(body.inputs)))
 
 
-def _products(value: spec.Operand, made: dict[int, spec.Step]) -> Iterator[spec.Apply]:
+def _products(value: spec.Operand, producers: dict[int, spec.Step]) -> Iterator[spec.Apply]:
     """The products of which scores consist, in the same body."""
     stack, seen = [value], set[int]()
     while stack:
         each = stack.pop()
-        step = made.get(each) if isinstance(each, int) else None
+        step = producers.get(each) if isinstance(each, int) else None
         if not isinstance(each, int) or not isinstance(step, spec.Apply) or each in seen:
             continue
         seen.add(each)
@@ -104,10 +110,10 @@ def _products(value: spec.Operand, made: dict[int, spec.Step]) -> Iterator[spec.
             stack += step.operands[1:] if step.function == "where" else step.operands
 
 
-def _is_parameter(value: int, made: dict[int, spec.Step], captured: range) -> bool:
+def _is_parameter(value: int, producers: dict[int, spec.Step], captured: range) -> bool:
     """Whether a value is a parameter or buffer, perhaps in another shape, or captured, and so may be one."""
-    step = made.get(value)
+    step = producers.get(value)
     while isinstance(step, spec.Apply) and step.function in SHAPING and isinstance(step.operands[0], int):
         value = step.operands[0]
-        step = made.get(value)
+        step = producers.get(value)
     return isinstance(step, spec.Parameter) or value in captured

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 def _by_name(text: str) -> dict[str, str]:
     """What is said of each name: a line is for all the names before its colon, and goes on in the indented ones."""
     rows = (line.split(": ", 1) for line in re.sub(r"\n +", " ", text.strip()).split("\n"))
-    return {name: said for names, said in rows for name in names.split()}
+    return {name: hint for names, hint in rows for name in names.split()}
 
 
 def _choices(text: str) -> dict[str, tuple[str, ...]]:
@@ -424,9 +424,9 @@ _WRITTEN = tuple(
 _AROUND = 80  # characters of context on either side
 
 
-def meant(name: str, there: Collection[str]) -> str | None:
-    """The name here for an axis, argument or entry of another framework, among those in `there`."""
-    return next((ours for ours in SETTINGS.get(name.lower(), ()) if ours in there), None)
+def meant(name: str, candidates: Collection[str]) -> str | None:
+    """The name here for an axis, argument or entry of another framework, among those in `candidates`."""
+    return next((ours for ours in SETTINGS.get(name.lower(), ()) if ours in candidates), None)
 
 
 def function(name: str) -> str | None:
@@ -434,14 +434,14 @@ def function(name: str) -> str | None:
     return FUNCTIONS.get(name) or FUNCTIONS.get(name.lower())
 
 
-def written_here(text: str, position: int, wanted: Collection[str]) -> str | None:
-    """Help for a foreign notation whose unexpected token is at `position`; `wanted` are the expected terminals."""
+def written_here(text: str, position: int, expected: Collection[str]) -> str | None:
+    """Help for a foreign notation whose unexpected token is at `position`; `expected` are the expected terminals."""
     before, after = text[max(0, position - _AROUND) : position], text[position : position + _AROUND]
     marked = f"{before.replace('‸', '')}‸{after.replace('‸', '')}"
     for needed, pattern, help in _WRITTEN:
-        if needed and needed not in wanted:
+        if needed and needed not in expected:
             continue
-        found = pattern.search(marked)
-        if found is not None:
-            return found.expand(help)
+        match = pattern.search(marked)
+        if match is not None:
+            return match.expand(help)
     return None

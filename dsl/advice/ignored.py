@@ -23,7 +23,7 @@ def report_miscounted(model: spec.Model, report: Report) -> None:
     """Warn of each `accuracy` that counts targets which all cross-entropies of the same targets ignore."""
     known: dict[int, Readers] = {}
     _readers(model.body, known)
-    for readers in (each for found in known.values() for each in found.values()):
+    for readers in (each for by_target in known.values() for each in by_target.values()):
         losses = [each for each in readers if each.function in LIKELIHOODS]
         ignored = [each.options.get("ignore") for each in losses]
         if not losses or None in ignored:
@@ -55,7 +55,7 @@ def _readers(body: spec.Body, known: dict[int, Readers]) -> Readers:
     """By value of a body, what reads it as its targets, in the body and in those that it calls."""
     if id(body) in known:
         return known[id(body)]
-    found: dict[spec.Operand, list[spec.Apply]] = defaultdict(list)
+    by_target: dict[spec.Operand, list[spec.Apply]] = defaultdict(list)
     same: dict[spec.Operand, spec.Operand] = {}  # the first value that is computed like another
     computed: dict[Hashable, spec.Operand] = {}
     number = len(body.inputs)
@@ -65,16 +65,16 @@ def _readers(body: spec.Body, known: dict[int, Readers]) -> Readers:
                 operands = tuple(same.get(each, each) for each in step.operands)
                 same[number] = computed.setdefault((step.function, operands, repr(step.options)), number)
                 if step.function in LABELLED:
-                    found[operands[1]].append(step)
+                    by_target[operands[1]].append(step)
             case spec.CallBlock() | spec.Repeat() | spec.Scan():
                 sources = [same.get(each, each) for each in spec.operands_of(step)]
-                _add(found, _readers(step.body, known), sources)
+                _add(by_target, _readers(step.body, known), sources)
         number += spec.result_count(step)
-    known[id(body)] = found
-    return found
+    known[id(body)] = by_target
+    return by_target
 
 
-def _add(found: Mapping[spec.Operand, list[spec.Apply]], inside: Readers, sources: list[spec.Operand]) -> None:
+def _add(by_target: Mapping[spec.Operand, list[spec.Apply]], inside: Readers, sources: list[spec.Operand]) -> None:
     for value, readers in inside.items():
         if isinstance(value, int) and value < len(sources):
-            found[sources[value]] += (each for each in readers if each not in found[sources[value]])
+            by_target[sources[value]] += (each for each in readers if each not in by_target[sources[value]])

@@ -90,22 +90,22 @@ class Leak:
     help: str
 
 
-def report_leaks(found: spec.Spec, report: Report) -> None:
+def report_leaks(file: spec.Spec, report: Report) -> None:
     """Warn of each operation through which documents of packed rows see each other, if the data of a run is packed."""
-    model, train = found.model, found.train
+    model, train = file.model, file.train
     packed = next(_packed(train), None) if train is not None else None
     if packed is None or model is None or "tokens" not in model.body.inputs:
         return
     inputs = dict(zip(model.body.inputs, model.body.types, strict=False))
     tokens = inputs["tokens"]
-    following = _LeakAnalysis(tokens, _aliases(model.body, {axis for axis in tokens.names if axis != found.batch}))
+    following = _LeakAnalysis(tokens, _aliases(model.body, {axis for axis in tokens.names if axis != file.batch}))
     values = following.body(model.body, tuple(LeakState(name in MARKS, name in MARKS) for name in model.body.inputs))
     leaks = {leak for each in (model.loss, *(value for _, value in model.metrics)) for leak in values[each].leaks}
     place = [f"`{packed.span.text}`   ({packed.span.place})"] if packed.span else []
     for leak in (following.leaks[number] for number in sorted(leaks)):
         message = f"documents that are packed into one row see each other in {leak.what}"
-        taken = f"take the input `{leak.takes}: i64[{', '.join(tokens.names)}]`, pass it to blocks, and "
-        help = leak.help if leak.takes in inputs else taken + leak.help
+        prefix = f"take the input `{leak.takes}: i64[{', '.join(tokens.names)}]`, pass it to blocks, and "
+        help = leak.help if leak.takes in inputs else prefix + leak.help
         report.warning("W0203", message, leak.span, place, help)
 
 
@@ -126,12 +126,12 @@ def _packed(train: spec.Train) -> Iterator[spec.Call]:
 
 def _aliases(body: spec.Body, sequence: Iterable[str]) -> frozenset[str]:
     """The axes whose positions are those of the sequence, or made of them."""
-    found = set(sequence)
+    aliases = set(sequence)
     steps = [
         step for step in spec.applications(body) if step.function in ("rename", "split", "merge", "concat", "slice")
     ]
     while True:
-        before = len(found)
+        before = len(aliases)
         for step in steps:
             o = step.options
             pairs = o.get("pairs") or [
@@ -139,9 +139,9 @@ def _aliases(body: spec.Body, sequence: Iterable[str]) -> frozenset[str]:
                 for old in o.get("axes", [o.get("axis")])
                 for new in ([o["into"]] if isinstance(o["into"], str) else o["into"])
             ]
-            found |= {new for old, new in pairs if old in found}
-        if len(found) == before:
-            return frozenset(found)
+            aliases |= {new for old, new in pairs if old in aliases}
+        if len(aliases) == before:
+            return frozenset(aliases)
 
 
 class _LeakAnalysis:
@@ -247,5 +247,5 @@ class _LeakAnalysis:
             mixing = Mixing(step, types, along[0], self.tokens.names)
             self.leaks[number] = Leak(f"`{function}`", step.span, *mixing.advice)
             leaks |= {number}
-        kept = function in REARRANGING
-        return LeakState(mark and kept, marked and kept, leaks)
+        rearranging = function in REARRANGING
+        return LeakState(mark and rearranging, marked and rearranging, leaks)

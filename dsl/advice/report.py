@@ -80,8 +80,8 @@ class Report:
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that a misspelled word most likely means, if any is close."""
-    most = max(2, len(word) // 3) if len(word) > 3 else 1  # largest difference in length
-    near = [c for c in candidates if abs(len(c) - len(word)) <= most][:500]
+    tolerance = max(2, len(word) // 3) if len(word) > 3 else 1  # largest difference in length
+    near = [c for c in candidates if abs(len(c) - len(word)) <= tolerance][:500]
     if not near or len(word) > limits.NAME_CHARACTERS:
         return None
     same = next((c for c in near if c.lower() == word.lower()), None)
@@ -94,11 +94,11 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
     # A short word may have a wrong letter, but not the first: `sin` is not a misspelled `min`.
     alike = [c for c in near if c[:1] == word[:1] and abs(len(c) - len(word)) <= 1] if len(word) <= 5 else []
-    found = get_close_matches(word, alike, n=3, cutoff=0.66)
-    if not found and len(word) > 3:
-        found = get_close_matches(word, near, n=3, cutoff=0.75 if len(word) <= 5 else 0.8)
-    swapped = (each for each in found if sorted(each) == sorted(word))
-    return next(swapped, found[0] if found else None)
+    matches = get_close_matches(word, alike, n=3, cutoff=0.66)
+    if not matches and len(word) > 3:
+        matches = get_close_matches(word, near, n=3, cutoff=0.75 if len(word) <= 5 else 0.8)
+    swapped = (each for each in matches if sorted(each) == sorted(word))
+    return next(swapped, matches[0] if matches else None)
 
 
 def _exchanged(word: str, other: str) -> bool:
@@ -112,9 +112,9 @@ def _exchanged(word: str, other: str) -> bool:
 def suggestion(word: str, candidates: Iterable[str], kind: str = "there are") -> str | None:
     """`did you mean …?`, or the choices if there are few."""
     choices = sorted(set(candidates))
-    found = meant(word, choices) or nearest(word, choices)
-    if found is not None:
-        return f"did you mean `{found}`?"
+    closest = meant(word, choices) or nearest(word, choices)
+    if closest is not None:
+        return f"did you mean `{closest}`?"
     if choices and len(choices) <= 12:
         return f"{kind if len(choices) > 1 else kind.replace('there are', 'there is')} {listed(choices)}"
     return None

@@ -36,11 +36,11 @@ def _alike(body: spec.Body) -> Iterator[tuple[spec.CallBlock, spec.CallBlock]]:
     roots: list[frozenset[int]] = [frozenset([number]) for number in range(len(body.inputs))]
     calls: dict[int, list[tuple[spec.CallBlock, frozenset[int]]]] = {}
     for step in body.steps:
-        found = frozenset().union(*(roots[each] for each in spec.operands_of(step) if isinstance(each, int)))
+        origins = frozenset().union(*(roots[each] for each in spec.operands_of(step) if isinstance(each, int)))
         if isinstance(step, spec.CallBlock):
-            calls.setdefault(id(step.body), []).append((step, found))
+            calls.setdefault(id(step.body), []).append((step, origins))
         own = frozenset([len(roots)]) if isinstance(step, spec.Sample) else frozenset()
-        roots += [found | own] * spec.result_count(step)
+        roots += [origins | own] * spec.result_count(step)
     for alike in calls.values():
         if len(alike) == 1 or not _has_parameters(alike[0][0].body):
             continue

@@ -57,15 +57,15 @@ class Axes:
         """The value of a constant; a `Lookup` of `dsl.check.constants`. Raises Refused (E0306; empty if wrong)."""
         name = tree.single(expression)
         if name is None or name.text not in self.constants:
-            given = expression.parts[0] if isinstance(expression, tree.Path) else expression.name
-            near = nearest(given.text, self.constants)
-            help = f"did you mean `{near}`?" if near else VALUES.get(given.text)
-            raise refuse("E0306", f"expected a number, not `{given.text}`", expression.span, help=help)
+            head = expression.parts[0] if isinstance(expression, tree.Path) else expression.name
+            near = nearest(head.text, self.constants)
+            help = f"did you mean `{near}`?" if near else VALUES.get(head.text)
+            raise refuse("E0306", f"expected a number, not `{head.text}`", expression.span, help=help)
         self.used.add(name.text)
-        found = self.numbers[name.text]
-        if found is None:
+        value = self.numbers[name.text]
+        if value is None:
             raise Refused(())
-        return found
+        return value
 
     def _settle(self, name: str, report: Report) -> None:
         """Compute an axis or a constant after those that it depends on. The stack is explicit: chains may be long."""

@@ -71,21 +71,21 @@ class BodyChecker:
 
     def inputs(self, inputs: Sequence[tree.Input]) -> tuple[str, ...]:
         """Bind the inputs; returns their names."""
-        for given in inputs:
-            if not unreserved(given.name, self.report):
-                self.scope.bind(given.name.text, UNKNOWN, given.name.span)
+        for declaration in inputs:
+            if not unreserved(declaration.name, self.report):
+                self.scope.bind(declaration.name.text, UNKNOWN, declaration.name.span)
                 continue
-            if given.name.text in self.scope.bindings:
-                self.report.error("E0217", f"input `{given.name.text}` is declared twice", given.name.span)
-                self.twice.add(given.name.text)
-            type = self.type(given.type)
+            if declaration.name.text in self.scope.bindings:
+                self.report.error("E0217", f"input `{declaration.name.text}` is declared twice", declaration.name.span)
+                self.twice.add(declaration.name.text)
+            type = self.type(declaration.type)
             value = Value(len(self.scope.types), type or Type("f32"))
             self.scope.types.append(value.type)
             self.scope.inputs += 1
-            known = type is not None and given.name.text not in self.twice
-            self.scope.bind(given.name.text, value if known else UNKNOWN, given.name.span)
-            self.known.bound(given.name, value if known else UNKNOWN)
-        return tuple(given.name.text for given in inputs)
+            known = type is not None and declaration.name.text not in self.twice
+            self.scope.bind(declaration.name.text, value if known else UNKNOWN, declaration.name.span)
+            self.known.bound(declaration.name, value if known else UNKNOWN)
+        return tuple(declaration.name.text for declaration in inputs)
 
     def type(self, written: tree.TensorType) -> Type | None:
         """The type of a declaration; None after reporting errors."""
@@ -170,18 +170,18 @@ class BodyChecker:
     def let(self, statement: tree.Let) -> None:
         """`let names = value`."""
         names = statement.names
-        found = self.expressions.several(statement.value, len(names), names[0].text if len(names) == 1 else None)
+        results = self.expressions.several(statement.value, len(names), names[0].text if len(names) == 1 else None)
         seen: set[str] = set()
         for name in names:
             if name.text in seen:
                 self.report.error("E0217", f"`{name.text}` is bound twice here", name.span)
             seen.add(name.text)
-        if found is None:
+        if results is None:
             self.failed = True
         for i, name in enumerate(names):
             meaning: Value | Constant | Unknown = UNKNOWN
-            if found is not None:
-                result = found[i]
+            if results is not None:
+                result = results[i]
                 meaning = Value(result.value, result.type) if isinstance(result, Tensor) else result
             self.bind(name, meaning, "let")
 
@@ -196,10 +196,10 @@ class BodyChecker:
         type = self.type(statement.type)
         call = self.distribution(statement.initial, INITIAL, "initial value")
         sound = self.buffers.is_sound(statement, type, call)
-        made = self.declare(
+        values = self.declare(
             statement.names, "buffer", partial(spec.Parameter, buffer=True), type if sound else None, call
         )
-        self.buffers.types.update((each.number, each.type) for each in made)
+        self.buffers.types.update((each.number, each.type) for each in values)
 
     def sample(self, statement: tree.Sample) -> None:
         """`sample names: type ~ distribution`."""
@@ -216,14 +216,14 @@ class BodyChecker:
         call: spec.Call | None,
     ) -> list[Value]:
         """Make a step for each name, of a type and with a distribution; returns the values, none of what is unsound."""
-        made = []
+        values = []
         for name in names:
             meaning: Value | Unknown = UNKNOWN
             if type is not None and call is not None:
                 (meaning,) = self.scope.add(step(name.text, type, call, name.span), [type])
-                made.append(meaning)
+                values.append(meaning)
             self.bind(name, meaning, kind)
-        return made
+        return values
 
     def float_type(self, written: tree.TensorType, what: str) -> Type | None:
         """A type that must be floating-point; None after reporting errors."""
@@ -260,14 +260,14 @@ class BodyChecker:
             self.report.error("E0221", "a second `loss`: a model has only one", statement.span, help="add them up")
             return
         self.has_loss = True
-        found = self.expressions.tensor(statement.value)
-        if found is None:
+        tensor = self.expressions.tensor(statement.value)
+        if tensor is None:
             self.failed = True
-        elif found.type.axes or not found.type.is_float:
-            help = f"`mean({found.text})`" if found.type.is_float else None
-            self.report.error("E0221", "the loss must be a scalar float", found.span, [str(found)], help)
+        elif tensor.type.axes or not tensor.type.is_float:
+            help = f"`mean({tensor.text})`" if tensor.type.is_float else None
+            self.report.error("E0221", "the loss must be a scalar float", tensor.span, [str(tensor)], help)
         else:
-            self.loss = Value(found.value, found.type), statement.value.span
+            self.loss = Value(tensor.value, tensor.type), statement.value.span
 
     def metric(self, statement: tree.Metric) -> None:
         """`metric name = value`."""
@@ -279,14 +279,14 @@ class BodyChecker:
             self.report.error("E0222", message, name.span, help=f"`metric my_{name.text} = …`")
         elif name.text in (known for known, _ in self.metrics):
             self.report.error("E0222", f"there is already a metric `{name.text}`", name.span, help="another name")
-        found = self.expressions.tensor(statement.value, name.text)
-        if found is None:
+        tensor = self.expressions.tensor(statement.value, name.text)
+        if tensor is None:
             self.failed = True
-        elif found.type.axes or found.type.dtype == "bool":
-            help = f"`mean({found.text})`" if found.type.is_float else None
-            self.report.error("E0222", "a metric must be a scalar", found.span, [str(found)], help)
+        elif tensor.type.axes or tensor.type.dtype == "bool":
+            help = f"`mean({tensor.text})`" if tensor.type.is_float else None
+            self.report.error("E0222", "a metric must be a scalar", tensor.span, [str(tensor)], help)
         else:
-            self.metrics.append((name.text, Value(found.value, found.type)))
+            self.metrics.append((name.text, Value(tensor.value, tensor.type)))
 
     def output(self, statement: tree.Output) -> None:
         """`output name = value`: checked at the end, so that its steps follow those of the training."""
@@ -298,15 +298,15 @@ class BodyChecker:
 
     def checked_outputs(self) -> list[tuple[str, Value]]:
         """The outputs, with the names of each as they were where it stands."""
-        found: list[tuple[str, Value]] = []
+        outputs: list[tuple[str, Value]] = []
         for statement, bindings in self.outputs:
             self.scope.bindings = bindings
             tensor = self.expressions.tensor(statement.value, statement.name.text)
             if tensor is None:
                 self.failed = True
             else:
-                found.append((statement.name.text, Value(tensor.value, tensor.type)))
-        return found
+                outputs.append((statement.name.text, Value(tensor.value, tensor.type)))
+        return outputs
 
 
 def _centered(call: tree.Call) -> str | None:

@@ -38,7 +38,7 @@ class Buffers:
     def update(self, statement: tree.Update) -> bool:
         """Check `update name = value`; whether it is known what it means."""
         name = statement.name
-        found = self.expressions.tensor(statement.value)
+        value = self.expressions.tensor(statement.value)
         bound = self.scope.find(name.text)
         number = bound.meaning.number if bound is not None and isinstance(bound.meaning, Value) else None
         if bound is None or (number not in self.types and not isinstance(bound.meaning, Unknown)):
@@ -50,26 +50,26 @@ class Buffers:
             help = "a buffer has one value after the step: say it in one `update`"
             self.report.error("E0225", f"`{name.text}` is updated twice", name.span, notes, help)
             return False
-        if found is None or number is None or not self._fits(name.text, found, self.types[number]):
+        if value is None or number is None or not self._fits(name.text, value, self.types[number]):
             return False
         self.expressions.mark_read(bound)
-        self.scope.updates.append(spec.Update(number, found.value, statement.value.span))
+        self.scope.updates.append(spec.Update(number, value.value, statement.value.span))
         return True
 
-    def _fits(self, name: str, found: Tensor, type: Type) -> bool:
+    def _fits(self, name: str, value: Tensor, type: Type) -> bool:
         """Whether a value has the dtype and the axes of its buffer; reports it if not."""
-        notes = [str(found), f"{name}: {type}"]
-        if found.type.dtype != type.dtype:
-            help = f"`cast({found.text}, {type.dtype})`"
-            message = f"buffer `{name}` is {type.dtype}, and this is {found.type.dtype}"
-            self.report.error("E0205", message, found.span, notes, help)
+        notes = [str(value), f"{name}: {type}"]
+        if value.type.dtype != type.dtype:
+            help = f"`cast({value.text}, {type.dtype})`"
+            message = f"buffer `{name}` is {type.dtype}, and this is {value.type.dtype}"
+            self.report.error("E0205", message, value.span, notes, help)
             return False
-        if set(found.type.names) != set(type.names):
-            missing = [axis for axis in type.names if not found.type.has(axis)]
-            extra = [axis for axis in found.type.names if not type.has(axis)]
-            function = f"{'mean' if found.type.is_float else 'sum'}({found.text}, over = {_listed(extra)})"
-            help = f"`{function}`" if extra else f"`expand({found.text}, {_listed(missing)})`"
-            self.report.error("E0204", f"the update of `{name}` does not have its axes", found.span, notes, help)
+        if set(value.type.names) != set(type.names):
+            missing = [axis for axis in type.names if not value.type.has(axis)]
+            extra = [axis for axis in value.type.names if not type.has(axis)]
+            function = f"{'mean' if value.type.is_float else 'sum'}({value.text}, over = {_listed(extra)})"
+            help = f"`{function}`" if extra else f"`expand({value.text}, {_listed(missing)})`"
+            self.report.error("E0204", f"the update of `{name}` does not have its axes", value.span, notes, help)
             return False
         return True
 

@@ -22,16 +22,16 @@ from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis, Type
 
 
-def report_misfits(given: spec.Spec, report: Report) -> None:
+def report_misfits(file: spec.Spec, report: Report) -> None:
     """Report what does not fit in the model, layout and schedule that `train` chooses: E0402, E0406, E0411, E0412,
     E0403, E0404, E0407, E0421.
     """
-    if given.model is None or given.train is None:
+    if file.model is None or file.train is None:
         return
-    found = [*_unused(given), *_groups(given), *_microbatches(given), *mesh_axis_conflicts(given), *_rows(given)]
-    found += stage_misfits(given)
-    found = found or _splits(given)
-    for diagnostic in found:
+    diagnostics = [*_unused(file), *_groups(file), *_microbatches(file), *mesh_axis_conflicts(file), *_rows(file)]
+    diagnostics += stage_misfits(file)
+    diagnostics = diagnostics or _splits(file)
+    for diagnostic in diagnostics:
         report.add(diagnostic)
 
 
@@ -93,54 +93,54 @@ def unequal(
 OF_VOCABULARIES = ("embedding", *LIKELIHOODS)
 
 
-def mesh_axis_conflicts(given: spec.Spec) -> Iterator[Diagnostic]:
+def mesh_axis_conflicts(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0412 for each rule that shards tensors over the mesh axis of the pipeline stages, except axes of a vocabulary:
     all its ranks can share these.
     """
-    stages = next(iter(stage_rules(given.layout)), None)
-    for rule in spec.rules_of(given.layout, spec.ShardRule):
+    stages = next(iter(stage_rules(file.layout)), None)
+    for rule in spec.rules_of(file.layout, spec.ShardRule):
         if stages is None or stages.mesh_axis not in rule.mesh_axes:
             continue
-        known = _vocabularies(given)
+        known = _vocabularies(file)
         wrong = [each for each in rule.targets if each.is_class or each.path is not None or each.name not in known]
         if not wrong:
             continue
-        wanted = " or ".join(f"`{target.name}`" for target in wrong)
+        names = " or ".join(f"`{target.name}`" for target in wrong)
         yield Diagnostic(
             "E0412",
-            f"mesh axis `{stages.mesh_axis}` is used for the pipeline, and cannot also split {wanted}",
+            f"mesh axis `{stages.mesh_axis}` is used for the pipeline, and cannot also split {names}",
             rule.span,
             (f"`{stages.span.text}`   ({stages.span.place})",),
             "use another mesh axis for one of the two",
         )
 
 
-def shared_axes(given: spec.Spec) -> dict[str, Span]:
+def shared_axes(file: spec.Spec) -> dict[str, Span]:
     """The axes that all ranks of the pipeline share, each with the place that says so."""
-    stages = stage_rules(given.layout)[:1]
-    rules = spec.rules_of(given.layout, spec.ShardRule)
+    stages = stage_rules(file.layout)[:1]
+    rules = spec.rules_of(file.layout, spec.ShardRule)
     shared = (rule for stage in stages for rule in rules if stage.mesh_axis in rule.mesh_axes)
     return {target.name: target.span for rule in shared for target in rule.targets}
 
 
-def zigzag_axes(given: spec.Spec) -> dict[str, tuple[tuple[tuple[str, int], ...], Span]]:
+def zigzag_axes(file: spec.Spec) -> dict[str, tuple[tuple[tuple[str, int], ...], Span]]:
     """The axes that a layout puts into zigzag order: the mesh axes that split each, with sizes, and the place."""
-    if given.mesh is None:
+    if file.mesh is None:
         return {}
-    mesh = given.mesh
+    mesh = file.mesh
     return {
         rule.targets[0].name: (over, rule.span)
-        for rule in spec.rules_of(given.layout, spec.ShardRule)
+        for rule in spec.rules_of(file.layout, spec.ShardRule)
         if rule.zigzag
         if (over := tuple((name, size) for name, size in mesh.axes if size > 1 and name in rule.mesh_axes))
     }
 
 
-def _vocabularies(given: spec.Spec) -> set[str]:
+def _vocabularies(file: spec.Spec) -> set[str]:
     """The axes that embeddings look up in, and losses choose from."""
-    if given.model is None:
+    if file.model is None:
         return set()
-    used = (each for each in spec.applications(given.model.answering) if each.function in OF_VOCABULARIES)
+    used = (each for each in spec.applications(file.model.answering) if each.function in OF_VOCABULARIES)
     return {str(each.options["over"]) for each in used if "over" in each.options}
 
 
@@ -148,14 +148,14 @@ def _declared(tensor: str, place: Span | None) -> str:
     return tensor + (f"   (declared at {place.place})" if place else "")
 
 
-def schedule_span(given: spec.Spec) -> Span | None:
+def schedule_span(file: spec.Spec) -> Span | None:
     """Where a file's schedule is called."""
-    return (given.schedule.call.span or given.schedule.span) if given.schedule else None
+    return (file.schedule.call.span or file.schedule.span) if file.schedule else None
 
 
-def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
+def _unused(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0402: mesh axes larger than 1 that no rule uses, so that their ranks would do redundant work."""
-    mesh, layout = given.mesh, given.layout
+    mesh, layout = file.mesh, file.layout
     if mesh is None or layout is None:
         return
     used = {axis for rule in spec.rules_of(layout, spec.ShardRule) for axis in rule.mesh_axes}
@@ -170,64 +170,64 @@ def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
         )
 
 
-def cuts_of(given: spec.Spec) -> dict[str, Cut]:
+def cuts_of(file: spec.Spec) -> dict[str, Cut]:
     """The axes that are split over time."""
-    arguments = given.schedule.call.arguments if given.schedule else {}
-    counts = {given.batch: (int(arguments.get("microbatches", 1)), "microbatch")}
-    if given.schedule and given.schedule.sequence is not None:
-        axis, count = given.schedule.sequence
+    arguments = file.schedule.call.arguments if file.schedule else {}
+    counts = {file.batch: (int(arguments.get("microbatches", 1)), "microbatch")}
+    if file.schedule and file.schedule.sequence is not None:
+        axis, count = file.schedule.sequence
         counts[axis] = count, "slice"
-    inputs = _inputs(given.model) if given.model is not None else ()
+    inputs = _inputs(file.model) if file.model is not None else ()
     sizes = {axis.name: axis.size for _, type, _ in inputs for axis in type.axes}
     return {axis: Cut(count, part, sizes.get(axis, 0)) for axis, (count, part) in counts.items()}
 
 
-def _groups(given: spec.Spec) -> Iterator[Diagnostic]:
+def _groups(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0406 and E0421: replica groups that cannot share out the batch or the ranks evenly."""
-    model, _ = given.trained
+    model, _ = file.trained
     try:
-        groups = groups_of(given)
+        groups = groups_of(file)
     except Refused as refused:
         yield from refused.diagnostics
         return
     for name, type, place in _inputs(model) if groups is not None else ():
-        if groups is not None and type.has(given.batch) and type.axis(given.batch).size % groups.count:
-            yield unequal(type.axis(given.batch), groups.count, groups.span, f"{name}: {type}", place, "group")
+        if groups is not None and type.has(file.batch) and type.axis(file.batch).size % groups.count:
+            yield unequal(type.axis(file.batch), groups.count, groups.span, f"{name}: {type}", place, "group")
             return
 
 
-def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:
-    model, _ = given.trained
-    for axis, cut in cuts_of(given).items():
+def _microbatches(file: spec.Spec) -> Iterator[Diagnostic]:
+    model, _ = file.trained
+    for axis, cut in cuts_of(file).items():
         for name, type, place in _inputs(model):
             if type.has(axis) and type.axis(axis).size % cut.count:
-                yield unequal(type.axis(axis), cut.count, schedule_span(given), f"{name}: {type}", place, cut.part)
+                yield unequal(type.axis(axis), cut.count, schedule_span(file), f"{name}: {type}", place, cut.part)
                 break
 
 
-def _rows(given: spec.Spec) -> Iterator[Diagnostic]:
+def _rows(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0407: parameters with the axis of the batch, which is cut into microbatches."""
-    count = cuts_of(given)[given.batch].count
+    count = cuts_of(file)[file.batch].count
     if count > 1:
-        yield from parameters_of_rows(given, "E0407", f"a parameter cannot be split into {count} microbatches")
+        yield from parameters_of_rows(file, "E0407", f"a parameter cannot be split into {count} microbatches")
 
 
-def parameters_of_rows(given: spec.Spec, code: str, why: str) -> Iterator[Diagnostic]:
+def parameters_of_rows(file: spec.Spec, code: str, why: str) -> Iterator[Diagnostic]:
     """A diagnostic at each parameter of the model that has the axis of the batch, and so an element for each row."""
-    for name, step in declared_parameters(given.model) if given.model is not None else ():
-        if step.type.has(given.batch) and not step.buffer:
-            rest = ", ".join(step.type.without([given.batch]).names)
+    for name, step in declared_parameters(file.model) if file.model is not None else ():
+        if step.type.has(file.batch) and not step.buffer:
+            rest = ", ".join(step.type.without([file.batch]).names)
             help = f"without that axis it is the same for all rows: `[{rest}]`"
-            message = f"`{step.name}` has the axis `{given.batch}`: {why}"
+            message = f"`{step.name}` has the axis `{file.batch}`: {why}"
             yield Diagnostic(code, message, step.span, (f"{name}: {step.type}",), help)
 
 
-def _splits(given: spec.Spec) -> list[Diagnostic]:
+def _splits(file: spec.Spec) -> list[Diagnostic]:
     """E0411 for axes of inputs and parameters that do not divide evenly over their mesh axes."""
-    mesh, layout = given.mesh, given.layout
-    if mesh is None or layout is None or given.model is None:
+    mesh, layout = file.mesh, file.layout
+    if mesh is None or layout is None or file.model is None:
         return []
-    cuts = cuts_of(given)
+    cuts = cuts_of(file)
     targets = [
         (target, rule.mesh_axes)
         for rule in spec.rules_of(layout, spec.ShardRule)
@@ -235,17 +235,17 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
         if not target.is_class
     ]
     general = [each for each in targets if each[0].path is None]
-    found: dict[tuple[str, str], Diagnostic] = {}
-    tensors = [(name, _of_a_microbatch(type, cuts), span) for name, type, span in _inputs(given.model)]
-    parameters = ((name, step.type, step.span) for name, step in declared_parameters(given.model))
+    diagnostics: dict[tuple[str, str], Diagnostic] = {}
+    tensors = [(name, _of_a_microbatch(type, cuts), span) for name, type, span in _inputs(file.model)]
+    parameters = ((name, step.type, step.span) for name, step in declared_parameters(file.model))
     for name, type, span in (*tensors, *parameters):
         own = [each for each in targets if _names(each[0], name)]  # these replace the general ones
         for axis, mesh_axes, rule in _assigned(own or general, type.names):
             over = [(each, mesh.size(each)) for each, _ in mesh.axes if each in mesh_axes and mesh.size(each) > 1]
             if type.axis(axis).size % prod(size for _, size in over):
                 wrong = undivided(type.axis(axis), over, rule, f"{name}: {type}", span, cuts.get(axis))
-                found.setdefault((rule.place, axis), wrong)
-    return list(found.values())
+                diagnostics.setdefault((rule.place, axis), wrong)
+    return list(diagnostics.values())
 
 
 def _names(target: spec.Target, tensor: str) -> bool:
@@ -257,13 +257,13 @@ def _assigned(
     targets: Iterable[tuple[spec.Target, Sequence[str]]], names: Sequence[str]
 ) -> Iterator[tuple[str, list[str], Span]]:
     """The sharded axes of a tensor, with mesh axes: each mesh axis once, each axis by the first rule that can."""
-    taken: set[str] = set()
+    used: set[str] = set()
     split: set[str] = set()
     for target, mesh_axes in targets:
-        free = [axis for axis in mesh_axes if axis not in taken]
+        free = [axis for axis in mesh_axes if axis not in used]
         if target.name in names and target.name not in split and free:
             split.add(target.name)
-            taken.update(free)
+            used.update(free)
             yield target.name, free, target.span
 
 

@@ -19,40 +19,40 @@ from partita.dsl.types import FLOATS
 OWN_DATA = "evaluate data of its own: `eval = every(…, data = …)`"
 
 
-def exclusions(given: spec.Spec) -> Iterator[Diagnostic]:
+def exclusions(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0401, E0419, E0422, E0505: of the layout, the schedule, the train block and the model."""
-    yield from orders(given)
-    if given.train is not None and given.model is not None:
-        yield from _trained_apart(given, given.train, given.model)
-        yield from _captured(given, given.train, given.model)
+    yield from orders(file)
+    if file.train is not None and file.model is not None:
+        yield from _trained_apart(file, file.train, file.model)
+        yield from _captured(file, file.train, file.model)
 
 
-def orders(given: spec.Spec) -> Iterator[Diagnostic]:
+def orders(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0419 and E0505: axes in zigzag order, or shared by the pipeline, that are also cut over time."""
-    zigzag, sequence = zigzag_axes(given), given.schedule.sequence if given.schedule else None
-    if given.batch in zigzag:
-        help = f"`shard {given.batch} -> …` without `by zigzag`: a row costs the same wherever it is"
-        message = f"`{given.batch}` is split into microbatches, whose rows follow each other"
-        yield Diagnostic("E0419", message, zigzag[given.batch][1], help=help)
-    if sequence is None or given.schedule is None:
+    zigzag, sequence = zigzag_axes(file), file.schedule.sequence if file.schedule else None
+    if file.batch in zigzag:
+        help = f"`shard {file.batch} -> …` without `by zigzag`: a row costs the same wherever it is"
+        message = f"`{file.batch}` is split into microbatches, whose rows follow each other"
+        yield Diagnostic("E0419", message, zigzag[file.batch][1], help=help)
+    if sequence is None or file.schedule is None:
         return
     if sequence[0] in zigzag:
         over, place = zigzag[sequence[0]]
         help = f"`shard {sequence[0]} -> {', '.join(name for name, _ in over)}`, or no slices"
         message = f"`{sequence[0]}` cannot be in zigzag order and be cut into slices as well"
         yield Diagnostic("E0419", message, place, help=help)
-    rules = stage_rules(given.layout)
-    if shared_axes(given) and given.mesh is not None and given.mesh.size(rules[0].mesh_axis) > 1:
-        message = f"schedule `{given.schedule.call.name}` cannot have slices yet where all ranks share an axis"
+    rules = stage_rules(file.layout)
+    if shared_axes(file) and file.mesh is not None and file.mesh.size(rules[0].mesh_axis) > 1:
+        message = f"schedule `{file.schedule.call.name}` cannot have slices yet where all ranks share an axis"
         help = "cut the batch alone: `over = batch`, without `slices`"
-        yield Diagnostic("E0505", message, given.schedule.call.span, help=help)
+        yield Diagnostic("E0505", message, file.schedule.call.span, help=help)
 
 
-def _trained_apart(given: spec.Spec, train: spec.Train, model: spec.Model) -> Iterator[Diagnostic]:
+def _trained_apart(file: spec.Spec, train: spec.Train, model: spec.Model) -> Iterator[Diagnostic]:
     """E0401: what replica groups, or paired steps, cannot have yet."""
     if train.local is None and not train.paired:
         return
-    for rule in spec.rules_of(given.layout, spec.OffloadRule):
+    for rule in spec.rules_of(file.layout, spec.OffloadRule):
         if (PARAM,) in rule.paths or (STATE,) in rule.paths:
             yield on_host_apart(train, rule.span)
             break
@@ -70,7 +70,7 @@ def on_host_apart(train: spec.Train, place: Span) -> Diagnostic:
     return Diagnostic("E0401", message, place, help="leave out the rule, or `sync`")
 
 
-def _captured(given: spec.Spec, train: spec.Train, model: spec.Model) -> Iterator[Diagnostic]:
+def _captured(file: spec.Spec, train: spec.Train, model: spec.Model) -> Iterator[Diagnostic]:
     """E0422: what differs from step to step, or makes the host wait."""
     if not train.graphs:
         return
@@ -79,20 +79,20 @@ def _captured(given: spec.Spec, train: spec.Train, model: spec.Model) -> Iterato
             isinstance(step, spec.Apply) and (step.options.get("rate") or step.options.get("dropout"))
         ):
             yield uncaptured("this draws random numbers", step.span)
-    for rule in spec.rules_of(given.layout, spec.OffloadRule):
+    for rule in spec.rules_of(file.layout, spec.OffloadRule):
         yield uncaptured("the host waits for what is copied to its memory", rule.span, " or the rule")
 
 
-def evaluations(given: spec.Spec) -> Iterator[Diagnostic]:
+def evaluations(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0608: an `eval` of data that hold nothing out, or of data of its own that do."""
-    evaluation = given.train.eval if given.train is not None else None
-    if given.train is None or given.model is None or evaluation is None or not given.model.body.inputs:
+    evaluation = file.train.eval if file.train is not None else None
+    if file.train is None or file.model is None or evaluation is None or not file.model.body.inputs:
         return
     own = evaluation.arguments.get("data")
-    for call in sources_of(own or given.train.data):
-        held = call.arguments.get("holdout")
-        if held is not None and bool(held) == (own is not None):
-            yield held_in_vain(call) if held else nothing_held_out(call)
+    for call in sources_of(own or file.train.data):
+        holdout = call.arguments.get("holdout")
+        if holdout is not None and bool(holdout) == (own is not None):
+            yield held_in_vain(call) if holdout else nothing_held_out(call)
 
 
 def nothing_held_out(call: spec.Call) -> Diagnostic:

@@ -69,43 +69,43 @@ class Expressions:
 
     def tensor(self, written: tree.Expression, name: str | None = None) -> Tensor | None:
         """Check an expression that must be a tensor."""
-        found = self.one(written, name)
-        if isinstance(found, Constant):
-            help = f"`zeros([…]) + {found.text}`, with axes in the brackets, is a tensor of it"
-            self.report.error("E0213", f"`{found.text}` is a number where a tensor is needed", written.span, help=help)
+        result = self.one(written, name)
+        if isinstance(result, Constant):
+            help = f"`zeros([…]) + {result.text}`, with axes in the brackets, is a tensor of it"
+            self.report.error("E0213", f"`{result.text}` is a number where a tensor is needed", written.span, help=help)
             return None
-        return found
+        return result
 
     def one(self, written: tree.Expression, name: str | None = None) -> Result | None:
         """Check an expression that is a tensor or a number."""
-        found = self.several(written, 1, name)
-        return found[0] if found is not None else None
+        results = self.several(written, 1, name)
+        return results[0] if results is not None else None
 
     def several(self, written: tree.Expression, count: int, name: str | None = None) -> list[Result] | None:
         """Check an expression that must have `count` results."""
         with self.report:
-            found = self._results(written, name)
-            if found is not None and len(found) != count:
-                message = f"this gives {_results(len(found))}, and {count} {'is' if count == 1 else 'are'} taken"
+            results = self._results(written, name)
+            if results is not None and len(results) != count:
+                message = f"this gives {_results(len(results))}, and {count} {'is' if count == 1 else 'are'} taken"
                 raise refuse("E0219", message, written.span)
-            return found
+            return results
         return None
 
     def number_of(self, written: tree.Path | tree.Call) -> Quantity:
         """The value of a name or call that must be a number; a `Lookup` of `partita.dsl.check.constants`."""
-        found = self._results(written, None)
-        if found is not None and len(found) == 1 and isinstance(found[0], Constant):
-            value = found[0].value
+        results = self._results(written, None)
+        if results is not None and len(results) == 1 and isinstance(results[0], Constant):
+            value = results[0].value
             if not isinstance(value, bool):
                 return value
-        if found is None:
+        if results is None:
             raise Refused(())
         raise refuse("E0212", f"`{_text(written)}` is a tensor where a number is needed", written.span)
 
     def setting(self, written: tree.Expression, kind: OneOf, name: str) -> spec.Call | None:
         """A call of one of the signatures, of the argument `name`; its numbers may be sizes."""
-        found: spec.Call | None = self.known.settings.value(written, kind, f"`{name}`", self.number_of)
-        return found
+        call: spec.Call | None = self.known.settings.value(written, kind, f"`{name}`", self.number_of)
+        return call
 
     def axis(self, name: tree.Name) -> Axis | None:
         """The axis that a name refers to here, under the block's axis substitution. Raises Refused (E0202)."""
@@ -125,9 +125,9 @@ class Expressions:
         if name is not None:
             binding = self.scope.find(name.text)
             constant = binding is not None and isinstance(binding.meaning, Constant)
-            found = {NUMBER, NUMBERS, OPERAND} if constant else {TENSOR, OPERAND} if binding is not None else set()
-            found |= {AXIS, AXES} if name.text in self.known.axes.entries else set()
-            return frozenset(found | ({DTYPE} if name.text in DTYPES else set()))
+            kinds = {NUMBER, NUMBERS, OPERAND} if constant else {TENSOR, OPERAND} if binding is not None else set()
+            kinds |= {AXIS, AXES} if name.text in self.known.axes.entries else set()
+            return frozenset(kinds | ({DTYPE} if name.text in DTYPES else set()))
         if isinstance(bare, tree.Number | tree.Negative):
             return frozenset((NUMBER, NUMBERS, OPERAND))
         if isinstance(bare, tree.Boolean):
@@ -225,28 +225,28 @@ class Expressions:
     def _operator(
         self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None
     ) -> list[Result] | None:
-        found: list[Result | None] = []
+        values: list[Result | None] = []
         for operand in operands:
-            found.append(self.one(operand))
-        numbers = [f.value for f in found if isinstance(f, Constant) and not isinstance(f.value, bool)]
-        flags = [f.value for f in found if isinstance(f, Constant) and isinstance(f.value, bool)]
-        if function in rules.LOGIC and len(flags) == len(found):
+            values.append(self.one(operand))
+        numbers = [f.value for f in values if isinstance(f, Constant) and not isinstance(f.value, bool)]
+        flags = [f.value for f in values if isinstance(f, Constant) and isinstance(f.value, bool)]
+        if function in rules.LOGIC and len(flags) == len(values):
             return [Constant(rules.LOGIC[function](*flags), _text(written), written.span)]
-        if len(numbers) == len(found) and function not in rules.LOGIC:
+        if len(numbers) == len(values) and function not in rules.LOGIC:
             if function == "negate":
                 return [Constant(constants.negative(numbers[0]), _text(written), written.span)]
             assert isinstance(written, tree.Binary)
             value = constants.combine(written.operator, numbers[0], numbers[1], written.span)
             return [Constant(value, _text(written), written.span)]
-        if any(f is None for f in found):
+        if any(f is None for f in values):
             return None
         slots = FUNCTIONS[function].slots
-        if not any(isinstance(f, Tensor) for f in found) and function not in rules.LOGIC:
+        if not any(isinstance(f, Tensor) for f in values) and function not in rules.LOGIC:
             raise refuse("E0213", "an operand must be a tensor", written.span)
-        given = {slot.name: value for slot, value in zip(slots, found, strict=True)}
-        spans = {slot: value.span for slot, value in given.items() if value is not None}
+        by_slot = {slot.name: value for slot, value in zip(slots, values, strict=True)}
+        spans = {slot: value.span for slot, value in by_slot.items() if value is not None}
         sign = written.operator if isinstance(written, tree.Binary) else "-" if function == "negate" else "not"
-        use = Use(function, written.span, given, spans, sign=sign, origin=self._origin)
+        use = Use(function, written.span, by_slot, spans, sign=sign, origin=self._origin)
         return self._apply(FUNCTIONS[function], use, _text(written), name)
 
     # ------------------------------------------------------------ calls
@@ -262,15 +262,15 @@ class Expressions:
         if called in FUNCTIONS_OF_NUMBERS and len(written.arguments) == 1:
             argument = written.arguments[0]
             if argument.name is None and not isinstance(argument.value, tree.Arrow):
-                found = self.one(argument.value)
-                if isinstance(found, Constant):
-                    if isinstance(found.value, bool):
-                        raise refuse("E0213", f"`{found.text}` is neither a number nor a tensor", argument.span)
-                    value = constants.apply(called, found.value, written.span)
+                operand = self.one(argument.value)
+                if isinstance(operand, Constant):
+                    if isinstance(operand.value, bool):
+                        raise refuse("E0213", f"`{operand.text}` is neither a number nor a tensor", argument.span)
+                    value = constants.apply(called, operand.value, written.span)
                     return [Constant(value, _text(written), written.span)]
-                if found is None:
+                if operand is None:
                     return None
-                return self._finish(written, {"x": found}, (), name)
+                return self._finish(written, {"x": operand}, (), name)
         if called not in FUNCTIONS:
             choices = [*FUNCTIONS, *self.known.declarations.blocks, *self.known.declarations.operations, "size"]
             help = foreign.function(called) or suggestion(called, choices)
@@ -290,15 +290,15 @@ class Expressions:
     def _call_function(self, written: tree.Call, function: Function, name: str | None) -> list[Result] | None:
         arrows = self.arguments.arrows(written, function)
         if function.slots and function.slots[0].kind == TENSORS:
-            given: dict[str, Any] | None = self.arguments.all_tensors(written)
+            by_slot: dict[str, Any] | None = self.arguments.all_tensors(written)
         else:
-            given = self.arguments.bound(written, function.slots)
-        if given is None or arrows is None:
+            by_slot = self.arguments.bound(written, function.slots)
+        if by_slot is None or arrows is None:
             return None
-        return self._finish(written, given, arrows, name)
+        return self._finish(written, by_slot, arrows, name)
 
     def _finish(
-        self, written: tree.Call, given: dict[str, Any], arrows: tuple[Arrow, ...], name: str | None
+        self, written: tree.Call, by_slot: dict[str, Any], arrows: tuple[Arrow, ...], name: str | None
     ) -> list[Result] | None:
         function = FUNCTIONS[written.name.text]
         named = list(
@@ -307,11 +307,11 @@ class Expressions:
         spans = {slot: each.value.span for slot, each in named if slot is not None}
         if arrows:
             spans["->"] = arrows[0].span
-        use = Use(function.name, written.span, given, spans, arrows, origin=self._origin)
-        tensors = {slot: each for slot, each in named if slot is not None and isinstance(given.get(slot), Tensor)}
+        use = Use(function.name, written.span, by_slot, spans, arrows, origin=self._origin)
+        tensors = {slot: each for slot, each in named if slot is not None and isinstance(by_slot.get(slot), Tensor)}
 
         def fits(moved: Mapping[str, str]) -> bool:
-            arguments = {slot: given[moved.get(slot, slot)] for slot in given}
+            arguments = {slot: by_slot[moved.get(slot, slot)] for slot in by_slot}
             return not refused_by(lambda: function.rule(evolve(use, arguments=arguments)))
 
         try:
@@ -323,18 +323,18 @@ class Expressions:
         """Check the types of a use of a function, and append its step, or those that it stands for."""
         typed = function.rule(use)
         if isinstance(typed, Decomposition):
-            made: list[Value] = []
+            values: list[Value] = []
             for number, part in enumerate(typed.parts):
                 operands = [
-                    made[each.part].number if isinstance(each, PrimitiveResult) else each for each in part.operands
+                    values[each.part].number if isinstance(each, PrimitiveResult) else each for each in part.operands
                 ]
                 own = name if typed.results == (number,) else None
-                made.append(self._step(part.function, operands, part.options, part.type, use.span, own))
-            return [Tensor(made[i].number, made[i].type, text, use.span) for i in typed.results]
+                values.append(self._step(part.function, operands, part.options, part.type, use.span, own))
+            return [Tensor(values[i].number, values[i].type, text, use.span) for i in typed.results]
         type, options = typed
-        seen = self.scope.scans().intersection(type.names)
-        if seen:
-            axis = min(seen)
+        scanned = self.scope.scans().intersection(type.names)
+        if scanned:
+            axis = min(scanned)
             message = f"`{text}` has the axis `{axis}` of this scan, of which the body sees one position"
             raise refuse("E0227", message, use.span, help=MADE_BEFORE)
         tensors = use.tensors
@@ -382,7 +382,7 @@ class Expressions:
         checked = self.known.checked.get(instance)
         if checked is None:
             return None
-        types = zip((given.name.text for given in block.inputs), checked.body.types, strict=False)
+        types = zip((declared.name.text for declared in block.inputs), checked.body.types, strict=False)
         self._fit(written, list(types), tensors)
         segment = self.scope.segment(called)
         self.scope.segments[segment] = written.span
@@ -402,17 +402,17 @@ class Expressions:
         if tensors is None or arrows is None or operation is None:
             return None
         renamed = tuple(pair for pair in composed(self.scope.substitution, arrows) if pair[0] in axes)
-        inputs = [(given, self._renamed(type, renamed, written)) for given, type in operation.operands]
+        inputs = [(operand, self._renamed(type, renamed, written)) for operand, type in operation.operands]
         self._fit(written, inputs, tensors)
         types = [self._renamed(type, renamed, written) for type in operation.results]
-        found: list[Result] = []
+        results: list[Result] = []
         for number, type in enumerate(types):
             options = {"name": called, "result": number, "renamed": renamed}
             own = name if len(types) == 1 else None
             step = spec.Apply(spec.OPERATION, tuple(each.value for each in tensors), options, type, written.span, own)
             (value,) = self.scope.add(step, [type])
-            found.append(Tensor(value.number, value.type, _text(written), written.span))
-        return found
+            results.append(Tensor(value.number, value.type, _text(written), written.span))
+        return results
 
     def _renamed(self, type: Type, pairs: Sequence[tuple[str, str]], written: tree.Call) -> Type:
         """A declared type over the axes of a call. Raises Refused (E0216)."""
@@ -430,14 +430,14 @@ class Expressions:
         given = bind(written, names, names, self.report)
         if given is None:
             return None
-        found = [self.tensor(given[name]) for name in names]
-        tensors = [tensor for tensor in found if tensor is not None]
-        return tensors if len(tensors) == len(found) else None
+        results = [self.tensor(given[name]) for name in names]
+        tensors = [tensor for tensor in results if tensor is not None]
+        return tensors if len(tensors) == len(results) else None
 
     def _arrows(self, written: tree.Call, kind: str, mentioned: Collection[str]) -> list[tuple[str, str]] | None:
         """The arrows of a call of a block or an op: axes that it is declared over, and those that replace them."""
         called, errors = written.name.text, self.report.errors
-        found: dict[str, str] = {}
+        renamed: dict[str, str] = {}
         for argument in written.arguments:
             if not isinstance(argument.value, tree.Arrow) or argument.name is not None:
                 continue
@@ -449,25 +449,25 @@ class Expressions:
             if left.text not in mentioned:
                 help = suggestion(left.text, mentioned, f"`{called}` is declared over")
                 self.report.error("E0223", f"{kind} `{called}` has no axis `{left.text}`", left.span, help=help)
-            elif left.text in found:
+            elif left.text in renamed:
                 self.report.error("E0223", f"axis `{left.text}` is renamed twice", argument.span)
-            found[left.text] = right.text
+            renamed[left.text] = right.text
             with self.report:
                 self.axis(right)
-        return list(found.items()) if self.report.errors == errors else None
+        return list(renamed.items()) if self.report.errors == errors else None
 
     def _fit(self, written: tree.Call, inputs: Sequence[tuple[str, Type]], tensors: Sequence[Tensor]) -> None:
         """Check that the arguments of a block or an op fit its inputs. Raises Refused (E0204, E0205)."""
-        called, given = written.name.text, {name: each for (name, _), each in zip(inputs, tensors, strict=True)}
+        called, by_name = written.name.text, {name: each for (name, _), each in zip(inputs, tensors, strict=True)}
 
         def check(moved: Mapping[str, str]) -> None:
             for name, declared in inputs:
-                self._fits(called, name, given[moved.get(name, name)], declared)
+                self._fits(called, name, by_name[moved.get(name, name)], declared)
 
         try:
             check({})
         except Refused as refused:
-            named = zip(parameters_of_call(written, given), written.arguments, strict=True)
+            named = zip(parameters_of_call(written, by_name), written.arguments, strict=True)
             arguments = {name: each for name, each in named if name is not None}
             raise reordered(refused, written, arguments, lambda moved: not refused_by(lambda: check(moved))) from None
 
@@ -484,9 +484,9 @@ class Expressions:
             help = None
             if len(extra) == 1 and len(missing) == 1:
                 help = f"to call it over `{extra[0]}`: `{block}(…, {missing[0]} -> {extra[0]})`"
-            found = self._origin(argument.value, (extra or missing)[0])
-            notes += [str(found)] if found is not None else []
-            help = help or (found.help if found is not None else None)
+            axis_origin = self._origin(argument.value, (extra or missing)[0])
+            notes += [str(axis_origin)] if axis_origin is not None else []
+            help = help or (axis_origin.help if axis_origin is not None else None)
             message = f"`{argument.text}` does not have the axes that `{block}` takes"
             raise refuse("E0204", message, argument.span, notes=notes, help=help)
 

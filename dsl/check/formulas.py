@@ -64,8 +64,8 @@ def computed(operator: str, *operands: Term) -> Formula | None:
     """The formula of a result; None if it depends on no size, or takes more than MOST operations."""
     if not any(isinstance(each, (Size, Formula)) for each in operands):
         return None
-    found = Formula(operator, operands)
-    return found if found.operations <= MOST else None
+    formula = Formula(operator, operands)
+    return formula if formula.operations <= MOST else None
 
 
 def value_of(term: Term, sizes: Mapping[str, int]) -> Number:
@@ -95,5 +95,5 @@ def sizes_in(term: Term) -> tuple[str, ...]:
     """The axes whose sizes take part in a term, each once."""
     if isinstance(term, Size):
         return (term.axis,)
-    found = (name for operand in term.operands for name in sizes_in(operand)) if isinstance(term, Formula) else ()
-    return tuple(dict.fromkeys(found))
+    names = (name for operand in term.operands for name in sizes_in(operand)) if isinstance(term, Formula) else ()
+    return tuple(dict.fromkeys(names))

@@ -27,16 +27,16 @@ class Groups:
     span: Span | None = field(default=None, eq=False)
 
 
-def groups_of(given: spec.Spec) -> Groups | None:
+def groups_of(file: spec.Spec) -> Groups | None:
     """The groups of a file, None if it has none. Raises Refused (E0421) if they cannot be shared out evenly."""
-    local = given.train.local if given.train is not None else None
-    if given.train is None or local is None:
+    local = file.train.local if file.train is not None else None
+    if file.train is None or local is None:
         return None
-    count, span = given.train.groups, given.train.spans.get("sync")
-    along = _splits_batch(given)
-    if along is None or given.mesh is None:
+    count, span = file.train.groups, file.train.spans.get("sync")
+    along = _splits_batch(file)
+    if along is None or file.mesh is None:
         return Groups(count, None, 1, count, span)
-    ranks = given.mesh.size(along)
+    ranks = file.mesh.size(along)
     if ranks % count and count % ranks:
         raise refuse(
             "E0421",
@@ -48,13 +48,13 @@ def groups_of(given: spec.Spec) -> Groups | None:
     return Groups(count, along, spread, count // spread, span)
 
 
-def _splits_batch(given: spec.Spec) -> str | None:
+def _splits_batch(file: spec.Spec) -> str | None:
     """The first mesh axis of several ranks that splits the batch."""
-    staged = {rule.mesh_axis for rule in stage_rules(given.layout)}
-    for rule in spec.rules_of(given.layout, spec.ShardRule):
-        if any(_is_batch(each, given.batch) for each in rule.targets):
+    staged = {rule.mesh_axis for rule in stage_rules(file.layout)}
+    for rule in spec.rules_of(file.layout, spec.ShardRule):
+        if any(_is_batch(each, file.batch) for each in rule.targets):
             for name in rule.mesh_axes:
-                if name not in staged and given.mesh is not None and given.mesh.size(name) > 1:
+                if name not in staged and file.mesh is not None and file.mesh.size(name) > 1:
                     return name
     return None
 
@@ -63,18 +63,18 @@ def _is_batch(target: spec.Target, batch: str) -> bool:
     return target.path is None and not target.is_class and target.name == batch
 
 
-def joined(given: spec.Spec, along: str, axis: str) -> spec.Spec:
+def joined(file: spec.Spec, along: str, axis: str) -> spec.Spec:
     """The file with the batch split over a mesh axis of groups as well, outside of `along`: for what reads the means of
     all groups, on all ranks together.
     """
-    if given.layout is None:
-        return given
+    if file.layout is None:
+        return file
     rules = tuple(
         part
-        for rule in given.layout.rules
-        for part in (_over_groups(rule, given.batch, along, axis) if isinstance(rule, spec.ShardRule) else (rule,))
+        for rule in file.layout.rules
+        for part in (_over_groups(rule, file.batch, along, axis) if isinstance(rule, spec.ShardRule) else (rule,))
     )
-    return evolve(given, layout=evolve(given.layout, rules=rules))
+    return evolve(file, layout=evolve(file.layout, rules=rules))
 
 
 def _over_groups(rule: spec.ShardRule, batch: str, along: str, axis: str) -> tuple[spec.ShardRule, ...]:

@@ -55,7 +55,7 @@ def sources_of(data: Call) -> list[Call]:
     """The sources of a mixture, or the one that the data are."""
     if SOURCES_OF not in data.arguments:
         return [data]
-    return [found for each in data.arguments[SOURCES_OF] for found in sources_of(each.call)]
+    return [source for each in data.arguments[SOURCES_OF] for source in sources_of(each.call)]
 
 
 def how_spelled(data: Call) -> str | None:

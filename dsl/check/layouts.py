@@ -42,8 +42,8 @@ class Layouts:
         self.agree(layout)
         if self.report.errors > errors:
             return None
-        found = tuple(rule for rule in rules if rule is not None)
-        return spec.Layout(layout.name.text, layout.mesh.text, found, layout.span)
+        checked = tuple(rule for rule in rules if rule is not None)
+        return spec.Layout(layout.name.text, layout.mesh.text, checked, layout.span)
 
     def rule(self, rule: tree.Rule, mesh_axes: Sequence[str] | None, known: ModelNames | None) -> spec.Rule | None:
         """One checked rule; None after reporting errors."""

@@ -79,14 +79,14 @@ class Loops:
         if not isinstance(last, tree.Let) or len(last.names) != 1 or not trained or any(p.buffer for p in trained):
             return False
         (name,) = last.names
-        made = inner.bindings[name.text]
-        if not isinstance(made.meaning, Value) or self.expressions.is_read(made):
+        binding = inner.bindings[name.text]
+        if not isinstance(binding.meaning, Value) or self.expressions.is_read(binding):
             return False
         for each in nodes(last.value):
             read = tree.single(each) if isinstance(each, tree.Path) else None
             outer = self.scope.find(read.text) if read is not None and read.text not in inner.bindings else None
             meaning = outer.meaning if outer is not None else None
-            if read is not None and isinstance(meaning, Value) and meaning.type == made.meaning.type:
+            if read is not None and isinstance(meaning, Value) and meaning.type == binding.meaning.type:
                 message = f"`{name.text}` is not used, and each iteration leaves `{read.text}` as it was"
                 notes = ["the parameters of this repeat do not reach the loss"]
                 help = f"write `{read.text}`, which is carried from one iteration to the next"
@@ -125,8 +125,8 @@ class Loops:
         head = evolve(statement.span, end=statement.axis.span.end)
         step = spec.Scan(axis, statement.backward, checked.body, carried, inner.captured, names, head)
         types = [type for type in map(_carried_type, before.values()) if type is not None]
-        made = [Type(type.dtype, (axis, *type.axes)) for type in types]
-        self.bind_after(step, made, max(1, checked.nodes), checked.depth + 1, inner)
+        stacked = [Type(type.dtype, (axis, *type.axes)) for type in types]
+        self.bind_after(step, stacked, max(1, checked.nodes), checked.depth + 1, inner)
         return True
 
     def bind_after(
@@ -140,10 +140,10 @@ class Loops:
         """The names that a body rebinds, as they are bound before it."""
         before: dict[str, Binding] = {}
         for name in (name for each in nodes(*body) if isinstance(each, tree.Let) for name in each.names):
-            found = self.scope.find(name.text)
-            if found is not None and name.text not in before:
-                self.expressions.mark_read(found)
-                before[name.text] = found
+            binding = self.scope.find(name.text)
+            if binding is not None and name.text not in before:
+                self.expressions.mark_read(binding)
+                before[name.text] = binding
         return before
 
     def forget(self, before: Mapping[str, Binding]) -> None:
@@ -237,20 +237,20 @@ class Loops:
                     results.append(meaning.literal("f32"))
             elif meaning.type.dtype != type.dtype or set(meaning.type.names) != set(type.names):
                 differing = sorted(set(meaning.type.names) ^ set(type.names))
-                found = origin(inner, meaning.number, differing[0]) if differing else None
-                self._changed(name, type, str(meaning.type), after, binding, found)
+                axis_origin = origin(inner, meaning.number, differing[0]) if differing else None
+                self._changed(name, type, str(meaning.type), after, binding, axis_origin)
                 complete = False
             else:
                 results.append(meaning.number)
         return results if complete else None
 
     def _changed(
-        self, name: str, type: Type, now: str, after: Binding, before: Binding, found: Origin | None = None
+        self, name: str, type: Type, now: str, after: Binding, before: Binding, axis_origin: Origin | None = None
     ) -> None:
         notes = [f"before: {type}   (bound at {before.span.place})", f"after an iteration: {now}"]
-        notes += [str(found)] if found is not None else []
+        notes += [str(axis_origin)] if axis_origin is not None else []
         help = "give the new value another name, or convert it back to that type"
-        help = (found.help if found is not None else None) or help
+        help = (axis_origin.help if axis_origin is not None else None) or help
         self.report.error("E0220", f"`{name}` changes its type from one iteration to the next", after.span, notes, help)
 
 

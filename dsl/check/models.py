@@ -111,10 +111,10 @@ class Models:
         results: list[spec.Operand] = []
         known = True
         for value in block.results.values:
-            found = checker.expressions.tensor(value)
-            known = known and found is not None
-            if found is not None:
-                results.append(found.value)
+            result = checker.expressions.tensor(value)
+            known = known and result is not None
+            if result is not None:
+                results.append(result.value)
         if not known or self.report.errors > errors or checker.failed:
             return None
         return self._within_limits(scope.finish(names, results), block.name)
@@ -167,7 +167,11 @@ class Models:
     def _operations(self, body: spec.Body) -> dict[str, spec.Operation]:
         """The file's own operations that a body uses, by name."""
         used = {step.options["name"] for step in spec.applications(body) if step.function == spec.OPERATION}
-        return {name: found for name, found in self.known.operations.items() if found is not None and name in used}
+        return {
+            name: operation
+            for name, operation in self.known.operations.items()
+            if operation is not None and name in used
+        }
 
     def _within_limits(self, checked: Checked, name: tree.Name) -> Checked | None:
         if checked.depth > limits.SCOPES:

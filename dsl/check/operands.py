@@ -60,28 +60,32 @@ class Operands:
         """The arguments by slot, in the order of the slots."""
         required = {slot.name for slot in slots if slot.default is REQUIRED}
 
-        def complete(given: Mapping[str, tree.Expression], missing: Sequence[str]) -> str | None:
+        def complete(expressions: Mapping[str, tree.Expression], missing: Sequence[str]) -> str | None:
             """Help that adds what is missing, if all of it is known."""
-            found = [self.expressions.one(given[slot.name]) for slot in slots if slot.name in given and slot.is_value]
-            tensors = [each for each in found if isinstance(each, Tensor)]
+            operands = [
+                self.expressions.one(expressions[slot.name])
+                for slot in slots
+                if slot.name in expressions and slot.is_value
+            ]
+            tensors = [each for each in operands if isinstance(each, Tensor)]
             axes = {name: corrected_calls.likely(written.name.text, name, tensors) for name in missing}
             return corrected_calls.completed(written, axes) if all(axes.values()) else None
 
-        given = bind(written, [slot.name for slot in slots], required, self.report, complete)
-        if given is None:
+        expressions = bind(written, [slot.name for slot in slots], required, self.report, complete)
+        if expressions is None:
             return None
         self.in_order(written, slots)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         sound = True
         for slot in slots:
-            if slot.name not in given:
-                found[slot.name] = slot.default
+            if slot.name not in expressions:
+                values[slot.name] = slot.default
                 continue
-            found[slot.name] = None
+            values[slot.name] = None
             with self.report:
-                found[slot.name] = self.argument(given[slot.name], slot, found)
-            sound = sound and found[slot.name] is not None
-        return found if sound else None
+                values[slot.name] = self.argument(expressions[slot.name], slot, values)
+            sound = sound and values[slot.name] is not None
+        return values if sound else None
 
     def in_order(self, written: tree.Call, slots: Sequence[Slot]) -> None:
         """Raises Refused (E0212) if two arguments each are what the other should be, such as a number and a tensor."""
@@ -163,14 +167,14 @@ class Operands:
         """One axis, or a list of them; `before` are the arguments that are known."""
         bare = tree.bare(written)
         items = bare.items if isinstance(bare, tree.List) else (bare,)
-        found = [self.expressions.axis(self.axis_name(item, what, before)) for item in items]
-        axes = tuple(axis for axis in found if axis is not None)
+        resolved = [self.expressions.axis(self.axis_name(item, what, before)) for item in items]
+        axes = tuple(axis for axis in resolved if axis is not None)
         seen: set[str] = set()
         for axis, item in zip(axes, items, strict=False):
             if axis.name in seen:
                 raise refuse("E0216", f"axis `{axis.name}` appears twice in `{what}`", item.span)
             seen.add(axis.name)
-        return axes if len(axes) == len(found) else None
+        return axes if len(axes) == len(resolved) else None
 
     def all_tensors(self, written: tree.Call) -> dict[str, Any] | None:
         """The positional arguments of a function that takes any number of tensors."""
@@ -188,16 +192,16 @@ class Operands:
     def arrows(self, written: tree.Call, function: Function) -> tuple[Arrow, ...] | None:
         """The arrows among the arguments."""
         arrows = [a.value for a in written.arguments if isinstance(a.value, tree.Arrow) and a.name is None]
-        least, most = function.arrows
-        if most == 0 and arrows:
+        minimum, maximum = function.arrows
+        if maximum == 0 and arrows:
             raise refuse("E0223", f"`{function.name}` takes no arrow", arrows[0].span)
-        if len(arrows) < least:
+        if len(arrows) < minimum:
             raise refuse(
                 "E0223", f"`{function.name}` needs an arrow", written.span, help=f"`{EXAMPLES[function.name]}`"
             )
-        if most is not None and len(arrows) > most:
-            raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)
-        found = []
+        if maximum is not None and len(arrows) > maximum:
+            raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[maximum].span)
+        resolved = []
         for arrow in arrows:
             sides: list[tuple[Axis, ...]] = []
             for side in (arrow.left, arrow.right):
@@ -207,5 +211,5 @@ class Operands:
                 if any(axis is None for axis in axes):
                     return None
                 sides.append(tuple(axis for axis in axes if axis is not None))
-            found.append(Arrow(sides[0], sides[1], arrow.span))
-        return tuple(found)
+            resolved.append(Arrow(sides[0], sides[1], arrow.span))
+        return tuple(resolved)

@@ -46,8 +46,8 @@ class Operations:
             if block is not None:
                 notes = [f"the block is at {block.name.span.place}"]
                 self.report.error("E0301", f"`{name}` is a block and an op", written.name.span, notes)
-            found = self.operation(written)
-            self.known.operations[name] = found if self.report.errors == errors else None
+            operation = self.operation(written)
+            self.known.operations[name] = operation if self.report.errors == errors else None
 
     def operation(self, written: tree.Operation) -> spec.Operation | None:
         """One operation; None after reporting errors."""
@@ -101,18 +101,18 @@ class Operations:
 
     def entries(self, written: tree.Operation) -> dict[str, tree.Entry]:
         """The entries by key; reports unknown ones, and those that are given twice."""
-        found: dict[str, tree.Entry] = {}
+        entries: dict[str, tree.Entry] = {}
         for entry in written.table.entries:
             key = entry.key
             if key.text not in ENTRIES:
                 help = suggestion(key.text, ENTRIES, "there are")
                 self.report.error("E0303", f"an op has no entry `{key.text}`", key.span, help=help)
-            elif key.text in found:
-                notes = [f"the first is at {found[key.text].key.span.place}"]
+            elif key.text in entries:
+                notes = [f"the first is at {entries[key.text].key.span.place}"]
                 self.report.error("E0304", f"`{key.text}` is given twice", key.span, notes)
             else:
-                found[key.text] = entry
-        return found
+                entries[key.text] = entry
+        return entries
 
     def function(self, entry: tree.Entry) -> spec.PythonFunction:
         """`python("kernels.py", "fused_norm")`. Raises Refused."""
@@ -136,20 +136,20 @@ class Operations:
         if key not in entries:
             return {}
         written = tree.bare(entries[key].value)
-        found: dict[str, Span] = {}
+        spans: dict[str, Span] = {}
         for item in written.items if isinstance(written, tree.List) else (written,):
             name = tree.single(item)
             if name is None:
                 what = {"split": "axes, such as `[batch, seq]`", "linear": "operands, such as `[x]`"}[key]
                 self.report.error("E0306", f"`{key}` is a list of {what}", item.span)
-            elif name.text in found:
-                notes = [f"the first is at {found[name.text].place}"]
+            elif name.text in spans:
+                notes = [f"the first is at {spans[name.text].place}"]
                 self.report.error("E0304", f"`{name.text}` is in `{key}` twice", name.span, notes)
             else:
-                found[name.text] = name.span
+                spans[name.text] = name.span
                 with self.report:
                     check(name)
-        return found
+        return spans
 
 
 def _splits(name: tree.Name, checker: BodyChecker, operands: Mapping[str, Type], results: tuple[Type, ...]) -> None:

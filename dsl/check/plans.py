@@ -104,15 +104,15 @@ class Plans:
 
         What an override replaces still counts as used by the file.
         """
-        found = [("mesh", layout.mesh.text) for layout in self.declarations.layouts.values()]
+        used = [("mesh", layout.mesh.text) for layout in self.declarations.layouts.values()]
         for kind, table in self.declarations.alternatives.items():
             entry = self.entry(kind)
             named = tree.single(entry.value) if entry else None
             if named is not None:
-                found.append((kind, named.text))
+                used.append((kind, named.text))
             elif entry is None and len(table) == 1:
-                found.append((kind, next(iter(table))))
-        return found + self._used
+                used.append((kind, next(iter(table))))
+        return used + self._used
 
     # ------------------------------------------------------------ what train chooses
 
@@ -165,8 +165,8 @@ class Plans:
             return self.schedule(self.chosen.schedule.name.text, self.chosen.schedule)
         entry = self.entry("schedule")
         if entry is not None and isinstance(tree.bare(entry.value), tree.Call):
-            found = selected_schedule(self.declarations)
-            return self.schedule(found.name.text, found) if found else None
+            schedule = selected_schedule(self.declarations)
+            return self.schedule(schedule.name.text, schedule) if schedule else None
         name = self.choice("schedule", schedules, None)
         return schedules[name] if name else None
 
@@ -215,7 +215,7 @@ class Plans:
     def links(self, written: tree.Expression, axes: Sequence[str]) -> dict[str, spec.Call]:
         """`[tensor -> nvlink4, …]`, or one link for all axes."""
         kind, bare = OneOf(LINKS, bare=True), tree.bare(written)
-        found: dict[str, spec.Call] = {}
+        links: dict[str, spec.Call] = {}
         if not isinstance(bare, tree.List):
             return dict.fromkeys(axes, self.link(bare, kind))
         for item in bare.items:
@@ -226,22 +226,22 @@ class Plans:
             elif name.text not in axes:
                 near = suggestion(name.text, axes, "its axes:")
                 self.report.error("E0313", f"the mesh has no axis `{name.text}`", name.span, help=near)
-            elif name.text in found:
+            elif name.text in links:
                 self.report.error("E0304", f"the link of `{name.text}` is given twice", item.span)
             else:
-                found[name.text] = self.link(item.right, kind)
-        return found
+                links[name.text] = self.link(item.right, kind)
+        return links
 
     def link(self, written: tree.Expression, kind: OneOf) -> spec.Call:
         """One link. Its uplinks are those of a leaf of some size, or it has none."""
-        found: spec.Call = self.settings.value(written, kind, "`link`")
-        given = {
-            key for key in ("leaf", "oversubscribed") if found is not None and found.arguments.get(key) is not None
+        link: spec.Call = self.settings.value(written, kind, "`link`")
+        present = {
+            key for key in ("leaf", "oversubscribed") if link is not None and link.arguments.get(key) is not None
         }
-        if len(given) == 1:
+        if len(present) == 1:
             help = "such as `leaf = 256, oversubscribed = 2`"
-            self.report.error("E0210", f"`{found.name}` has `{given.pop()}` alone", written.span, help=help)
-        return found
+            self.report.error("E0210", f"`{link.name}` has `{present.pop()}` alone", written.span, help=help)
+        return link
 
     def schedule(self, name: str, schedule: tree.Schedule) -> spec.Schedule | None:
         """A schedule with its call checked; None after reporting errors."""
@@ -262,12 +262,12 @@ class Plans:
             message = f"`{call.name}` needs the number of slices of `{over[1]}`"
             self.report.error("E0210", message, schedule.call.span, help=f"such as `slices = 2`, or `over = {over[0]}`")
             return None
-        found = spec.Schedule(name, call, schedule.span)
-        if found.sequence is not None and found.sequence[0] == found.batch:
-            message = f"`{found.batch}` cannot be cut into microbatches and these into slices of it"
+        checked = spec.Schedule(name, call, schedule.span)
+        if checked.sequence is not None and checked.sequence[0] == checked.batch:
+            message = f"`{checked.batch}` cannot be cut into microbatches and these into slices of it"
             self.report.error("E0306", message, schedule.call.span, help="name both axes: `over = [batch, seq]`")
             return None
-        return found
+        return checked
 
     def weights(self, written: tree.Weights, chosen: spec.Model | None) -> Weights | None:
         """Checked `weights`, of the model that its first path begins with, or the chosen one; None after errors."""
@@ -309,16 +309,16 @@ class Plans:
             return None
         train = self.declarations.train[0]
         chosen, entries = self.chosen_optimizer(optimizers)
-        found = self.settings.table(entries, TRAIN, (*CHOICES, "optimizer") if chosen else CHOICES)
+        table = self.settings.table(entries, TRAIN, (*CHOICES, "optimizer") if chosen else CHOICES)
         written = {entry.key.text: entry.span for entry in train.table.entries}
-        given = {*written, "optimizer"} if optimizers else written
-        missing = [name for name in TRAIN.names if name in TRAIN.required and name not in given]
-        if missing and found is not None:
+        present = {*written, "optimizer"} if optimizers else written
+        missing = [name for name in TRAIN.names if name in TRAIN.required and name not in present]
+        if missing and table is not None:
             message = f"`train` needs {listed(missing)}"
             self.report.error("E0305", message, train.span, help=f"`{example(missing[0])}`")
-        if found is None or missing:
+        if table is None or missing:
             return None
-        values: dict[str, Any] = found
+        values: dict[str, Any] = table
         if chosen:
             self._used.append(("optimizer", chosen))
         own = values.get("optimizer")
@@ -391,13 +391,13 @@ class Plans:
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:
         """The claims of all expect blocks; if `mesh_axes` is None (unknown), any mesh axis is accepted."""
         settings = Settings(self.report, self.axes, mesh_axes=mesh_axes)
-        found = []
+        claims = []
         for expect in self.declarations.expect:
             for claim in expect.claims:
                 measured = self.claim(claim, settings)
                 if measured is not None:
-                    found.append(measured)
-        return tuple(found)
+                    claims.append(measured)
+        return tuple(claims)
 
     def claim(self, claim: tree.Claim, settings: Settings) -> spec.Claim | None:
         """One claim; None after reporting errors."""
@@ -415,10 +415,12 @@ class Plans:
             help = f"write `{name.text}({axis})`" if axis and len(names) == 1 else f"`{name.text}({', '.join(names)})`"
             self.report.error("E0210", message, written.span, help=help)
             return None
-        given = bind(written, names, names, self.report) if isinstance(written, tree.Call) else {}
-        if given is None:
+        expressions = bind(written, names, names, self.report) if isinstance(written, tree.Call) else {}
+        if expressions is None:
             return None
-        values = [settings.value(given[setting.name], setting.kind, f"`{setting.name}`") for setting in measure.takes]
+        values = [
+            settings.value(expressions[setting.name], setting.kind, f"`{setting.name}`") for setting in measure.takes
+        ]
         limit = settings.value(claim.limit, measure.limit, f"the limit of `{name.text}`")
         if limit is None or None in values:
             return None

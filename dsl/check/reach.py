@@ -54,22 +54,22 @@ def report_unreached(model: spec.Model, optimizers: Iterable[tree.Optimizer], re
 
 def _used(model: spec.Model) -> set[int]:
     """The parameters that anything reads, in training or evaluation."""
-    found: set[int] = set()
+    used: set[int] = set()
     for training in (True, False):
         walk = _Reach(stops=False, training=training, floats=False, updates=True)
-        wanted = [model.loss, *(value for _, value in (*model.metrics, *model.outputs))]
-        walk.body(model.answering, frozenset(wanted), model.name)
-        found |= walk.reached
-    return found
+        roots = [model.loss, *(value for _, value in (*model.metrics, *model.outputs))]
+        walk.body(model.answering, frozenset(roots), model.name)
+        used |= walk.reached
+    return used
 
 
 def inputs_of_output(model: spec.Model, output: str) -> tuple[str, ...]:
     """The inputs of a model that an output depends on, outside of training."""
     body = model.answering
-    found = _Reach(stops=False, training=False, floats=False).body(
+    needed = _Reach(stops=False, training=False, floats=False).body(
         body, frozenset([dict(model.outputs)[output]]), model.name
     )
-    return tuple(name for number, name in enumerate(body.inputs) if number in found)
+    return tuple(name for number, name in enumerate(body.inputs) if number in needed)
 
 
 def _may_name(target: tree.Path, name: str, path: str) -> bool:
@@ -97,36 +97,36 @@ class _Reach:
         self.known: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
         self.known_modes: dict[int, dict[spec.Operand, bool]] = {}
 
-    def body(self, body: spec.Body, wanted: frozenset[int], path: str) -> frozenset[int]:
+    def body(self, body: spec.Body, roots: frozenset[int], path: str) -> frozenset[int]:
         """The inputs of a body that the wanted values depend on."""
-        key = (id(body), wanted)
+        key = (id(body), roots)
         if key not in self.known:
-            live, first = set(wanted), len(body.types)
+            live, first = set(roots), len(body.types)
             live |= {each.value for each in body.updates} if self.updates else set()
             for step in reversed(body.steps):
                 count = spec.result_count(step)
                 first -= count
                 results = [i for i in range(count) if first + i in live]
-                found = self.step(step, results, path)
+                needed = self.step(step, results, path)
                 if isinstance(step, spec.Apply) and step.function == "where" and step.operands[0] in self.modes(body):
                     chosen = step.operands[1 if self.modes(body)[step.operands[0]] else 2]
-                    found = [v for v in found if v == chosen]
-                live.update(v for v in found if body.types[v].is_float or not self.floats)
+                    needed = [v for v in needed if v == chosen]
+                live.update(v for v in needed if body.types[v].is_float or not self.floats)
             self.known[key] = frozenset(v for v in live if v < len(body.inputs))
         return self.known[key]
 
     def modes(self, body: spec.Body) -> dict[spec.Operand, bool]:
         """The values of a body that are `training()` or not that, as they are in this walk."""
         if id(body) not in self.known_modes:
-            found: dict[spec.Operand, bool] = {}
+            modes: dict[spec.Operand, bool] = {}
             number = len(body.inputs)
             for step in body.steps:
                 if isinstance(step, spec.Apply) and step.function == "training":
-                    found[number] = self.training
-                elif isinstance(step, spec.Apply) and step.function == "logical_not" and step.operands[0] in found:
-                    found[number] = not found[step.operands[0]]
+                    modes[number] = self.training
+                elif isinstance(step, spec.Apply) and step.function == "logical_not" and step.operands[0] in modes:
+                    modes[number] = not modes[step.operands[0]]
                 number += spec.result_count(step)
-            self.known_modes[id(body)] = found
+            self.known_modes[id(body)] = modes
         return self.known_modes[id(body)]
 
     def step(self, step: spec.Step, results: list[int], path: str) -> list[int]:
@@ -146,8 +146,8 @@ class _Reach:
                     self.stopping[id(step)] = step
                 return _values(step.operands if flows else ())
             case spec.CallBlock():
-                wanted = _chosen(step.body.results, results)
-                inputs = self.body(step.body, wanted, f"{path}.{step.scope}")
+                roots = _chosen(step.body.results, results)
+                inputs = self.body(step.body, roots, f"{path}.{step.scope}")
             case spec.Repeat():
                 inputs = self.turns(step, set(results), f"{path}.{step.scope}")
             case spec.Scan():
@@ -156,14 +156,14 @@ class _Reach:
                 return []
         return _values(operand for i, operand in enumerate(spec.operands_of(step)) if i in inputs)
 
-    def positions(self, step: spec.Scan, wanted: frozenset[int], path: str) -> frozenset[int]:
+    def positions(self, step: spec.Scan, results: frozenset[int], path: str) -> frozenset[int]:
         """The inputs of a scan that are needed: every position is wanted, and so is what leads to it."""
         while True:
-            inputs = self.body(step.body, _chosen(step.body.results, wanted), path)
-            more = wanted | {i for i in inputs if i < len(step.carried)}
-            if more == wanted:
+            inputs = self.body(step.body, _chosen(step.body.results, results), path)
+            more = results | {i for i in inputs if i < len(step.carried)}
+            if more == results:
                 return inputs
-            wanted = more
+            results = more
 
     def turns(self, step: spec.Repeat, carried: set[int], path: str) -> frozenset[int]:
         """The inputs of a repeat that are needed.
@@ -171,17 +171,17 @@ class _Reach:
         Each iteration takes its carried values from the one before it, the first one from the inputs. The sets of
         needed values become periodic, so the walk ends however large the count is.
         """
-        wanted = frozenset(carried)
+        results = frozenset(carried)
         seen: dict[frozenset[int], int] = {}
         needed: list[frozenset[int]] = []  # by iteration, last one first
-        while wanted not in seen and len(needed) < step.count:
-            seen[wanted] = len(needed)
-            inputs = self.body(step.body, _chosen(step.body.results, wanted), path)
+        while results not in seen and len(needed) < step.count:
+            seen[results] = len(needed)
+            inputs = self.body(step.body, _chosen(step.body.results, results), path)
             needed.append(inputs)
-            wanted = frozenset(i for i in inputs if i < len(step.carried))
+            results = frozenset(i for i in inputs if i < len(step.carried))
         first = step.count - 1
         if first >= len(needed):
-            start = seen[wanted]
+            start = seen[results]
             first = start + (first - start) % (len(needed) - start)
         captured = frozenset(i for inputs in needed for i in inputs if i >= len(step.carried))
         return captured | frozenset(i for i in needed[first] if i < len(step.carried))

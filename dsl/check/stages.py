@@ -22,16 +22,16 @@ def chunks_of(schedule: spec.Schedule | None) -> int | None:
     return int(chunks or schedule.call.arguments["chunks"] or 1)
 
 
-def stage_misfits(given: spec.Spec) -> Iterator[Diagnostic]:
+def stage_misfits(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0403 and E0404: stages that the layout, the schedule and the repeats of the model do not have."""
-    chunks, rules = chunks_of(given.schedule), stage_rules(given.layout)
-    found = next(conflicts(given, chunks), None)
-    if found is not None:
-        yield found
+    chunks, rules = chunks_of(file.schedule), stage_rules(file.layout)
+    conflict = next(conflicts(file, chunks), None)
+    if conflict is not None:
+        yield conflict
         return
-    if given.mesh is None or given.model is None or chunks is None or not rules:
+    if file.mesh is None or file.model is None or chunks is None or not rules:
         return
-    ranks = given.mesh.size(rules[0].mesh_axis)
+    ranks = file.mesh.size(rules[0].mesh_axis)
     if ranks * chunks == 1:
         return
     for rule in rules:
@@ -39,7 +39,7 @@ def stage_misfits(given: spec.Spec) -> Iterator[Diagnostic]:
             if rule.last >= ranks * chunks:
                 yield no_such_stage(rule, ranks, chunks)
             continue
-        layers = _iterations(given.model.body, rule.repeats, {})
+        layers = _iterations(file.model.body, rule.repeats, {})
         if rule.counts is not None and (len(rule.counts) != ranks * chunks or sum(rule.counts) != layers):
             yield other_counts(rule, layers, ranks, chunks)
         elif rule.counts is None and 0 < layers < ranks * chunks:
@@ -51,21 +51,21 @@ def stage_rules(layout: spec.Layout | None) -> list[spec.StageRule | spec.PlaceR
     return [rule for rule in (layout.rules if layout else ()) if isinstance(rule, spec.StageRule | spec.PlaceRule)]
 
 
-def conflicts(given: spec.Spec, chunks: int | None) -> Iterator[Diagnostic]:
+def conflicts(file: spec.Spec, chunks: int | None) -> Iterator[Diagnostic]:
     """E0404: rules that contradict each other or themselves; or a schedule of several stages on a rank, and no rule."""
-    rules = stage_rules(given.layout)
+    rules = stage_rules(file.layout)
     for rule in rules[1:]:
         if rule.mesh_axis != rules[0].mesh_axis:
             message = f"stages are cut over two mesh axes, `{rules[0].mesh_axis}` and `{rule.mesh_axis}`"
             yield Diagnostic("E0404", message, rule.span, help="use one mesh axis for the pipeline")
-    several = spec.rules_of(given.layout, spec.StageRule)
+    several = spec.rules_of(file.layout, spec.StageRule)
     if len(several) > 1:
         help = "name all repeats in one rule"
         yield Diagnostic("E0404", "a layout has at most one `stage` rule", several[1].span, help=help)
-    if several and given.model is not None:
-        yield from _nested(several[0], given.model.body)
-    if not rules and chunks is not None and chunks > 1 and given.schedule is not None:
-        yield _without_stages(given, given.schedule.call, chunks)
+    if several and file.model is not None:
+        yield from _nested(several[0], file.model.body)
+    if not rules and chunks is not None and chunks > 1 and file.schedule is not None:
+        yield _without_stages(file, file.schedule.call, chunks)
 
 
 def _nested(rule: spec.StageRule, body: spec.Body) -> Iterator[Diagnostic]:
@@ -100,13 +100,13 @@ def _nested(rule: spec.StageRule, body: spec.Body) -> Iterator[Diagnostic]:
             )
 
 
-def _without_stages(given: spec.Spec, call: spec.Call, chunks: int) -> Diagnostic:
+def _without_stages(file: spec.Spec, call: spec.Call, chunks: int) -> Diagnostic:
     """E0404: a schedule is for several stages a rank, and no rule says what they are."""
-    steps = given.model.body.steps if given.model is not None else ()
+    steps = file.model.body.steps if file.model is not None else ()
     repeat = next((step.name for step in steps if isinstance(step, spec.Repeat)), None)
-    layout = given.layout
+    layout = file.layout
     used = {each for rule in (layout.rules if layout else ()) for each in getattr(rule, "mesh_axes", ())}
-    over = next((name for name, _ in (given.mesh.axes if given.mesh else ()) if name not in used), "…")
+    over = next((name for name, _ in (file.mesh.axes if file.mesh else ()) if name not in used), "…")
     return Diagnostic(
         "E0404",
         f"schedule `{call.name}` is for {chunks} stages on each rank, and "

@@ -25,19 +25,19 @@ def declared_in(file: str) -> Declarations:
         return Declarations(Source(file, ""))
 
 
-def overrides_of(file: str, key: str, given: str | None) -> tuple[list[str], str | None]:
+def overrides_of(file: str, key: str, value: str | None) -> tuple[list[str], str | None]:
     """The overrides that a key and its value may stand for in a file; and what to do about the value, in whose place
     they have `…` then. It is `key=value` where it stands for both: `--mesh data=2`, which is of a mesh's axes.
     """
     declared = declared_in(file)
     keys, _ = likely_keys(declared, key)
-    if given is not None and "=" in given and (key == "mesh" or (not keys and key not in FOLLOWS)):
-        part, _, given = given.partition("=")
+    if value is not None and "=" in value and (key == "mesh" or (not keys and key not in FOLLOWS)):
+        part, _, value = value.partition("=")
         keys, instead = likely_keys(declared, f"mesh.{part}" if key == "mesh" else part)
-        given = None if instead else given
-    if given is None or len(given) > MOST_READ or "=" in given:
+        value = None if instead else value
+    if value is None or len(value) > MOST_READ or "=" in value:
         return [f"{each}=…" for each in keys], None
-    written = [f"{each}={given}" for each in keys]
+    written = [f"{each}={value}" for each in keys]
     wrong = _refused(file, written)
     return ([f"{each}=…" for each in keys], wrong) if wrong is not None else (written, None)
 
@@ -46,8 +46,8 @@ def _refused(file: str, overrides: Iterable[str]) -> str | None:
     """What to do about the value of overrides, if the file takes it in none of them."""
     help = None
     for override in overrides:
-        found = [each for each in load(file, [override], fitting=False)[1] if each.severity == "error"]
-        wrong = next((each for each in found if each.span and each.span.source.name == PLACE), None)
+        errors = [each for each in load(file, [override], fitting=False)[1] if each.severity == "error"]
+        wrong = next((each for each in errors if each.span and each.span.source.name == PLACE), None)
         if wrong is None:
             return None
         help = help or wrong.help or wrong.message

@@ -95,7 +95,7 @@ class _Override:
 
     def applied(self) -> CommandLineChoices:
         """Apply the override; returns what is chosen afterwards."""
-        there, (first, *rest) = self.declarations, self.key
+        declarations, (first, *rest) = self.declarations, self.key
         if first.text == "train" and rest and rest[0].text in CHOICES:
             first, *rest = rest
         if first.text == "schedule":
@@ -108,16 +108,16 @@ class _Override:
             self._train(tuple(rest))
             if [name.text for name in rest] == ["optimizer"]:
                 return evolve(self.chosen, optimizer=True)
-        elif first.text in there.axes and not rest:
-            there.axes[first.text] = evolve(there.axes[first.text], value=self.value)
-        elif first.text in there.constants and not rest:
-            there.constants[first.text] = evolve(there.constants[first.text], value=self.value)
-        elif first.text in there.meshes and len(rest) == 1:
-            there.meshes[first.text] = self._mesh(there.meshes[first.text], rest[0])
-        elif first.text in there.optimizers and rest:
-            there.optimizers[first.text] = self._optimizer(there.optimizers[first.text], rest)
-        elif first.text in there.schedules and len(rest) == 1:
-            there.schedules[first.text] = with_argument(there.schedules[first.text], rest[0], self.value)
+        elif first.text in declarations.axes and not rest:
+            declarations.axes[first.text] = evolve(declarations.axes[first.text], value=self.value)
+        elif first.text in declarations.constants and not rest:
+            declarations.constants[first.text] = evolve(declarations.constants[first.text], value=self.value)
+        elif first.text in declarations.meshes and len(rest) == 1:
+            declarations.meshes[first.text] = self._mesh(declarations.meshes[first.text], rest[0])
+        elif first.text in declarations.optimizers and rest:
+            declarations.optimizers[first.text] = self._optimizer(declarations.optimizers[first.text], rest)
+        elif first.text in declarations.schedules and len(rest) == 1:
+            declarations.schedules[first.text] = with_argument(declarations.schedules[first.text], rest[0], self.value)
         else:
             written = ".".join(name.text for name in self.key)
             help = self._found() or OVERRIDDEN
@@ -127,11 +127,11 @@ class _Override:
     def _found(self) -> str | None:
         """Help for an unknown key."""
         written, last = ".".join(name.text for name in self.key), self.key[-1].text
-        found, parts = likely_keys(self.declarations, written)
-        if found and parts:
-            return f"such as {listed(found, 'or')}"
-        if found:
-            return f"did you mean {listed(found, 'or')}?"
+        keys, parts = likely_keys(self.declarations, written)
+        if keys and parts:
+            return f"such as {listed(keys, 'or')}"
+        if keys:
+            return f"did you mean {listed(keys, 'or')}?"
         if last in PARALLEL:
             return f"that is a mesh axis: `mesh … ({PARALLEL[last]} = 2)`"
         return FOLLOWS.get(last)
@@ -158,18 +158,18 @@ class _Override:
             help = self._found() or suggestion(key.text, [*kinds, *CHOICES], "there are")
             raise refuse("E0303", f"`train` has no entry `{key.text}`", key.span, help=help)
         entries = list(train.table.entries)
-        found = next((i for i, entry in enumerate(entries) if entry.key.text == key.text), None)
-        before = entries[found].value if found is not None else None
+        position = next((i for i, entry in enumerate(entries) if entry.key.text == key.text), None)
+        before = entries[position].value if position is not None else None
         name = tree.single(before) if before is not None else None
         optimizers = self.declarations.optimizers
         if rest and key.text == "optimizer" and name is not None and name.text in optimizers:
             optimizers[name.text] = self._only_rule(optimizers[name.text], rest)
             return
         entry = tree.Entry(key, _replaced(before, kinds[key.text], key, rest, self.value), span=self.value.span)
-        if found is None:
+        if position is None:
             entries.append(entry)
         else:
-            entries[found] = entry
+            entries[position] = entry
         self.declarations.train[0] = evolve(train, table=evolve(train.table, entries=tuple(entries)))
 
     def _only_rule(self, optimizer: tree.Optimizer, rest: Sequence[tree.Name]) -> tree.Optimizer:
@@ -213,8 +213,8 @@ class _Override:
                 raise refuse("E0315", f"`freeze {targets_text(rule)}` has no arguments to override", rest[end - 1].span)
         message = f"no rule of optimizer `{optimizer.name.text}` has the target `{'.'.join(texts)}`"
         inside = [f"{optimizer.name.text}.{path}.{texts[-1]}" for path in targets]
-        found = [each for each in full_names(self.declarations) if each in inside]
-        help = f"did you mean {listed(found, 'or')}?" if len(rest) == 1 and found else None
+        matching = [each for each in full_names(self.declarations) if each in inside]
+        help = f"did you mean {listed(matching, 'or')}?" if len(rest) == 1 and matching else None
         help = help or suggestion(texts[0], list(targets), "its targets:")
         raise refuse("E0315", message, rest[0].span, help=help)
 
@@ -238,11 +238,13 @@ class _Override:
             shown = call.name.text if call else "this"
             help = called(shown, SCHEDULES, declared)
             raise refuse("E0302", f"unknown schedule `{shown}`", self.value.span, help=help)
-        taken = {argument.name.text for argument in call.arguments if argument.name}
-        taken |= set(SCHEDULES[call.name.text].names[: sum(a.name is None for a in call.arguments)])
-        kept = _named(current.call) if current is not None else {}
+        present = {argument.name.text for argument in call.arguments if argument.name}
+        present |= set(SCHEDULES[call.name.text].names[: sum(a.name is None for a in call.arguments)])
+        inherited = _named(current.call) if current is not None else {}
         more = tuple(
-            argument for key, argument in kept.items() if key in SCHEDULES[call.name.text].names and key not in taken
+            argument
+            for key, argument in inherited.items()
+            if key in SCHEDULES[call.name.text].names and key not in present
         )
         return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), span=self.value.span)
 
@@ -257,14 +259,14 @@ class _Override:
         return refuse("E0302", f"`{name}` is declared already", self.value.span, help=f"instead: `{' '.join(words)}`")
 
 
-def likely_keys(there: Declarations, written: str) -> tuple[list[str], bool]:
+def likely_keys(declarations: Declarations, written: str) -> tuple[list[str], bool]:
     """Keys of a file that one that it has not may stand for, the likeliest first: full names that it is a part of, that
     contain or resemble it (`lr` ends `train.optimizer.lr`), or that others call so. And whether they are inside of what
     it names, or what there is instead.
     """
-    whole = list(dict.fromkeys(full_names(there)))
+    whole = list(dict.fromkeys(full_names(declarations)))
     before, _, last = written.rpartition(".")
-    axes = [f"{name}.{axis}" for name, mesh in there.meshes.items() for axis in _axes(mesh)]
+    axes = [f"{name}.{axis}" for name, mesh in declarations.meshes.items() for axis in _axes(mesh)]
     named = [each for each in axes if each.endswith(f".{PARALLEL.get(last, last)}")]
     if "mesh" in (before, last):
         return (named or axes)[:MOST_SHOWN], not named
@@ -275,9 +277,9 @@ def likely_keys(there: Declarations, written: str) -> tuple[list[str], bool]:
     ends = {each.rpartition(".")[2] for each in whole}
     near = nearest(written, whole)
     for end in (last, meant(last, ends), None if last in FOLLOWS or near is not None else nearest(last, ends)):
-        found = [each for each in whole if each.rpartition(".")[2] == end]
-        if found:
-            return ([near] if near in found and "." in written else found[:MOST_SHOWN]), False
+        matching = [each for each in whole if each.rpartition(".")[2] == end]
+        if matching:
+            return ([near] if near in matching and "." in written else matching[:MOST_SHOWN]), False
     if last in FOLLOWS:
         return [], False
     if near is not None:
@@ -303,22 +305,22 @@ def _axes(mesh: tree.Mesh) -> list[str]:
     return [entry.key.text for entry in mesh.axes]
 
 
-def full_names(there: Declarations) -> Iterator[str]:
+def full_names(declarations: Declarations) -> Iterator[str]:
     """The full names of all that can be overridden."""
-    yield from (*there.axes, *there.constants)
+    yield from (*declarations.axes, *declarations.constants)
     yield from CHOICES
-    for name, mesh in there.meshes.items():
+    for name, mesh in declarations.meshes.items():
         yield from (f"{name}.{each}" for each in (*_axes(mesh), *MESH))
-    for name, schedule in there.schedules.items():
+    for name, schedule in declarations.schedules.items():
         yield from _arguments(name, schedule.call, OneOf(SCHEDULES))
-    for name, optimizer in there.optimizers.items():
+    for name, optimizer in declarations.optimizers.items():
         for rule in optimizer.rules:
             if isinstance(rule, tree.UpdateRule):
                 for path in rule.targets:
                     yield f"{name}.{path}"
                     yield from _arguments(f"{name}.{path}", rule.call, OneOf(OPTIMIZERS))
-    if there.train:
-        written = {entry.key.text: entry.value for entry in there.train[0].table.entries}
+    if declarations.train:
+        written = {entry.key.text: entry.value for entry in declarations.train[0].table.entries}
         for setting in TRAIN.settings:
             yield f"train.{setting.name}"
             if setting.name in written:
@@ -333,11 +335,11 @@ def _arguments(prefix: str, written: tree.Expression, kind: Kind) -> Iterator[st
     signature = kind.signatures.get(call.name.text) if isinstance(kind, OneOf) and isinstance(call, tree.Call) else None
     if signature is None or not isinstance(call, tree.Call):
         return
-    given = {argument.name.text: argument.value for argument in call.arguments if argument.name}
+    arguments = {argument.name.text: argument.value for argument in call.arguments if argument.name}
     for setting in signature.settings:
         yield f"{prefix}.{setting.name}"
-        if setting.name in given:
-            yield from _arguments(f"{prefix}.{setting.name}", given[setting.name], setting.kind)
+        if setting.name in arguments:
+            yield from _arguments(f"{prefix}.{setting.name}", arguments[setting.name], setting.kind)
 
 
 def selected_schedule(declarations: Declarations) -> tree.Schedule | None:

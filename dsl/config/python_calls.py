@@ -73,16 +73,16 @@ def _unknown(function: str, names: Collection[str], name: str, value: object, pa
     """What is said of an argument that a function has not; `path` is the first that it was given."""
     if "inputs" in names and "path" not in names:
         return f'inputs are given as one mapping, by name: `{{"{name}": …}}`'
-    said = f"`{function}` has no argument `{name}`"
+    message = f"`{function}` has no argument `{name}`"
     near = nearest(name, names) or next((each for each in OPTIONS.get(name, ()) if each in names), None)
     if near is not None:
-        return f"{said}; did you mean `{near}`?"
+        return f"{message}; did you mean `{near}`?"
     if "parameters" not in names and "weights" not in names:  # of what is trained, settings say nothing
         file = fspath(path) if isinstance(path, str | PathLike) else ""
-        given = str(value).lower() if isinstance(value, bool) else str(value)
-        written, wrong = overrides_of(str(file), name, given if isinstance(value, str | int | float) else None)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        written, wrong = overrides_of(str(file), name, text if isinstance(value, str | int | float) else None)
         if written:
             strings = " or ".join(f'"{each}"' for each in written)
-            return f"{said}; {f'{wrong}; ' if wrong else ''}settings follow the file as strings: {strings}"
+            return f"{message}; {f'{wrong}; ' if wrong else ''}settings follow the file as strings: {strings}"
     others = [each for each in names if each not in ("path", "overrides")]
-    return f"{said}; {FOLLOWS.get(name) or f'there are {listed(others)}'}"
+    return f"{message}; {FOLLOWS.get(name) or f'there are {listed(others)}'}"

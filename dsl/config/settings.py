@@ -81,25 +81,25 @@ class Settings:
                 self.report.error("E0306", f"`{signature.name}` takes no arrow", argument.span, help=help)
                 return None
 
-        def complete_call(given: object, missing: Collection[str]) -> str | None:
+        def complete_call(expressions: object, missing: Collection[str]) -> str | None:
             if signature.example and not call.arguments:
                 return f"write `{signature.example}`"
             return (
                 completed(call, {each: [SAMPLES[each]] for each in missing}) if SAMPLES.keys() >= {*missing} else None
             )
 
-        given = bind(call, signature.names, signature.required, self.report, complete_call)
-        if given is None:
+        expressions = bind(call, signature.names, signature.required, self.report, complete_call)
+        if expressions is None:
             return None
         arguments, complete = {}, True
         for setting in signature.settings:
-            if setting.name not in given:
+            if setting.name not in expressions:
                 arguments[setting.name] = setting.default
                 continue
-            if _is_none(given[setting.name], setting):
+            if _is_none(expressions[setting.name], setting):
                 arguments[setting.name] = None
                 continue
-            value = self.value(given[setting.name], setting.kind, f"`{setting.name}`", lookup)
+            value = self.value(expressions[setting.name], setting.kind, f"`{setting.name}`", lookup)
             complete = complete and value is not None
             arguments[setting.name] = value
         if complete and signature.ordered is not None:
@@ -109,7 +109,7 @@ class Settings:
                     f"`{high}` is less than `{low}`, which it includes: {arguments[high]} of {arguments[low]} steps"
                 )
                 help = f"`{high}` is at least {arguments[low]}, most often `train.steps`"
-                self.report.error("E0308", message, given[high].span, help=help)
+                self.report.error("E0308", message, expressions[high].span, help=help)
                 return None
         return Call(signature.name, arguments, call.span) if complete else None
 
@@ -246,7 +246,7 @@ class Settings:
         """The entries of a table by key, with defaults, except keys in `others`. None after reporting errors."""
         report, errors = self.report, self.report.errors
         settings = {setting.name: setting for setting in signature.settings}
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         seen: dict[str, tree.Entry] = {}
         for entry in entries:
             key = entry.key.text
@@ -256,7 +256,7 @@ class Settings:
                 continue
             seen[key] = entry
             if key in settings:
-                found[key] = self.entry(entry.value, settings[key])
+                values[key] = self.entry(entry.value, settings[key])
             elif key not in others:
                 choices = [*settings, *others]
                 help = FOLLOWS.get(key) if meant(key, choices) is None else None
@@ -264,8 +264,8 @@ class Settings:
                 report.error("E0303", f"`{signature.name}` has no entry `{key}`", entry.key.span, help=help)
         for setting in signature.settings:
             if setting.name not in seen and setting.default is not REQUIRED:
-                found[setting.name] = setting.default
-        return found if report.errors == errors else None
+                values[setting.name] = setting.default
+        return values if report.errors == errors else None
 
     def entry(self, written: tree.Expression, setting: Setting) -> Any:
         """The value of an entry of a table; None after reporting errors, or for what is left out."""

@@ -73,11 +73,11 @@ def _for_each(use: Use, slot: str) -> Sequence[Any]:
     return value
 
 
-def _integer(use: Use, slot: str, value: Any, least: int) -> int:
+def _integer(use: Use, slot: str, value: Any, minimum: int) -> int:
     if isinstance(value, tuple):
         raise use.refuse("E0212", f"`{slot}` is one number, or a list of numbers", slot)
-    if value != int(value) or value < least or value >= 1 << 31:
-        kind = "positive" if least else "non-negative"
+    if value != int(value) or value < minimum or value >= 1 << 31:
+        kind = "positive" if minimum else "non-negative"
         raise use.refuse("E0214", f"`{slot}` must be a {kind} integer", slot)
     return int(value)
 
@@ -107,14 +107,14 @@ def _positions(use: Use, windows: Sequence[Window], guessed: bool = False) -> No
     window are the kernel's first.
     """
     for each in windows:
-        room = each.axis.size + sum(each.padding)
+        padded = each.axis.size + sum(each.padding)
         other = f"`size = […]`, if `{each.size.name}` is not the window's axis along `{each.axis.name}`"
-        if each.extent > room:
-            message = f"a window of {each.extent} along `{each.axis.name}` does not fit into {room}"
+        if each.extent > padded:
+            message = f"a window of {each.extent} along `{each.axis.name}` does not fit into {padded}"
             raise use.refuse("E0215", message, "->", other if guessed else None, (each.axis, each.size))
         if each.into.size != each.positions:
-            count = f"({room} - {each.extent}) / {each.stride} + 1"
-            count += ", rounded down" if (room - each.extent) % each.stride else ""
+            count = f"({padded} - {each.extent}) / {each.stride} + 1"
+            count += ", rounded down" if (padded - each.extent) % each.stride else ""
             message = f"a window along `{each.axis.name}` has {each.positions} positions ({count}), "
             message += f"and `{each.into.name}` has size {each.into.size}"
             help = "; or ".join([*_fitting(each), *([other] if guessed else [])])

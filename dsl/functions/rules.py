@@ -310,9 +310,9 @@ def _limits(use: Use) -> dict[str, Any]:
         raise use.refuse("E0214", "`softcap` must be positive", "softcap")
     if not 0 <= dropout < 1:
         raise use.refuse("E0214", "`dropout` must be at least 0 and below 1", "dropout")
-    found: dict[str, Any] = {} if window is None else {"window": int(window)}
-    found |= {} if softcap is None else {"softcap": float(softcap)}
-    return found | ({"dropout": float(dropout)} if dropout else {})
+    options: dict[str, Any] = {} if window is None else {"window": int(window)}
+    options |= {} if softcap is None else {"softcap": float(softcap)}
+    return options | ({"dropout": float(dropout)} if dropout else {})
 
 
 @function("embedding", slots=["ids", "table", OVER_ONE])

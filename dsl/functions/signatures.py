@@ -174,10 +174,10 @@ class Use:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors among the arguments, in order."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         for value in self.arguments.values():
-            found.extend(v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Tensor))
-        return tuple(found)
+            tensors.extend(v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Tensor))
+        return tuple(tensors)
 
     # ------------------------------------------------------------ checks that rules share
 

@@ -96,8 +96,8 @@ class Pattern:
         except (ArithmeticError, ValueError):
             value = -1
         if value < 0 or value != int(value):
-            given = ", ".join(f"`{name}` {numbers[name]}" for name in sizes_in(formula))
-            message = f"a formula of this name is no number from 0 up{f' for {given}' if given else ''}"
+            values = ", ".join(f"`{name}` {numbers[name]}" for name in sizes_in(formula))
+            message = f"a formula of this name is no number from 0 up{f' for {values}' if values else ''}"
             raise refuse("E0321", message, self.span)
         return str(int(value))
 

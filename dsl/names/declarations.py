@@ -91,21 +91,21 @@ class _Gathering:
     def file(self, source: Source, path: str | None, importers: tuple[str, ...]) -> Declarations:
         """The declarations of one file and its imports."""
         real = os.path.realpath(path) if path is not None else source.name
-        found = Declarations(source)
-        self.files[real] = found
+        own = Declarations(source)
+        self.files[real] = own
         parsed = parse_file(source, self.report)
         imports = []
         for declaration in parsed.declarations:
             if isinstance(declaration, tree.Import):
                 imports.append(declaration)
             else:
-                self.declare(found, declaration)
-        merged = Declarations(source, train=found.train, expect=found.expect)
-        for kind, names in _tables(found):
+                self.declare(own, declaration)
+        merged = Declarations(source, train=own.train, expect=own.expect)
+        for kind, names in _tables(own):
             getattr(merged, kind).update(names)
         for declaration in imports:
             with self.report:
-                self.merge(merged, found, self.imported(declaration, source, path, (*importers, real)))
+                self.merge(merged, own, self.imported(declaration, source, path, (*importers, real)))
         self.files[real] = merged
         return merged
 
@@ -133,25 +133,25 @@ class _Gathering:
             raise Full
         return self.file(source, target, importers)
 
-    def declare(self, found: Declarations, declaration: tree.Declaration) -> None:
+    def declare(self, own: Declarations, declaration: tree.Declaration) -> None:
         """Enter a declaration of a file; reports reserved names and duplicates."""
         report = self.report
         if isinstance(declaration, tree.Axes):
             for entry in declaration.entries:
-                self.enter("axis", found.axes, entry.key, entry, found.constants)
+                self.enter("axis", own.axes, entry.key, entry, own.constants)
         elif isinstance(declaration, tree.Constants):
             for entry in declaration.entries:
-                self.enter("constant", found.constants, entry.key, entry, found.axes)
+                self.enter("constant", own.constants, entry.key, entry, own.axes)
         elif isinstance(declaration, tree.Train):
-            if found.train:
+            if own.train:
                 report.error("E0301", "there is a second train block", declaration.span, help="a file has one")
-            found.train.append(declaration)
+            own.train.append(declaration)
         elif isinstance(declaration, tree.Expect):
-            found.expect.append(declaration)
+            own.expect.append(declaration)
         else:
             kind, table = KINDS[type(declaration)]
             assert not isinstance(declaration, tree.Import)
-            self.enter(kind, getattr(found, table), declaration.name, declaration)
+            self.enter(kind, getattr(own, table), declaration.name, declaration)
 
     def enter(
         self, kind: str, table: dict[str, Any], name: tree.Name, value: object, other: Mapping[str, Any] | None = None
@@ -175,21 +175,21 @@ class _Gathering:
         for table, names in _tables(other):
             into, owned = getattr(merged, table), getattr(own, table)
             for name, value in names.items():
-                there = into.get(name)
-                if there is None and table in SIZES:
-                    there = getattr(merged, SIZES[table]).get(name)
-                if there is None or there is value:
+                existing = into.get(name)
+                if existing is None and table in SIZES:
+                    existing = getattr(merged, SIZES[table]).get(name)
+                if existing is None or existing is value:
                     into[name] = value
                 elif not (table in SIZES and name in owned):
-                    notes = [f"also declared at {there.span.place}"]
+                    notes = [f"also declared at {existing.span.place}"]
                     place = value.key.span if table in SIZES else value.name.span
                     message = f"imported {CALLED[table]} `{name}` is declared twice"
                     self.report.error("E0012", message, place, notes, "rename one of them")
 
 
-def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _tables(declarations: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for table in (*SIZES, *(table for _, table in KINDS.values())):
-        yield table, getattr(found, table)
+        yield table, getattr(declarations, table)
 
 
 def unreserved(name: tree.Name, report: Report) -> bool:

@@ -101,36 +101,36 @@ class Members:
         models = [body for body in self._bodies if isinstance(body, tree.Model)]
         first = [Member(model.name.text, model.name, "model", model) for model in models]
         first += [member for body in self._reached(models or self._bodies) for member in self.of(body)]
-        found = [_called(first, parts[0])]
+        meanings = [_called(first, parts[0])]
         for part in parts[1:]:
-            found.append(_called((each for member in found[-1].values() for each in self._inside(member)), part))
+            meanings.append(_called((each for member in meanings[-1].values() for each in self._inside(member)), part))
         # What the path goes on from has what comes next in it.
         for i in range(len(parts) - 2, -1, -1):
-            after = found[i + 1]
-            found[i] = {
+            after = meanings[i + 1]
+            meanings[i] = {
                 key: member
-                for key, member in found[i].items()
+                for key, member in meanings[i].items()
                 if any(each.key in after and each.is_called(parts[i + 1]) for each in self._inside(member))
             }
-        return tuple(tuple(each.values()) for each in found)
+        return tuple(tuple(each.values()) for each in meanings)
 
     def _inside(self, member: Member) -> Iterable[Member]:
         return self.of(member.inside) if member.inside is not None else ()
 
     def _reached(self, bodies: Sequence[Body]) -> Iterable[Body]:
         """The bodies, and those in them."""
-        found: dict[int, Body] = {}
+        reached: dict[int, Body] = {}
         waiting = list(bodies)
         while waiting:
             body = waiting.pop()
-            if id(body) not in found:
-                found[id(body)] = body
+            if id(body) not in reached:
+                reached[id(body)] = body
                 waiting += [each.inside for each in self.of(body) if each.inside is not None]
-        return found.values()
+        return reached.values()
 
     def repeats_around(self, named: Sequence[Sequence[Member]]) -> list[Member]:
         """The repeats in which what a path names is, and those that it names itself."""
-        found = [each for part in named for each in part if isinstance(each.inside, tree.Repeat)]
+        repeats = [each for part in named for each in part if isinstance(each.inside, tree.Repeat)]
         first = {each.key for each in named[0]}
         inside = {id(body) for body in self._bodies if any(each.key in first for each in self.of(body))}
         grown = True
@@ -141,10 +141,10 @@ class Members:
                 for member in self.of(body)
                 if member.inside is not None and id(member.inside) in inside
             ]
-            found += [member for _, member in around if isinstance(member.inside, tree.Repeat)]
+            repeats += [member for _, member in around if isinstance(member.inside, tree.Repeat)]
             grown = not inside.issuperset(body for body, _ in around)
             inside |= {body for body, _ in around}
-        return found
+        return repeats
 
 
 def _called(members: Iterable[Member], part: str) -> dict[tuple[int, int], Member]:

@@ -114,9 +114,11 @@ class _Names:
     def _first(self, kind: str, name: tree.Name) -> tree.Name:
         """The declaration that counts: of axes and constants, which share names, that of the first file."""
         kinds = IN_EXPRESSIONS if kind in IN_EXPRESSIONS else (kind,)
-        there = [self.known[each][name.text] for each in kinds if name.text in self.known.get(each, {})]
-        order = {id(each): i for i, (_, each) in enumerate(declared_in(self.declarations))} if len(there) > 1 else {}
-        return min(there, key=lambda each: order.get(id(each), 0))
+        candidates = [self.known[each][name.text] for each in kinds if name.text in self.known.get(each, {})]
+        order = (
+            {id(each): i for i, (_, each) in enumerate(declared_in(self.declarations))} if len(candidates) > 1 else {}
+        )
+        return min(candidates, key=lambda each: order.get(id(each), 0))
 
     def _block(self, declaration: tree.Block | tree.Model) -> None:
         self.called = CALLED

@@ -45,11 +45,11 @@ class Values:
 
     def made(self) -> list[tuple[spec.Step, int, int]]:
         """Each step with one of its results and the position of that among them; the last ones first."""
-        found: list[tuple[spec.Step, int, int]] = []
+        results: list[tuple[spec.Step, int, int]] = []
         for step in self.steps:
             for position in range(spec.result_count(step)):
-                found.append((step, self.inputs + len(found), position))
-        return found[::-1]
+                results.append((step, self.inputs + len(results), position))
+        return results[::-1]
 
 
 def origin(scope: Scope, value: int, axis: str) -> Origin | None:
@@ -78,22 +78,22 @@ def _lost(axis: str, step: spec.Apply, has: Collection[int], lack: Collection[in
 
 
 def _followed(
-    values: Values, wanted: set[int], axis: str, having: bool, look: Look, known: Known
+    values: Values, numbers: set[int], axis: str, having: bool, look: Look, known: Known
 ) -> tuple[Origin | None, set[int]]:
     """The last step that `look` finds among those that some values are made of, through values that all have the axis,
     or all lack it; or the inputs that are reached. Each result of a body is followed once: `known` are these.
     """
     for step, number, position in values.made():
-        if number not in wanted:
+        if number not in numbers:
             continue
         if isinstance(step, spec.Apply):
             operands = [each for each in step.operands if isinstance(each, int)]
             has = [each for each in operands if values.type(each).has(axis)]
             lack = [each for each in operands if each not in has]
-            found = look(step, has, lack)
-            if found is not None:
-                return found, set()
-            wanted.update(has if having else lack)
+            axis_origin = look(step, has, lack)
+            if axis_origin is not None:
+                return axis_origin, set()
+            numbers.update(has if having else lack)
         elif isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan):
             body, result = step.body, step.body.results[position]
             if not isinstance(result, int):
@@ -101,14 +101,14 @@ def _followed(
             if (id(body), result) not in known:
                 inner = Values(body.steps, body.types, len(body.inputs))
                 known[id(body), result] = _followed(inner, {result}, axis, having, look, known)
-            found, reached = known[id(body), result]
-            if found is not None:
-                return found, set()
+            axis_origin, reached = known[id(body), result]
+            if axis_origin is not None:
+                return axis_origin, set()
             outside = {spec.operands_of(step)[each] for each in reached}
-            wanted.update(each for each in outside if isinstance(each, int) and values.type(each).has(axis) == having)
+            numbers.update(each for each in outside if isinstance(each, int) and values.type(each).has(axis) == having)
     scope = values.scope
-    captured = {scope.captured[-1 - each] for each in wanted if each < 0} if scope is not None else set()
+    captured = {scope.captured[-1 - each] for each in numbers if each < 0} if scope is not None else set()
     if scope is not None and scope.outer is not None and captured:
         outer = Values(scope.outer.steps, scope.outer.types, scope.outer.inputs, scope.outer)
         return _followed(outer, captured, axis, having, look, known)[0], set()
-    return None, {each for each in wanted if 0 <= each < values.inputs}
+    return None, {each for each in numbers if 0 <= each < values.inputs}

@@ -86,13 +86,13 @@ class Scope:
 
     def find(self, name: str) -> Binding | None:
         """The binding of a name; a value of an enclosing body is captured."""
-        found = self.bindings.get(name)
-        if found is not None or self.outer is None:
-            return found
-        found = self.outer.find(name)
-        if found is not None and isinstance(found.meaning, Value):
-            return evolve(found, meaning=self._capture(name, found.meaning))
-        return found
+        binding = self.bindings.get(name)
+        if binding is not None or self.outer is None:
+            return binding
+        binding = self.outer.find(name)
+        if binding is not None and isinstance(binding.meaning, Value):
+            return evolve(binding, meaning=self._capture(name, binding.meaning))
+        return binding
 
     def _capture(self, name: str, value: Value) -> Value:
         here = self._captured.get(value.number)

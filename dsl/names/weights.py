@@ -77,11 +77,13 @@ class Checker:
                 with self.report:
                     lines += [self.line(each, named) for each in _alone(line)]
         skips = [each for line in written.lines if isinstance(line, tree.Skip) for each in line.patterns]
-        found = Weights(written.name.text, self.model, tuple(lines), tuple(each.value for each in skips), written.span)
+        weights = Weights(
+            written.name.text, self.model, tuple(lines), tuple(each.value for each in skips), written.span
+        )
         if self.report.errors == errors:
             with self.report:
-                self.twice(found)
-        return found if self.report.errors == errors else None
+                self.twice(weights)
+        return weights if self.report.errors == errors else None
 
     def twice(self, weights: Weights) -> None:
         """Refuse a name of theirs that two tensors have (E0322): of one line, or of several with another shape. Several
@@ -143,16 +145,16 @@ class Checker:
         """The parameter of a path: its name without numbers of iterations, or the end of it. Raises Refused."""
         parts = tuple(part.text for part in path.parts)
         ends = self.by_end.get(parts[-1], ())
-        found = [each for each in ends if each.path[-len(parts) :] == parts]
-        if not found:
+        matching = [each for each in ends if each.path[-len(parts) :] == parts]
+        if not matching:
             known = [".".join(each.path[-len(parts) :]) for every in self.by_end.values() for each in every]
             message = f"model `{self.model}` has no parameter `{path}`"
             raise refuse("E0317", message, path.span, help=suggestion(str(path), known))
-        whole = [each for each in found if each.path == parts]
-        if len(found) > 1 and not whole:
-            message = f"`{path}` may be {listed([each.name for each in found[:2]], 'or')}"
+        whole = [each for each in matching if each.path == parts]
+        if len(matching) > 1 and not whole:
+            message = f"`{path}` may be {listed([each.name for each in matching[:2]], 'or')}"
             raise refuse("E0320", message, path.span, help="write more of its name")
-        return (whole or found)[0]
+        return (whole or matching)[0]
 
     # ------------------------------------------------------------ their axes
 
@@ -160,7 +162,7 @@ class Checker:
         self, line: tree.Correspondence, ours: Sequence[Parameter], indexed: Sequence[str]
     ) -> tuple[tuple[Groups, ...], Join | None]:
         """For each of ours the axes of theirs, and where they are joined. Raises Refused (E0320)."""
-        found: list[list[tuple[str, ...]]] = [[] for _ in ours]
+        grouped: list[list[tuple[str, ...]]] = [[] for _ in ours]
         joined: Join | None = None
         for number, axis in enumerate(line.axes):
             outer, terms = _terms(axis)
@@ -177,16 +179,16 @@ class Checker:
                     message = f"{len(terms)} terms for {len(ours)} parameters"
                     raise refuse("E0320", message, axis.span, help="each has a term, in their order")
                 joined = Join(number, outer)
-            for own, each in zip(found, terms * len(ours) if len(terms) == 1 else terms, strict=True):
+            for own, each in zip(grouped, terms * len(ours) if len(terms) == 1 else terms, strict=True):
                 own.append(each)
         if len(ours) > 1 and joined is None:
             span = line.axes[0].span if line.axes else line.span
             help = "`+` before the axis of theirs along which ours follow each other: `[embed, + heads * key]`; "
             help += "or, if each of ours has all of theirs, a line for each"
             raise refuse("E0320", "it is not said how these parameters are joined", span, help=help)
-        for path, parameter, groups in zip(line.ours, ours, found, strict=True):
+        for path, parameter, groups in zip(line.ours, ours, grouped, strict=True):
             self.complete(line, path, parameter, groups, indexed)
-        return tuple(tuple(groups) for groups in found), joined
+        return tuple(tuple(groups) for groups in grouped), joined
 
     def complete(
         self,
@@ -278,10 +280,10 @@ class Checker:
             mentioned.add(name)
             return Quantity(Fraction(count - 1), PLAIN, Size(name, count - 1))
 
-        found = constants.evaluate(written, lookup).term
-        if mentioned and isinstance(found, Fraction | float):
+        term = constants.evaluate(written, lookup).term
+        if mentioned and isinstance(term, Fraction | float):
             raise refuse("E0321", "this formula is too long", within)
-        return found
+        return term
 
 
 def _alone(line: tree.Correspondence) -> Iterator[tree.Correspondence]:
@@ -323,7 +325,7 @@ def _terms(axis: tree.WeightAxis) -> tuple[int, list[tuple[str, ...]]]:
     first, summed = sums[0] if sums else (0, axis.value)
     before = [axis.outer] if axis.outer is not None else []
     before_sum, after = [*before, *factors[:first]], factors[first + 1 :] if sums else []
-    outer, rest = (tuple(name for each in given for name in _factors(each)) for given in (before_sum, after))
+    outer, rest = (tuple(name for each in part for name in _factors(each)) for part in (before_sum, after))
     return len(outer), [(*outer, *_factors(term), *rest) for term in _operands(summed, "+")]
 
 
@@ -357,7 +359,7 @@ def _factors(term: tree.Expression) -> Iterator[str]:
 def parameters_in(types: Mapping[str, Type]) -> list[Parameter]:
     """The parameters of full names, such as those of a checkpoint."""
     counts: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = {}
-    found: dict[tuple[tuple[str, ...], tuple[int, ...]], Type] = {}
+    by_path: dict[tuple[tuple[str, ...], tuple[int, ...]], Type] = {}
     for name, type in types.items():
         path: list[str] = []
         positions, numbers = [], []
@@ -368,9 +370,9 @@ def parameters_in(types: Mapping[str, Type]) -> list[Parameter]:
             else:
                 path.append(part)
         key = (tuple(path), tuple(positions))
-        found[key] = type
+        by_path[key] = type
         counts[key] = [max(a, b + 1) for a, b in zip(counts.get(key, [0] * len(numbers)), numbers, strict=True)]
     return [
         Parameter(path, type, tuple(zip(positions, counts[path, positions], strict=True)))
-        for (path, positions), type in found.items()
+        for (path, positions), type in by_path.items()
     ]

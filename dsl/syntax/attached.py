@@ -36,9 +36,9 @@ class Attached:
         target = os.path.normpath(os.path.join(os.path.dirname(beside), written))
         real = inside(root, target, written, span)
         if real not in self._texts:
-            found = self.files.source(real, target, span)
-            if len(found.text) + sum(len(each.text) for each in self._texts.values()) > limits.FILE_BYTES:
+            source = self.files.source(real, target, span)
+            if len(source.text) + sum(len(each.text) for each in self._texts.values()) > limits.FILE_BYTES:
                 message = f"the files named here have, together, more than {limits.FILE_BYTES:,} characters"
                 raise refuse("E0004", message, span)
-            self._texts[real] = found
+            self._texts[real] = source
         return self._texts[real]

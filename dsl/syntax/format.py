@@ -238,13 +238,13 @@ class _Formatter:
             if column > WIDTH and best:
                 return best[True in best][1]
             following = line[position + 1][0] if position + 1 < len(line) else None
-            given = token.kind == "EQUAL" and following is not None and following.kind == "STRING"
-            comma = token.kind == "COMMA" or given
+            equals = token.kind == "EQUAL" and following is not None and following.kind == "STRING"
+            comma = token.kind == "COMMA" or equals
             if following is None or not (comma or (following.kind in _OPERATORS and _ends(token))):
                 continue
             if column > WIDTH:
                 return position + 1
-            depth = token.depth - given
+            depth = token.depth - equals
             if comma not in best or depth <= best[comma][0]:
                 best[comma] = (depth, position + 1)
         return len(line)

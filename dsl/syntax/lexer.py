@@ -109,17 +109,17 @@ def tokenize(
     text, tokens, position, depth = source.text, list[Token](), start, 0
     end = len(text) if end is None else end
     while position < end:
-        found = match(text, position, end)
-        if found is None:
+        matched = match(text, position, end)
+        if matched is None:
             position = _broken(source, position, report)
             tokens.append(Token(BROKEN, "", position - 1, position, depth))
             continue
-        kind, start, position = str(found.lastgroup), position, found.end()
+        kind, start, position = str(matched.lastgroup), position, matched.end()
         if kind in ignored:
             if kind == "COMMENT" and comments is not None:
-                comments.append(Token(kind, found.group().rstrip(), start, position, depth))
+                comments.append(Token(kind, matched.group().rstrip(), start, position, depth))
             continue
-        word = found.group()
+        word = matched.group()
         if kind == "NAME" and len(word) > limits.NAME_CHARACTERS:
             message = f"name `{shortened(word)}` has {len(word)} characters"
             report.error("E0006", message, Span(source, start, position), help=f"at most {limits.NAME_CHARACTERS}")

@@ -166,13 +166,13 @@ class _Parser:
         `names`, also words that are not reserved where only a name may stand.
         """
         rows, rules, states = self.table.states, self.table.rules, self.states[: len(self.states) - dropped]
-        taken = 0
+        accepted = 0
         for symbol in symbols:
             while True:
                 row = rows[states[-1]]
                 action = row.get(symbol, row.get("NAME") if names and symbol in self.table.soft else None)
                 if action is None:
-                    return taken
+                    return accepted
                 if action >= 0:
                     states.append(action)
                     break
@@ -181,22 +181,22 @@ class _Parser:
                     del states[-length:]
                 states.append(rows[states[-1]][origin])
                 if symbol == END and states[-1] == self.last:
-                    return taken + 1
-            taken += 1
-        return taken
+                    return accepted + 1
+            accepted += 1
+        return accepted
 
     def _acceptable(self) -> list[str]:
         """The terminals that may come next: those that are shifted, possibly after some reductions."""
         row = self.table.states[self.states[-1]]
-        found = [symbol for symbol in row if symbol in self.table.spoken and self.accepts([symbol], names=False)]
+        symbols = [symbol for symbol in row if symbol in self.table.spoken and self.accepts([symbol], names=False)]
         # Once an operand is complete, only the loosest operators are left of all that might have followed it.
-        return found if "PLUS" in found else [symbol for symbol in found if symbol not in ("AND", "OR")]
+        return symbols if "PLUS" in symbols else [symbol for symbol in symbols if symbol not in ("AND", "OR")]
 
     def complain(self) -> None:
         """Report an unexpected token."""
-        wanted, opened = self._acceptable(), self._open_brackets()
-        found = Unexpected(self.source, self.tokens, self.next, wanted, opened, self.table, self)
-        self.report.add(found.diagnostic())
+        expected, opened = self._acceptable(), self._open_brackets()
+        unexpected = Unexpected(self.source, self.tokens, self.next, expected, opened, self.table, self)
+        self.report.add(unexpected.diagnostic())
 
     def _open_brackets(self) -> list[Token]:
         """The brackets that are open before the next token, within the current declaration."""

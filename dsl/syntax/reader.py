@@ -29,15 +29,15 @@ class Reader:
         """The text of a file under the name that the user knows. Raises Refused (E0001 to E0004)."""
         real = os.path.realpath(path) if "\0" not in path else path
         if real in self.edited:
-            found = source_of(self.edited[real], name, span)
+            source = source_of(self.edited[real], name, span)
         elif self.kept is None:
-            found = read_source(path, name, span)
+            source = read_source(path, name, span)
         elif real in self.kept:
-            found = source_of(self.kept[real], name, span)
+            source = source_of(self.kept[real], name, span)
         else:
             raise refuse("E0001", f"there was no file `{name}` when this run began", span)
-        self.texts[real] = found.text
-        return found
+        self.texts[real] = source.text
+        return source
 
 
 def inside(root: str, target: str, written: str, span: Span) -> str:
@@ -111,8 +111,8 @@ def source_of(text: str, name: str, span: Span | None = None) -> Source:
 def _neighbour(path: str) -> str | None:
     folder, name = os.path.split(path)
     try:
-        found = [entry.removesuffix(".par") for entry in os.listdir(folder or ".") if entry.endswith(".par")]
+        names = [entry.removesuffix(".par") for entry in os.listdir(folder or ".") if entry.endswith(".par")]
     except (OSError, ValueError):
         return None
-    near = nearest(name.removesuffix(".par"), found[:1000])
+    near = nearest(name.removesuffix(".par"), names[:1000])
     return f"did you mean `{near}.par`?" if near else None

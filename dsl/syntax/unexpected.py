@@ -174,10 +174,10 @@ class Unexpected:
         following = self.tokens[self.index + skipped : self.index + skipped + AHEAD]
         symbols = [*kinds, *(each.kind for each in following)]
         for _ in range(TIMES):
-            taken = self.parser.accepts(symbols, dropped)
-            if taken <= len(kinds) or taken == len(symbols) or (skipped and symbols[taken] != self.token.kind):
-                return taken == len(symbols)
-            symbols[taken : taken + skipped] = kinds
+            accepted = self.parser.accepts(symbols, dropped)
+            if accepted <= len(kinds) or accepted == len(symbols) or (skipped and symbols[accepted] != self.token.kind):
+                return accepted == len(symbols)
+            symbols[accepted : accepted + skipped] = kinds
         return False
 
     def expected(self) -> str:
@@ -370,11 +370,11 @@ class Unexpected:
             return None
         text, start = self.source.text, self.token.start
         begun = _BEGUN.search(text, max(0, start - AROUND), start)
-        found = _PATH.match(text, begun.start()) if begun is not None else None
-        if found is None or found.end() <= start:
+        match = _PATH.match(text, begun.start()) if begun is not None else None
+        if match is None or match.end() <= start:
             return None
-        at = Span(self.source, found.start(), found.end())
-        return self.error(f"unexpected `{self.token.text}`", f'write `"{found[0]}"`, in double quotes', at)
+        at = Span(self.source, match.start(), match.end())
+        return self.error(f"unexpected `{self.token.text}`", f'write `"{match[0]}"`, in double quotes', at)
 
     def foreign(self) -> Diagnostic | None:
         """What is written so elsewhere."""

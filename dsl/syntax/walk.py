@@ -39,11 +39,11 @@ def nodes(*roots: tree.Node) -> Iterator[tree.Node]:
 
 def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> dict[str, tuple[Span, bool]]:
     """Where each name of a body is bound (outside repeats and scans, if both), and whether that is inside one."""
-    found: dict[str, tuple[Span, bool]] = {}
+    bindings: dict[str, tuple[Span, bool]] = {}
     for statement in statements:
         if isinstance(statement, tree.Let | tree.Param | tree.Buffer | tree.Sample):
-            found.update({name.text: (name.span, inside) for name in statement.names})
+            bindings.update({name.text: (name.span, inside) for name in statement.names})
         elif isinstance(statement, tree.Repeat | tree.Scan):
             for name, place in bindings_in(statement.body, True).items():
-                found.setdefault(name, place)
-    return found
+                bindings.setdefault(name, place)
+    return bindings

@@ -73,11 +73,11 @@ class AddressStore(Saves):
     def hold(self) -> None:
         """Check that no other run has begun since. Raises OSError."""
         try:
-            found = addresses.read_range(self.place / LOCK, 0, len(self._token))
+            token = addresses.read_range(self.place / LOCK, 0, len(self._token))
         except FileNotFoundError:  # everything was removed
             addresses.put(self.place / LOCK, self._token)
             return
-        if found != self._token:
+        if token != self._token:
             raise OSError(errno.EBUSY, f"another run now writes to {self.place}")
 
     def close(self) -> None:
@@ -139,14 +139,14 @@ class AddressStore(Saves):
 
     def remove_damaged(self, before: int | None = None) -> list[str]:
         """Remove commits that were set aside, unless their step has been saved again: all, or those before `before`."""
-        found = []
+        removed = []
         for step in steps_of(names_in(self.place)):
             if (before is None or step < before) and addresses.exists(self._at(step) / DAMAGED):
                 addresses.remove(self._at(step) / DAMAGED)
                 if not addresses.exists(self._at(step) / NAME):
                     self._empty(step)
-                found.append(f"{commit_name(step)}/{DAMAGED}")
-        return found
+                removed.append(f"{commit_name(step)}/{DAMAGED}")
+        return removed
 
     def _at(self, step: int) -> Address:
         return self.place / commit_name(step)

@@ -152,8 +152,8 @@ class Checkpoints:
         with self.rank.flight.within(SAVING):
             save.conclude(not failed, self.rank.flight.mark)
             full = save.full or bool(failed and set(failed.values()) <= set(NO_ROOM))
-            room = self.rank.rank == 0 and full and self._makes_room(save.manifest.step)
-        if (yield from self._told(int(room))):
+            freed = self.rank.rank == 0 and full and self._makes_room(save.manifest.step)
+        if (yield from self._told(int(freed))):
             return self._begun(save.manifest.step)
         self.unsaved = error is not None or (self.rank.rank == 0 and not save.committed and not failed)
         step = save.manifest.step
@@ -175,20 +175,20 @@ class Checkpoints:
         """
         path = self.settings.path
         try:
-            gone = self._store.remove_damaged()
-            if not gone:
+            removed = self._store.remove_damaged()
+            if not removed:
                 steps = self._store.steps()
                 whole = next((each for each in reversed(steps) if _seems_whole(path, each)), steps[0] if steps else 0)
                 if not steps or steps[0] >= whole:
                     return False
                 self._store.remove(steps[0])
-                gone = [commit_name(steps[0])]
+                removed = [commit_name(steps[0])]
                 self._keep = min(self._keep, len(steps) - 1)
         except OSError as error:
             self._say("W0802", f"nothing could be removed to free space for step {step}: {error.strerror}")
             return False
-        kept = f"; from now on {self._keep} are kept" if self._keep < self.settings.keep else ""
-        self._say("W0805", f"removed {', '.join(gone)} to free space for the checkpoint of step {step}{kept}")
+        note = f"; from now on {self._keep} are kept" if self._keep < self.settings.keep else ""
+        self._say("W0805", f"removed {', '.join(removed)} to free space for the checkpoint of step {step}{note}")
         return True
 
     def _remaining(self) -> list[str]:
@@ -235,16 +235,16 @@ class Checkpoints:
             self._say("W0808", "no copies are made in memory: nothing keeps it when these ranks end")
             return None
         copying.attempt = self._store.attempt
-        found = copying.find_newest()
+        snapshot = copying.find_newest()
         self._say_incomplete(copying.incomplete, newest)
-        if found is None or found.label.step < newest or newest == REFUSED:
+        if snapshot is None or snapshot.label.step < newest or newest == REFUSED:
             return None
         saved = None
         try:
-            saved = copying.manifest_of(found)
-            copying.load(found, saved, list(load_targets(self.rank)))
+            saved = copying.manifest_of(snapshot)
+            copying.load(snapshot, saved, list(load_targets(self.rank)))
         except (Corrupt, OSError) as error:
-            self.report(Diagnostic("W0808", f"the copies of step {found.label.step} cannot be read: {error}"))
+            self.report(Diagnostic("W0808", f"the copies of step {snapshot.label.step} cannot be read: {error}"))
             saved = None
         if (yield from self._any(saved is None)) or saved is None:
             return None
@@ -253,12 +253,12 @@ class Checkpoints:
             yield from self.copy(saved.step)
         return self._resumed(saved, (), "copies in memory")
 
-    def _say_incomplete(self, found: StepSnapshot | None, newest: int) -> None:
-        if found is not None and found.label.step > newest:
-            lost = found.lost
+    def _say_incomplete(self, snapshot: StepSnapshot | None, newest: int) -> None:
+        if snapshot is not None and snapshot.label.step > newest:
+            lost = snapshot.lost
             self._say(
                 "W0808",
-                f"the copies of step {found.label.step} are incomplete: "
+                f"the copies of step {snapshot.label.step} are incomplete: "
                 f"{'that' if len(lost) == 1 else 'those'} of {ranks_text(lost)} "
                 f"{'is' if len(lost) == 1 else 'are'} lost",
             )
@@ -292,13 +292,13 @@ class Checkpoints:
                 refused = unwritable(self.settings.path, error)
         self._store.attempt = yield from self._told(secrets.randbits(48))
         newest = yield from self._told(REFUSED if refused else candidates[-1] if candidates else NOTHING)
-        held = yield from self._in_memory(newest)
-        if held is not None:
-            return held
-        found = yield from self._newest(candidates, refused)
-        if found is None:
+        resumed = yield from self._in_memory(newest)
+        if resumed is not None:
+            return resumed
+        loaded = yield from self._newest(candidates, refused)
+        if loaded is None:
             return None
-        saved, passed_over = found
+        saved, passed_over = loaded
         self.rank.bad_step_policy.history = saved.history
         return self._resumed(saved, passed_over, str(self.settings.path / commit_name(saved.step)))
 
@@ -314,8 +314,8 @@ class Checkpoints:
                 candidates = steps_in(self.settings.path) if self.rank.rank == 0 else []
             except Refused as error:
                 refused = error
-            found = yield from self._newest(candidates, refused)
-        return (0, None) if found is None else (found[0].step, found[0].history)
+            loaded = yield from self._newest(candidates, refused)
+        return (0, None) if loaded is None else (loaded[0].step, loaded[0].history)
 
     def _newest(
         self, candidates: list[int], refused: Refused | None
@@ -447,7 +447,7 @@ def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = Mapping
     """What a rank saves: of a flat part, without the zeros at its end. Of what is mapped from `files`, it takes no
     copies in memory.
     """
-    tensors = {kept.name: tensor for kept, tensor in rank.kept()}
+    tensors = {record.name: tensor for record, tensor in rank.kept()}
     entries = entries_of(manifest, rank.rank)
     own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
     return Shard(entries, own, files)
@@ -470,9 +470,9 @@ def load(rank: Rank, commit: Commit) -> None:
 def load_targets(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
     """Yields what a rank reads, its parts of all its tensors: name, region, and the memory for it."""
     mesh = rank.plan.program.mesh
-    for kept, tensor in rank.kept():
-        for piece in pieces_of(kept.type, kept.layout, mesh.sizes, mesh.coordinates(rank.rank)):
-            yield kept.name, piece.region, piece_view(tensor, kept.layout, piece)
+    for record, tensor in rank.kept():
+        for piece in pieces_of(record.type, record.layout, mesh.sizes, mesh.coordinates(rank.rank)):
+            yield record.name, piece.region, piece_view(tensor, record.layout, piece)
 
 
 def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:

@@ -54,10 +54,10 @@ def _tail(body: bytes) -> bytes:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return entries
 
 
 def _no_number(text: str) -> NoReturn:
@@ -71,14 +71,14 @@ class Reader:
     value: Any
     place: str
 
-    def fail(self, wanted: str) -> NoReturn:
-        """Raise Damaged: the value is not `wanted`."""
-        raise Corrupt(f"`{self.place}` is not {wanted}")
+    def fail(self, expected: str) -> NoReturn:
+        """Raise Damaged: the value is not `expected`."""
+        raise Corrupt(f"`{self.place}` is not {expected}")
 
-    def integer(self, least: int, most: int) -> int:
-        """An integer from `least` to `most`."""
-        if type(self.value) is not int or not least <= self.value <= most:
-            self.fail(f"an integer from {least} to {most}")
+    def integer(self, minimum: int, maximum: int) -> int:
+        """An integer from `minimum` to `maximum`."""
+        if type(self.value) is not int or not minimum <= self.value <= maximum:
+            self.fail(f"an integer from {minimum} to {maximum}")
         return int(self.value)
 
     def number(self) -> float:
@@ -87,24 +87,24 @@ class Reader:
             self.fail("a number")
         return float(self.value)
 
-    def text(self, pattern: str, most: int = 200) -> str:
-        """A string of at most `most` characters that `pattern` fully matches."""
+    def text(self, pattern: str, limit: int = 200) -> str:
+        """A string of at most `limit` characters that `pattern` fully matches."""
         value = self.value
-        if not isinstance(value, str) or len(value) > most or not re.fullmatch(pattern, value, re.DOTALL):
+        if not isinstance(value, str) or len(value) > limit or not re.fullmatch(pattern, value, re.DOTALL):
             self.fail(f"a text like {pattern}")
         return str(value)
 
-    def each(self, most: int) -> Iterator[Reader]:
-        """The entries of a list of at most `most`."""
-        if not isinstance(self.value, list) or len(self.value) > most:
-            self.fail(f"a list of at most {most:,}")
+    def each(self, limit: int) -> Iterator[Reader]:
+        """The entries of a list of at most `limit`."""
+        if not isinstance(self.value, list) or len(self.value) > limit:
+            self.fail(f"a list of at most {limit:,}")
         for i, entry in enumerate(self.value):
             yield Reader(entry, f"{self.place}[{i}]")
 
-    def table(self, most: int, pattern: str, entry: Callable[[Reader], T]) -> dict[str, T]:
-        """An object of at most `most` entries whose keys match `pattern`; `entry` reads the values."""
-        if not isinstance(self.value, dict) or len(self.value) > most:
-            self.fail(f"an object of at most {most:,} entries")
+    def table(self, limit: int, pattern: str, entry: Callable[[Reader], T]) -> dict[str, T]:
+        """An object of at most `limit` entries whose keys match `pattern`; `entry` reads the values."""
+        if not isinstance(self.value, dict) or len(self.value) > limit:
+            self.fail(f"an object of at most {limit:,} entries")
         return {Reader(name, self.place).text(pattern): entry(self._of(name)) for name in self.value}
 
     def record(self, *names: str) -> Sequence[Reader]:

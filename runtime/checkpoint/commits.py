@@ -60,6 +60,6 @@ def open_commit(place: PathOrUrl, step: int) -> Iterator[Folder]:
 def refuse_links(place: PathOrUrl, step: int) -> None:
     """Raise Damaged if the directory of a commit contains a link."""
     with open_commit(place, step) as folder:
-        found = folder.links()
-    if found:
-        raise Corrupt(f"{found[0]} is a link")
+        links = folder.links()
+    if links:
+        raise Corrupt(f"{links[0]} is a link")

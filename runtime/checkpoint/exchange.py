@@ -76,9 +76,9 @@ def weights_of(manifest: Manifest, weights: str) -> Mapping[str, str]:
     """The tensor of a commit that has the value of each parameter: its own, or its mean (`weights` "ema") if it was
     trained. A mean begins as its parameter. Raises Refused (E0816) if the commit is of a run without means.
     """
-    there = {tensor.name for tensor in manifest.tensors}
+    saved = {tensor.name for tensor in manifest.tensors}
     names = [tensor.name for tensor in manifest.tensors if not is_state(tensor)]
-    means = {name: mean_name(name) for name in names if mean_name(name) in there and weights == "ema"}
+    means = {name: mean_name(name) for name in names if mean_name(name) in saved and weights == "ema"}
     if weights == "ema" and not means and not manifest.is_untrained:
         raise refuse(
             "E0816",
@@ -109,15 +109,15 @@ def check_place(path: PathOrUrl, own: Format) -> None:
         raise FileExistsError(errno.EEXIST, "it is a file of another kind; name a new one, or remove it")
 
 
-def on_one_rank(wanted: Manifest, step: int) -> Manifest:
+def on_one_rank(manifest: Manifest, step: int) -> Manifest:
     """The manifest of a commit of the step, of whole tensors."""
     return evolve(
-        wanted,
+        manifest,
         step=step,
         mesh=ONE_RANK,
         layout="",
         schedule="",
-        tensors=tuple(Tensor(each.name, each.type, REPLICATED, ()) for each in wanted.tensors),
+        tensors=tuple(Tensor(each.name, each.type, REPLICATED, ()) for each in manifest.tensors),
     )
 
 
@@ -148,8 +148,8 @@ def commit_tensors(
         try:
             with store.save(manifest.step) as folder:
                 written = write_file(file_name(0, store.suffix), folder, blocks())
-            made = evolve(manifest, files=(written,), suffix=store.suffix, time=int(time.time()))
-            store.commit(manifest.step, with_checksum(made.as_json()), [])
+            committed = evolve(manifest, files=(written,), suffix=store.suffix, time=int(time.time()))
+            store.commit(manifest.step, with_checksum(committed.as_json()), [])
         except BaseException:
             store.abandon(manifest.step)
             raise

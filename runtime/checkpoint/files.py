@@ -63,20 +63,20 @@ def links(parent: int) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_symlink())
 
 
-def read(name: str, parent: int, most: int) -> bytes:
-    """The content of a small file. Raises Corrupt, also if it has more than `most` bytes."""
+def read(name: str, parent: int, max_bytes: int) -> bytes:
+    """The content of a small file. Raises Corrupt, also if it has more than `max_bytes` bytes."""
     with regular_file(name, parent) as (handle, size):
-        if size > most:
-            raise Corrupt(f"{name} has {size:,} bytes; at most {most:,} are read")
+        if size > max_bytes:
+            raise Corrupt(f"{name} has {size:,} bytes; at most {max_bytes:,} are read")
         return b"".join(bytes(block) for block in _blocks(name, handle, size))
 
 
 def sha256(name: str, parent: int, size: int, moved: Callable[[], None]) -> str:
     """The SHA-256 of a file; `moved` is called after each block. Raises Corrupt, also if its size is not `size`."""
     digest = hashlib.sha256()
-    with regular_file(name, parent) as (handle, found):
-        if found != size:
-            raise Corrupt(f"{name} has {found:,} bytes instead of {size:,}")
+    with regular_file(name, parent) as (handle, actual_size):
+        if actual_size != size:
+            raise Corrupt(f"{name} has {actual_size:,} bytes instead of {size:,}")
         for block in _blocks(name, handle, size):
             digest.update(block)
             moved()

@@ -26,8 +26,8 @@ class Folder(Protocol):
     of which the server's are `addresses.Unreached`.
     """
 
-    def read(self, name: str, most: int) -> bytes:
-        """The content of a small file, of at most `most` bytes."""
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """The content of a small file, of at most `max_bytes` bytes."""
 
     def size(self, name: str) -> int:
         """The size of a file."""
@@ -57,9 +57,9 @@ class LocalFolder:
 
     handle: int
 
-    def read(self, name: str, most: int) -> bytes:
+    def read(self, name: str, max_bytes: int) -> bytes:
         """The content of a small file."""
-        return files.read(name, self.handle, most)
+        return files.read(name, self.handle, max_bytes)
 
     def size(self, name: str) -> int:
         """Its size."""
@@ -108,11 +108,11 @@ class RemoteFolder:
 
     address: Address
 
-    def read(self, name: str, most: int) -> bytes:
+    def read(self, name: str, max_bytes: int) -> bytes:
         """The content of a small file."""
         size = self.size(name)
-        if size > most:
-            raise Corrupt(f"{name} has {size:,} bytes; at most {most:,} are read")
+        if size > max_bytes:
+            raise Corrupt(f"{name} has {size:,} bytes; at most {max_bytes:,} are read")
         with self._reading(name):
             return addresses.read_range(self.address / name, 0, size)
 
@@ -123,9 +123,9 @@ class RemoteFolder:
 
     def sha256(self, name: str, size: int, moved: Callable[[], None]) -> str:
         """Its SHA-256."""
-        found = self.size(name)
-        if found != size:
-            raise Corrupt(f"{name} has {found:,} bytes instead of {size:,}")
+        actual_size = self.size(name)
+        if actual_size != size:
+            raise Corrupt(f"{name} has {actual_size:,} bytes instead of {size:,}")
         digest = hashlib.sha256()
         with self._reading(name):
             for piece in addresses.pieces(self.address / name, 0, size):

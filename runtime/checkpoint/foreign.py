@@ -68,15 +68,15 @@ def chosen_tensors(
     Raises Refused (E0409) if a path names none, and (E0809) if a parameter has no counterpart, or another type.
     """
     tensors = list(weights.tensors())
-    wanted = matching_parameters(parameters, only)
+    selected = matching_parameters(parameters, only)
     named_types = {part.name: part.type for tensor in tensors for part in tensor.parts}
     for name, type in named_types.items():
-        there = parameters.get(name)
-        if there is None or (there.axes, there.is_float) != (type.axes, type.is_float):
-            told = f"and is {there} in the checkpoint" if there is not None else "which the checkpoint lacks"
+        saved = parameters.get(name)
+        if saved is None or (saved.axes, saved.is_float) != (type.axes, type.is_float):
+            difference = f"and is {saved} in the checkpoint" if saved is not None else "which the checkpoint lacks"
             message = f"`weights {weights.name}` is of another model"
-            raise refuse("E0809", message, notes=[f"{name} is {type} in the file, {told}"])
-    unnamed = [name for name in wanted if name not in named_types]
+            raise refuse("E0809", message, notes=[f"{name} is {type} in the file, {difference}"])
+    unnamed = [name for name in selected if name not in named_types]
     if unnamed:
         count = "1 parameter" if len(unnamed) == 1 else f"{len(unnamed):,} parameters"
         raise refuse(
@@ -92,9 +92,9 @@ def chosen_tensors(
         )
     chosen = []
     for tensor in tensors:
-        inside = [part.name for part in tensor.parts if part.name in wanted]
+        inside = [part.name for part in tensor.parts if part.name in selected]
         if inside and len(inside) < len(tensor.parts):
-            other = next(part.name for part in tensor.parts if part.name not in wanted)
+            other = next(part.name for part in tensor.parts if part.name not in selected)
             message = f"`--only` names `{inside[0]}`, but not `{other}`, which is in the same tensor of theirs"
             raise refuse("E0409", message, help="name both")
         if inside:
@@ -128,14 +128,14 @@ def export_foreign(
     which: str = "trained",
     only: Sequence[str] = (),
     dtype: str | None = None,
-    most: int = 5 * 10**9,
+    max_bytes: int = 5 * 10**9,
     more: Mapping[str, bytes] | None = None,
 ) -> tuple[int, int, tuple[Diagnostic, ...]]:
     """Write the parameters of a commit as files of another program, and `more` files beside them.
 
-    `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most `most`
-    bytes, or one tensor. Of the lines with one tensor, the first is written; those that differ from it are warned of
-    (W0809). Returns the number of tensors and of bytes, and warnings. Raises Refused (E0409, E0809, E0810, E0816),
+    `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most
+    `max_bytes`, or one tensor. Of the lines with one tensor, the first is written; those that differ from it are warned
+    of (W0809). Returns the number of tensors and of bytes, and warnings. Raises Refused (E0409, E0809, E0810, E0816),
     OSError, and Corrupt if the commit is.
     """
     parameters = {each.name: each.type for each in commit.manifest.tensors if not is_state(each)}
@@ -170,7 +170,7 @@ def export_foreign(
             seen_as_ours(theirs, part, tensor.joined).copy_(seen_as_theirs(ours, alone))
         return theirs
 
-    size = write_files(path, shards(entries, most), read, more or {})
+    size = write_files(path, shards(entries, max_bytes), read, more or {})
     return len(entries), size, _unwritten(differing)
 
 
@@ -185,6 +185,6 @@ def _unwritten(differing: Iterable[tuple[str, str, str]]) -> tuple[Diagnostic, .
     return (Diagnostic("W0809", message, notes=tuple(notes), help=help),)
 
 
-def _dtype(tensor: Theirs, wanted: str | None = None) -> str:
+def _dtype(tensor: Theirs, requested: str | None = None) -> str:
     own = max((part.type.dtype for part in tensor.parts), key=BYTES.__getitem__)
-    return wanted if wanted is not None and tensor.parts[0].type.is_float else own
+    return requested if requested is not None and tensor.parts[0].type.is_float else own

@@ -60,12 +60,12 @@ class ForeignFiles:
             return
         names = read_index(path)
         files = {name: self._stack.enter_context(_member(path, name)) for name in sorted(set(names.values()))}
-        there = {name: set(file.keys()) for name, file in files.items()}
+        keys_of = {name: set(file.keys()) for name, file in files.items()}
         for tensor, name in names.items():
-            if tensor not in there[name]:
+            if tensor not in keys_of[name]:
                 raise Corrupt(f"{path.name} says that {name} has {tensor}, which it lacks")
             self._files[tensor] = files[name]
-        for name, keys in there.items():
+        for name, keys in keys_of.items():
             for key in keys - names.keys():
                 raise Corrupt(f"{name} has {key}, which {path.name} does not name")
 
@@ -129,13 +129,13 @@ def _names(path: PathOrUrl) -> list[str] | None:
         raise unreadable(path, error) from error
 
 
-def content_of(path: PathOrUrl, most: int) -> bytes:
+def content_of(path: PathOrUrl, max_bytes: int) -> bytes:
     """The content of a file. Raises Corrupt; Refused (E0819)."""
     if isinstance(path, Address):
-        return RemoteFolder(path.parent).read(path.name, most)
+        return RemoteFolder(path.parent).read(path.name, max_bytes)
     try:
-        if path.stat().st_size > most:
-            raise Corrupt(f"{path.name} has more than {most:,} bytes")
+        if path.stat().st_size > max_bytes:
+            raise Corrupt(f"{path.name} has more than {max_bytes:,} bytes")
         return path.read_bytes()
     except OSError as error:
         raise Corrupt(f"{path.name} cannot be read: {error.strerror}") from error
@@ -165,17 +165,17 @@ def _member(index: PathOrUrl, name: str) -> Any:
 # ---------------------------------------------------------------- writing
 
 
-def shards(entries: Iterable[Entry], most: int) -> list[list[Entry]]:
-    """The entries of each file: as many as fit into `most` bytes, at least one; widest dtypes first, to be aligned."""
-    found: list[list[Entry]] = [[]]
+def shards(entries: Iterable[Entry], max_bytes: int) -> list[list[Entry]]:
+    """The entries of each file: as many as fit into `max_bytes`, at least one; widest dtypes first, to be aligned."""
+    files: list[list[Entry]] = [[]]
     size = 0
     for entry in entries:
-        if found[-1] and size + entry.bytes > most:
-            found.append([])
+        if files[-1] and size + entry.bytes > max_bytes:
+            files.append([])
             size = 0
-        found[-1].append(entry)
+        files[-1].append(entry)
         size += entry.bytes
-    return [sorted(each, key=lambda entry: -WIDTHS[entry.dtype]) for each in found]
+    return [sorted(each, key=lambda entry: -WIDTHS[entry.dtype]) for each in files]
 
 
 def refuse_names(entries: Sequence[Entry]) -> None:

@@ -30,9 +30,9 @@ from partita.runtime.data_files import DataFile, changed
 MAX_SHOWN = 6
 
 
-def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = ()) -> Manifest:
+def manifest_of(file: spec.Spec, program: Program, data: Sequence[DataFile] = ()) -> Manifest:
     """The manifest of all commits of a compiled file trained on `data`, still without step and files."""
-    model, train = given.trained
+    model, train = file.trained
     return Manifest(
         0,
         train.seed,
@@ -40,10 +40,10 @@ def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = (
         digest_of(model),
         train.optimizer.name,
         settings_of(train, program, model),
-        {source.name: source.text for source in sources_of(given)},
+        {source.name: source.text for source in sources_of(file)},
         program.mesh,
-        given.layout.name if given.layout else "",
-        text_of(given.schedule.call) if given.schedule else "",
+        file.layout.name if file.layout else "",
+        text_of(file.schedule.call) if file.schedule else "",
         saved_tensors(program),
         data=tuple(data),
         written_by=f"partita {__version__}",
@@ -68,15 +68,17 @@ def settings_of(train: spec.Train, program: Program, model: spec.Model) -> dict[
 def _code(operation: spec.Operation) -> str:
     """The Python functions of an operation, each with the hash of its file."""
     hashes = (hashlib.sha256(each.source.text.encode("utf-8", "surrogatepass")) for each in operation.functions)
-    named = (f"{each.name} ({found.hexdigest()[:12]})" for each, found in zip(operation.functions, hashes, strict=True))
+    named = (
+        f"{each.name} ({digest.hexdigest()[:12]})" for each, digest in zip(operation.functions, hashes, strict=True)
+    )
     return ", ".join(named)
 
 
 def text_of(value: object) -> str:
     """Formats a setting as it could be written: `adamw(lr = constant(value = 0.001), betas = [0.9, 0.95])`."""
     if isinstance(value, spec.Call):
-        given = (f"{name} = {text_of(each)}" for name, each in value.arguments.items() if each is not None)
-        return f"{value.name}({', '.join(given)})"
+        arguments = (f"{name} = {text_of(each)}" for name, each in value.arguments.items() if each is not None)
+        return f"{value.name}({', '.join(arguments)})"
     if isinstance(value, spec.Share):
         return f"{text_of(value.call)} -> {value.share:.6g}"
     if isinstance(value, tuple):
@@ -145,10 +147,10 @@ def _plain(value: object) -> object:
     return value
 
 
-def sources_of(given: spec.Spec) -> list[Source]:
+def sources_of(file: spec.Spec) -> list[Source]:
     """The sources that the model is written in, the main file first."""
-    model, _ = given.trained
-    found = {id(given.source): given.source}
+    model, _ = file.trained
+    sources = {id(file.source): file.source}
     bodies, seen = [model.body], set[int]()
     while bodies:
         body = bodies.pop()
@@ -157,30 +159,32 @@ def sources_of(given: spec.Spec) -> list[Source]:
         seen.add(id(body))
         for step in body.steps:
             if isinstance(step.span, Span):
-                found.setdefault(id(step.span.source), step.span.source)
+                sources.setdefault(id(step.span.source), step.span.source)
             if isinstance(step, (spec.CallBlock, spec.Repeat, spec.Scan)):
                 bodies.append(step.body)
-    return list(found.values())
+    return list(sources.values())
 
 
 # ---------------------------------------------------------------- comparing
 
 
-def differences(saved: Manifest, wanted: Manifest) -> list[str]:
+def differences(saved: Manifest, current: Manifest) -> list[str]:
     """Why a commit is of another model, as text; empty if it is of the same one."""
-    before, now = types_of(saved), types_of(wanted)
+    before, now = types_of(saved), types_of(current)
     if saved.is_untrained:
         now = {name: type for name, type in now.items() if "/" not in name}
-    if before == now and saved.steps_digest == wanted.steps_digest:
+    if before == now and saved.steps_digest == current.steps_digest:
         return []
     if before == now:
         return [
             "the model's operations differ",
-            *changed_text(saved.sources.values(), wanted.sources.values()),
+            *changed_text(saved.sources.values(), current.sources.values()),
         ]
     notes = []
     if _states(before) != _states(now):
-        notes.append(f"the optimizer was {saved.optimizer} {_states(before)}, and is {wanted.optimizer} {_states(now)}")
+        notes.append(
+            f"the optimizer was {saved.optimizer} {_states(before)}, and is {current.optimizer} {_states(now)}"
+        )
     # States have the types of their parameters: naming those is enough, unless only the states differ.
     differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     parameters = [name for name in differing if "/" not in name]
@@ -205,21 +209,21 @@ def difference(name: str, before: Type | None, now: Type | None) -> str:
     return f"{name} was {before}, and is {now}"
 
 
-def changes(saved: Manifest, wanted: Manifest, names: Iterable[str] = ()) -> list[str]:
+def changes(saved: Manifest, current: Manifest, names: Iterable[str] = ()) -> list[str]:
     """The settings that differ, of these `names` or all, as text; none if nothing was trained with them."""
     if saved.is_untrained:
         return []
-    names = names or [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]
+    names = names or [*current.settings, *(name for name in saved.settings if name not in current.settings)]
     return [
-        shown(f"{name} was {saved.settings.get(name, 'none')}, and is {wanted.settings.get(name, 'none')}")
+        shown(f"{name} was {saved.settings.get(name, 'none')}, and is {current.settings.get(name, 'none')}")
         for name in names
-        if saved.settings.get(name) != wanted.settings.get(name)
+        if saved.settings.get(name) != current.settings.get(name)
     ]
 
 
-def changed_data(saved: Manifest, wanted: Manifest) -> list[str]:
+def changed_data(saved: Manifest, current: Manifest) -> list[str]:
     """How the files of the training data changed, as text; nothing where there were none."""
-    return changed(saved.data, wanted.data) if saved.data else []
+    return changed(saved.data, current.data) if saved.data else []
 
 
 def _states(names: Iterable[str]) -> str:
@@ -227,16 +231,16 @@ def _states(names: Iterable[str]) -> str:
     return f"({', '.join(sorted({name.split('/')[0] for name in names if '/' in name}))})"
 
 
-def changed_text(saved: Iterable[str], wanted: Iterable[str]) -> list[str]:
+def changed_text(saved: Iterable[str], current: Iterable[str]) -> list[str]:
     """The first lines in which the source texts of models with other steps differ, or why none does."""
-    lines = [*islice(_changed_lines(saved, wanted), 2 * MAX_SHOWN)]
+    lines = [*islice(_changed_lines(saved, current), 2 * MAX_SHOWN)]
     return lines or ["the text is the same: an override gives a constant another value"]
 
 
-def _changed_lines(saved: Iterable[str], wanted: Iterable[str]) -> Iterator[str]:
+def _changed_lines(saved: Iterable[str], current: Iterable[str]) -> Iterator[str]:
     """Yields the lines of source texts that differ, as `- before` and `+ now`."""
     before, now = (
-        [line.strip() for text in texts for line in text.splitlines() if line.strip()] for texts in (saved, wanted)
+        [line.strip() for text in texts for line in text.splitlines() if line.strip()] for texts in (saved, current)
     )
     for line in unified_diff(before, now, n=0, lineterm=""):
         if line[:1] in "+-" and line[:3] not in ("---", "+++"):

@@ -71,7 +71,7 @@ class Imported:
 def import_tensors(
     path: PathOrUrl,
     step: int,
-    wanted: Manifest,
+    target: Manifest,
     program: Program,
     source: PathOrUrl,
     weights: Weights | None = None,
@@ -88,7 +88,7 @@ def import_tensors(
     `blocks` are all `weights` of the file, which messages may name. Raises Refused (E0409, E0802, E0803, E0808,
     E0809, E0811 to E0813, E0817), OSError.
     """
-    manifest = on_one_rank(wanted, step)
+    manifest = on_one_rank(target, step)
     parameters = {each.name: each.type for each in manifest.tensors if not is_state(each)}
     warnings, unused = list[Diagnostic](), list[str]()
     try:
@@ -96,9 +96,9 @@ def import_tensors(
             if weights is None:
                 chosen = _under_our_names(manifest.tensors, matching_parameters(parameters, only), files.names())
                 propose = Proposing(files, parameters, blocks)
-                found = _found(files, source.name, chosen, propose)
-                unused = sorted({*files.names()} - {each.name for each in found})
-                warnings = _ambiguous("E0812" if strict else "W0807", source.name, found, propose)
+                imported = _found(files, source.name, chosen, propose)
+                unused = sorted({*files.names()} - {each.name for each in imported})
+                warnings = _ambiguous("E0812" if strict else "W0807", source.name, imported, propose)
                 if strict and (unused or warnings):
                     raise Refused((*_unused(source.name, unused), *warnings))
                 renamed = ""
@@ -106,28 +106,28 @@ def import_tensors(
                 rename, renamed = _prefix(files, [tensor.names for tensor in weights.tensors()])
                 known = {rename(name) for tensor in weights.tensors() for name in tensor.names}
                 chosen = chosen_tensors(weights, parameters, only, files.unread(known))
-                found = _found(files, source.name, chosen, Proposing(files, parameters, (), weights), rename)
+                imported = _found(files, source.name, chosen, Proposing(files, parameters, (), weights), rename)
                 _refuse_unexpected(files, source.name, weights, rename)
-                _refuse_others(files, found, rename)
-            _refuse_numbers(files, source.name, found)
-            if not any("/" in part.name for each in found for part in each.tensor.parts):
+                _refuse_others(files, imported, rename)
+            _refuse_numbers(files, source.name, imported)
+            if not any("/" in part.name for each in imported for part in each.tensor.parts):
                 manifest = untrained(manifest)
-            warnings += commit_tensors(path, manifest, _reader(files, found, manifest, program))
+            warnings += commit_tensors(path, manifest, _reader(files, imported, manifest, program))
     except Corrupt as damage:
         raise refuse("E0808", str(damage)) from damage
-    there = {part.name for each in found for part in each.tensor.parts}
-    begun = tuple(name for name in parameters if name not in there)
-    return Imported(path / commit_name(step), tuple(found), begun, tuple(unused), renamed, tuple(warnings))
+    imported_names = {part.name for each in imported for part in each.tensor.parts}
+    begun = tuple(name for name in parameters if name not in imported_names)
+    return Imported(path / commit_name(step), tuple(imported), begun, tuple(unused), renamed, tuple(warnings))
 
 
 def _reader(
-    files: ForeignFiles, found: Iterable[ImportedTensor], manifest: Manifest, program: Program
+    files: ForeignFiles, imported: Iterable[ImportedTensor], manifest: Manifest, program: Program
 ) -> Callable[[Tensor], torch.Tensor]:
     """Reads a tensor of ours."""
     records = {each.name: each for each in program.parameters}
     copies = copies_of_parameters(program)
     parts: dict[str, list[tuple[ImportedTensor, Part]]] = {}
-    for each in found:
+    for each in imported:
         for part in each.tensor.parts:
             parts.setdefault(part.name, []).append((each, part))
 
@@ -148,12 +148,12 @@ def _reader(
     return read
 
 
-def _under_our_names(tensors: Sequence[Tensor], wanted: Collection[str], there: Iterable[str]) -> list[Theirs]:
-    """Which tensors must be in files that have some `there`: all parameters that are wanted, and all their states if
+def _under_our_names(tensors: Sequence[Tensor], selected: Collection[str], names: Iterable[str]) -> list[Theirs]:
+    """Which tensors must be in files that have some `names`: all parameters that are wanted, and all their states if
     there is any; but means only if there are.
     """
-    named = {*there}
-    own = [each for each in tensors if each.name.rpartition("/")[2] in wanted]
+    named = {*names}
+    own = [each for each in tensors if each.name.rpartition("/")[2] in selected]
     means = {mean_name(each.name) for each in own if not is_state(each)}
     states = any(is_state(each) and each.name in named - means for each in own)
 
@@ -176,8 +176,8 @@ def _prefix(files: ForeignFiles, names: Sequence[Sequence[str]]) -> tuple[Rename
         return _same_name, ""
     first = f"{missing[0][0].partition('.')[0]}."
     if all(any(name.startswith(first) and name[len(first) :] in files for name in every) for every in missing):
-        lacking = {name for every in missing for name in every}
-        return lambda name: name.removeprefix(first) if name in lacking else name, f"lack `{first}`"
+        unprefixed = {name for every in missing for name in every}
+        return lambda name: name.removeprefix(first) if name in unprefixed else name, f"lack `{first}`"
     head = f"{files.names()[0].partition('.')[0]}." if files.names() else ""
     if len(missing) == len(names) and all(any(head + name in files for name in every) for every in missing):
         return lambda name: head + name, f"begin with `{head}`"
@@ -201,9 +201,9 @@ class Proposing:
 
     def names(self) -> str:
         """How to import by the names of `weights`: of the file's, or of some to be declared."""
-        there = {*self.files.names()}
+        names = {*self.files.names()}
         blocks = {
-            each.name: sum(not there.isdisjoint(tensor.names) for tensor in each.tensors()) for each in self.blocks
+            each.name: sum(not names.isdisjoint(tensor.names) for tensor in each.tensors()) for each in self.blocks
         }
         if blocks:
             options = [f"`--as {name}`" for name in sorted(blocks, key=lambda name: -blocks[name])]
@@ -212,45 +212,43 @@ class Proposing:
 
     def declaration(self) -> str:
         """Lines of `weights` for all parameters, of the tensors in the files, under a name that the file has not."""
-        taken = {each.name for each in self.blocks}
-        names = ("theirs", *(f"theirs_{number}" for number in range(2, len(taken) + 3)))
-        name = next(each for each in names if each not in taken)
+        used = {each.name for each in self.blocks}
+        names = ("theirs", *(f"theirs_{number}" for number in range(2, len(used) + 3)))
+        name = next(each for each in names if each not in used)
         return declared(proposed(self.parameters, self.files.unread(())), name)
 
     def instead(self, rows: Iterable[tuple[str, str, Groups]]) -> str | None:
         """Lines for the declaration that there is: our name, theirs, and the axes of theirs."""
-        found = lines(rows, self.parameters)
-        if self.weights is None or not found:
+        proposals = lines(rows, self.parameters)
+        if self.weights is None or not proposals:
             return None
-        return f"in `weights {self.weights.name}`, is it `{'`, `'.join(found[:MAX_PROPOSED])}`?"
+        return f"in `weights {self.weights.name}`, is it `{'`, `'.join(proposals[:MAX_PROPOSED])}`?"
 
 
 def _found(
     files: ForeignFiles, name: str, tensors: Iterable[Theirs], propose: Proposing, rename: Rename = _same_name
 ) -> list[ImportedTensor]:
     """Their tensors in the files. Raises Refused (E0809) if some are missing, or have another shape or dtype."""
-    missing, wrong, found = list[Theirs](), list[ImportedTensor](), list[ImportedTensor]()
+    missing, wrong, imported = list[Theirs](), list[ImportedTensor](), list[ImportedTensor]()
     for tensor in tensors:
-        there = next((rename(each) for each in tensor.names if rename(each) in files), None)
-        if there is None:
+        key = next((rename(each) for each in tensor.names if rename(each) in files), None)
+        if key is None:
             missing.append(tensor)
             continue
         settled = propose.weights is not None or "/" in tensor.parts[0].name
-        each = ImportedTensor(
-            tensor, there, files.dtype(there), () if settled else _of_equal_size(tensor.parts[0].type)
-        )
-        found.append(each)
+        each = ImportedTensor(tensor, key, files.dtype(key), () if settled else _of_equal_size(tensor.parts[0].type))
+        imported.append(each)
         codes = FLOAT_CODES if tensor.parts[0].type.is_float else INTEGER_CODES
-        if files.shape(there) != tensor.shape or each.dtype not in codes:
+        if files.shape(key) != tensor.shape or each.dtype not in codes:
             wrong.append(each)
     if missing:
-        raise _missing(name, missing, found, propose)
+        raise _missing(name, missing, imported, propose)
     if wrong:
-        raise _wrong(name, wrong, len(found), propose)
-    return found
+        raise _wrong(name, wrong, len(imported), propose)
+    return imported
 
 
-def _missing(name: str, missing: Sequence[Theirs], found: Sequence[ImportedTensor], propose: Proposing) -> Refused:
+def _missing(name: str, missing: Sequence[Theirs], imported: Sequence[ImportedTensor], propose: Proposing) -> Refused:
     rows = [
         ((each.names[0], *(part.name for part in each.parts if part.name != each.names[0])), None) for each in missing
     ]
@@ -261,7 +259,7 @@ def _missing(name: str, missing: Sequence[Theirs], found: Sequence[ImportedTenso
         help: str | None = propose.names()
     else:
         alone = {each.parts[0].name: each.parts[0].type for each in missing if len(each.parts) == 1}
-        pairs = matches(alone, propose.files.unread({each.name for each in found}))
+        pairs = matches(alone, propose.files.unread({each.name for each in imported}))
         likely = (
             (own[0], other[0], match.axes)
             for family, match in pairs
@@ -271,7 +269,7 @@ def _missing(name: str, missing: Sequence[Theirs], found: Sequence[ImportedTenso
         near = nearest(missing[0].names[0], propose.files.names())
         other = f"it has `{shown(near)}`" if near else "`--only PATH,…` imports a part of the model"
         help = propose.instead(likely) or other
-    message = f"{name} lacks {len(missing)} of {len(missing) + len(found)} tensors"
+    message = f"{name} lacks {len(missing)} of {len(missing) + len(imported)} tensors"
     return refuse("E0809", message, notes=few(notes), help=help)
 
 
@@ -311,9 +309,9 @@ def _unused(name: str, unused: Sequence[str]) -> list[Diagnostic]:
     return [Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(few(notes)))]
 
 
-def _ambiguous(code: str, name: str, found: Sequence[ImportedTensor], propose: Proposing) -> list[Diagnostic]:
+def _ambiguous(code: str, name: str, imported: Sequence[ImportedTensor], propose: Proposing) -> list[Diagnostic]:
     """A diagnostic about tensors whose axes could be in another order than assumed."""
-    guessed = [each for each in found if each.ambiguous]
+    guessed = [each for each in imported if each.ambiguous]
     if not guessed:
         return []
     parts = [each.tensor.parts[0] for each in guessed]
@@ -350,9 +348,9 @@ def _refuse_unexpected(files: ForeignFiles, name: str, weights: Weights, rename:
     )
 
 
-def _refuse_others(files: ForeignFiles, found: Iterable[ImportedTensor], rename: Rename) -> None:
+def _refuse_others(files: ForeignFiles, imported: Iterable[ImportedTensor], rename: Rename) -> None:
     """Refuse (E0817) tensors that are there under several names, and differ."""
-    for each in found:
+    for each in imported:
         for other in map(rename, each.tensor.names):
             if other == each.name or other not in files:
                 continue
@@ -371,10 +369,10 @@ def _blocks(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     return torch.split(tensor.reshape(-1), BLOCK)
 
 
-def _refuse_numbers(files: ForeignFiles, name: str, found: Iterable[ImportedTensor]) -> None:
+def _refuse_numbers(files: ForeignFiles, name: str, imported: Iterable[ImportedTensor]) -> None:
     """Refuse (E0813) values that are not finite, or that overflow our dtype."""
     notes = []
-    for each in found:
+    for each in imported:
         dtype = min((part.type.dtype for part in each.tensor.parts), key=BYTES.__getitem__)
         count, first, value = 0, 0, 0.0
         flat = files.read(each.name).reshape(-1)
@@ -387,7 +385,7 @@ def _refuse_numbers(files: ForeignFiles, name: str, found: Iterable[ImportedTens
             count += bad
         if count:
             place = [int(i) for i in np.unravel_index(first, each.tensor.shape)]
-            told = f"{count:,} of {len(flat):,} numbers are not finite as {dtype}"
-            notes.append(f"{shown(each.name)}: {told}, the first at {place}: {value:g}")
+            summary = f"{count:,} of {len(flat):,} numbers are not finite as {dtype}"
+            notes.append(f"{shown(each.name)}: {summary}, the first at {place}: {value:g}")
     if notes:
         raise refuse("E0813", f"{name} has numbers that cannot be trained from", notes=few(notes))

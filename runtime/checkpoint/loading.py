@@ -45,16 +45,16 @@ def by_width(tensors: Iterable[Tensor]) -> list[Tensor]:
 def read_parts(
     tensor: Tensor,
     mesh: Mesh,
-    wanted: Region,
+    region: Region,
     into: torch.Tensor,
     file_of: Callable[[int], Any],
     moved: Callable[[], None],
 ) -> None:
     """Copy a region of a tensor, saved on a mesh, into another from the open files of ranks. Raises Corrupt."""
-    for source in sources(tensor, mesh, wanted):
+    for source in sources(tensor, mesh, region):
         if source.shape is not None:
-            found = read_region(file_of(source.rank), tensor.name, source.inner)
-            into[source.outer].copy_(found.view(source.shape)[source.within])
+            flat = read_region(file_of(source.rank), tensor.name, source.inner)
+            into[source.outer].copy_(flat.view(source.shape)[source.within])
             moved()
             continue
         for rows, part in in_slabs(source.inner):
@@ -62,10 +62,10 @@ def read_parts(
             moved()
 
 
-def files_of(manifest: Manifest, wanted: Iterable[tuple[str, Region]]) -> list[int]:
+def files_of(manifest: Manifest, regions: Iterable[tuple[str, Region]]) -> list[int]:
     """The ranks in whose files regions of tensors are."""
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
-    return sorted({each.rank for name, region in wanted for each in sources(tensors[name], manifest.mesh, region)})
+    return sorted({each.rank for name, region in regions for each in sources(tensors[name], manifest.mesh, region)})
 
 
 def _entry(tensor: Tensor, manifest: Manifest, rank: int) -> Entry:
@@ -113,9 +113,9 @@ class Commit:
                 yield str(damage)
 
     def _check(self, rank: int) -> None:
-        name, wanted = self.manifest.file_name(rank), self.manifest.files[rank]
+        name, expected = self.manifest.file_name(rank), self.manifest.files[rank]
         with open_commit(self.path, self.manifest.step) as folder:
-            if folder.sha256(name, wanted.size, self.moved) != wanted.sha256:
+            if folder.sha256(name, expected.size, self.moved) != expected.sha256:
                 raise Corrupt(f"{name}: its SHA-256 is not the manifest's")
         with opened(self._path(rank)) as file:
             check_entries(file, name, entries_of(self.manifest, rank))
@@ -123,18 +123,18 @@ class Commit:
     def _path(self, rank: int) -> PathOrUrl:
         return self.path / commit_name(self.manifest.step) / self.manifest.file_name(rank)
 
-    def files_of(self, wanted: Iterable[tuple[str, Region]]) -> list[int]:
+    def files_of(self, regions: Iterable[tuple[str, Region]]) -> list[int]:
         """The ranks in whose files regions of tensors are."""
-        return files_of(self.manifest, wanted)
+        return files_of(self.manifest, regions)
 
     @waits("files are mapped into memory that is not pinned")
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Corrupt."""
         tensor = self._tensors[name]
-        wanted = region_of(tensor.type, REPLICATED, {}, {}) if region is None else region
+        selected = region_of(tensor.type, REPLICATED, {}, {}) if region is None else region
         if into is None:
-            into = torch.empty(shape_of(wanted), dtype=DTYPES[tensor.type.dtype])
-        read_parts(tensor, self.manifest.mesh, wanted, into, self._file, self.moved)
+            into = torch.empty(shape_of(selected), dtype=DTYPES[tensor.type.dtype])
+        read_parts(tensor, self.manifest.mesh, selected, into, self._file, self.moved)
         return into
 
     def _file(self, rank: int) -> Any:

@@ -14,43 +14,43 @@ from partita.runtime.checkpoint.store import commit_name, steps_of
 from partita.runtime.run_directory import RunDirectory
 
 
-def located(given: PathOrUrl) -> tuple[PathOrUrl, int | None]:
+def located(location: PathOrUrl) -> tuple[PathOrUrl, int | None]:
     """The directory of checkpoints that a path stands for, and the step if it is one of them.
 
     Raises Refused (E0807; E0602, E0617 and E0819 for addresses).
     """
-    if isinstance(given, Address):
-        return _at(given)
-    for path in (given, given / DIRECTORY):
+    if isinstance(location, Address):
+        return _at(location)
+    for path in (location, location / DIRECTORY):
         if steps_in(path):
             return path, None
-    resolved = given.resolve()
+    resolved = location.resolve()
     for step in steps_in(resolved.parent):
         if resolved.name == commit_name(step):
-            return given.parent if given.name == resolved.name else resolved.parent, step
-    recorded = _recorded(given)
+            return location.parent if location.name == resolved.name else resolved.parent, step
+    recorded = _recorded(location)
     if recorded is not None and steps_in(recorded):
         return recorded, None
-    raise _none_in(given)
+    raise _none_in(location)
 
 
-def _none_in(given: PathOrUrl) -> Refused:
+def _none_in(location: PathOrUrl) -> Refused:
     help = "`partita run FILE` makes some, if its train block says `checkpoint = every(100)`; `--run-dir` names others"
-    return refuse("E0807", f"there is no checkpoint in {given}", help=help)
+    return refuse("E0807", f"there is no checkpoint in {location}", help=help)
 
 
-def _at(given: Address) -> tuple[Address, int | None]:
-    steps = steps_of([given.name])
+def _at(address: Address) -> tuple[Address, int | None]:
+    steps = steps_of([address.name])
     if steps:  # where nothing can be listed, it can be named
         try:
-            if exists(given / NAME):
-                return given.parent, steps[0]
+            if exists(address / NAME):
+                return address.parent, steps[0]
         except OSError as error:
-            raise unreadable(given, error) from error
-    for place in (given, given / DIRECTORY):
+            raise unreadable(address, error) from error
+    for place in (address, address / DIRECTORY):
         if steps_in(place):
             return place, None
-    raise _none_in(given)
+    raise _none_in(address)
 
 
 def _recorded(directory: Path) -> PathOrUrl | None:

@@ -202,12 +202,12 @@ def _manifest(reader: Reader) -> Manifest:
     skipped, rewinds, losses, norms = history.record("skipped", "rewinds", "losses", "norms")
     (seed,) = random.record("seed")
     name, steps, optimizer = model.record("name", "steps", "optimizer")
-    axes = [_pair(each, most=limits.RANKS) for each in mesh.each(64)]
+    axes = [_pair(each, maximum=limits.RANKS) for each in mesh.each(64)]
     if len(dict(axes)) != len(axes) or prod(size for _, size in axes) > limits.RANKS or any(s < 1 for _, s in axes):
         mesh.fail("a mesh")
     found_mesh = Mesh(tuple(axes))
-    found = tuple(_tensor(each, found_mesh) for each in tensors.each(MAX_TENSORS))
-    if len({each.name for each in found}) != len(found):
+    tensor_records = tuple(_tensor(each, found_mesh) for each in tensors.each(MAX_TENSORS))
+    if len({each.name for each in tensor_records}) != len(tensor_records):
         tensors.fail("a list of tensors with different names")
     found_files = tuple(_file(each) for each in files.each(limits.RANKS))
     if len(found_files) != found_mesh.ranks:
@@ -223,7 +223,7 @@ def _manifest(reader: Reader) -> Manifest:
         found_mesh,
         layout.text(ANY),
         schedule.text(ANY, 1000),
-        found,
+        tensor_records,
         found_files,
         History(
             skipped.integer(0, number),
@@ -238,12 +238,12 @@ def _manifest(reader: Reader) -> Manifest:
     )
 
 
-def _pair(reader: Reader, most: int) -> tuple[str, int]:
+def _pair(reader: Reader, maximum: int) -> tuple[str, int]:
     """`["data", 2]`."""
     entries = list(reader.each(2))
     if len(entries) != 2:
         reader.fail("a name and a number")
-    return entries[0].text(WORD), entries[1].integer(0, most)
+    return entries[0].text(WORD), entries[1].integer(0, maximum)
 
 
 def _tensor(reader: Reader, mesh: Mesh) -> Tensor:

@@ -49,11 +49,11 @@ class Name:
     @classmethod
     def of(cls, text: str, count: int, begin: int = 0) -> Name:
         """The parts of a name from the one at `begin` on."""
-        found = re.split(r"[./]", text.lower())[begin:]
-        if len(found) > 1 and found[-1] in GENERIC:
-            found = found[:-1]
-        counted = [part for part, after in zip(found, [*found[1:], ""], strict=True) if not after.isdecimal()]
-        parts, core = (tuple(part for part in each if not part.isdecimal()) for each in (found, counted))
+        pieces = re.split(r"[./]", text.lower())[begin:]
+        if len(pieces) > 1 and pieces[-1] in GENERIC:
+            pieces = pieces[:-1]
+        counted = [part for part, after in zip(pieces, [*pieces[1:], ""], strict=True) if not after.isdecimal()]
+        parts, core = (tuple(part for part in each if not part.isdecimal()) for each in (pieces, counted))
         return cls(parts, core or parts, count)
 
     def distance(self, other: Name) -> tuple[int, int] | None:
@@ -95,19 +95,19 @@ def matches(parameters: Mapping[str, Type], tensors: Mapping[str, Shape]) -> lis
         )
         if own[i].count == others[j].count and axes_of(ours[i].shared, theirs[j].shared) is not None
     )
-    found = {**_most_similar(own, others, islice(fitting, MAX_COMPARED)), **named}
+    pairing = {**_most_similar(own, others, islice(fitting, MAX_COMPARED)), **named}
 
     def match(i: int) -> Match | None:
-        orders = orders_of(ours[i].shared, theirs[found[i]].shared) if i in found else []
-        return Match(theirs[found[i]], orders[0], i not in named or len(orders) > 1) if orders else None
+        orders = orders_of(ours[i].shared, theirs[pairing[i]].shared) if i in pairing else []
+        return Match(theirs[pairing[i]], orders[0], i not in named or len(orders) > 1) if orders else None
 
     return [(family, match(i)) for i, family in enumerate(ours)]
 
 
 def _by_name(ours: Sequence[Name], theirs: Sequence[Name]) -> dict[int, int]:
     """The pairs of which each is the nearest of the other."""
-    there, back = _nearest(ours, theirs), _nearest(theirs, ours)
-    return {i: j for i, j in there.items() if back.get(j) == i}
+    forward, back = _nearest(ours, theirs), _nearest(theirs, ours)
+    return {i: j for i, j in forward.items() if back.get(j) == i}
 
 
 def _nearest(names: Sequence[Name], others: Sequence[Name]) -> dict[int, int]:
@@ -115,24 +115,24 @@ def _nearest(names: Sequence[Name], others: Sequence[Name]) -> dict[int, int]:
     by_end: dict[tuple[str, ...], list[int]] = {}
     for j, other in enumerate(others):
         by_end.setdefault(other.core[-1:], []).append(j)
-    found = {}
+    nearest = {}
     for i, name in enumerate(names):
         near = [(distance, j) for j in by_end.get(name.core[-1:], ()) if (distance := name.distance(others[j]))]
-        least = min(near, default=None)
-        if least is not None and [distance for distance, _ in near].count(least[0]) == 1:
-            found[i] = least[1]
-    return found
+        closest = min(near, default=None)
+        if closest is not None and [distance for distance, _ in near].count(closest[0]) == 1:
+            nearest[i] = closest[1]
+    return nearest
 
 
 def _most_similar(ours: Sequence[Name], theirs: Sequence[Name], pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     """Of some pairs those of the most similar names, each name once; in order, where they are as similar."""
-    found: dict[int, int] = {}
-    taken = set[int]()
+    pairing: dict[int, int] = {}
+    used = set[int]()
     for i, j in sorted(pairs, key=lambda pair: ours[pair[0]].likeness(theirs[pair[1]]), reverse=True):
-        if i not in found and j not in taken:
-            found[i] = j
-            taken.add(j)
-    return found
+        if i not in pairing and j not in used:
+            pairing[i] = j
+            used.add(j)
+    return pairing
 
 
 # ---------------------------------------------------------------- axes
@@ -154,12 +154,12 @@ def orders_of(type: Type, shape: Sequence[int]) -> list[Groups]:
     """
     if prod(shape) != type.elements or len(type.axes) > MAX_AXES:
         return []
-    found: dict[tuple[str, ...], Groups] = {}
+    orders: dict[tuple[str, ...], Groups] = {}
     for order in permutations(type.names):
         groups = _merged(type, order, shape)
         if groups is not None and all(_ascending(type, group) for group in groups):
-            found.setdefault(tuple(name for name in order if type.axis(name).size > 1), groups)
-    return list(found.values())
+            orders.setdefault(tuple(name for name in order if type.axis(name).size > 1), groups)
+    return list(orders.values())
 
 
 def _ascending(type: Type, group: Iterable[str]) -> bool:

@@ -123,12 +123,12 @@ class Chooser:
     def choose(self, op: Op, operands: tuple[Operand, ...], results: tuple[Result, ...]) -> Choice:
         """The layouts of operands and results."""
         key = (op, operands, results)
-        found = self._known.get(key)
-        if found is None:
+        choice = self._known.get(key)
+        if choice is None:
             if len(self._known) == MAX_KNOWN:
                 self._known.clear()
-            found = self._known[key] = self._decide(op, operands, results)
-        return found
+            choice = self._known[key] = self._decide(op, operands, results)
+        return choice
 
     def _decide(self, op: Op, operands: Sequence[Operand], results: Sequence[Result]) -> Choice:
         rules = op.sharding_rules([x.type for x in operands], [y.type for y in results])
@@ -138,9 +138,9 @@ class Chooser:
         sizes = self.mesh.sizes
         for over in self.mesh.sharding:
             rated: list[tuple[tuple[float, float, int, float], ShardingRule, float]] = []
-            said = self._said(op, over, operands)
+            exchange = self._said(op, over, operands)
             for rule in (whole, *rules):
-                if said is not None and not said.allows(op, rule):
+                if exchange is not None and not exchange.allows(op, rule):
                     continue
                 if not _divides(rule, over, chosen, operands, results, sizes):
                     continue
@@ -153,16 +153,16 @@ class Chooser:
                 partial = sum(
                     state in (SUM, MAX) and not y.deferred for y, state in zip(results, rule.results, strict=True)
                 )
-                least = 1 / sizes[over] if shares else 1.0
-                key = _rounded(seconds + RULE_PENALTY * forbidden), least, partial, _rounded(before)
+                work = 1 / sizes[over] if shares else 1.0
+                key = _rounded(seconds + RULE_PENALTY * forbidden), work, partial, _rounded(before)
                 rated.append((key, rule, _rounded(seconds)))
-            if not rated and said is not None:
+            if not rated and exchange is not None:
                 raise refuse(
                     "E0419",
-                    f"`{op.label}` cannot be exchanged over `{over}` of {sizes[over]} by `{said.how}`",
-                    said.span,
+                    f"`{op.label}` cannot be exchanged over `{over}` of {sizes[over]} by `{exchange.how}`",
+                    exchange.span,
                     notes=[f"the queries are {operands[0].type}"],
-                    help=f"{FITS[said.how]}; or another exchange",
+                    help=f"{FITS[exchange.how]}; or another exchange",
                 )
             assert rated, (op, operands)
             _, best, _ = min(rated, key=lambda each: each[0])
@@ -210,13 +210,13 @@ class Chooser:
         """Whether a weight has to be moved; a local step communicates nothing."""
         return x.stays and self._operand(x, over, state) > WEIGHT_PENALTY * LOCAL_SECONDS
 
-    def _operand(self, x: Operand, over: str, wanted: State) -> float:
+    def _operand(self, x: Operand, over: str, target: State) -> float:
         if x.written:
-            return 0.0 if wanted == x.default.state(over) else IMPOSSIBLE
+            return 0.0 if target == x.default.state(over) else IMPOSSIBLE
         if x.free:
-            return 0.0 if wanted not in (SUM, MAX) else IMPOSSIBLE
+            return 0.0 if target not in (SUM, MAX) else IMPOSSIBLE
         factor = WEIGHT_PENALTY if x.stays else 1.0
-        return min(self._seconds(x.type, layout, over, wanted, x.default) for layout in x.available) * factor
+        return min(self._seconds(x.type, layout, over, target, x.default) for layout in x.available) * factor
 
     def _result(self, y: Result, over: str, state: State) -> float:
         if y.deferred and y.default.state(over) is None and state in (SUM, None):
@@ -229,12 +229,12 @@ class Chooser:
     def _reshards_weights(
         self, rule: ShardingRule, over: str, operands: Sequence[Operand], results: Sequence[Result]
     ) -> bool:
-        least = WEIGHT_PENALTY * LOCAL_SECONDS
+        threshold = WEIGHT_PENALTY * LOCAL_SECONDS
         return any(self._moves(x, over, state) for x, state in zip(operands, rule.operands, strict=True)) or any(
-            y.stays and self._result(y, over, state) > least for y, state in zip(results, rule.results, strict=True)
+            y.stays and self._result(y, over, state) > threshold for y, state in zip(results, rule.results, strict=True)
         )
 
-    def _seconds(self, type: Type, layout: Layout, over: str, wanted: State, default: Layout) -> float:
+    def _seconds(self, type: Type, layout: Layout, over: str, target: State, default: Layout) -> float:
         """The time to change the state along one mesh axis. What is partial along another, of which each rank has all,
         is first reduced to its default state there: so a path does it where that is less to send.
         """
@@ -243,7 +243,7 @@ class Chooser:
             other = default.state(name) if state in (SUM, MAX) else state
             if name != over and is_split(other):
                 bytes /= self.mesh.sizes[name]
-        return self.resharding.change_seconds(bytes, over, layout.state(over), wanted, default.state(over))
+        return self.resharding.change_seconds(bytes, over, layout.state(over), target, default.state(over))
 
 
 @lru_cache(maxsize=MAX_CHOOSERS)
@@ -281,8 +281,8 @@ def _divides(
         if not is_split(state):
             continue
         parts = sizes[over]
-        for other, taken in chosen.items():
-            if (*taken.operands, *taken.results)[position] == state:
+        for other, earlier in chosen.items():
+            if (*earlier.operands, *earlier.results)[position] == state:
                 parts *= sizes[other]
         if type.axis(state).size % parts:
             return False

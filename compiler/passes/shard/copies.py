@@ -64,11 +64,11 @@ class Materialized:
 
     def copies(self, stage: int | None, group: str) -> dict[Layout, Value]:
         """The copies that a node on a stage, in a group of phases, can read."""
-        found = self.kept
+        copies = self.kept
         for key in ((stage, "P"), (stage, group)):
             if key in self.expanded:
-                found = {**found, **self.expanded[key]}
-        return found
+                copies = {**copies, **self.expanded[key]}
+        return copies
 
 
 @define(eq=False)
@@ -87,15 +87,15 @@ class Copies:
             return self.free(known, layout)
         group = GROUP[node.phase]
         crosses = known.stage not in (None, node.stage) and known.value not in self.portable
-        if (found := self._there(known, layout, node, crosses)) is not None:
-            return found
+        if (existing := self._there(known, layout, node, crosses)) is not None:
+            return existing
         if known.primary.layout.partial:
             base = self.reduced_layout(known, layout)
             if base not in known.kept:
                 source = min(known.kept.values(), key=lambda v: self.resharding.cost(v.type, v.layout, base))
                 known.kept[base] = self.reshard(source, base, known.stage, known.phase, known.scope, node)
-            if (found := self._there(known, layout, node, crosses)) is not None:
-                return found
+            if (existing := self._there(known, layout, node, crosses)) is not None:
+                return existing
         copies = known.copies(node.stage, group)
         sources = [copy for at, copy in copies.items() if not at.partial] or list(copies.values())
         source = min(sources, key=lambda v: self.resharding.cost(v.type, v.layout, layout))
@@ -119,18 +119,18 @@ class Copies:
 
     def available(self, known: Materialized, node: Node) -> tuple[Layout, ...]:
         """The layouts in which a node can read a value directly; partial values are not sent to other stages."""
-        found = tuple(known.copies(node.stage, GROUP[node.phase]))
+        layouts = tuple(known.copies(node.stage, GROUP[node.phase]))
         if known.stage in (None, node.stage) or known.value in self.portable:
-            return found
-        return tuple(each for each in found if not each.partial) or (self.reduced_layout(known, REPLICATED),)
+            return layouts
+        return tuple(each for each in layouts if not each.partial) or (self.reduced_layout(known, REPLICATED),)
 
     def _there(self, known: Materialized, layout: Layout, node: Node, crosses: bool) -> Value | None:
         """The value in a layout, if it exists; not if it is better sent in its wire layout."""
         copies = known.copies(node.stage, GROUP[node.phase])
-        found = copies.get(layout)
-        if found is None or (crosses and found is known.kept.get(layout) and self._wire(found) != layout):
+        existing = copies.get(layout)
+        if existing is None or (crosses and existing is known.kept.get(layout) and self._wire(existing) != layout):
             return None
-        return found
+        return existing
 
     def _wire(self, value: Value) -> Layout:
         """The layout in which a value is sent to another stage: as slices if gathering them is cheaper."""
@@ -157,18 +157,18 @@ class Copies:
                 layout, type = cut, part
         return layout
 
-    def reduced_layout(self, known: Materialized, wanted: Layout) -> Layout:
+    def reduced_layout(self, known: Materialized, target: Layout) -> Layout:
         """The layout that a partial value is reduced to: its default, along the mesh axes that are to be reduced."""
         primary, flat = known.primary.layout, known.default.flat
         states: dict[str, State] = {}
         for over in self.resharding.mesh.sharding:
             state = primary.state(over)
-            if state == SUM and wanted.state(over) != SUM:
+            if state == SUM and target.state(over) != SUM:
                 state = known.default.state(over)
                 own = flat is None or state != flat.axis
                 if is_split(state) and own and not self._divides(known.value.type, state, over, primary, states):
                     state = None
-            elif state == MAX and wanted.state(over) != MAX:
+            elif state == MAX and target.state(over) != MAX:
                 state = None
             states[over] = state
         return layout_of(states.items(), flat)
@@ -193,12 +193,12 @@ class Copies:
         """Append the steps from a value to a layout, and return the results of all; the value itself without any."""
         self.build.scope, self.build.span = scope, reader.span
         self.build.stage, self.build.phase = stage, phase
-        found = [source]
+        values = [source]
         for step in self.resharding.path(source.type, source.layout, target):
             moved = source.derived(self.build.unique(f"{source.name}.{step.op.made}"), step.type, step.layout)
-            self.build.nodes.append(Node(step.op, (found[-1],), (moved,), scope, reader.span, phase, stage))
-            found.append(moved)
-        return found[1:] or found
+            self.build.nodes.append(Node(step.op, (values[-1],), (moved,), scope, reader.span, phase, stage))
+            values.append(moved)
+        return values[1:] or values
 
     def free(self, known: Lazy, layout: Layout) -> Value:
         """An input, or the result of a node without operands, in a layout."""

@@ -99,24 +99,24 @@ class DefaultLayouts:
     def default(self, name: str, type: Type, span: Span | None = None) -> Layout:
         """The default layout of a tensor. Raises Refused (E0411) if a size does not divide evenly."""
         key = (type.names, self._alone(name))
-        found = self._layouts.get(key)
-        if found is None:
+        layout = self._layouts.get(key)
+        if layout is None:
             states: dict[str, State] = {mesh_axis: axis for mesh_axis, _, axis in self.taken(name, type)}
-            found = self._layouts[key] = layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
+            layout = self._layouts[key] = layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
             self.seen[key] = (name, type)
-        self._check(name, type, found, span)
-        return found
+        self._check(name, type, layout, span)
+        return layout
 
     def taken(self, name: str, type: Type) -> tuple[Split, ...]:
         """The splits of a tensor's default layout, including those over mesh axes of size 1."""
         if self._alone(name) is not None:
-            found = tuple(_assigned(self.rules(name), type.names))
+            splits = tuple(_assigned(self.rules(name), type.names))
         elif type.names in self._taken:
             return self._taken[type.names]
         else:
-            found = self._taken[type.names] = tuple(_assigned(self.axis_rules, type.names))
-        self.applied.update(rule for _, rule, _ in found)
-        return found
+            splits = self._taken[type.names] = tuple(_assigned(self.axis_rules, type.names))
+        self.applied.update(rule for _, rule, _ in splits)
+        return splits
 
     def rules(self, name: str) -> tuple[LayoutRule, ...]:
         """The rules that are tried for a tensor: those for it alone, or those for axes."""
@@ -125,12 +125,12 @@ class DefaultLayouts:
 
     def late(self, name: str, type: Type) -> Iterator[tuple[LayoutRule, str, LayoutRule]]:
         """The rules for an axis of the tensor that split nothing, each with the reason and the earlier rule."""
-        taken = self.taken(name, type)
+        splits = self.taken(name, type)
         for rule in self.rules(name):
-            if not type.has(rule.target.name) or any(each is rule for _, each, _ in taken):
+            if not type.has(rule.target.name) or any(each is rule for _, each, _ in splits):
                 continue
-            own = [each for each in taken if each[2] == rule.target.name]
-            mesh_axis, before, axis = (own or [each for each in taken if each[0] in rule.mesh_axes])[0]
+            own = [each for each in splits if each[2] == rule.target.name]
+            mesh_axis, before, axis = (own or [each for each in splits if each[0] in rule.mesh_axes])[0]
             over = f"`{mesh_axis}` of {self.mesh.sizes[mesh_axis]}"
             because = f"`{axis}` is already split over {over}" if own else f"{over} is taken by `{axis}`"
             yield rule, because, before
@@ -158,14 +158,14 @@ class DefaultLayouts:
         whether it may be flat, which its state then decides for all kinds.
         """
         over, parts = self._split_flat(name, master, compute) if flat else ((), 1)
-        wanted = self._over(kind, name, compute)
-        if over and wanted:
+        rules = self._over(kind, name, compute)
+        if over and rules:
             form = flat_form(compute, master, parts)
-            states: dict[str, State] = {**dict(compute.states), **dict.fromkeys(wanted, form.axis)}
-            self.applied.update(wanted.values())
+            states: dict[str, State] = {**dict(compute.states), **dict.fromkeys(rules, form.axis)}
+            self.applied.update(rules.values())
             return layout_of(((axis, states.get(axis)) for axis in self.mesh.sharding), form)
         states = dict(compute.states)
-        for mesh_axis, rule in wanted.items():
+        for mesh_axis, rule in rules.items():
             axis = self._largest(master, states, mesh_axis)
             if axis is None:
                 self.undivided.setdefault(rule, {})[name] = master
@@ -176,12 +176,12 @@ class DefaultLayouts:
 
     def _over(self, kind: str, name: str, compute: Layout) -> dict[str, LayoutRule]:
         """The mesh axes over which rules for classes split a `kind` of a parameter, each with the first such rule."""
-        found: dict[str, LayoutRule] = {}
+        rules: dict[str, LayoutRule] = {}
         for rule in self.class_rules:
             for mesh_axis in rule.mesh_axes if rule.stores(kind, name) else ():
                 if compute.state(mesh_axis) is None:
-                    found.setdefault(mesh_axis, rule)
-        return found
+                    rules.setdefault(mesh_axis, rule)
+        return rules
 
     def _split_flat(self, name: str, master: Type, compute: Layout) -> tuple[tuple[str, ...], int]:
         """The mesh axes over which the state of a parameter is split flat, since it has no axes for all of them, and
@@ -225,9 +225,9 @@ class DefaultLayouts:
         axis = rule.target.name
         if rule.target.is_class:
             over = " or ".join(f"`{each}` of {sizes[each]}" for each in rule.mesh_axes)
-            tried = self.undivided.get(rule, {})
+            parameters = self.undivided.get(rule, {})
             because = f"no unsplit axis divides evenly by {over}, and its update needs it whole"
-            notes = [f"{name}: {type}: {because}" for name, type in tried.items()]
+            notes = [f"{name}: {type}: {because}" for name, type in parameters.items()]
             help = (
                 "choose sizes that divide, or an elementwise optimizer such as `adamw`"
                 if notes
@@ -258,7 +258,7 @@ class DefaultLayouts:
         return tuple(notes[:EXAMPLES]), help
 
 
-def default_layouts(given: spec.Spec, mesh: Mesh) -> DefaultLayouts:
+def default_layouts(file: spec.Spec, mesh: Mesh) -> DefaultLayouts:
     """The default layouts of shard rules. Raises Refused (E0412) if one uses the pipeline's mesh axis.
 
     What all ranks of the pipeline share is in parts already (`partita.compiler.passes.vocab_parallel`).
@@ -266,9 +266,9 @@ def default_layouts(given: spec.Spec, mesh: Mesh) -> DefaultLayouts:
     axes: list[LayoutRule] = []
     tensors: list[LayoutRule] = []
     classes: list[LayoutRule] = []
-    if wrong := list(mesh_axis_conflicts(given)):
+    if wrong := list(mesh_axis_conflicts(file)):
         raise Refused(wrong)
-    for written in given.layout.rules if given.layout else ():
+    for written in file.layout.rules if file.layout else ():
         if not isinstance(written, spec.ShardRule):
             continue
         mesh_axes = tuple(each for each in written.mesh_axes if each != mesh.pipe)
@@ -280,7 +280,7 @@ def default_layouts(given: spec.Spec, mesh: Mesh) -> DefaultLayouts:
                 tensors.append(rule)
             else:
                 axes.append(rule)
-    return DefaultLayouts(mesh, given.batch, tuple(axes), tuple(tensors), tuple(classes), cuts_of(given))
+    return DefaultLayouts(mesh, file.batch, tuple(axes), tuple(tensors), tuple(classes), cuts_of(file))
 
 
 def _assigned(rules: Iterable[LayoutRule], names: Sequence[str]) -> Iterator[Split]:

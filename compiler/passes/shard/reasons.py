@@ -37,17 +37,17 @@ class ShadowedRule:
 
 def splits(defaults: DefaultLayouts, name: str, type: Type) -> tuple[Split, ...]:
     """How a tensor is split in its default layout, for each mesh axis."""
-    taken = {mesh_axis: (axis, rule) for mesh_axis, rule, axis in defaults.taken(name, type)}
+    assigned = {mesh_axis: (axis, rule) for mesh_axis, rule, axis in defaults.taken(name, type)}
     rules = defaults.rules(name)
-    found = []
+    result = []
     for mesh_axis in defaults.mesh.sharding:
         parts = defaults.mesh.sizes[mesh_axis]
-        if mesh_axis in taken:
-            axis, rule = taken[mesh_axis]
-            found.append(Split(mesh_axis, parts, axis, rule.span))
+        if mesh_axis in assigned:
+            axis, rule = assigned[mesh_axis]
+            result.append(Split(mesh_axis, parts, axis, rule.span))
         else:
-            found.append(Split(mesh_axis, parts, None, None, _untouched(type, mesh_axis, rules)))
-    return tuple(found)
+            result.append(Split(mesh_axis, parts, None, None, _untouched(type, mesh_axis, rules)))
+    return tuple(result)
 
 
 def shadowed_rules(defaults: DefaultLayouts, name: str, type: Type) -> tuple[ShadowedRule, ...]:
@@ -61,7 +61,7 @@ def storing(defaults: DefaultLayouts, kind: str, name: str, compute: Layout, sto
     """
     moved = [mesh_axis for mesh_axis, state in stored.states if compute.state(mesh_axis) != state]
     rules = [_storing(defaults, kind, name, each) or _storing(defaults, "state", name, each) for each in moved]
-    return tuple(dict.fromkeys(found[0].span for found in rules))
+    return tuple(dict.fromkeys(candidates[0].span for candidates in rules))
 
 
 def undivided(defaults: DefaultLayouts, kind: str, name: str, stored: Layout) -> tuple[str, ...]:

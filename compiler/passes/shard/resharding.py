@@ -47,11 +47,11 @@ class Resharding:
     _paths: dict[tuple[Type, Layout, Layout], tuple[Step, ...]] = field(factory=dict)
     _changes: dict[tuple[float, str, State, State, State], float] = field(factory=dict)
 
-    def seconds(self, op: Reshard, held: float) -> float:
-        """The time of one step, for tensors of which a rank holds `held` bytes."""
+    def seconds(self, op: Reshard, local_bytes: float) -> float:
+        """The time of one step, for tensors of which a rank holds `local_bytes` bytes."""
         if op.reforms:
             return LOCAL_SECONDS
-        return sum(op.seconds(held, self.mesh.link(op.over)))
+        return sum(op.seconds(local_bytes, self.mesh.link(op.over)))
 
     def change_seconds(self, bytes: float, over: str, source: State, target: State, default: State) -> float:
         """The time to change the state along one mesh axis only; the ranks along it hold `bytes` of the tensor
@@ -60,10 +60,10 @@ class Resharding:
         An estimate: a path may find other steps, over other mesh axes too.
         """
         key = (bytes, over, source, target, default)
-        found = self._changes.get(key)
-        if found is None:
-            found = self._changes[key] = self._change_seconds(*key)
-        return found
+        seconds = self._changes.get(key)
+        if seconds is None:
+            seconds = self._changes[key] = self._change_seconds(*key)
+        return seconds
 
     def _change_seconds(self, bytes: float, over: str, source: State, target: State, default: State) -> float:
         if source == target:
@@ -93,10 +93,10 @@ class Resharding:
     def path(self, type: Type, source: Layout, target: Layout) -> tuple[Step, ...]:
         """The cheapest steps from one layout to another; `type` is the local type in `source`."""
         key = (type, source, target)
-        found = self._paths.get(key)
-        if found is None:
-            found = self._paths[key] = self._search(type, source, target)
-        return found
+        steps = self._paths.get(key)
+        if steps is None:
+            steps = self._paths[key] = self._search(type, source, target)
+        return steps
 
     def _search(self, type: Type, source: Layout, target: Layout) -> tuple[Step, ...]:
         best: dict[Layout, float] = {source: 0.0}
@@ -126,7 +126,7 @@ class Resharding:
         axes = self.mesh.sharding
         kept = layout.flat.kept if layout.flat is not None else ()
         for i, over in enumerate(axes):
-            state, wanted, parts = states.get(over), target.state(over), sizes[over]
+            state, target_state, parts = states.get(over), target.state(over), sizes[over]
             later = {states.get(other) for other in axes[i + 1 :]}
 
             if is_split(state) and (state in later or state in kept):
@@ -135,11 +135,11 @@ class Resharding:
             if state is not None:
                 possible.append(None)
             # A split must become the innermost one of its axis, and divide evenly.
-            here = is_split(wanted) and type.has(wanted) and wanted not in kept
-            if here and wanted not in later and type.axis(str(wanted)).size % parts == 0:
-                possible.append(wanted)
+            here = is_split(target_state) and type.has(target_state) and target_state not in kept
+            if here and target_state not in later and type.axis(str(target_state)).size % parts == 0:
+                possible.append(target_state)
             # A partial maximum is not a partial sum: the order of reductions matters.
-            if wanted == SUM and MAX not in states.values():
+            if target_state == SUM and MAX not in states.values():
                 possible.append(SUM)
             for new in possible:
                 if (op := transition(over, parts, state, new)) is not None:

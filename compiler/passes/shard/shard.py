@@ -68,18 +68,18 @@ def shard(
     updates: Mapping[str, Update] = MappingProxyType({}),
     means: bool = False,
     parts: frozenset[str] = frozenset(),
-    most: float = float("inf"),
+    max_bytes: float = float("inf"),
     prefetched: Collection[str] = (),
 ) -> ShardedGraph:
     """Shard a placed graph. `portable` values are computed on every stage that reads them; `updates` are those of the
     trained parameters, which say along which axes their states can be split. So are masters, where no rule says more of
     parameters; with `means`, what is read of these parameters are states. Axes of which the graph has `parts` are split
-    in parameters alone. An operation that gathers more than `most` bytes, their gradients included, is divided into
+    in parameters alone. An operation that gathers more than `max_bytes`, their gradients included, is divided into
     blocks if it can be. With `hoist`, parameters are gathered once a step, except for those that are `prefetched`
     before each use. Raises Refused (E0411).
     """
-    given = hoist, updates, means, parts, most, prefetched
-    return _Sharder(graph, defaults, resharding, portable, *given).sharded()
+    options = hoist, updates, means, parts, max_bytes, prefetched
+    return _Sharder(graph, defaults, resharding, portable, *options).sharded()
 
 
 def gathered_bytes(
@@ -118,12 +118,12 @@ class _Sharder:
         updates: Mapping[str, Update],
         means: bool,
         parts: frozenset[str],
-        most: float,
+        max_bytes: float,
         prefetched: Collection[str],
     ) -> None:
         self.source = graph
         self.prefetched = prefetched
-        self.most = most
+        self.most = max_bytes
         self.hoist = hoist
         self.updates = updates
         self.means = means
@@ -264,15 +264,15 @@ class _Sharder:
             return
         if self._exchange(node):
             return
-        found = (self._operand(value, node, i < node.op.writes) for i, value in enumerate(node.inputs))
-        operands = tuple(self.operands.setdefault(each, each) for each in found)
+        raw_operands = (self._operand(value, node, i < node.op.writes) for i, value in enumerate(node.inputs))
+        operands = tuple(self.operands.setdefault(each, each) for each in raw_operands)
         if (node.op, operands) not in self.unsupported:
             self.unsupported[node.op, operands] = self._unsupported_axis(node, operands)
         axis = self.unsupported[node.op, operands]
         if axis is not None and self._replace(node, axis):
             return
-        made = (self._result(value, node) for value in node.outputs)
-        results = tuple(self.results.setdefault(each, each) for each in made)
+        raw_results = (self._result(value, node) for value in node.outputs)
+        results = tuple(self.results.setdefault(each, each) for each in raw_results)
         choice = self.chooser.choose(node.op, operands, results)
         inputs = tuple(
             self.copies.read(self.known[value], layout, node)
@@ -318,8 +318,8 @@ class _Sharder:
         if others or not is_split(along) or not ids.type.has(along) or result.default.over(along) != (over,):
             return False
         build = self.build.fresh().at(node)
-        made = op.decompose(build, node, along, self.sizes[over])
-        if made is None:
+        decomposed = op.decompose(build, node, along, self.sizes[over])
+        if decomposed is None:
             return False
         # Other mesh axes split what they split of the table, or else what only the ids have.
         alone = within_axes(result.default, ids.type.without(table.type.names))
@@ -334,12 +334,14 @@ class _Sharder:
         here = self.copies.read(self.known[ids], within_axes(split, ids.type), node)
         own = self.copies.read(self.known[table], stored, node)
         entries, places = self._laid_out(distinct, (here,), (by_source, split), node)
-        (there,) = self._swapped(SparseAllToAll(over, self.sizes[over], SOURCE, BLOCK, 1), (entries,), by_block, node)
-        (found,) = self._laid_out(look_up, (there, own), (by_block,), node)
+        (received,) = self._swapped(
+            SparseAllToAll(over, self.sizes[over], SOURCE, BLOCK, 1), (entries,), by_block, node
+        )
+        (fetched,) = self._laid_out(look_up, (received, own), (by_block,), node)
         back = SparseAllToAll(over, self.sizes[over], BLOCK, SOURCE, 2)
-        _, found = self._swapped(back, (there, found), by_source, node)
+        _, fetched = self._swapped(back, (received, fetched), by_source, node)
         named = evolve(take, outputs=node.outputs)
-        (output,) = self._laid_out(named, (found, places), (split,), node)
+        (output,) = self._laid_out(named, (fetched, places), (split,), node)
         self._made(node.output, output, node, result)
         return True
 
@@ -400,8 +402,8 @@ class _Sharder:
         known = self.layouts[parameter.name]
         own = known.compute
         stored = known.grad.states if known.grad.flat is None else own.states
-        kept = ((over, state) for over, state in stored if own.state(over) in (None, layout.state(over)))
-        self.layouts[parameter.name] = evolve(known, grad=layout_of(kept))
+        grad_states = ((over, state) for over, state in stored if own.state(over) in (None, layout.state(over)))
+        self.layouts[parameter.name] = evolve(known, grad=layout_of(grad_states))
 
     def _moves(self, parameter: str) -> bool:
         """Whether a parameter's gradient is made in another layout than its own."""
@@ -449,12 +451,12 @@ class _Sharder:
         if node.op.context_parallel_axis != axis:
             return True
         own = {over for value in node.inputs for over in self._default(value).over(axis)}
-        said = {over: self.chooser.exchanges.get((axis, over)) for over in own}
-        if len(own) > 1 or any(each.how != RING for each in said.values() if each is not None):
+        exchanges = {over: self.chooser.exchanges.get((axis, over)) for over in own}
+        if len(own) > 1 or any(each.how != RING for each in exchanges.values() if each is not None):
             return False
         read = node.inputs[1:3]
         whole = sum(local_type(value.type, self._default(value), self.sizes).bytes for value in read)
-        if not any(said.values()) and 2 * whole * self._parts(node, axis) <= self.most:
+        if not any(exchanges.values()) and 2 * whole * self._parts(node, axis) <= self.most:
             return False
         return all(own == set(self._default(value).over(axis)) for value in (node.inputs[0], *read))
 
@@ -496,8 +498,8 @@ class _Sharder:
             compute = stored
         states: dict[str, State] = {}
         for over in self.mesh.sharding:
-            wanted = stored.state(over) or compute.state(over)
-            states[over] = wanted or (SUM if primary.state(over) == SUM else None)
+            state = stored.state(over) or compute.state(over)
+            states[over] = state or (SUM if primary.state(over) == SUM else None)
         return layout_of(states.items(), stored.flat)
 
     def _settle_accumulators(self) -> None:
@@ -541,13 +543,13 @@ def _joined(layouts: Sequence[Layout], axes: Iterable[str]) -> Layout:
     """
     first = layouts[0]
     flat = first.flat if all(each.flat == first.flat for each in layouts) else None
-    gone = None if first.flat == flat else first.flat
+    dropped = None if first.flat == flat else first.flat
 
     def state(over: str) -> State:
         if any(each.state(over) == SUM for each in layouts):
             return SUM
         own = first.state(over)
-        return None if gone is not None and own == gone.axis else own
+        return None if dropped is not None and own == dropped.axis else own
 
     return layout_of(((over, state(over)) for over in axes), flat)
 
@@ -568,7 +570,7 @@ def _deferred(graph: Graph) -> set[Value]:
 
     for node in reversed(graph.nodes):
         for value in node.outputs:
-            found = readers.get(value)
-            if found and all(waits(reader, i) for reader, i in found):
+            uses = readers.get(value)
+            if uses and all(waits(reader, i) for reader, i in uses):
                 deferred.add(value)
     return deferred

@@ -58,15 +58,15 @@ def read(source: Source, placement: Placement | None = None, ascending: bool = T
     if microbatches % written.slices:
         message = f"`{source.name}` has {microbatches} microbatches, which are no parts of {written.slices} slices"
         raise refuse("E0506", message, start, help="slice s of part b is microbatch b · slices + s")
-    said = written.placement(ranks, chunks) if written.placement else None
+    declared = written.placement(ranks, chunks) if written.placement else None
     if placement is None:
-        placement = said or loop_placement(ranks, chunks)
-    elif said not in (None, placement):
+        placement = declared or loop_placement(ranks, chunks)
+    elif declared not in (None, placement):
         message = f"`{source.name}` places its stages differently from `{placement_text(placement)}`"
         raise refuse("E0506", message, written.placed or start, help="omit `placement =` in `from_file(…)`")
     if len(placement) != ranks or len(placement[0]) < chunks:
-        there = f"{len(placement)} of {len(placement[0])}"
-        raise refuse("E0506", f"`{source.name}` schedules {ranks} ranks of {chunks} stages, not {there}", start)
+        shape = f"{len(placement)} of {len(placement[0])}"
+        raise refuse("E0506", f"`{source.name}` schedules {ranks} ranks of {chunks} stages, not {shape}", start)
     spread = None
     if written.shared:
         spread = SharedVocabulary(ranks, ranks * chunks, **dict.fromkeys(written.shared, True))
@@ -87,7 +87,7 @@ def read(source: Source, placement: Placement | None = None, ascending: bool = T
 
 def _own_chunks(written: Written) -> int:
     """The number of each rank's own stages: those of what ranks share come after them, that of the loss on one rank."""
-    most = [1 + max(action.chunk for action in line) for line, _ in written.lines]
+    chunks = [1 + max(action.chunk for action in line) for line, _ in written.lines]
     if not written.shared:
-        return max(most)
-    return min(most) - len(written.shared) - ("outputs" in written.shared and len(most) == 1)
+        return max(chunks)
+    return min(chunks) - len(written.shared) - ("outputs" in written.shared and len(chunks) == 1)

@@ -24,34 +24,34 @@ _HELP = "`partita schedule … --json` writes one"
 
 def as_json(schedule: Schedule) -> dict[str, Any]:
     """A schedule as an object for `parse`, which skips all other keys."""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "placement": [list(stages) for stages in schedule.own_placement],
         "actions": [[str(action) for action in actions] for actions in schedule.actions],
     }
     if schedule.pairs:
-        found["pairs"] = [sorted(paired) for paired in schedule.pairs]
+        fields["pairs"] = [sorted(paired) for paired in schedule.pairs]
     if not schedule.ascending:
-        found["summation"] = ANY
+        fields["summation"] = ANY
     if schedule.slices > 1:
-        found["slices"] = schedule.slices
+        fields["slices"] = schedule.slices
     if schedule.spread is not None:
-        found["shared"] = [each for each in SHARED if getattr(schedule.spread, each)]
-    return found
+        fields["shared"] = [each for each in SHARED if getattr(schedule.spread, each)]
+    return fields
 
 
 def parse(source: Source) -> Written:
     """What a JSON text says. Raises Refused (E0506)."""
     whole = Span(source, 0, 0)
     try:
-        given = json.loads(source.text)
+        data = json.loads(source.text)
     except (ValueError, RecursionError) as error:
         raise refuse("E0506", f"`{source.name}` is not JSON: {error}", whole, help=_HELP) from error
-    found = given if isinstance(given, dict) else {}
-    actions: Any = found.get("actions")
-    placed: Any = found.get("placement")
-    pairs: Any = found.get("pairs", [])
-    shared: Any = found.get("shared", [])
-    slices: Any = found.get("slices", 1)
+    fields = data if isinstance(data, dict) else {}
+    actions: Any = fields.get("actions")
+    placed: Any = fields.get("placement")
+    pairs: Any = fields.get("pairs", [])
+    shared: Any = fields.get("shared", [])
+    slices: Any = fields.get("slices", 1)
     well = (
         _lists(actions, str)
         and all(actions)
@@ -59,7 +59,7 @@ def parse(source: Source) -> Written:
         and _lists(pairs, int)
         and isinstance(shared, list)
         and all(each in SHARED for each in shared)
-        and found.get("summation", ANY) == ANY
+        and fields.get("summation", ANY) == ANY
         and len(pairs) in (0, len(actions))
         and type(slices) is int
         and slices > 0
@@ -77,16 +77,16 @@ def parse(source: Source) -> Written:
         tuple(_lines(source, actions)),
         tuple(map(frozenset, pairs)),
         placement=lambda ranks, chunks: placement,
-        ascending="summation" not in found,
+        ascending="summation" not in fields,
         shared=frozenset(shared),
         slices=slices,
     )
 
 
-def _lists(given: Any, kind: type) -> bool:
+def _lists(data: Any, kind: type) -> bool:
     """Whether something is a list of lists of values of a kind."""
-    return isinstance(given, list) and all(
-        isinstance(each, list) and all(type(value) is kind for value in each) for each in given
+    return isinstance(data, list) and all(
+        isinstance(each, list) and all(type(value) is kind for value in each) for each in data
     )
 
 
@@ -95,7 +95,7 @@ def _lines(source: Source, actions: list[list[str]]) -> Iterator[Line]:
     start = max(source.text.find('"actions"'), 0)
     problems = []
     for line in actions:
-        found, spans = [], []
+        parsed, spans = [], []
         for word in line:
             quoted = json.dumps(word)
             at = source.text.find(quoted, start)
@@ -105,7 +105,7 @@ def _lines(source: Source, actions: list[list[str]]) -> Iterator[Line]:
             if match is None:
                 problems.append(no_action(word, span))
                 continue
-            found.append(Action(match[1], int(match[2]), int(match[3])))
+            parsed.append(Action(match[1], int(match[2]), int(match[3])))
             spans.append(span)
-        yield tuple(found), tuple(spans)
+        yield tuple(parsed), tuple(spans)
     raise_any(problems)

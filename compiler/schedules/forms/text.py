@@ -62,16 +62,16 @@ def parse(source: Source) -> Written:
     problems: list[Diagnostic] = []
     ranks: list[Line] = []
     pairs = []
-    said: dict[str, Span] = {}
+    headers: dict[str, Span] = {}
     offset = 0
     for line in source.text.split("\n"):
         content = line.split("#", 1)[0]
         start = offset
         offset += len(line) + 1
-        found = _SAID.fullmatch(content.strip())
-        if found and found[1] not in said and not ranks:
-            first = start + content.index(found[0]) + found.start(2)
-            said[found[1]] = Span(source, first, first + len(found[2]))
+        header = _SAID.fullmatch(content.strip())
+        if header and header[1] not in headers and not ranks:
+            first = start + content.index(header[0]) + header.start(2)
+            headers[header[1]] = Span(source, first, first + len(header[2]))
             continue
         actions: list[Action] = []
         spans, paired = [], set()
@@ -96,14 +96,14 @@ def parse(source: Source) -> Written:
             pairs.append(frozenset(paired))
     raise_any(problems)
     written = Written(tuple(ranks), tuple(pairs) if any(pairs) else ())
-    if "placement" in said:
-        span = said["placement"]
+    if "placement" in headers:
+        span = headers["placement"]
         written = evolve(written, placement=partial(_placed, span), placed=span)
     return evolve(
         written,
-        ascending=_ascending(said.get("summation")),
-        slices=_slices(said.get("slices")),
-        shared=_shared(said.get("shared")),
+        ascending=_ascending(headers.get("summation")),
+        slices=_slices(headers.get("slices")),
+        shared=_shared(headers.get("shared")),
     )
 
 

@@ -65,9 +65,9 @@ def parse(source: Source) -> Written:
             if pair is not None:
                 paired.add(len(row))
             for first, part in parts:
-                found, span = _CELL.fullmatch(part), Span(source, first, first + len(part))
-                if found is not None:
-                    row.append((_OURS[found[2]], int(found[1]), int(found[3]), span))
+                match, span = _CELL.fullmatch(part), Span(source, first, first + len(part))
+                if match is not None:
+                    row.append((_OURS[match[2]], int(match[1]), int(match[3]), span))
                 elif part and not _COMMUNICATION.fullmatch(part):
                     problems.append(no_action(part, span, _EXAMPLE))
         offset += len(line) + 1
