@@ -120,13 +120,32 @@ class Sample(Shortened):
 class CallBlock(Shortened):
     """A call of a block. `scope` is its path segment (`attention`; the second in a scope, `attention_2`).
 
-    The results are those of `body`, in order.
+    The results are those of `body`, in order. The parameters of a call of an `instance` are those of the
+    `InstanceParameters` of that name, so many bodies outside.
     """
 
     block: str
     scope: str
     body: Body
     arguments: tuple[Operand, ...]
+    span: Span = field(eq=False)
+    instance: tuple[int, str] | None = None
+
+
+@frozen(eq=False, repr=False)
+class InstanceParameters(CallBlock):
+    """`share scope = block`: a call without inputs and results, whose body has the parameters alone. A frozen copy has
+    the initial values of the instance that it `copies`.
+    """
+
+    copies: tuple[int, str] | None = None
+
+
+@frozen(eq=False, repr=False)
+class SharedParameter(Shortened):
+    """In a call of an instance, a parameter of that instance. One result."""
+
+    parameter: Parameter
     span: Span = field(eq=False)
 
 
@@ -167,7 +186,7 @@ class Scan(Shortened):
     span: Span = field(eq=False)
 
 
-Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat | Scan
+Step: TypeAlias = Apply | Parameter | SharedParameter | Sample | CallBlock | Repeat | Scan
 
 
 def result_count(step: Step) -> int:

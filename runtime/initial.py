@@ -80,7 +80,9 @@ def initial(
     uniform with a = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), `kaiming()`: normal with
     s = sqrt(2 / fan_in) (He et al. 2015). `fan` is (fan_in, fan_out), required by the last two. `region` has one slice
     (of step 1) per axis. The result has the region's shape in the declared axis order; bf16 is returned as float32.
+    A copy is drawn under the name of what it is `like`.
     """
+    name = str(call.arguments.get("like", name))
     return _draw(call, type, stream(seed, "initial", 0, name), fan, region)
 
 
@@ -117,7 +119,7 @@ def _threads() -> int:
 
 
 def _draw(call: Call, type: Type, key: np.ndarray, fan: Fan | None, region: Region | None) -> np.ndarray:
-    argument = float(next(iter(call.arguments.values()), 0.0))
+    argument = float(next((value for name, value in call.arguments.items() if name != "like"), 0.0))
     if call.name in RANDOM:
         assert fan is not None or call.name not in USES_FAN, f"{call.name}() needs the fan of the parameter"
         make = RANDOM[call.name]

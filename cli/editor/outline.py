@@ -50,6 +50,8 @@ def _in_body(statements: Sequence[tree.Statement]) -> Iterator[Symbol]:
             case tree.Param(names=names) | tree.Buffer(names=names):
                 kind = "parameter" if isinstance(each, tree.Param) else "buffer"
                 yield from (Symbol(name, kind, name.span) for name in names)
+            case tree.Share(name=name) | tree.Copy(name=name):
+                yield Symbol(name, "instance", each.span)
             case tree.Repeat(name=name, body=body):
                 yield Symbol(name, "repeat", each.span, tuple(_in_body(body)))
             case tree.Scan(body=body):

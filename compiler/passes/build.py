@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from attrs import evolve
+
 from partita.compiler.graph import BufferWrite, Builder, Graph, Input, Node, Parameter, Scope, Value
 from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
@@ -51,8 +53,8 @@ def build(model: spec.Model, precision: str, training: bool = True, outputs: Seq
             Parameter(
                 value,
                 value.type.with_dtype(accumulation(value.type.dtype)),
-                step.initial,
-                readers.fans(value),
+                builder.initial_of(value, step),
+                readers.fans(builder.named[builder.copies.get(value.name, value.name)]),
                 readers.decays(value),
                 step.span,
                 step.buffer,
@@ -77,6 +79,8 @@ class _Builder(Builder):
         self.training = training
         self.operations = operations
         self.parameters: list[tuple[Value, spec.Parameter]] = []
+        self.named: dict[str, Value] = {}  # the parameters by full name
+        self.copies: dict[str, str] = {}  # of a parameter the one whose initial values it has
         self.scopes: list[Scope] = []
         self.inside: dict[Node, list[Node]] = {}  # the nodes in the body of a scan
         self.updates: list[BufferWrite] = []
@@ -98,9 +102,15 @@ class _Builder(Builder):
             value = int(value)
         return self.apply(Constant(value, dtype))
 
-    def body(self, body: spec.Body, scope: str, arguments: Sequence[Value]) -> list[Value]:
-        """Expand a body in a scope. Returns all its values, from which `results` selects."""
+    def body(
+        self, body: spec.Body, scope: str, arguments: Sequence[Value], owners: tuple[str, ...] = ()
+    ) -> list[Value]:
+        """Expand a body in a scope. Returns all its values, from which `results` selects.
+
+        `owners` are the scopes of the parameters that it shares and of those around it, if not its own.
+        """
         values = list(arguments)
+        owners = owners or (scope,)
         for position, step in enumerate(body.steps):
             self.scope, self.span = scope, step.span
             if isinstance(step, spec.Apply) and step.function == spec.OPERATION:
@@ -111,21 +121,28 @@ class _Builder(Builder):
             elif isinstance(step, spec.Parameter):
                 value = self.value(f"{scope}.{step.name}", self.typed(step.type))
                 self.parameters.append((value, step))
+                self.named[value.name] = value
                 values.append(value)
+            elif isinstance(step, spec.SharedParameter):
+                values.append(self.named[f"{owners[0]}.{step.parameter.name}"])
+            elif isinstance(step, spec.InstanceParameters):
+                self.share(step, scope, owners)
             elif isinstance(step, spec.Sample):
                 values.append(self.sample(step, scope))
             elif isinstance(step, spec.CallBlock):
                 inner = f"{scope}.{step.scope}"
-                self.scopes.append(Scope(inner, step.block))
+                levels, name = step.instance or (0, step.scope)
+                self.scopes.append(Scope(inner, step.block if step.instance is None else name))
                 given = [
                     self.operand(argument, values, self.typed(type).dtype)
                     for argument, type in zip(step.arguments, step.body.types, strict=False)
                 ]
-                values.extend(self.results(step.body, self.body(step.body, inner, given), inner))
+                expanded = self.body(step.body, inner, given, (f"{owners[levels]}.{name}",))
+                values.extend(self.results(step.body, expanded, inner))
             elif isinstance(step, spec.Scan):
-                values.extend(self.scanned(step, scope, values))
+                values.extend(self.scanned(step, scope, values, owners))
             else:
-                values.extend(self.repeated(step, scope, values))
+                values.extend(self.repeated(step, scope, values, owners))
         self.updates += [BufferWrite(values[each.buffer].name, values[each.value], each.span) for each in body.updates]
         return values
 
@@ -134,7 +151,24 @@ class _Builder(Builder):
         self.scope = scope
         return [self.operand(result, values, accumulation(self.precision)) for result in body.results]
 
-    def repeated(self, step: spec.Repeat, scope: str, values: Sequence[Value]) -> list[Value]:
+    def initial_of(self, value: Value, step: spec.Parameter) -> spec.Call:
+        """The initial values of a parameter; those of a copy are drawn under the name of its source (`like`)."""
+        if value.name not in self.copies:
+            return step.initial
+        return evolve(step.initial, arguments={**step.initial.arguments, "like": self.copies[value.name]})
+
+    def share(self, step: spec.InstanceParameters, scope: str, owners: tuple[str, ...]) -> None:
+        """Declare the parameters of an instance."""
+        inner, first = f"{scope}.{step.scope}", len(self.parameters)
+        self.scopes.append(Scope(inner, step.scope))
+        self.body(step.body, inner, (), (f"{owners[0]}.{step.scope}",))
+        if step.copies is not None:
+            levels, name = step.copies
+            for value, _ in self.parameters[first:]:
+                source = f"{owners[levels]}.{name}{value.name.removeprefix(inner)}"
+                self.copies[value.name] = self.copies.get(source, source)
+
+    def repeated(self, step: spec.Repeat, scope: str, values: Sequence[Value], owners: tuple[str, ...]) -> list[Value]:
         """Expand the iterations of a repeat; returns the carried values after the last."""
         self.scopes.append(Scope(f"{scope}.{step.scope}", step.name, step.count))
         carried = [
@@ -144,7 +178,8 @@ class _Builder(Builder):
         captured = [values[index] for index in step.captured]
         for iteration in range(step.count):
             inner = f"{scope}.{step.scope}.{iteration}"
-            everything = self.body(step.body, inner, [*carried, *captured])
+            own = f"{owners[0]}.{step.scope}.{iteration}"
+            everything = self.body(step.body, inner, [*carried, *captured], (own, *owners))
             carried = self.results(step.body, everything, inner)
         return carried
 
@@ -153,7 +188,7 @@ class _Builder(Builder):
         pairs = zip(values, types, strict=True)
         return [arranged(self, cast(self, value, type.dtype), type.names) for value, type in pairs]
 
-    def scanned(self, step: spec.Scan, scope: str, values: Sequence[Value]) -> list[Value]:
+    def scanned(self, step: spec.Scan, scope: str, values: Sequence[Value], owners: tuple[str, ...]) -> list[Value]:
         """Expand the body of a scan once; returns the carried values at all positions."""
         types = [self.typed(type) for type in step.body.types[: len(step.carried)]]
         pairs = zip(step.carried, types, strict=True)
@@ -163,7 +198,8 @@ class _Builder(Builder):
         states = [self.value(f"{scope}.{name}", type) for name, type in zip(step.names, types, strict=True)]
         before, scopes = self.nodes, len(self.scopes)
         self.nodes = []
-        everything = self.body(step.body, scope, [*states, *(loop.seen(self, values[i]) for i in step.captured)])
+        inputs = [*states, *(loop.seen(self, values[i]) for i in step.captured)]
+        everything = self.body(step.body, scope, inputs, (owners[0], *owners))
         made = self.results(step.body, everything, scope)
         made = self._as_carried(made, types)
         nodes, self.nodes = self.nodes, before

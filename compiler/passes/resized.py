@@ -94,6 +94,8 @@ class Resized:
             return evolve(step, axis=axis, body=self.body(step.body), carried=self.operands(step.carried))
         if isinstance(step, spec.Parameter):
             return evolve(step, type=self.type(step.type), initial=self.initial_of(step))
+        if isinstance(step, spec.SharedParameter):
+            return evolve(step, parameter=evolve(step.parameter, type=self.type(step.parameter.type)))
         if isinstance(step, spec.Sample):
             return evolve(step, type=self.type(step.type))
         options = step.options

@@ -745,7 +745,7 @@ def outermost(body: spec.Body, names: tuple[str, ...] | None = None) -> Iterator
         step = next(stack[-1], None)
         if step is None:
             stack.pop()
-        elif isinstance(step, spec.CallBlock):
+        elif isinstance(step, spec.CallBlock) and not isinstance(step, spec.InstanceParameters):
             stack.append(iter(step.body.steps))
         elif isinstance(step, spec.Repeat):
             if names is not None and step.name not in names:
@@ -761,6 +761,8 @@ def iterations_of(body: spec.Body, names: tuple[str, ...], each: int | None = No
     """
     total = 0
     for step in body.steps:
+        if isinstance(step, spec.InstanceParameters):
+            continue
         if isinstance(step, spec.CallBlock):
             total += iterations_of(step.body, names, each)
         elif isinstance(step, spec.Repeat):
@@ -789,7 +791,11 @@ def _blocks(body: spec.Body, steps: tuple[spec.Repeat, ...], own: str) -> tuple[
 
 
 def _calls(body: spec.Body) -> list[spec.CallBlock]:
-    return [step for step in body.steps if isinstance(step, spec.CallBlock)]
+    return [
+        step
+        for step in body.steps
+        if isinstance(step, spec.CallBlock) and not isinstance(step, spec.InstanceParameters)
+    ]
 
 
 def _tensor_axes(

@@ -332,6 +332,8 @@ def _staged(body: spec.Body, names: Sequence[str], counts: Mapping[int, int]) ->
     """The number of iterations of the repeats in `names`, counting the outermost of nested ones."""
     total = 0
     for step in body.steps:
+        if isinstance(step, spec.InstanceParameters):
+            continue
         if isinstance(step, spec.CallBlock):
             total += _staged(step.body, names, counts)
         elif isinstance(step, spec.Repeat):

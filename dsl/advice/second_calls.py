@@ -25,7 +25,7 @@ def report_second_calls(model: spec.Model, source: Source, report: Report) -> No
                 notes = [f"`{first.span.text}`   ({first.span.place}) has parameters of its own"]
                 message = f"`{second.block}` is called twice: these are two networks, with two sets of parameters"
                 help = (
-                    "for one network, declare its parameters where it is called, and pass them to both calls; "
+                    f"for one network, `share both = {second.block}` before, and call `both` twice; "
                     "nothing, if two are meant"
                 )
                 report.warning("W0204", message, second.span, notes, help)

@@ -13,6 +13,7 @@ from partita.dsl.advice.corrected_values import call_of, named
 from partita.dsl.advice.report import suggestion
 from partita.dsl.check.buffers import Buffers
 from partita.dsl.check.expressions import Expressions
+from partita.dsl.check.instances import Instances
 from partita.dsl.check.known import CheckContext
 from partita.dsl.check.loops import Loops
 from partita.dsl.config.builtins import INITIAL, SAMPLED, Signature
@@ -48,6 +49,7 @@ class BodyChecker:
         self.expressions = Expressions(known, scope, body)
         self.metrics: list[tuple[str, Value]] = []
         self.buffers = Buffers(scope, self.expressions, known.report)
+        self.instances = Instances(known, scope)
         self.loops = Loops(scope, self.expressions, known.report, self.inside)
         self.outputs: list[tuple[tree.Output, dict[str, Binding]]] = []  # each with what names mean there
         self.loss: tuple[Value, Span] | None = None
@@ -135,6 +137,11 @@ class BodyChecker:
                     self.buffer(statement)
                 case tree.Sample():
                     self.sample(statement)
+                case tree.Share() | tree.Copy():
+                    with self.report:
+                        self.instances.share(statement) if isinstance(statement, tree.Share) else self.instances.copy(
+                            statement
+                        )
                 case tree.Repeat():
                     self.failed = not self.loops.repeat(statement) or self.failed
                 case tree.Scan():

@@ -19,6 +19,7 @@ from partita.dsl.check import constants
 from partita.dsl.check.arguments import bind, parameters_of_call
 from partita.dsl.check.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
 from partita.dsl.check.formulas import Size
+from partita.dsl.check.instances import sharing
 from partita.dsl.check.known import CheckContext
 from partita.dsl.check.operands import Operands
 from partita.dsl.config.builtins import OneOf
@@ -45,7 +46,7 @@ from partita.dsl.functions.signatures import (
     Use,
 )
 from partita.dsl.names.origins import origin
-from partita.dsl.names.scope import Binding, Instance, Scope, Unknown, Value, composed
+from partita.dsl.names.scope import Binding, Instance, Scope, SharedBlock, Unknown, Value, composed
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.units import PLAIN, RATIO, Quantity, read, shortened
@@ -255,6 +256,10 @@ class Expressions:
         called = written.name.text
         if called in self.known.declarations.operations:
             return self._call_operation(written, name)
+        shared = self.scope.shared(called)
+        if shared is not None:
+            levels, block = shared
+            return None if block is None else self._call_block(written, block, (levels, called))
         if called in self.known.declarations.blocks:
             return self._call_block(written)
         if called == "size":
@@ -370,24 +375,29 @@ class Expressions:
 
     # ------------------------------------------------------------ blocks
 
-    def _call_block(self, written: tree.Call) -> list[Result] | None:
-        called = written.name.text
+    def _call_block(
+        self, written: tree.Call, shared: SharedBlock | None = None, place: tuple[int, str] | None = None
+    ) -> list[Result] | None:
+        """A call of a block or, at its `place`, of one that is shared."""
+        called = written.name.text if shared is None else shared.block
         self.known.called.add(called)
         block = self.known.declarations.blocks[called]
         arrows = self._arrows(written, "block", self.known.mentioned.get(called, ()))
         tensors = self._arguments(written, block.inputs)
         if tensors is None or arrows is None:
             return None
-        instance = Instance(called, composed(self.scope.substitution, arrows))
+        outer = self.scope.substitution if shared is None else {**self.scope.substitution, **dict(shared.substitution)}
+        instance = Instance(called, composed(outer, arrows))
         checked = self.known.checked.get(instance)
         if checked is None:
             return None
         types = zip((declared.name.text for declared in block.inputs), checked.body.types, strict=False)
         self._fit(written, list(types), tensors)
-        segment = self.scope.segment(called)
+        segment = self.scope.segment(written.name.text)
         self.scope.segments[segment] = written.span
         operands = tuple(argument.value for argument in tensors)
-        step = spec.CallBlock(called, segment, checked.body, operands, written.span)
+        body = checked.body if shared is None else sharing(checked.body, shared.parameters, written.span)
+        step = spec.CallBlock(called, segment, body, operands, written.span, place)
         values = self.scope.add(step, checked.results, max(1, checked.nodes), checked.depth + 1)
         return [Tensor(value.number, value.type, _text(written), written.span) for value in values]
 

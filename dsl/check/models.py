@@ -13,6 +13,7 @@ from attrs import frozen
 
 from partita.dsl import limits, spec
 from partita.dsl.check.bodies import BodyChecker
+from partita.dsl.check.instances import arrows_of, block_of
 from partita.dsl.check.known import CheckContext
 from partita.dsl.names.declarations import Declarations
 from partita.dsl.names.scope import Checked, Instance, Scope, composed
@@ -89,15 +90,19 @@ class Models:
         return self._sites[block]
 
     def _calls_in(self, declaration: tree.Block | tree.Model) -> Iterator[CallSite]:
-        for call in nodes(declaration):
-            if isinstance(call, tree.Call) and call.name.text in self.declarations.blocks:
-                arrows = []
-                for argument in call.arguments:
-                    if isinstance(argument.value, tree.Arrow):
-                        left, right = tree.single(argument.value.left), tree.single(argument.value.right)
-                        if left is not None and right is not None:
-                            arrows.append((left.text, right.text))
-                yield CallSite(call.name.text, tuple(arrows), call.name.span)
+        blocks, shared = self.declarations.blocks, dict[str, CallSite]()
+        for node in nodes(declaration):
+            match node:
+                case tree.Share(name=name, block=written) if (block := block_of(written)) and block.text in blocks:
+                    shared[name.text] = CallSite(block.text, tuple(arrows_of(written)), block.span)
+                    yield shared[name.text]
+                case tree.Copy(name=name, source=source) if source.text in shared:
+                    shared[name.text] = shared[source.text]
+                case tree.Call(name=name) if name.text in shared:
+                    site = shared[name.text]
+                    yield CallSite(site.block, (*site.arrows, *arrows_of(node)), name.span)
+                case tree.Call(name=name) if name.text in blocks:
+                    yield CallSite(name.text, tuple(arrows_of(node)), name.span)
 
     # ------------------------------------------------------------ blocks and models
 

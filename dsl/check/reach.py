@@ -139,6 +139,10 @@ class _Reach:
                 if results:
                     self.reached.add(id(step))
                 return []
+            case spec.SharedParameter():
+                if results:
+                    self.reached.add(id(step.parameter))
+                return []
             case spec.Apply():
                 flows = bool(results)
                 if flows and step.function in NO_GRADIENT:

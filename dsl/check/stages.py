@@ -163,6 +163,6 @@ def _iterations(body: spec.Body, names: tuple[str, ...], known: dict[int, int]) 
             if isinstance(step, spec.Repeat)
             else _iterations(step.body, names, known)
             for step in body.steps
-            if isinstance(step, spec.CallBlock | spec.Repeat)
+            if isinstance(step, spec.CallBlock | spec.Repeat) and not isinstance(step, spec.InstanceParameters)
         )
     return known[id(body)]

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from attrs import define, field, frozen
 
 from partita.dsl.advice.report import Full, Report
+from partita.dsl.check.instances import block_of
 from partita.dsl.check.layouts import CLASSES as STORED
 from partita.dsl.check.optimizers import CLASSES as TARGETS
 from partita.dsl.names.members import Member, Members
@@ -91,6 +92,7 @@ class _Names:
     known: dict[str, dict[str, tree.Name]] = field(factory=dict)
     blocks: dict[str, tree.Block] = field(factory=dict)
     inputs: dict[str, dict[str, tree.Name]] = field(factory=dict)  # of blocks and operations
+    shared: dict[str, tree.Block | None] = field(factory=dict)  # by the name of an instance, in the body at hand
     called: Sequence[str] = ()  # what calls refer to, here
 
     def run(self) -> None:
@@ -259,6 +261,17 @@ class _Names:
                 self._refer(axis, ("axis",))
                 self.members.reserve(body)
                 self._nodes(body, dict(scope))
+            case tree.Share(name=name, block=written):
+                block = block_of(written)
+                if block is not None:
+                    self._refer(block, ("block",))
+                    self.shared[name.text] = self.blocks.get(block.text)
+                self._nodes(written.arguments if isinstance(written, tree.Call) else (), scope)
+                self._bind_instance(name, scope)
+            case tree.Copy(name=name, source=source):
+                self._refer(source, (), scope)
+                self.shared[name.text] = self.shared.get(source.text)
+                self._bind_instance(name, scope)
             case tree.Update(name=name, value=value):
                 self._refer(name, (), scope)
                 self._node(value, scope)
@@ -280,13 +293,16 @@ class _Names:
 
     def _call(self, call: tree.Call, scope: Scope) -> None:
         name = call.name
-        self._refer(name, self.called)
+        instance = scope.get(name.text, (name, ""))[1] == "instance"
+        self._refer(name, self.called, {name.text: scope[name.text]} if instance else {})
         named = self.inputs.get(name.text, {}) if self.called else {}
         for argument in call.arguments:
             if argument.name is not None and argument.name.text in named:
                 self.found.append(Occurrence(argument.name, "tensor", named[argument.name.text]))
             self._node(argument.value, scope)
-        if name.text in self.blocks and name.text not in self.known.get("op", {}):
+        if instance:
+            self.members.enter(scope[name.text][0], "instance", self.shared.get(name.text))
+        elif name.text in self.blocks and name.text not in self.known.get("op", {}):
             block = self.blocks[name.text]
             self.members.enter(block.name, "block", block)
 
@@ -309,6 +325,12 @@ class _Names:
         first, kind = scope.setdefault(name.text, (name, kind))
         self.found.append(Occurrence(name, kind, first))
         self.members.enter(first, kind)
+
+    def _bind_instance(self, name: tree.Name, scope: Scope) -> None:
+        """A name under which a block is shared."""
+        scope[name.text] = name, "instance"
+        self.found.append(Occurrence(name, "instance", name))
+        self.members.enter(name, "instance", self.shared.get(name.text))
 
     def _table(self, table: tree.Table | None, scope: Scope) -> None:
         for entry in table.entries if table is not None else ():

@@ -39,6 +39,15 @@ class Value:
     type: Type
 
 
+@frozen(eq=False)
+class SharedBlock:
+    """A block that is shared under a name, over axes, with its parameters alone as a body."""
+
+    block: str
+    substitution: Substitution
+    parameters: spec.Body
+
+
 class Unknown:
     """The meaning of a name whose definition is wrong, so that one error does not cause others."""
 
@@ -75,6 +84,7 @@ class Scope:
         self.updates: list[spec.Update] = []
         self.bindings: dict[str, Binding] = {}
         self.segments: dict[str, Span] = {}
+        self.instances: dict[str, SharedBlock | None] = {}  # None: of a block that is wrong
         self.depth, self.nodes = 1, 0
         self.counts: dict[str, int] = {}
         self._captured: dict[int, int] = {}  # number in the outer body -> number here
@@ -101,6 +111,16 @@ class Scope:
             here = self._captured[value.number] = -1 - len(self._captured)
             self._captured_as.append((name, type))
         return Value(here, type)
+
+    def shared(self, name: str) -> tuple[int, SharedBlock | None] | None:
+        """What is shared under a name, and how many bodies outside."""
+        scope: Scope | None = self
+        levels = 0
+        while scope is not None:
+            if name in scope.instances:
+                return levels, scope.instances[name]
+            scope, levels = scope.outer, levels + 1
+        return None
 
     def scans(self) -> set[str]:
         """The axes of which a value here is seen at one position: those of the scans that this body is in."""

@@ -265,6 +265,7 @@ def _mesh(span: Span, name: Token, *parts: Any) -> tree.Mesh:
 # Nodes that are called like their rules of the grammar, and have their parts as fields.
 NODES = (
     *(tree.Block, tree.Operation, tree.Model, tree.Input, tree.Entry, tree.Param, tree.Buffer, tree.Sample, tree.Let),
+    *(tree.Share, tree.Copy),
     *(tree.Repeat, tree.Loss, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
     *(tree.Shard, tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
     *(tree.Correspondence, tree.Skip),

@@ -198,6 +198,22 @@ class Sample(Node):
 
 
 @frozen
+class Share(Node):
+    """`share name = block`: one set of the block's parameters, for all calls of the name."""
+
+    name: Name
+    block: Expression
+
+
+@frozen
+class Copy(Node):
+    """`frozen copy name = source`: what is shared, with the same initial values, and not trained."""
+
+    name: Name
+    source: Name
+
+
+@frozen
 class Let(Node):
     """`let names = value`."""
 
@@ -254,7 +270,7 @@ class Output(Node):
     value: Expression
 
 
-Statement: TypeAlias = Param | Buffer | Sample | Let | Repeat | Scan | Update | Loss | Metric | Output
+Statement: TypeAlias = Param | Buffer | Sample | Share | Copy | Let | Repeat | Scan | Update | Loss | Metric | Output
 
 
 @frozen

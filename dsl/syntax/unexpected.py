@@ -36,7 +36,21 @@ from partita.dsl.syntax.units import UNITS, shortened
 
 # What statements of a body begin with; and what begins nothing within brackets.
 STATEMENTS = frozenset(
-    ("param", "buffer", "sample", "let", "repeat", "scan", "update", "loss", "metric", "output", "return")
+    (
+        "param",
+        "buffer",
+        "sample",
+        "share",
+        "frozen",
+        "let",
+        "repeat",
+        "scan",
+        "update",
+        "loss",
+        "metric",
+        "output",
+        "return",
+    )
 )
 # Signs that may be missing, or stand for one another, the likeliest first.
 SIGNS = (",", "=", ":", "~", "->", "as", "on", "(", "{", "[", ")", "]", "}")
@@ -55,7 +69,22 @@ PHRASES = (
     ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))),
     (
         "a statement",
-        frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "SCAN", "LOSS", "METRIC", "BUFFER", "UPDATE", "OUTPUT")),
+        frozenset(
+            (
+                "PARAM",
+                "SAMPLE",
+                "SHARE",
+                "FROZEN",
+                "LET",
+                "REPEAT",
+                "SCAN",
+                "LOSS",
+                "METRIC",
+                "BUFFER",
+                "UPDATE",
+                "OUTPUT",
+            )
+        ),
     ),
     ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE", "OFFLOAD", "OVERLAP"))),
     ("a rule", frozenset(("FREEZE", "UPDATE"))),

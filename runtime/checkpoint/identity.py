@@ -79,7 +79,7 @@ def text_of(value: object) -> str:
     if isinstance(value, spec.Call):
         arguments = (f"{name} = {text_of(each)}" for name, each in value.arguments.items() if each is not None)
         return f"{value.name}({', '.join(arguments)})"
-    if isinstance(value, spec.Share):
+    if isinstance(value, spec.InstanceParameters):
         return f"{text_of(value.call)} -> {value.share:.6g}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(text_of, value))}]"
@@ -118,6 +118,12 @@ def _step(step: spec.Step, numbers: Mapping[int, int]) -> list[Any]:
             return ["apply", step.function, _plain(step.operands), _plain(step.options), _kind(step.type)]
         case spec.Parameter():
             return ["buffer" if step.buffer else "param", step.name, _kind(step.type)]
+        case spec.SharedParameter():
+            return ["shared", step.parameter.name, _kind(step.parameter.type)]
+        case spec.InstanceParameters():
+            return ["share", step.scope, numbers[id(step.body)], _plain(step.copies)]
+        case spec.CallBlock() if step.instance is not None:
+            return ["call", step.scope, numbers[id(step.body)], _plain(step.arguments), _plain(step.instance)]
         case spec.Sample():
             return ["sample", step.name, _kind(step.type), _plain(step.distribution)]
         case spec.CallBlock():

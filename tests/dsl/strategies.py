@@ -97,6 +97,8 @@ simple_statements = st.one_of(
     st.builds(lambda n, t, e: node(tree.Param, n, t, e), several(names), types, expressions),
     st.builds(lambda n, t, e: node(tree.Buffer, n, t, e), several(names), types, expressions),
     st.builds(lambda n, t, e: node(tree.Sample, n, t, e), several(names), types, expressions),
+    st.builds(lambda n, e: node(tree.Share, n, e), names, expressions),
+    st.builds(lambda n, m: node(tree.Copy, n, m), names, names),
     st.builds(lambda n, e: node(tree.Let, n, e), several(names), expressions),
     expressions.map(lambda e: node(tree.Loss, e)),
     st.builds(lambda n, e: node(tree.Update, n, e), names, expressions),
@@ -208,6 +210,10 @@ def words(item):
             return ["buffer", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
         case tree.Sample():
             return ["sample", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
+        case tree.Share():
+            return ["share", *words(item.name), "=", *words(item.block)]
+        case tree.Copy():
+            return ["frozen", "copy", *words(item.name), "=", *words(item.source)]
         case tree.Let():
             return ["let", *separated(item.names), "=", *words(item.value)]
         case tree.Repeat():

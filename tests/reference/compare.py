@@ -60,7 +60,19 @@ class Observed:
 
 
 def accepted(program: Program, folder: Path, overrides: Sequence[str] = ()) -> tuple[Program, Spec]:
-    """A program all of whose parameters reach the loss, checked. Raises Refused."""
+    """A program all of whose parameters reach the loss, checked; some with a block whose calls share parameters, if it
+    can be shared. Raises Refused.
+    """
+    if program.sharing is not None:
+        try:
+            return _accepted(program.sharing, folder, overrides)
+        except Refused as refused:
+            if {each.code for each in refused.diagnostics if each.severity == "error"} != {"E0228"}:
+                raise
+    return _accepted(program, folder, overrides)
+
+
+def _accepted(program: Program, folder: Path, overrides: Sequence[str]) -> tuple[Program, Spec]:
     for _ in range(6):
         spec, diagnostics = checked(program, folder, overrides)
         if spec is not None:

@@ -35,6 +35,7 @@ class Reading:
     rows: frozenset[str] = frozenset()  # of a table
     limits: list[int] = field(factory=list)
     buffer: bool = False
+    copied: str | None = None  # of a copy, what it has the initial values of
 
 
 @define(eq=False)
@@ -52,6 +53,7 @@ class Walk:
     training: bool = True
     sizes: Mapping[str, int] = field(factory=dict)
     readings: dict[str, Reading] = field(factory=dict)
+    shared: dict[str, Named] = field(factory=dict)  # the parameters by path
     largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
     scopes: dict[str, str] = field(factory=dict)  # names of blocks and repeats in the file, by path without iterations
@@ -79,9 +81,12 @@ class Walk:
 
     # ------------------------------------------------------------ bodies
 
-    def body(self, body: spec.Body, path: str, given: Sequence[Named]) -> list[Named]:
-        """The values of a body, given its inputs."""
+    def body(self, body: spec.Body, path: str, given: Sequence[Named], homes: Sequence[str] = ()) -> list[Named]:
+        """The values of a body, given its inputs. Its parameters are found in the first of `homes`, or else in itself;
+        the others are those of the bodies around it.
+        """
         values: list[Named] = []
+        homes = homes or (path,)
 
         def add(made: Sequence[Named]) -> None:
             """More values, each with its axes in the order of its type."""
@@ -94,23 +99,37 @@ class Walk:
                 case spec.Apply():
                     add([self.apply(step, path, values)])
                 case spec.Parameter():
-                    add([self.parameter(step, f"{path}.{step.name}")])
+                    self.shared[f"{path}.{step.name}"] = value = self.parameter(step, f"{path}.{step.name}")
+                    add([value])
+                case spec.SharedParameter():
+                    add([self.shared[f"{homes[0]}.{step.parameter.name}"]])
                 case spec.Sample():
                     add([self.sample(step, f"{path}.{step.name}")])
                 case spec.CallBlock():
-                    self.scope(f"{path}.{step.scope}", step.block)
+                    instance = isinstance(step, spec.InstanceParameters)
+                    self.scope(f"{path}.{step.scope}", step.scope if instance else step.block)
                     arguments = [self.operand(each, values) for each in step.arguments]
-                    add(self.results(step.body, self.body(step.body, f"{path}.{step.scope}", arguments)))
+                    up, name = step.instance or (0, step.scope)
+                    before = set(self.readings)
+                    inner = self.body(step.body, f"{path}.{step.scope}", arguments, (f"{homes[up]}.{name}",))
+                    add(self.results(step.body, inner))
+                    if instance and step.copies is not None:
+                        up, name = step.copies
+                        for each in self.readings.keys() - before:
+                            source = f"{homes[up]}.{name}{each.removeprefix(f'{path}.{step.scope}')}"
+                            self.readings[each].copied = self.readings[source].copied or source
                 case spec.Repeat():
                     self.scope(f"{path}.{step.scope}", step.name)
                     carried = [self.operand(each, values) for each in step.carried]
                     captured = [values[index] for index in step.captured]
                     for iteration in range(step.count):
-                        made = self.body(step.body, f"{path}.{step.scope}.{iteration}", [*carried, *captured])
+                        inner = f"{step.scope}.{iteration}"
+                        around = f"{homes[0]}.{inner}", *homes
+                        made = self.body(step.body, f"{path}.{inner}", [*carried, *captured], around)
                         carried = self.results(step.body, made)
                     add(carried)
                 case spec.Scan():
-                    add(self.scanned(step, path, values))
+                    add(self.scanned(step, path, values, homes))
         for each in body.updates:
             name, axes = values[each.buffer].source, values[each.buffer].axes
             self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
@@ -119,7 +138,7 @@ class Walk:
     def scope(self, path: str, name: str) -> None:
         self.scopes[".".join(part for part in path.split(".") if not part.isdigit())] = name
 
-    def scanned(self, step: spec.Scan, path: str, values: Sequence[Named]) -> list[Named]:
+    def scanned(self, step: spec.Scan, path: str, values: Sequence[Named], homes: Sequence[str]) -> list[Named]:
         """One position after the other; what is drawn is drawn for all positions, and each takes its own."""
         axis = step.axis.name
         count = self.sizes.get(axis, step.axis.size)
@@ -132,7 +151,7 @@ class Walk:
             self.drawn = dict(drawn_before)
             seen = [x.at(axis, t) if axis in x.axes else x for x in captured]
             given = [x.ordered(type.names) for x, type in zip([*carried, *seen], step.body.types, strict=False)]
-            carried = self.results(step.body, self.body(step.body, path, given))
+            carried = self.results(step.body, self.body(step.body, path, given, (homes[0], *homes)))
             found.append(carried)
         self.position = outer
         columns = zip(*(found[::-1] if step.backward else found), strict=True)

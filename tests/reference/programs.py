@@ -184,6 +184,22 @@ class Program:
     def text(self) -> str:
         return SLOT.sub(lambda slot: f" + 0.1 * mean({slot[1]})" if slot[1] in self.reaching else "", self.template)
 
+    @property
+    def sharing(self) -> Program | None:
+        """Half of the programs whose model calls a block, with one set of parameters for all its calls there."""
+        first, model, rest = self.template.partition("\nmodel m(")
+        header, brace, body = rest.partition("{\n")
+        called = next((name for name in re.findall(r"block (\w+)\(", first) if f"{name}(" in body), None)
+        if len(self.template) % 2 or called is None or re.search(rf"\w\.{called}\b", body):
+            return None
+        name, copied = f"both_{called}", ""
+        body = re.sub(rf"\b{called}\b", name, body)
+        if len(self.template) % 3 and body.count(f"{name}(") > 1:
+            copied = f"  frozen copy fixed = {name}\n"
+            first_call, *others = body.split(f"{name}(")
+            body = f"{first_call}fixed({f'{name}('.join(others)}"
+        return evolve(self, template=f"{first}{model}{header}{brace}  share {name} = {called}\n{copied}{body}")
+
     def __str__(self) -> str:
         return self.text
 

@@ -93,8 +93,9 @@ class Training:
         reading = self.readings[path]
         assert reading.initial is not None
         arguments = [float(value) for value in reading.initial.arguments.values()]
-        fans = reading.fans or _fans(reading.type.shape)
-        value = drawn.initial(reading.initial.name, arguments, self.train.seed, path, reading.type.shape, fans)
+        source = reading.copied or path
+        fans = self.readings[source].fans or _fans(reading.type.shape)
+        value = drawn.initial(reading.initial.name, arguments, self.train.seed, source, reading.type.shape, fans)
         if reading.buffer:
             return _nudged(value, nudge) if reading.type.is_float else value.long()
         return _nudged(value, nudge).requires_grad_()

@@ -302,18 +302,17 @@ def test_what_may_be_meant_as_one_network_is_told(body: str, count: int) -> None
 
 def test_one_network_is_called_twice_as_told() -> None:
     (found,) = second_calls("let d = net(x) - net(y)  loss mean(d * d)")
-    assert "declare its parameters where it is called, and pass them to both calls" in (found.help or "")
-    body = "param w: [row] ~ normal(1.0)  let d = net(x, w) - net(y, w)  loss mean(d * d)"
-    right = TWICE.format(body=body).replace(
-        "x: [batch, row]) { param w: [row] ~ normal(1.0)", "x: [batch, row], w: [row]) {", 1
-    )
+    declared = re.match("for one network, `(.*)` before, and call `(.*)` twice", found.help or "")
+    assert declared is not None
+    share, both = declared.groups()
+    right = TWICE.format(body=f"{share}  let d = {both}(x) - {both}(y)  loss mean(d * d)")
     spec, diagnostics = load_text(right.replace("block scaled(x: [batch, row]) { return 2 * x }", ""), "m.par")
     assert spec is not None
     assert not diagnostics
     plan = prepare(spec)
-    assert [each.name for each in plan.program.parameters] == ["m.w"]
+    assert [each.name for each in plan.program.parameters] == ["m.both.w"]
     drawn = batches(plan.program, 1)[0]
     run = VirtualRun(plan)
-    w = run.parameters()["m.w"].clone()
+    w = run.parameters()["m.both.w"].clone()
     d = torch.tanh(drawn["x"] * w) - torch.tanh(drawn["y"] * w)
     assert run.step(1, drawn, 0.1)[0] == pytest.approx(float((d * d).mean()), rel=2e-5)
