@@ -257,7 +257,7 @@ class Writer:
         def end(values: Iterable[Value], i: int) -> None:
             """Deletes those of these values that unit `i` is the last to read, unless the function ends there."""
             ended = [v for v in dict.fromkeys(values) if v in local and v not in keep and last.get(v, i) <= i]
-            ended += self._read(units[i])
+            ended += [each for each in self._read(units[i]) if each not in ended and not texts[each].literal]
             if ended and i + 1 < count:
                 self.add(End(tuple(ended)))
             local.difference_update(ended)

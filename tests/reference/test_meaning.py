@@ -90,6 +90,12 @@ def test_a_program_computes_what_it_means(random: Random, cutting: bool):
         assume(holds(Maker(random, cutting).program(), Path(folder)) in ("equal", "ended at a bad step"))
 
 
+@pytest.mark.parametrize("seed", [2176])
+def test_programs_that_were_wrong_once(seed: int, tmp_path: Path):
+    """2176: of constants a collective is gathered from, each is deleted once, and no literal."""
+    assert holds(Maker(Random(seed), cutting=seed % 5 != 0).program(), tmp_path) == "equal"
+
+
 @pytest.mark.soak
 def test_programs_compute_what_they_mean_at_length(tmp_path: Path):
     counts: Counter[str] = Counter()
