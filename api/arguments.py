@@ -22,8 +22,8 @@ def file_at(path: object) -> str | Path:
         raise ValueError("`path` is the path of a .par file, not what is written in one")
     if isinstance(path, str | Path):
         return path
-    if isinstance(path, os.PathLike) and isinstance(found := os.fspath(path), str):
-        return found
+    if isinstance(path, os.PathLike) and isinstance(fspath := os.fspath(path), str):
+        return fspath
     help = ""
     if any((each.__module__, each.__name__) == ("torch.nn.modules.module", "Module") for each in type(path).__mro__):
         help = ": a model is declared in such a file, and `partita init NAME` writes one to start from"
@@ -34,8 +34,8 @@ def folder_at(name: str, path: object) -> str | Path | None:
     """The path of a directory, if one is given. Raises TypeError."""
     if path is None or isinstance(path, str | Path):
         return path
-    if isinstance(path, os.PathLike) and isinstance(found := os.fspath(path), str):
-        return found
+    if isinstance(path, os.PathLike) and isinstance(fspath := os.fspath(path), str):
+        return fspath
     raise TypeError(f"`{name}` is the path of a directory, not {kind_of(path)}")
 
 
@@ -59,10 +59,10 @@ def seconds(name: str, value: object) -> float:
     """A number above 0. Raises TypeError and ValueError."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"`{name}` is a number of seconds, not {kind_of(value)}")
-    found = float(value)
-    if not found > 0:
-        raise ValueError(f"`{name}` is above 0 seconds, not {found:g}")
-    return found
+    duration = float(value)
+    if not duration > 0:
+        raise ValueError(f"`{name}` is above 0 seconds, not {duration:g}")
+    return duration
 
 
 def word(name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -12,16 +12,16 @@ Override: TypeAlias = str | Mapping[str, Value]
 
 def written(overrides: Iterable[Override]) -> tuple[str, ...]:
     """Overrides as written on the command line, in order. Raises TypeError for other types."""
-    found: list[str] = []
+    assignments: list[str] = []
     for override in overrides:
         if isinstance(override, str):
-            found.append(override)
+            assignments.append(override)
         elif isinstance(override, Mapping):
-            found += [f"{_key(key)}={_value(key, value)}" for key, value in override.items()]
+            assignments += [f"{_key(key)}={_value(key, value)}" for key, value in override.items()]
         else:
             example = 'a string such as "batch=64", or a mapping such as {"batch": 64}'
             raise TypeError(f"an override is {example}, not {type(override).__name__}")
-    return tuple(found)
+    return tuple(assignments)
 
 
 def _key(key: object) -> str:

@@ -53,7 +53,7 @@ def compare(path: Path, overrides: list[str], tokens: int) -> None:
     weights: dict[str, torch.Tensor] = {}
     prompt: list[int] = []
     for kept in (True, False):
-        writer = writer_of(spec, kept=kept)
+        writer = writer_of(spec, cached=kept)
         if not weights:
             length = writer.model.window - tokens - 1
             prompt = torch.randint(0, writer.model.vocab.size, (length,), generator=generator).tolist()

@@ -17,13 +17,13 @@ def count(text: str) -> int:
     return int(text)
 
 
-def up_to(most: int) -> Callable[[str], int]:
-    """A positive integer of at most `most`."""
+def up_to(limit: int) -> Callable[[str], int]:
+    """A positive integer of at most `limit`."""
 
     def limited(text: str) -> int:
         value = count(text)
-        if value > most:
-            raise argparse.ArgumentTypeError(f"{shortened(text)} is more than {most:,}")
+        if value > limit:
+            raise argparse.ArgumentTypeError(f"{shortened(text)} is more than {limit:,}")
         return value
 
     return limited
@@ -31,11 +31,11 @@ def up_to(most: int) -> Callable[[str], int]:
 
 def numbers(text: str, names: Collection[str]) -> dict[str, float]:
     """Numbers by name, such as `F=18.5,B=18.1`."""
-    found = {}
+    values = {}
     for part in text.split(","):
         key, _, value = part.partition("=")
-        found[known(key.strip(), names)] = number(value)
-    return found
+        values[known(key.strip(), names)] = number(value)
+    return values
 
 
 def known(name: str, names: Collection[str]) -> str:

@@ -98,16 +98,16 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 def _misused(arguments: argparse.Namespace) -> str | None:
     """What is wrong with the options together."""
-    given, directory = vars(arguments), str(arguments.directory)
+    options, directory = vars(arguments), str(arguments.directory)
     if directory.endswith(".par") and not os.path.isdir(directory):
         return f"DIR is a directory; runs of that file save to `runs/{Path(directory).stem}`, if it is not said where"
-    if given.get("program") is not None:
+    if options.get("program") is not None:
         for name in ("strict", "states"):
-            if given.get(name):
+            if options.get(name):
                 return f"--{name} does not go with --as"
     elif arguments.action in ("import", "export"):
         for name, default in (("only", []), ("dtype", None), ("config", None)):
-            if arguments.action == "export" and given.get(name, default) != default:
+            if arguments.action == "export" and options.get(name, default) != default:
                 return f"--{name} needs --as NAME"
         if arguments.action == "export" and arguments.file is not None:
             return f"{arguments.file}: a .par file is read for its `weights`, with --as NAME"
@@ -121,10 +121,12 @@ def _chosen(arguments: argparse.Namespace) -> tuple[PathOrUrl, int]:
     """The single checkpoint to use. Raises Refused (E0807)."""
     path, step = located(arguments.directory)
     steps = steps_in(path)
-    wanted = arguments.step if arguments.step is not None else step if step is not None else steps[-1]
-    if wanted not in steps:
-        raise refuse("E0807", f"{path} has no checkpoint of step {wanted}", help=f"it has {', '.join(map(str, steps))}")
-    return path, wanted
+    requested = arguments.step if arguments.step is not None else step if step is not None else steps[-1]
+    if requested not in steps:
+        raise refuse(
+            "E0807", f"{path} has no checkpoint of step {requested}", help=f"it has {', '.join(map(str, steps))}"
+        )
+    return path, requested
 
 
 def _manifest(path: PathOrUrl, step: int) -> Manifest:

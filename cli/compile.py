@@ -99,10 +99,10 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
     return _stage_source(state.program.source, set(state.program.stages[stage].functions.values()))
 
 
-def _stage_source(source: str, wanted: set[str]) -> str:
+def _stage_source(source: str, roots: set[str]) -> str:
     """The functions of one stage and the shared functions that they call."""
     functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-    needed, more = set[str](), wanted
+    needed, more = set[str](), roots
     while more:
         needed |= more
         used = {each.id for name in more for each in ast.walk(functions[name]) if isinstance(each, ast.Name)}
@@ -158,24 +158,24 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
     if evaluating:
         of = "" if len(evaluating) == len(summary.memory) else f" of rank {', '.join(evaluating)}"
         print_text(console, f"the peak{of} is in an evaluation")
-    most, there = max(summary.peak_memory), state.device.memory
-    if most > there:
-        print_text(console, f"that exceeds the {bytes_text(there)} of {state.device.name}")
+    peak, capacity = max(summary.peak_memory), state.device.memory
+    if peak > capacity:
+        print_text(console, f"that exceeds the {bytes_text(capacity)} of {state.device.name}")
     console.print()
-    found, timeline = summary.prediction, summary.timeline
-    end = found.waiting_time - timeline.makespan
-    apart = "" if found.period is None else f"; {seconds_text(found.waiting_time)} if ranks met at its end"
+    step, timeline = summary.prediction, summary.timeline
+    end = step.waiting_time - timeline.makespan
+    apart = "" if step.period is None else f"; {seconds_text(step.waiting_time)} if ranks met at its end"
     print_text(
         console,
-        f"predicted on {state.device.name}: step {seconds_text(found.step_time)} ({seconds_text(timeline.makespan)} in "
-        f"microbatches, {seconds_text(end)} before and after{apart}), {count_text(found.rate)} {found.unit}/s, "
-        f"MFU {found.mfu:.1%}, bubble {timeline.bubble:.1%}, exposed communication {found.exposed_communication:.1%}",
+        f"predicted on {state.device.name}: step {seconds_text(step.step_time)} ({seconds_text(timeline.makespan)} in "
+        f"microbatches, {seconds_text(end)} before and after{apart}), {count_text(step.rate)} {step.unit}/s, "
+        f"MFU {step.mfu:.1%}, bubble {timeline.bubble:.1%}, exposed communication {step.exposed_communication:.1%}",
     )
-    if found.copying:
+    if step.copying:
         print_text(
             console,
-            f"copies to the host's memory and back take {seconds_text(found.copying)} of a step, of which "
-            f"{seconds_text(found.exposed_copies)} are exposed",
+            f"copies to the host's memory and back take {seconds_text(step.copying)} of a step, of which "
+            f"{seconds_text(step.exposed_copies)} are exposed",
         )
     if expected:
         rows = [(each.text, "holds" if each.holds else "fails", each.shown) for each in expected]
@@ -229,8 +229,8 @@ def _optimizer(summary: Summary, width: int) -> Table:
 
 def _span(numbers: list[int]) -> str:
     """`3`, `0 to 3`."""
-    least, most = min(numbers), max(numbers)
-    return f"{least} to {most}" if least < most else f"{least}"
+    low, high = min(numbers), max(numbers)
+    return f"{low} to {high}" if low < high else f"{low}"
 
 
 def _iterations(iterations: list[str]) -> str:
@@ -240,13 +240,13 @@ def _iterations(iterations: list[str]) -> str:
 
 def _recomputed(paths: Sequence[str]) -> str:
     """`gpt.layer.mlp of iterations 0 to 3; gpt.layer of iteration 11`."""
-    found: dict[str, list[int]] = {}
+    by_path: dict[str, list[int]] = {}
     for path in paths:
         iteration = next(int(part) for part in path.split(".") if part.isdigit())
-        found.setdefault(without_iterations(path), []).append(iteration)
+        by_path.setdefault(without_iterations(path), []).append(iteration)
     return "; ".join(
         f"{path} of iteration{'s' * (len(iterations) > 1)} {listed_numbers(iterations)}"
-        for path, iterations in found.items()
+        for path, iterations in by_path.items()
     )
 
 

@@ -76,23 +76,26 @@ def _completer(action: argparse.Action, words: list[str]) -> Any:
     return None
 
 
-def _overrides(prefix: str, there: Declarations, names: bool | None) -> list[str]:
+def _overrides(prefix: str, declarations: Declarations, names: bool | None) -> list[str]:
     """Keys with `=`; behind one that chooses, what can be chosen; and the names of parameters, if `names` may stand."""
     key, equals, _ = prefix.partition("=")
     if equals:
-        return [f"{key}={each}" for each in _choices(key, there)]
-    return [*(f"{each}=" for each in dict.fromkeys(full_names(there))), *(_parameters(there) if names else ())]
+        return [f"{key}={each}" for each in _choices(key, declarations)]
+    return [
+        *(f"{each}=" for each in dict.fromkeys(full_names(declarations))),
+        *(_parameters(declarations) if names else ()),
+    ]
 
 
-def _choices(key: str, there: Declarations) -> list[str]:
+def _choices(key: str, declarations: Declarations) -> list[str]:
     kind = key.removeprefix("train.")
     named: dict[str, Iterable[str]] = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS}
-    return [*there.alternatives.get(kind, ()), *named.get(kind, ())]
+    return [*declarations.alternatives.get(kind, ()), *named.get(kind, ())]
 
 
-def _parameters(there: Declarations) -> Iterator[str]:
+def _parameters(declarations: Declarations) -> Iterator[str]:
     """The names of parameters, from the block or model on."""
-    bodies: list[tree.Model | tree.Block] = [*there.models.values(), *there.blocks.values()]
+    bodies: list[tree.Model | tree.Block] = [*declarations.models.values(), *declarations.blocks.values()]
     for body in bodies:
         waiting = list(body.body)
         for statement in waiting:

@@ -66,12 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.transport is not None and isinstance(TRANSPORTS[arguments.transport], InProcess):
         raise UsageError(f"--transport {arguments.transport} runs all ranks in one process, and tests none")
     start = time.monotonic()
-    found = _examined(arguments)
-    report(found.diagnostics)
-    passed = not any(each.severity == "error" for each in found.diagnostics)
-    if found.shown:
+    results = _examined(arguments)
+    report(results.diagnostics)
+    passed = not any(each.severity == "error" for each in results.diagnostics)
+    if results.shown:
         seconds = time.monotonic() - start
-        deliver_either(arguments, found.as_json(passed, seconds), lambda console: show(found, seconds, console))
+        deliver_either(arguments, results.as_json(passed, seconds), lambda console: show(results, seconds, console))
     return int(not passed)
 
 
@@ -210,20 +210,20 @@ def _part(arguments: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- for people
 
 
-def show(found: DoctorReport, seconds: float, console: Console) -> None:
+def show(results: DoctorReport, seconds: float, console: Console) -> None:
     """Print what each machine has, what was measured, and the verdict."""
-    for facts in found.machines:
+    for facts in results.machines:
         print_table(console, Table([Column("")] * 2, list(_rows(facts)), console.width))
         console.print()
-    if found.ranks:
-        said = f"{len(found.ranks)} rank{'s' * (len(found.ranks) > 1)} over {found.transport}"
-        console.print(said, soft_wrap=True, markup=False)
-        rows = [_measured([each["tests"][i] for each in found.ranks]) for i in range(len(found.ranks[0]["tests"]))]
+    if results.ranks:
+        heading = f"{len(results.ranks)} rank{'s' * (len(results.ranks) > 1)} over {results.transport}"
+        console.print(heading, soft_wrap=True, markup=False)
+        rows = [_measured([each["tests"][i] for each in results.ranks]) for i in range(len(results.ranks[0]["tests"]))]
         columns = [Column("test"), Column("bytes", right=True), Column("time", right=True), Column("rate", right=True)]
         print_table(console, Table([*columns, Column("result")], rows, console.width))
-    counts = counts_text(found.diagnostics)
-    tested = "" if found.ranks else "; not tested"
-    color = "red" if any(each.severity == "error" for each in found.diagnostics) else "yellow" if counts else "green"
+    counts = counts_text(results.diagnostics)
+    tested = "" if results.ranks else "; not tested"
+    color = "red" if any(each.severity == "error" for each in results.diagnostics) else "yellow" if counts else "green"
     console.print(f"[{color}]{counts or 'nothing wrong'}[/]{tested} in {seconds:.1f} s", soft_wrap=True)
 
 
@@ -260,20 +260,20 @@ def _size(sizes: Mapping[str, float | None], name: str, after: str = "") -> str:
 
 def _gpus(facts: Facts, torch: Facts) -> str:
     """`8 × NVIDIA H100, 79.6 GiB, driver 550.54, 1,980 of 1,980 MHz, NV18`."""
-    seen, driver = torch.get("gpus", []), facts.get("gpus") or []
-    if not seen:
+    visible, driver = torch.get("gpus", []), facts.get("gpus") or []
+    if not visible:
         return f"none that torch can use; the driver has {len(driver)}" if driver else "none"
-    kinds = sorted({f"{each['name']}, {bytes_text(each['memory'])}" for each in seen})
-    parts = [f"{len(seen)} × {' or '.join(kinds)}"]
+    kinds = sorted({f"{each['name']}, {bytes_text(each['memory'])}" for each in visible})
+    parts = [f"{len(visible)} × {' or '.join(kinds)}"]
     clocked = [each for each in driver if all(isinstance(each.get(name), float) for name in ("clock", "highest_clock"))]
     clocks = sorted({f"{each['clock']:,.0f} of {each['highest_clock']:,.0f} MHz" for each in clocked})
     links = sorted({kind for i, row in enumerate(facts.get("links") or []) for j, kind in enumerate(row) if i != j})
     return ", ".join([*parts, *clocks[:2], *links])
 
 
-def _interface(name: str, found: Facts) -> str:
-    speed = f" {bytes_text(found['speed'])}/s" if found["speed"] else ""
-    return f"{name} {found['address'] or 'without address'}{speed}{'' if found['up'] else ' down'}"
+def _interface(name: str, interface: Facts) -> str:
+    speed = f" {bytes_text(interface['speed'])}/s" if interface["speed"] else ""
+    return f"{name} {interface['address'] or 'without address'}{speed}{'' if interface['up'] else ' down'}"
 
 
 def _limit(name: str, value: int | None) -> str:

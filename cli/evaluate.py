@@ -30,20 +30,20 @@ def run(arguments: argparse.Namespace) -> int:
     return use(arguments, _evaluate)
 
 
-def _evaluate(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> None:
+def _evaluate(arguments: argparse.Namespace, spec: Spec, here: Here | None, say: Report) -> None:
     from partita.runtime.inference.evaluating import evaluated
     from partita.runtime.inference.rows import data_of
 
     folder, python = folder_of(arguments), arguments.allow_python
-    data = data_of(given, folder, arguments.data)
-    found = evaluated(given, folder, data, say, arguments.place, python, arguments.weights, here)
+    data = data_of(spec, folder, arguments.data)
+    evaluation = evaluated(spec, folder, data, say, arguments.place, python, arguments.weights, here)
     if here is not None and not here.first:
         return
-    numbers = {"loss": found.loss, **found.metrics}
+    numbers = {"loss": evaluation.loss, **evaluation.metrics}
     if arguments.json:
         plain_numbers = {name: plain(value) for name, value in numbers.items()}
-        result = {"rows": found.rows, "checkpoint": str(found.checkpoint), "numbers": plain_numbers}
+        result = {"rows": evaluation.rows, "checkpoint": str(evaluation.checkpoint), "numbers": plain_numbers}
         return deliver(json_text(result))
     numbers_text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
-    rows = f"{found.rows:,} row{'s' if found.rows > 1 else ''}, " if found.rows is not None else ""
-    print(f"{numbers_text}  ({rows}{found.checkpoint})")
+    rows = f"{evaluation.rows:,} row{'s' if evaluation.rows > 1 else ''}, " if evaluation.rows is not None else ""
+    print(f"{numbers_text}  ({rows}{evaluation.checkpoint})")

@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> None:
     state = compile_spec(load_file(arguments))
     report(state.warnings)
     if not names:
-        found = communication(state)
-        return deliver_either(arguments, found.as_json(), lambda console: show(found, console))
+        traffic = communication(state)
+        return deliver_either(arguments, traffic.as_json(), lambda console: show(traffic, console))
     try:
         tensors = explain(state, names[0])
     except ValueError as error:
@@ -62,39 +62,39 @@ def run(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- the whole program
 
 
-def show(found: Communication, console: Console) -> None:
+def show(traffic: Communication, console: Console) -> None:
     """Print what is sent by line, by iteration and between stages, then the sums, at the width of the console."""
-    microbatches = f"{found.microbatches} microbatch{'es' * (found.microbatches > 1)}"
-    figures = f"; of {BUSIEST}:" if found.causes else ""
-    print_text(console, f": {mesh_text(found.mesh)}, {microbatches}{figures}", title=found.name)
-    names = short_names(each.tensor for cause in found.causes for each in cause.moved)
-    rows = [[moved_row(each, names[each.tensor]) for each in cause.moved] for cause in found.causes]
+    microbatches = f"{traffic.microbatches} microbatch{'es' * (traffic.microbatches > 1)}"
+    figures = f"; of {BUSIEST}:" if traffic.causes else ""
+    print_text(console, f": {mesh_text(traffic.mesh)}, {microbatches}{figures}", title=traffic.name)
+    names = short_names(each.tensor for cause in traffic.causes for each in cause.moved)
+    rows = [[moved_row(each, names[each.tensor]) for each in cause.moved] for cause in traffic.causes]
     table = Table(MOVED, [row for each in rows for row in each], console.width - len(INDENT))
     if rows:
         console.print()
         _print(console, [table.heading], "bold")
-    for cause, each in zip(found.causes, rows, strict=True):
+    for cause, each in zip(traffic.causes, rows, strict=True):
         _place_line(console, cause.span)
         _print(console, table.lines(each))
-    for iteration in found.iterations:
+    for iteration in traffic.iterations:
         console.print()
         print_text(console, f"{_iterations(iteration)} sends from each rank")
         _print(console, _shares(iteration, console.width).lines())
-    if found.transfers:
+    if traffic.transfers:
         console.print()
-        print_table(console, transfer_table(found.transfers, console.width))
-    if not found.causes and not found.transfers:
+        print_table(console, transfer_table(traffic.transfers, console.width))
+    if not traffic.causes and not traffic.transfers:
         print_text(console, "no communication")
-    if found.axes:
+    if traffic.axes:
         console.print()
-    for axis, cost in found.axes:
+    for axis, cost in traffic.axes:
         sums = cost.busiest
         messages = f"{round(sums.messages):,} message{'s' * (round(sums.messages) != 1)}"
         print_text(console, f"along {axis}: {bytes_text(sums.bytes)} in {messages}, {seconds_text(sums.seconds)}")
-    if found.axes:
+    if traffic.axes:
         print_text(console, RINGS)
-    if found.mesh.ranks > 1:
-        figures = f"{found.statistics} scalars (loss, metrics, squared gradient norms)"
+    if traffic.mesh.ranks > 1:
+        figures = f"{traffic.statistics} scalars (loss, metrics, squared gradient norms)"
         print_text(console, f"over all ranks: {figures}, once per step")
 
 
@@ -120,77 +120,81 @@ def _shares(iteration: Iteration, width: int) -> Table:
 # ---------------------------------------------------------------- one tensor
 
 
-def show_tensors(found: Sequence[Explanation], console: Console) -> None:
+def show_tensors(tensors: Sequence[Explanation], console: Console) -> None:
     """Print the tensors of one name."""
-    for i, each in enumerate(found[:MOST]):
+    for i, each in enumerate(tensors[:MOST]):
         if i:
             console.print()
         show_tensor(each, console)
-    if len(found) > MOST:
-        rest = ", ".join(each.name for each in found[MOST:])
+    if len(tensors) > MOST:
+        rest = ", ".join(each.name for each in tensors[MOST:])
         console.print()
-        print_text(console, f"and {len(found) - MOST} more of that name: {rest}")
+        print_text(console, f"and {len(tensors) - MOST} more of that name: {rest}")
 
 
-def show_tensor(found: Explanation, console: Console) -> None:
+def show_tensor(tensor: Explanation, console: Console) -> None:
     """Print layout and reasons, storage, how the tensor is made, copies, and what is sent."""
 
     def table(headings: str, rows: Sequence[tuple[str, ...]]) -> None:
         print_table(console, Table([Column(each) for each in headings.split(", ")], rows, console.width))
 
-    iterations = f" in {len(found.names)} iterations" if len(found.names) > 1 else ""
-    print_text(console, f": {found.type}, {found.role}{iterations}", title=found.name)
-    _place_line(console, found.span)
+    iterations = f" in {len(tensor.names)} iterations" if len(tensor.names) > 1 else ""
+    print_text(console, f": {tensor.type}, {tensor.role}{iterations}", title=tensor.name)
+    _place_line(console, tensor.span)
     reasons = [
         (f"{each.mesh_axis} ({each.parts})", each.axis or "replicated", _rule(each.rule) if each.rule else each.because)
-        for each in found.splits
+        for each in tensor.splits
     ]
-    late = [("", f"not {each.axis}", f"{_rule(each.rule)}: {each.because}") for each in found.late]
+    late = [("", f"not {each.axis}", f"{_rule(each.rule)}: {each.because}") for each in tensor.late]
     table("over, split, because", [*reasons, *late])
-    stages = f"stage{'s' * (len(found.stages) > 1)} {listed_numbers(found.stages, MOST_NUMBERS)}"
-    print_text(console, f"a rank computes with {found.local}, {bytes_text(found.local.bytes)}; on {stages}")
-    if found.on_host:
-        there = "in a file that is mapped into the host's memory" if found.mapped else "in the host's memory"
-        print_text(console, f"{there}: {READ[found.rows is not None]}")
-    if found.offloaded:
-        own = f"stage{'s' * (len(found.offloaded) > 1)} {listed_numbers(found.offloaded, MOST_NUMBERS)}"
+    stages = f"stage{'s' * (len(tensor.stages) > 1)} {listed_numbers(tensor.stages, MOST_NUMBERS)}"
+    print_text(console, f"a rank computes with {tensor.local}, {bytes_text(tensor.local.bytes)}; on {stages}")
+    if tensor.on_host:
+        location = "in a file that is mapped into the host's memory" if tensor.mapped else "in the host's memory"
+        print_text(console, f"{location}: {READ[tensor.rows is not None]}")
+    if tensor.offloaded:
+        own = f"stage{'s' * (len(tensor.offloaded) > 1)} {listed_numbers(tensor.offloaded, MOST_NUMBERS)}"
         print_text(console, f"in the host's memory between F and the backward pass of a microbatch, on {own}")
     stored = []
-    for kept in found.stored:
-        rules = ", ".join(_rule(rule) for rule in kept.rules)
-        whole = f"no axis divides evenly over {', '.join(kept.whole)}, and updates need it whole" if kept.whole else ""
-        whole = f"flat: no axis divides evenly over {', '.join(kept.flat)}" if kept.flat else whole
+    for storage in tensor.stored:
+        rules = ", ".join(_rule(rule) for rule in storage.rules)
+        whole = (
+            f"no axis divides evenly over {', '.join(storage.whole)}, and updates need it whole"
+            if storage.whole
+            else ""
+        )
+        whole = f"flat: no axis divides evenly over {', '.join(storage.flat)}" if storage.flat else whole
         because = "; ".join(each for each in (rules, whole) if each)
-        stored.append((STORED[kept.what], str(kept.layout), str(kept.type), because))
+        stored.append((STORED[storage.what], str(storage.layout), str(storage.type), because))
     columns = [Column("stored"), Column("layout"), Column("per rank", spare=1), Column("because")]
     print_table(console, Table(columns, stored, console.width))
-    if found.rule is not None:
-        print_text(console, f"optimizer: {_rule(found.rule)}")
-    for unfit in found.unfit:
+    if tensor.rule is not None:
+        print_text(console, f"optimizer: {_rule(tensor.rule)}")
+    for unfit in tensor.unfit:
         print_text(console, f"not `{unfit.rule}`: {unfit.why}")
-    if found.rows is not None:
-        print_text(console, f"sparse: a step reads and writes the rows along {found.rows} that it looks up")
-    if found.dense is not None:
-        print_text(console, f"a step reads and writes all rows: {found.dense}")
-    for share in found.shares:
+    if tensor.rows is not None:
+        print_text(console, f"sparse: a step reads and writes the rows along {tensor.rows} that it looks up")
+    if tensor.dense is not None:
+        print_text(console, f"a step reads and writes all rows: {tensor.dense}")
+    for share in tensor.shares:
         print_text(console, str(share))
-    if found.instead:
-        print_text(console, f"`{found.operation}` cannot be split so; it is replaced by {', '.join(found.instead)}")
-    if found.alternatives:
+    if tensor.instead:
+        print_text(console, f"`{tensor.operation}` cannot be split so; it is replaced by {', '.join(tensor.instead)}")
+    if tensor.alternatives:
         print_text(
             console,
-            f"made by `{found.operation}`, as {found.made}; its sharding rules, and the resharding time of each:",
+            f"made by `{tensor.operation}`, as {tensor.made}; its sharding rules, and the resharding time of each:",
         )
     options = [
-        (rule.mesh_axis, "chosen" if rule.taken else "", _time(rule), rule.states) for rule in found.alternatives
+        (rule.mesh_axis, "chosen" if rule.taken else "", _time(rule), rule.states) for rule in tensor.alternatives
     ]
     table("over, , time, operands → result", options)
-    copies = [(str(copy.layout), ", ".join(copy.steps), copy.phase, _lines(copy.readers)) for copy in found.copies]
+    copies = [(str(copy.layout), ", ".join(copy.steps), copy.phase, _lines(copy.readers)) for copy in tensor.copies]
     columns = [Column("copy"), Column("by", spare=1), Column("in"), Column("for")]
     print_table(console, Table(columns, copies, console.width))
-    if found.moved:
-        names = short_names(each.tensor for each in found.moved)
-        rows = [moved_row(each, names[each.tensor]) for each in found.moved]
+    if tensor.moved:
+        names = short_names(each.tensor for each in tensor.moved)
+        rows = [moved_row(each, names[each.tensor]) for each in tensor.moved]
         print_text(console, f"sent by {BUSIEST}:")
         sent = Table(MOVED, rows, console.width - len(INDENT))
         _print(console, [sent.heading], "bold")
@@ -223,10 +227,10 @@ def _rule(span: Span) -> str:
 
 def _lines(spans: Iterable[Span]) -> str:
     """`gpt.par:12, 13, 14`."""
-    found: dict[str, dict[int, None]] = {}
+    by_file: dict[str, dict[int, None]] = {}
     for span in spans:
-        found.setdefault(PurePath(span.source.name).name, {})[span.line] = None
-    return printable("; ".join(f"{name}:{', '.join(map(str, sorted(lines)))}" for name, lines in found.items()))
+        by_file.setdefault(PurePath(span.source.name).name, {})[span.line] = None
+    return printable("; ".join(f"{name}:{', '.join(map(str, sorted(lines)))}" for name, lines in by_file.items()))
 
 
 def _print(console: Console, lines: Iterable[str], style: str = "") -> None:

@@ -58,15 +58,15 @@ def _size(text: str) -> int:
     return int(quantity.value)
 
 
-def declared(given: Spec, name: str) -> Weights:
+def declared(spec: Spec, name: str) -> Weights:
     """The `weights` of a file that have a name. Raises Refused (E0302), proposing what to write."""
-    if name not in given.weights:
-        model, _ = given.trained
+    if name not in spec.weights:
+        model, _ = spec.trained
         first = next(iter(parameters_of(model)), None)
         line = template(first) if first is not None else ""
-        help = suggestion(name, given.weights) or f"declare it: `weights {name} {{ {line} … }}`, a line a parameter"
-        raise refuse("E0302", f"{given.source.name} has no `weights {name}`", help=help)
-    return given.weights[name]
+        help = suggestion(name, spec.weights) or f"declare it: `weights {name} {{ {line} … }}`, a line a parameter"
+        raise refuse("E0302", f"{spec.source.name} has no `weights {name}`", help=help)
+    return spec.weights[name]
 
 
 # ---------------------------------------------------------------- export
@@ -105,7 +105,7 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> None:
 
 def _remembered(manifest: Manifest, name: str) -> Weights:
     """The declaration in the files that a checkpoint was trained from. Raises Refused (E0302, E0818)."""
-    given = Report()
+    problems = Report()
     parsed = [parse_file(Source(name, text), Report()) for name, text in manifest.sources.items()]
     written = {each.name.text: each for file in parsed for each in file.declarations if isinstance(each, tree.Weights)}
     if name not in written:
@@ -118,10 +118,10 @@ def _remembered(manifest: Manifest, name: str) -> Weights:
         raise refuse("E0818", message, expression.span, help=help)
 
     types = {each.name: each.type for each in manifest.tensors if "/" not in each.name}
-    found = Checker(manifest.model, parameters_in(types), number, given).weights(written[name])
-    if found is None:
-        raise Refused(given.diagnostics())
-    return found
+    weights = Checker(manifest.model, parameters_in(types), number, problems).weights(written[name])
+    if weights is None:
+        raise Refused(problems.diagnostics())
+    return weights
 
 
 # ---------------------------------------------------------------- the config beside the tensors
@@ -159,8 +159,8 @@ def write_config(folder: PathOrUrl, content: bytes) -> None:
 
 def with_dtype(content: bytes, dtype: str | None) -> bytes:
     """A config that says the widest dtype of the tensors beside it, if it says one: programs load them in that one."""
-    found = json.loads(content)
-    keys = [key for key in ("dtype", "torch_dtype") if key in found]
-    if dtype is None or all(found[key] == DTYPES[dtype] for key in keys):
+    config = json.loads(content)
+    keys = [key for key in ("dtype", "torch_dtype") if key in config]
+    if dtype is None or all(config[key] == DTYPES[dtype] for key in keys):
         return content
-    return json.dumps({**found, **dict.fromkeys(keys, DTYPES[dtype])}, indent=2).encode() + b"\n"
+    return json.dumps({**config, **dict.fromkeys(keys, DTYPES[dtype])}, indent=2).encode() + b"\n"

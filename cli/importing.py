@@ -34,29 +34,29 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
     from partita.runtime.checkpoint.importing import import_tensors
 
     state = compile_spec(load_file(arguments))
-    given, source, directory = state.spec, arguments.tensors, arguments.directory
-    weights = declared(given, arguments.program) if arguments.program is not None else None
-    wanted, step = manifest_of(given, state.program), 0 if arguments.step is None else arguments.step
-    choice = arguments.only, arguments.strict, tuple(given.weights.values())
+    spec, source, directory = state.spec, arguments.tensors, arguments.directory
+    weights = declared(spec, arguments.program) if arguments.program is not None else None
+    manifest, step = manifest_of(spec, state.program), 0 if arguments.step is None else arguments.step
+    choice = arguments.only, arguments.strict, tuple(spec.weights.values())
     with writing(f"to {directory}"):
-        made = import_tensors(directory, step, wanted, state.program, source, weights, *choice)
+        imported = import_tensors(directory, step, manifest, state.program, source, weights, *choice)
         config = found(source).parent / CONFIG
         if weights is not None and is_file(config):
             write_config(directory, config_of(config))
-    report(made.warnings)
+    report(imported.warnings)
     if arguments.json:
-        return deliver(json_text(_as_json(made)))
-    print(f"{made.path}: {len(made.found)} tensors from {source}")
-    if made.renamed:
-        print(f"its names {made.renamed}")
-    for line in (*_bindings(made.found), *_rest(made), *training_lines(arguments, given)):
+        return deliver(json_text(_as_json(imported)))
+    print(f"{imported.path}: {len(imported.found)} tensors from {source}")
+    if imported.renamed:
+        print(f"its names {imported.renamed}")
+    for line in (*_bindings(imported.found), *_rest(imported), *training_lines(arguments, spec)):
         print(line)
 
 
-def _as_json(made: Imported) -> dict[str, Any]:
+def _as_json(imported: Imported) -> dict[str, Any]:
     """The full result, tensor by tensor."""
     return {
-        "path": str(made.path),
+        "path": str(imported.path),
         "tensors": [
             {
                 "from": each.name,
@@ -68,14 +68,14 @@ def _as_json(made: Imported) -> dict[str, Any]:
                 ],
                 "ambiguous": list(each.ambiguous),
             }
-            for each in made.found
+            for each in imported.found
         ],
-        "initial": list(made.begun),
-        "unused": list(made.unused),
+        "initial": list(imported.begun),
+        "unused": list(imported.unused),
     }
 
 
-def _bindings(found: Sequence[ImportedTensor]) -> Iterator[str]:
+def _bindings(tensors: Sequence[ImportedTensor]) -> Iterator[str]:
     """What was taken from where, the tensors of repeated layers on one line."""
     rows = families(
         (
@@ -83,7 +83,7 @@ def _bindings(found: Sequence[ImportedTensor]) -> Iterator[str]:
             # A `?` where the order of axes is a guess.
             (f"{each.dtype}{list(each.tensor.shape)}", each.tensor.axes + " ?" * bool(each.ambiguous)),
         )
-        for each in found
+        for each in tensors
         if "/" not in each.tensor.parts[0].name
     )
     ours = [", ".join(row.names[:-1]) for row in rows[:MOST_LINES]]
@@ -95,9 +95,9 @@ def _bindings(found: Sequence[ImportedTensor]) -> Iterator[str]:
         yield f"and {more:,} more; --json lists them all"
 
 
-def _rest(made: Imported) -> Iterator[str]:
+def _rest(imported: Imported) -> Iterator[str]:
     """What begins as the file says, and the tensors of theirs that were not used."""
-    for words, names in (("as the file begins", made.begun), ("not used", made.unused)):
+    for words, names in (("as the file begins", imported.begun), ("not used", imported.unused)):
         rows = families(((name,), None) for name in names)
         if rows:
             yield f"{words}: {', '.join(shown(row.names[0]) for row in rows[:MOST_FEW])}"
@@ -106,9 +106,9 @@ def _rest(made: Imported) -> Iterator[str]:
             yield f"  and {more:,} more; --json lists them all"
 
 
-def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
+def training_lines(arguments: argparse.Namespace, spec: Spec) -> Iterator[str]:
     """How to start a run from what was imported into `arguments.directory`."""
-    _, train = given.trained
+    _, train = spec.trained
     directory, call = arguments.directory, train.checkpoint
     written = call.arguments["dir"] if call is not None else None
     interval = call.arguments["interval"] if call is not None else INTERVAL
@@ -135,7 +135,7 @@ def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
     overrides = [each for each in arguments.overrides if entry is None or not each.startswith("train.checkpoint")]
     command = ["partita", "run", arguments.file, *overrides]
     command += ["--root", arguments.root] if arguments.root else []
-    if run is not None and run.resolve() != Path(f"runs/{given.name}").resolve():
+    if run is not None and run.resolve() != Path(f"runs/{spec.name}").resolve():
         command += ["--run-dir", str(run)]
     yield "to train from this checkpoint"
     if move is not None:

@@ -74,17 +74,17 @@ def use(arguments: argparse.Namespace, act: Use) -> int:
     if identity is not None:
         with tolerate_output_errors():
             return status_of_rank(identity, lambda stack: _as_rank(arguments, identity, act, stack))
-    given = load_file(arguments)
+    spec = load_file(arguments)
     if arguments.transport is None:
-        act(arguments, given, None, say)
+        act(arguments, spec, None, say)
         return 0
-    refuse_crowd(given)
-    ranks = given.mesh.ranks if given.mesh is not None else 1
-    kind = transport_of(arguments, given)
+    refuse_crowd(spec)
+    ranks = spec.mesh.ranks if spec.mesh is not None else 1
+    kind = transport_of(arguments, spec)
     if isinstance(kind, InProcess):
         from partita.runtime.inference.ranks import Here
 
-        act(arguments, given, Here(range(ranks), kind.cluster(ranks, False, 0)), say)
+        act(arguments, spec, Here(range(ranks), kind.cluster(ranks, False, 0)), say)
         return 0
     try:
         return launch([sys.executable, "-m", "partita", *arguments.given], ranks, environment=os.environ)
@@ -99,7 +99,7 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if not wait_for_start():
             return PEER_LOST
-    given, diagnostics = load_quietly(arguments)
+    spec, diagnostics = load_quietly(arguments)
     import torch
 
     from partita.runtime.inference.ranks import one_here
@@ -113,14 +113,14 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     meeting = join_rendezvous(identity, CONNECT_SECONDS)
-    agree(meeting.store, identity.rank, identity.ranks, given, (), no_kernels=why_none_on(device))
-    check_ranks(given, identity.ranks)
+    agree(meeting.store, identity.rank, identity.ranks, spec, (), no_kernels=why_none_on(device))
+    check_ranks(spec, identity.ranks)
     connect(identity, kind.backend, meeting)
     transport = kind.end(device, meeting.secret)
     stack.callback(transport.close)
-    heard = say if identity.local_rank == 0 else ignore_diagnostic  # all ranks find the same
+    reporter = say if identity.local_rank == 0 else ignore_diagnostic  # all ranks find the same
     try:
-        act(arguments, given, one_here(transport, device), heard)
+        act(arguments, spec, one_here(transport, device), reporter)
     except UsageError:
         transport.barrier()
         raise

@@ -54,9 +54,9 @@ def run(arguments: argparse.Namespace) -> None:
     """
     if arguments.file is None and arguments.starter is None:
         raise UsageError(NAMELESS)
-    given = Path(arguments.file if arguments.file is not None else arguments.starter)
-    inside = os.path.join(given, CONFIG)
-    config = Path(inside) if os.path.isfile(inside) else given if given.suffix == ".json" else None
+    target = Path(arguments.file if arguments.file is not None else arguments.starter)
+    inside = os.path.join(target, CONFIG)
+    config = Path(inside) if os.path.isfile(inside) else target if target.suffix == ".json" else None
     if config is None or arguments.starter is not None:
         if arguments.starter is None:
             _check_meant(arguments.file)
@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> None:
             raise UsageError("--output and --ignore are for a config.json: `partita init CONFIG.json`")
         name = arguments.starter or USUAL
         text = starter(name)
-        own = given.name.removesuffix(".par")
+        own = target.name.removesuffix(".par")
         other = own if own in starter_names() and own != name else None
         return _write(
-            given,
+            target,
             lambda path: text.replace(f"{name}.par", path.name),
             files_named_in(text),
             lambda path: _how_to_run(path) + (f"; `partita init --from {other}` is another file" if other else ""),
@@ -111,8 +111,8 @@ def _how_to_run(path: Path) -> str:
 def _how_to_import(path: Path, config: Path) -> str:
     """What a user does next with a model of a config."""
     shown, where = printable(str(path)), f"runs/{printable(path.stem)}/checkpoints"
-    there = any(config.with_name(each).is_file() for each in TENSORS)
-    tensors = printable(str(config.parent)) if there else "TENSORS"
+    has_tensors = any(config.with_name(each).is_file() for each in TENSORS)
+    tensors = printable(str(config.parent)) if has_tensors else "TENSORS"
     return f"`partita checkpoint import {where} {tensors} {shown} --as hf` reads its weights"
 
 
@@ -153,15 +153,15 @@ def starter_names() -> tuple[str, ...]:
 
 def starter(name: str) -> str:
     """The text of a starter by its name."""
-    found = (folder.joinpath(f"{name}.par") for folder in FOLDERS)
-    return next(each for each in found if each.is_file()).read_text(encoding="utf-8")
+    candidates = (folder.joinpath(f"{name}.par") for folder in FOLDERS)
+    return next(each for each in candidates if each.is_file()).read_text(encoding="utf-8")
 
 
 def files_named_in(text: str) -> dict[str, bytes]:
     """The installed files that the text of a starter names, by their paths relative to it."""
-    found = {}
+    contents = {}
     for name in READ.findall(text):
         for each in (folder.joinpath(*PurePosixPath(name).parts) for folder in FOLDERS):
             if each.is_file():
-                found[name] = each.read_bytes()
-    return found
+                contents[name] = each.read_bytes()
+    return contents

@@ -30,14 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     streams.prepare()
     join_supervisor()
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     if "_ARGCOMPLETE" in os.environ and not missing("completion", "completion"):
         from partita.cli.completion import complete
 
         complete(_parser)  # for a shell, and exits
     try:
         try:
-            status = _run(given)
+            status = _run(argv)
         finally:
             sys.stdout.flush()
         return status
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (MemoryError, RuntimeError) as error:  # that of torch is the latter
-        asked = _OUT_OF_MEMORY.search(str(error))
-        if asked is None and not isinstance(error, MemoryError):
+        match = _OUT_OF_MEMORY.search(str(error))
+        if match is None and not isinstance(error, MemoryError):
             raise
-        what = f": {asked.group()}" if asked else ""
+        what = f": {match.group()}" if match else ""
         print(f"partita: out of memory{what}; `partita compile FILE` shows what each rank needs", file=sys.stderr)
         return FAILED
     except OSError as error:
@@ -69,9 +69,9 @@ def join_supervisor() -> None:
         enter_isolation(os.environ)
 
 
-def _run(given: Sequence[str]) -> int:
-    parser, called, command = _parser(given)
-    parsed = _parsed(parser, called, given)
+def _run(argv: Sequence[str]) -> int:
+    parser, called, command = _parser(argv)
+    parsed = _parsed(parser, called, argv)
     if command is None:
         parser.print_help()
         return 2
@@ -92,9 +92,9 @@ def _call(command: str, parsed: argparse.Namespace) -> int | None:
         raise UsageError(problem) from error
 
 
-def _parsed(parser: Parser, called: Parser, given: Sequence[str]) -> argparse.Namespace:
+def _parsed(parser: Parser, called: Parser, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; argparse itself takes no overrides, and no optional file, after an option that follows others."""
-    parsed, rest = parser.parse_known_args(given)
+    parsed, rest = parser.parse_known_args(argv)
     words = hasattr(parsed, "takes_name")
     file = next((word for word in rest if not word.startswith("-") and "=" not in word), None)
     if file is not None and getattr(parsed, "file", file) is None:
@@ -103,20 +103,20 @@ def _parsed(parser: Parser, called: Parser, given: Sequence[str]) -> argparse.Na
     strays = [word for word in rest if word.startswith("-") or not ("=" in word or words)]
     if strays or (rest and not hasattr(parsed, "overrides")):
         unknown, inner = strays or rest, called.called(parsed)
-        help = inner.advice(given, unknown)
+        help = inner.advice(argv, unknown)
         inner.error(printable(f"unrecognized arguments: {' '.join(unknown)}{f'; {help}' if help else ''}"))
-    parsed.given = tuple(given)
+    parsed.given = tuple(argv)
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed
 
 
-def _parser(given: Sequence[str]) -> tuple[Parser, Parser, str | None]:
+def _parser(argv: Sequence[str]) -> tuple[Parser, Parser, str | None]:
     """The parser, which has the options only of the command that is called; that command's parser; and its name."""
     parser = Parser(prog="partita", description="Declarative distributed training.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
-    name = next((word for word in given if not word.startswith("-")), None)
+    name = next((word for word in argv if not word.startswith("-")), None)
     called = parser
     for each in [name] if name is not None and name in COMMANDS else COMMANDS:
         summary = SUMMARIES.get(each) or COMMANDS[each].summary
@@ -124,7 +124,7 @@ def _parser(given: Sequence[str]) -> tuple[Parser, Parser, str | None]:
         if each == name:
             COMMANDS[each].add_arguments(subparser)
             called = subparser
-    if name is not None and name not in COMMANDS and not {"-h", "--help", "--version"} & set(given):
+    if name is not None and name not in COMMANDS and not {"-h", "--help", "--version"} & set(argv):
         parser.error(_unknown(name))
     return parser, called, name
 

@@ -38,20 +38,20 @@ def draw(directory: Path, program: Program) -> None:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         print(f"partita: cannot draw the trace: {directory} has no {missing[0]}{more}", file=sys.stderr)
         return
-    found = measure(program, [Marks.read(path) for path in paths])
-    typical = found.typical
+    trace = measure(program, [Marks.read(path) for path in paths])
+    typical = trace.typical
 
     def picture_of(title: str, timeline: Timeline, name: str = "", start: float = 0.0) -> Picture:
         return Picture(title, timeline, program.schedule, name, start, mesh=program.mesh)
 
-    title = f"simulated from its action costs: {seconds_text(found.simulated.makespan)}"
-    simulated = picture_of(title, found.simulated, start=typical.start)
-    steps = (picture_of("measured", each.timeline, f"step {each.number}", each.start) for each in found.steps)
+    title = f"simulated from its action costs: {seconds_text(trace.simulated.makespan)}"
+    simulated = picture_of(title, trace.simulated, start=typical.start)
+    steps = (picture_of("measured", each.timeline, f"step {each.number}", each.start) for each in trace.steps)
     above = picture_of(f"measured: {seconds_text(typical.timeline.makespan)}", typical.timeline)
     # What cannot be written is said, and ends nothing.
     status_of(lambda: save([*steps, simulated], directory / TRACE))
     status_of(lambda: save([above, simulated], directory / PICTURE))
     print(
-        f"measured step {seconds_text(found.seconds)} (median of {len(found.steps)}), simulated from its action costs "
-        f"{seconds_text(found.simulated.makespan)} ({found.difference:+.1%}); {directory / TRACE}"
+        f"measured step {seconds_text(trace.seconds)} (median of {len(trace.steps)}), simulated from its action costs "
+        f"{seconds_text(trace.simulated.makespan)} ({trace.difference:+.1%}); {directory / TRACE}"
     )

@@ -62,38 +62,38 @@ def _summary(summary: Summary) -> Iterator[Markup]:
 
 
 def _numbers(summary: Summary) -> Markup:
-    found = {
+    figures = {
         "parameters": f"{summary.parameters:,}",
         "ranks": f"{summary.ranks:,}",
         "memory bound": bytes_text(max(summary.peak_memory)),
         "predicted step": seconds_text(summary.prediction.step_time),
         "bubble": f"{summary.timeline.bubble:.1%}",
     }
-    return tiles(found.items())
+    return tiles(figures.items())
 
 
-def _timeline(found: Timeline, schedule: Schedule | None = None, step: float | None = None) -> Iterator[Markup]:
-    title = headline(schedule, found, seconds_text, step) if schedule is not None else "timeline"
-    used = [interval.work for line in found.actions for interval in line]
+def _timeline(simulated: Timeline, schedule: Schedule | None = None, step: float | None = None) -> Iterator[Markup]:
+    title = headline(schedule, simulated, seconds_text, step) if schedule is not None else "timeline"
+    used = [interval.work for line in simulated.actions for interval in line]
     chunks = (
         schedule.chunks if schedule is not None else 1 + max((getattr(work, "chunk", 0) for work in used), default=0)
     )
-    if found.makespan:
-        yield timeline(title, found.actions, chunks, found.makespan)
-        yield legend([found.actions], chunks)
+    if simulated.makespan:
+        yield timeline(title, simulated.actions, chunks, simulated.makespan)
+        yield legend([simulated.actions], chunks)
 
 
-def _verification(found: Verification) -> Iterator[Markup]:
-    yield tag("p", repr(found))
+def _verification(verification: Verification) -> Iterator[Markup]:
+    yield tag("p", repr(verification))
     numbers = {
-        "outcome": str(found.outcome.value),
-        "ranks": f"{found.ranks:,}",
-        "actions": f"{found.actions:,}",
-        "messages": f"{found.messages:,}",
-        "memory bound": bytes_text(max(found.peak_memory, default=0)),
+        "outcome": str(verification.outcome.value),
+        "ranks": f"{verification.ranks:,}",
+        "actions": f"{verification.actions:,}",
+        "messages": f"{verification.messages:,}",
+        "memory bound": bytes_text(max(verification.peak_memory, default=0)),
     }
     yield tiles(numbers.items())
-    for each in (*found.diagnostics, *found.warnings):
+    for each in (*verification.diagnostics, *verification.warnings):
         yield from _diagnostic(each)
 
 

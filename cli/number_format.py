@@ -8,9 +8,9 @@ Unit = tuple[str, float]
 UNITS: Sequence[Unit] = (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
-def unit_of(most: float, units: Sequence[Unit] = UNITS) -> Unit:
-    """The unit, of some in ascending order, for an axis that ends at `most`: the largest that is not beyond."""
-    return next((each for each in reversed(units) if each[1] <= most), units[0])
+def unit_of(largest: float, units: Sequence[Unit] = UNITS) -> Unit:
+    """The unit, of some in ascending order, for an axis that ends at `largest`: the largest that is not beyond."""
+    return next((each for each in reversed(units) if each[1] <= largest), units[0])
 
 
 def bytes_text(value: float) -> str:
@@ -68,9 +68,9 @@ def queues_text(needed: int) -> str:
     return f"hosts may wait in any action; each of {needed} streams needs a hardware queue of its own"
 
 
-def listed_numbers(numbers: Sequence[int], most: int | None = None) -> str:
-    """`0 to 11`, `0, 3, 7`, or `0, 3 …` of more than `most`."""
+def listed_numbers(numbers: Sequence[int], limit: int | None = None) -> str:
+    """`0 to 11`, `0, 3, 7`, or `0, 3 …` of more than `limit`."""
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
-    shown = ", ".join(map(str, numbers[:most]))
-    return f"{shown} …" if most is not None and len(numbers) > most else shown
+    shown = ", ".join(map(str, numbers[:limit]))
+    return f"{shown} …" if limit is not None and len(numbers) > limit else shown

@@ -40,18 +40,18 @@ class Parser(argparse.ArgumentParser):
 
     def advice(self, words: Sequence[str], strays: Sequence[str]) -> str | None:
         """What is meant by the first option, of the words of a command, that this has not; None if nothing is known."""
-        found = next((match for word in strays if (match := _OPTION.fullmatch(word))), None)
-        if found is None:
+        flag = next((match for word in strays if (match := _OPTION.fullmatch(word))), None)
+        if flag is None:
             return None
-        name, value = found.groups()
+        name, value = flag.groups()
         key = name.replace("-", "_")
         option = self._option(name) or self._meant(key)
         if option is not None:
             return f"did you mean `{option}`?" if option.startswith("-") else f"it takes no option: `{option}`"
         if not any(action.dest == "overrides" for action in self._actions):
             return None
-        given = value if value is not None else _after(found[0], words)
-        written, wrong = overrides_of(file_in(words), key, given)
+        argument = value if value is not None else _after(flag[0], words)
+        written, wrong = overrides_of(file_in(words), key, argument)
         if not written:
             return FOLLOWS.get(key)
         return f"{f'{wrong}; ' if wrong else ''}settings take no dashes: {' or '.join(written)}"
@@ -66,8 +66,8 @@ class Parser(argparse.ArgumentParser):
     def _meant(self, word: str) -> str | None:
         """The option that other tools, or other commands, call so; or the argument that has none."""
         actions = {action.dest: action for action in self._actions}
-        found = next((actions[each] for each in OPTIONS.get(word, ()) if each in actions), None)
-        return (found.option_strings or [str(found.metavar)])[0] if found is not None else None
+        option = next((actions[each] for each in OPTIONS.get(word, ()) if each in actions), None)
+        return (option.option_strings or [str(option.metavar)])[0] if option is not None else None
 
     def _match_argument(self, action: argparse.Action, pattern: str) -> int:
         try:

@@ -42,34 +42,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @command("plan", add_arguments, "search", "autotune", "tune")
 def run(arguments: argparse.Namespace) -> None:
     """Search and print. Raises UsageError for an unknown device, or if OUT cannot be written."""
-    given = load_file(arguments, fitting=False)
+    spec = load_file(arguments, fitting=False)
     if arguments.device is not None and arguments.device not in FABRICS:
         raise UsageError(f"--device is one of {', '.join(FABRICS)}")
-    space = space_of(given, arguments.devices, arguments.keep_mesh, arguments.device)
-    found = Search(space, arguments.top, arguments.within).run()
-    best = found.plans[0]
+    space = space_of(spec, arguments.devices, arguments.keep_mesh, arguments.device)
+    result = Search(space, arguments.top, arguments.within).run()
+    best = result.plans[0]
     if arguments.output is not None:
         text = written_plan(best, arguments.file, arguments.overrides, arguments.root, arguments.output)
         deliver(text, arguments.output)
-    deliver(json_text(as_json(found)) if arguments.json else text_of(lambda console: show(found, console)))
+    deliver(json_text(as_json(result)) if arguments.json else text_of(lambda console: show(result, console)))
     if arguments.output is not None and not arguments.json:
         print(f"{'the best is the original file, which' if best.given else 'the best'} is in {arguments.output}")
 
 
-def as_json(found: SearchResult) -> dict[str, Any]:
+def as_json(result: SearchResult) -> dict[str, Any]:
     """The object of `plan --json`, a stable format."""
     return {
-        "devices": found.space.devices,
-        "device": found.device.name,
-        "memory": found.device.memory,
-        "seconds": found.seconds,
-        "looked": list(found.looked),
-        "fitting": found.fitting,
-        "within": found.within,
-        "cut_short": list(found.cut_short),
-        "own": None if found.own is None else _plan_json(found.own, found) | {"fits": found.own_fits},
-        "plans": [_plan_json(plan, found) for plan in found.plans],
-        "runner_up": None if found.runner_up is None else _runner_up_json(found.runner_up),
+        "devices": result.space.devices,
+        "device": result.device.name,
+        "memory": result.device.memory,
+        "seconds": result.seconds,
+        "looked": list(result.looked),
+        "fitting": result.fitting,
+        "within": result.within,
+        "cut_short": list(result.cut_short),
+        "own": None if result.own is None else _plan_json(result.own, result) | {"fits": result.own_fits},
+        "plans": [_plan_json(plan, result) for plan in result.plans],
+        "runner_up": None if result.runner_up is None else _runner_up_json(result.runner_up),
     }
 
 
@@ -87,7 +87,7 @@ def _runner_up_json(second: RunnerUp) -> dict[str, Any]:
     return {"margin": second.margin, "wins": wins}
 
 
-def _plan_json(plan: Plan, found: SearchResult) -> dict[str, Any]:
+def _plan_json(plan: Plan, result: SearchResult) -> dict[str, Any]:
     candidate, prediction = plan.candidate, plan.prediction
     return {
         "mesh": dict(next(iter(plan.file.meshes.values())).axes),
@@ -111,22 +111,22 @@ def _plan_json(plan: Plan, found: SearchResult) -> dict[str, Any]:
         "bubble": prediction.timeline.bubble,
         "peak_memory": plan.peak,
         "given": plan.given,
-        "why": None if plan is found.plans[0] else reason(plan, found.plans[0]),
+        "why": None if plan is result.plans[0] else reason(plan, result.plans[0]),
     }
 
 
-def show(found: SearchResult, console: Console) -> None:
+def show(result: SearchResult, console: Console) -> None:
     """Print a row for each plan, fastest first; then a faster one that does not fit, and search statistics."""
-    space, best = found.space, found.plans[0]
-    devices = f"{space.devices:,} × {found.device.name} of {bytes_text(found.device.memory)}"
+    space, best = result.space, result.plans[0]
+    devices = f"{space.devices:,} × {result.device.name} of {bytes_text(result.device.memory)}"
     print_text(console, f": {devices}; {space.rows:,} rows of `{space.batch}` a step", title=space.given.name)
-    own = _as_it_is(found)
+    own = _as_it_is(result)
     if own:
         print_text(console, own)
     also = [
         name
         for i, name in enumerate((space.context, space.expert), 3)
-        if any(p.candidate.mesh[i] > 1 for p in found.plans)
+        if any(p.candidate.mesh[i] > 1 for p in result.plans)
     ]
 
     def mesh(plan: Plan) -> str:
@@ -147,56 +147,56 @@ def show(found: SearchResult, console: Console) -> None:
         (Column("memory", right=True), lambda plan: bytes_text(plan.peak)),
         (Column("why slower"), lambda plan: _why(plan, best)),
     )
-    rows = [[cell(plan) for _, cell in cells] for plan in found.plans]
+    rows = [[cell(plan) for _, cell in cells] for plan in result.plans]
     print_table(console, Table([column for column, _ in cells], rows, console.width))
     sizes = " × ".join((space.data, space.pipe, space.tensor, *also))
-    sliced = "; slices: parts of each microbatch" if any(plan.candidate.slices > 1 for plan in found.plans) else ""
+    sliced = "; slices: parts of each microbatch" if any(plan.candidate.slices > 1 for plan in result.plans) else ""
     print_text(
         console, f"mesh: {sizes}; batches: microbatches × rows of each on a rank{sliced}; seq: sequence parallel"
     )
-    if found.larger is not None:
-        candidate, outlook = found.larger
+    if result.larger is not None:
+        candidate, outlook = result.larger
         print_text(
             console,
             f"faster, but does not fit: {described(space, candidate)}: about {seconds_text(outlook.parts.step)}, "
             f"and {bytes_text(outlook.peak)} on a rank",
         )
-    if found.runner_up is not None:
-        print_text(console, _runner_up(found.runner_up))
+    if result.runner_up is not None:
+        print_text(console, _runner_up(result.runner_up))
     if space.unplaced:
         print_text(console, f"dropped, since they name stages: {', '.join(space.unplaced)}")
-    bounds, outlooks, plans = found.looked
+    bounds, outlooks, plans = result.looked
     print_text(
         console,
-        f"{bounds:,} candidates bounded, {outlooks:,} estimated, {plans:,} compiled, in {found.seconds:.1f} s",
+        f"{bounds:,} candidates bounded, {outlooks:,} estimated, {plans:,} compiled, in {result.seconds:.1f} s",
     )
-    if found.cut_short:
-        print_text(console, _cut_short(found))
+    if result.cut_short:
+        print_text(console, _cut_short(result))
 
 
-def _cut_short(found: SearchResult) -> str:
+def _cut_short(result: SearchResult) -> str:
     """What the budget has left untried."""
-    *others, last = found.cut_short
-    tried = f"{', '.join(others)} and {last}" if others else last
-    compiled = found.looked[-1]
+    *others, last = result.cut_short
+    phases = f"{', '.join(others)} and {last}" if others else last
+    compiled = result.looked[-1]
     return (
-        f"the budget of {found.within:g} s ended the search before all candidates were {tried}: of "
-        f"{found.fitting:,} estimated to fit, {compiled:,} {'was' if compiled == 1 else 'were'} compiled; "
-        f"`--within {more(found.within)}` may find faster plans"
+        f"the budget of {result.within:g} s ended the search before all candidates were {phases}: of "
+        f"{result.fitting:,} estimated to fit, {compiled:,} {'was' if compiled == 1 else 'were'} compiled; "
+        f"`--within {more(result.within)}` may find faster plans"
     )
 
 
-def _as_it_is(found: SearchResult) -> str:
+def _as_it_is(result: SearchResult) -> str:
     """What the original file takes; empty if it is for another number of devices."""
-    own, best = found.own, found.plans[0]
+    own, best = result.own, result.plans[0]
     if own is None:
-        return f"the original file does not compile: {found.wrong.message}" if found.wrong else ""
-    there = f"the original file: {seconds_text(own.prediction.step_time)}, {bytes_text(own.peak)}; "
-    if not found.own_fits:
-        return f"{there}it does not fit"
+        return f"the original file does not compile: {result.wrong.message}" if result.wrong else ""
+    prefix = f"the original file: {seconds_text(own.prediction.step_time)}, {bytes_text(own.peak)}; "
+    if not result.own_fits:
+        return f"{prefix}it does not fit"
     if best.given:
-        return f"{there}the file as it stands is the best found"
-    return f"{there}{own.prediction.step_time / best.prediction.step_time - 1:+.1%}: {reason(own, best)}"
+        return f"{prefix}the file as it stands is the best found"
+    return f"{prefix}{own.prediction.step_time / best.prediction.step_time - 1:+.1%}: {reason(own, best)}"
 
 
 def _why(plan: Plan, best: Plan) -> str:

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     return use(arguments, _predict)
 
 
-def _predict(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> None:
+def _predict(arguments: argparse.Namespace, spec: Spec, here: Here | None, say: Report) -> None:
     from partita.runtime.checkpoint.exchange import check_place
     from partita.runtime.data.formats import NPZ
     from partita.runtime.inference.archive import write_archive
@@ -41,16 +41,16 @@ def _predict(arguments: argparse.Namespace, given: Spec, here: Here | None, say:
 
     folder, first = folder_of(arguments), here is None or here.first
     names = [name.strip() for name in arguments.outputs.split(",") if name.strip()]
-    _, train = given.trained
+    _, train = spec.trained
     with writing(arguments.output):
         if first:
             check_place(arguments.output, NPZ)  # before everything is computed
-        predictor = Predictor(given, names, arguments.allow_python, here)
-        dataset, count = data_of(given, folder, arguments.data).opened(train, predictor.inputs)
-        read = load_weights(given, folder, predictor.outputs.ranks, say, arguments.place, arguments.weights)
-        found = predictor.of_data(dataset, count)
+        predictor = Predictor(spec, names, arguments.allow_python, here)
+        dataset, count = data_of(spec, folder, arguments.data).opened(train, predictor.inputs)
+        read = load_weights(spec, folder, predictor.outputs.ranks, say, arguments.place, arguments.weights)
+        outputs = predictor.of_data(dataset, count)
         if not first:
             return
-        write_archive(arguments.output, found)
-    shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in found.items())
+        write_archive(arguments.output, outputs)
+    shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in outputs.items())
     print(f"{arguments.output}: {shapes}, from {read.path}")

@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     kind = TRANSPORTS[arguments.transport] if arguments.transport else chosen(None, gpus, 1)
     if isinstance(kind, InProcess):
         raise UsageError(f"--transport {kind.name} runs all ranks in one process, and measures nothing")
-    most = gpus if kind.gpu else max(2, len(usable()))
-    counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(1, most))
+    limit = gpus if kind.gpu else max(2, len(usable()))
+    counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(1, limit))
     problem = kind.problem(gpus, counts[-1])
     if problem is not None:
         raise UsageError(f"{problem.message}; use fewer --ranks, or another --transport")
@@ -105,9 +105,9 @@ def _measure(arguments: argparse.Namespace) -> int:
         if identity.rank == 0:
             print(f"  {text}", flush=True)
 
-    found = profile(lambda: kind.end(device, b""), device, precisions, progress, arguments.quick)
+    record = profile(lambda: kind.end(device, b""), device, precisions, progress, arguments.quick)
     if identity.rank == 0:
-        arguments.record.write_text(json.dumps({"records": [found.as_json()]}))
+        arguments.record.write_text(json.dumps({"records": [record.as_json()]}))
     last = kind.end(device, b"")
     last.barrier()
     last.close()

@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @command("report", add_arguments, "html", "dashboard")
 def run(arguments: argparse.Namespace) -> None:
     """Write the page. Raises UsageError if there is no such run or OUT cannot be written."""
-    found = opened(arguments.run_dir)
-    output = Path(arguments.output or f"{found.name}.html")
+    training_run = opened(arguments.run_dir)
+    output = Path(arguments.output or f"{training_run.name}.html")
     shown = printable(str(output))
     with writing(shown):
-        output.write_text(document(found, live=False), encoding="utf-8")
+        output.write_text(document(training_run, live=False), encoding="utf-8")
     print(f"wrote {shown}")

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return use(arguments, _write)
 
 
-def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> None:
+def _write(arguments: argparse.Namespace, spec: Spec, here: Here | None, say: Report) -> None:
     from partita.runtime.inference.choice import Choice
     from partita.runtime.inference.encoding import encoding_of
     from partita.runtime.inference.sampling import writer_of
@@ -69,17 +69,17 @@ def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: R
 
     folder = folder_of(arguments)
     choice = Choice(arguments.seed, arguments.temperature, arguments.top_k, arguments.top_p)
-    model, train = given.trained
-    language = language_model(model, given.batch, arguments.output)
+    model, train = spec.trained
+    language = language_model(model, spec.batch, arguments.output)
     encoding = encoding_of(train.data, folder, arguments.tokenizer)
     prompt = encoding.ids(arguments.prompt)
     check_prompt(language, prompt)
-    writer = writer_of(given, arguments.output, arguments.allow_python, here)
+    writer = writer_of(spec, arguments.output, arguments.allow_python, here)
     first = here is None or here.first
     if writer.scoring.warning is not None and first:
         say(writer.scoring.warning)
     own = arguments.tokenizer is None
-    load_weights(given, folder, writer.ranks, say, arguments.place, arguments.weights, spelled=own)
+    load_weights(spec, folder, writer.ranks, say, arguments.place, arguments.weights, spelled=own)
     writer.check_causal()
     for piece in chain([arguments.prompt], encoding.text(writer.written(prompt, arguments.length, choice))):
         if first:

@@ -43,9 +43,9 @@ def run(arguments: argparse.Namespace) -> None:
     if standalone_schedule.requested(arguments):
         return present(arguments, *standalone_schedule.build_schedule(arguments), number=plain_text)
     state = compile_spec(load_file(arguments))
-    found = predict(state, exposed=False)
+    prediction = predict(state, exposed=False)
     needed = queues([rank.instructions for rank in state.plan.ranks])
-    present(arguments, state.schedule, found.timeline, needed, step=found.step_time)
+    present(arguments, state.schedule, prediction.timeline, needed, step=prediction.step_time)
 
 
 def present(
@@ -86,17 +86,17 @@ def headline(
     whole = number(timeline.makespan)
     if step is not None:
         whole = f"{number(step)} (microbatches {whole})"
-    least = ""
+    bound_text = ""
     if schedule.search is not None:
         what, cost = ("cost", timeline.cost) if schedule.search.minimize == "bubble" else ("whole", timeline.makespan)
         bound = schedule.search.least
         above = f"+{max(0.0, cost / bound - 1):.1%}" if bound else ""
         cheaper = "" if above in ("", "+0.0%") else "; a cheaper order may exist"
-        least = f"; {what} {number(cost)}, lower bound {number(bound)}{above and f' ({above}{cheaper})'}"
+        bound_text = f"; {what} {number(cost)}, lower bound {number(bound)}{above and f' ({above}{cheaper})'}"
     return (
         f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
         f"{microbatches_text(schedule.microbatches, schedule.slices)}; "
-        f"step {whole}, bubble {timeline.bubble:.1%}{least}"
+        f"step {whole}, bubble {timeline.bubble:.1%}{bound_text}"
     )
 
 

@@ -66,8 +66,8 @@ def say(diagnostic: Diagnostic) -> None:
 
 def counts_text(diagnostics: Iterable[Diagnostic]) -> str:
     """`2 errors, 1 warning`; empty if there are none."""
-    found = [diagnostic.severity for diagnostic in diagnostics]
-    counts = [(found.count(severity), severity) for severity in ("error", "warning")]
+    severities = [diagnostic.severity for diagnostic in diagnostics]
+    counts = [(severities.count(severity), severity) for severity in ("error", "warning")]
     return ", ".join(f"{count} {severity}{'s' * (count > 1)}" for count, severity in counts if count)
 
 

@@ -119,19 +119,19 @@ def stage_times(text: str) -> StageTimes:
 
 def _read(path: Path) -> StageTimes:
     try:
-        given = json.loads(path.read_bytes())
+        times = json.loads(path.read_bytes())
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{path} is not JSON: {error}") from error
-    if not isinstance(given, dict):
+    if not isinstance(times, dict):
         raise argparse.ArgumentTypeError(f'{path} is not an object such as {{"F": [18.5, 20.1], "B": 18, "W": 9}}')
-    for key in given:
+    for key in times:
         known(key, NAMES)
-    missing = [key for key in NEEDED if key not in given]
+    missing = [key for key in NEEDED if key not in times]
     if missing:
         raise argparse.ArgumentTypeError(f"{path} has no times of {' and '.join(missing)}")
-    return StageTimes(**{key: _amount(value, key, path) for key, value in given.items()})
+    return StageTimes(**{key: _amount(value, key, path) for key, value in times.items()})
 
 
 def _amount(value: Any, key: str, path: Path) -> Any:

@@ -83,8 +83,8 @@ def requested(arguments: argparse.Namespace) -> bool:
         return bool(options) or is_call or nearest(_name(arguments), SCHEDULES) is not None
     # A schedule that is written in a file states its own size.
     written = generator.written is not None and is_call
-    said = _arguments(arguments)
-    missing = [] if written else [name for name, size in sizes.items() if size is None and name[2:] not in said]
+    supplied = _arguments(arguments)
+    missing = [] if written else [name for name, size in sizes.items() if size is None and name[2:] not in supplied]
     if missing:
         raise UsageError(f"a schedule without a program needs {' and '.join(missing)}")
     return True
@@ -119,13 +119,13 @@ def build_schedule(arguments: argparse.Namespace) -> tuple[Schedule, Timeline, i
     if own.pop(BOUND.name, None) is not None:
         raise refuse("E0505", "a schedule without a program has no bytes: use --memory-limit", call.span)
     schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
-    spread, held = arguments.times.spread(ranks, chunks), memory
+    spread, budget = arguments.times.spread(ranks, chunks), memory
     schedule = SCHEDULES[call.name].shared(schedule, spread, costs.action)
     if spread is not None:
         messages += part_messages(spread)
         if memory is not None:  # it is that of the stages: S and T leave nothing
             left = (0.0,) * (spread.total - stages)
-            held = evolve(memory, forward=memory.forward + left, weight=memory.weight + left)
+            budget = evolve(memory, forward=memory.forward + left, weight=memory.weight + left)
     overlap = arguments.times.FB is not None
     if arguments.times.copy is not None:
         check_schedule(schedule)
@@ -134,8 +134,8 @@ def build_schedule(arguments: argparse.Namespace) -> tuple[Schedule, Timeline, i
     check_schedule(schedule)
     programs = communicate(schedule, messages, overlap=overlap)
     check_program(programs)
-    if held is not None:
-        _hold(schedule, held)
+    if budget is not None:
+        _hold(schedule, budget)
     return schedule, simulate(programs, costs), queues(programs)
 
 
@@ -146,24 +146,24 @@ def _name(arguments: argparse.Namespace) -> str:
 
 def _arguments(arguments: argparse.Namespace) -> set[str]:
     """The arguments of the schedule that are in its call, or follow it; all of them if the call cannot be read."""
-    found = {each.partition("=")[0] for each in arguments.overrides}
+    keys = {each.partition("=")[0] for each in arguments.overrides}
     if "(" not in arguments.file:
-        return found
+        return keys
     names = SCHEDULES[_name(arguments)].names
     written = parse_expression(Source(PLACE, arguments.file), Report(), 0, len(arguments.file))
     if not isinstance(written, tree.Call):
-        return {*found, *names}
-    return found | {each.name.text if each.name else name for each, name in zip(written.arguments, names, strict=False)}
+        return {*keys, *names}
+    return keys | {each.name.text if each.name else name for each, name in zip(written.arguments, names, strict=False)}
 
 
 def _call(arguments: argparse.Namespace) -> Call:
     """The call of the schedule, with the options applied."""
     name = _name(arguments)
-    taken = SCHEDULES[name].names if name in SCHEDULES else ()
+    accepted = SCHEDULES[name].names if name in SCHEDULES else ()
     overrides = [f"one.{each}" for each in arguments.overrides]
     for key in ("microbatches", "chunks"):
         value = getattr(arguments, key)
-        if value is not None and key in taken:
+        if value is not None and key in accepted:
             overrides.append(f"one.{key}={value}")
     written = arguments.file if "(" in arguments.file else f"{arguments.file}()"
     spec, diagnostics = load_text(f"schedule one = {written}", PLACE, overrides, PLACE)

@@ -50,8 +50,8 @@ class Table:
     def _least(self) -> int:
         """The minimum width of the table, with the last column wrapped."""
         *before, last = self._shown
-        room = self._widths[last] if self.columns[last].right else min(self._widths[last], LEAST)
-        return sum(self._widths[i] + len(GAP) for i in before) + room
+        last_width = self._widths[last] if self.columns[last].right else min(self._widths[last], LEAST)
+        return sum(self._widths[i] + len(GAP) for i in before) + last_width
 
     @property
     def heading(self) -> str:

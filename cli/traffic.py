@@ -48,8 +48,8 @@ def collective_table(records: Iterable[Traffic], width: int) -> Table:
     """A row for each mesh axis, phase and kind: what the rank that sends the most of it sends per step."""
     phases = list(Phase)
     rows = []
-    found = grouped(records, lambda each: (each.axis, phases.index(each.phase), each.kind))
-    for (axis, phase, kind), own in sorted(found.items(), key=lambda pair: pair[0]):
+    groups = grouped(records, lambda each: (each.axis, phases.index(each.phase), each.kind))
+    for (axis, phase, kind), own in sorted(groups.items(), key=lambda pair: pair[0]):
         sums = cost(own).busiest
         figures = f"{sums.count:,}", f"{round(sums.messages):,}", bytes_text(sums.bytes), seconds_text(sums.seconds)
         rows.append((kind, axis, phases[phase].name.lower(), *figures))
@@ -59,12 +59,12 @@ def collective_table(records: Iterable[Traffic], width: int) -> Table:
 
 def transfer_table(transfers: Sequence[dict[str, Any]], width: int) -> Table:
     """A row for each value; equal iterations, from stage to stage, share one."""
-    found: dict[tuple[str, str, int, int], list[str]] = {}
+    routes: dict[tuple[str, str, int, int], list[str]] = {}
     for each in transfers:
         key = (tensor_text(each["value"]), each["direction"], each["bytes"], each["count"])
-        found.setdefault(key, []).append(f"{each['from']} → {each['to']}")
+        routes.setdefault(key, []).append(f"{each['from']} → {each['to']}")
     rows = []
-    for (value, direction, size, count), pairs in found.items():
+    for (value, direction, size, count), pairs in routes.items():
         stages = ", ".join(pairs) if len(pairs) <= 3 else f"{pairs[0]}, {pairs[1]} … {pairs[-1]}"
         times = f"{len(pairs)} × {count}" if len(pairs) > 1 else f"{count}"
         rows.append((value, stages, direction, bytes_text(size), times))

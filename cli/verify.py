@@ -41,66 +41,66 @@ def run(arguments: argparse.Namespace) -> int:
     spec = load_file(arguments)
     from partita.runtime.verification.verify import verify
 
-    found = verify(spec, arguments.allow_python, arguments.gpu)
-    report((*found.warnings, *found.diagnostics, *([found.reason] if found.reason else [])))
-    deliver_either(arguments, found.as_json(), lambda console: show(arguments.file, found, console))
-    return STATUS[found.outcome]
+    result = verify(spec, arguments.allow_python, arguments.gpu)
+    report((*result.warnings, *result.diagnostics, *([result.reason] if result.reason else [])))
+    deliver_either(arguments, result.as_json(), lambda console: show(arguments.file, result, console))
+    return STATUS[result.outcome]
 
 
-def show(file: str, found: Verification, console: Console) -> None:
+def show(file: str, result: Verification, console: Console) -> None:
     """Print a row for each check, then the verdict."""
-    validated = all(each.passed for each in found.validations)
-    nodes, reshardings = (sum(getattr(each, what) for each in found.validations) for what in ("nodes", "reshardings"))
-    most, execution = max(found.peak_memory), found.execution
+    validated = all(each.passed for each in result.validations)
+    nodes, reshardings = (sum(getattr(each, what) for each in result.validations) for what in ("nodes", "reshardings"))
+    peak, execution = max(result.peak_memory), result.execution
     rows = [
-        ("invariants", "hold", f"{found.actions:,} actions, {found.messages:,} messages; no deadlock"),
-        ("memory", "bounded" if found.memory is None or most <= found.memory else "exceeded", _memory(found, most)),
+        ("invariants", "hold", f"{result.actions:,} actions, {result.messages:,} messages; no deadlock"),
+        ("memory", "bounded" if result.memory is None or peak <= result.memory else "exceeded", _memory(result, peak)),
         (
             "translation",
             "valid" if validated else "invalid",
             f"{nodes:,} operations and {reshardings:,} reshardings checked against their rules",
         ),
     ]
-    if found.operations:
-        wrong = [each.name for each in found.operations if each.problems]
-        tried = sum(each.tried for each in found.operations)
-        said = f"{tried} declarations of {', '.join(each.name for each in found.operations)} tried on random tensors"
-        rows.append(("operations", "fail" if wrong else "hold", ", ".join(wrong) if wrong else said))
+    if result.operations:
+        wrong = [each.name for each in result.operations if each.problems]
+        trials = sum(each.tried for each in result.operations)
+        note = f"{trials} declarations of {', '.join(each.name for each in result.operations)} tried on random tensors"
+        rows.append(("operations", "fail" if wrong else "hold", ", ".join(wrong) if wrong else note))
     if execution is None:
-        why = "not while operations fail" if found.operations and wrong else "no proxy could be compared"
+        why = "not while operations fail" if result.operations and wrong else "no proxy could be compared"
         rows.append(("execution", "not decided", why))
     else:
         rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
         rows.append(("", "", _compared(execution)))
         rows.append(("derivatives", *_derivatives(execution.derivatives)))
-    if found.gpu is not None:
-        rows.append(("gpu", "runs" if not any(each.faults for each in found.gpu) else "fails", _kernels(found.gpu)))
-        rows.append(("", "", _waits(found.gpu)))
-        rows.append(("", "", queues_text(found.queues)))
-    if found.claims:
-        failed = [each.text for each in found.claims if not each.holds]
-        shown = ", ".join(failed) if failed else f"{len(found.claims)} of `expect`"
+    if result.gpu is not None:
+        rows.append(("gpu", "runs" if not any(each.faults for each in result.gpu) else "fails", _kernels(result.gpu)))
+        rows.append(("", "", _waits(result.gpu)))
+        rows.append(("", "", queues_text(result.queues)))
+    if result.claims:
+        failed = [each.text for each in result.claims if not each.holds]
+        shown = ", ".join(failed) if failed else f"{len(result.claims)} of `expect`"
         rows.append(("claims", "fail" if failed else "hold", shown))
     print_table(console, Table([Column("")] * 3, rows, console.width))
-    color = {"verified": "green", "wrong": "red"}.get(found.outcome, "yellow")
-    console.print(f"{printable(file)}: [{color}]{found.outcome}[/] in {found.seconds:.1f} s", soft_wrap=True)
+    color = {"verified": "green", "wrong": "red"}.get(result.outcome, "yellow")
+    console.print(f"{printable(file)}: [{color}]{result.outcome}[/] in {result.seconds:.1f} s", soft_wrap=True)
 
 
-def _memory(found: Verification, most: int) -> str:
+def _memory(result: Verification, peak: int) -> str:
     """What a rank needs, next to what it has."""
-    ranks = "1 rank" if found.ranks == 1 else f"each of {found.ranks:,} ranks"
-    if found.memory is None:
-        return f"at most {bytes_text(most)} on {ranks}"
-    if most <= found.memory:
-        return f"at most {bytes_text(most)} of {bytes_text(found.memory)} on {ranks}"
-    return f"up to {bytes_text(most)} on a rank, which has {bytes_text(found.memory)}"
+    ranks = "1 rank" if result.ranks == 1 else f"each of {result.ranks:,} ranks"
+    if result.memory is None:
+        return f"at most {bytes_text(peak)} on {ranks}"
+    if peak <= result.memory:
+        return f"at most {bytes_text(peak)} of {bytes_text(result.memory)} on {ranks}"
+    return f"up to {bytes_text(peak)} on a rank, which has {bytes_text(result.memory)}"
 
 
 def _kernels(ranks: Sequence[FakeGpuResult]) -> str:
     """How many ranks ran, and what the busiest launches in a step."""
-    most = max(ranks, key=lambda each: len(each.launches))
+    busiest = max(ranks, key=lambda each: len(each.launches))
     shown = f"{len(ranks)} rank{'s' * (len(ranks) > 1)} on GPUs that are not there"
-    return f"{shown}; up to {len(most.launches):,} kernels a step, which move {bytes_text(most.moved)}"
+    return f"{shown}; up to {len(busiest.launches):,} kernels a step, which move {bytes_text(busiest.moved)}"
 
 
 def _waits(ranks: Sequence[FakeGpuResult]) -> str:
@@ -111,28 +111,32 @@ def _waits(ranks: Sequence[FakeGpuResult]) -> str:
     return f"at most {100 * max(peaks):.0f}% of the memory bound; the host waits for the device {times} a step"
 
 
-def _copy(found: Execution) -> str:
+def _copy(execution: Execution) -> str:
     """The mesh, stages and sizes of the proxy that was run."""
-    mesh = " × ".join(f"{name} {size}" for name, size in found.mesh) or "one rank"
-    sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
-    stages = f"{found.stages} stage{'s' * (found.stages > 1)}"
-    return f"on {mesh}; {stages}, {microbatches_text(found.microbatches, found.slices)}; {sizes}"
+    mesh = " × ".join(f"{name} {size}" for name, size in execution.mesh) or "one rank"
+    sizes = ", ".join(f"{name} {size}" for name, size in execution.sizes.items())
+    stages = f"{execution.stages} stage{'s' * (execution.stages > 1)}"
+    return f"on {mesh}; {stages}, {microbatches_text(execution.microbatches, execution.slices)}; {sizes}"
 
 
-def _compared(found: Execution) -> str:
+def _compared(execution: Execution) -> str:
     """The result of the comparison."""
-    if found.worst is None:
-        return f"none of {found.compared} tensors could be compared"
-    blurred = f"; {len(found.blurred)} more are decided by rounding" if found.blurred else ""
-    return f"{found.compared} tensors compared, largest error {found.largest:.1e} ({found.worst}){blurred}"
+    if execution.worst is None:
+        return f"none of {execution.compared} tensors could be compared"
+    blurred = f"; {len(execution.blurred)} more are decided by rounding" if execution.blurred else ""
+    return f"{execution.compared} tensors compared, largest error {execution.largest:.1e} ({execution.worst}){blurred}"
 
 
-def _derivatives(found: Derivatives) -> tuple[str, str]:
+def _derivatives(derivatives: Derivatives) -> tuple[str, str]:
     """The verdict on the gradients, and on what it is based."""
-    if found.reason is not None:
-        return "not compared", found.reason
-    gradients = "gradient of 1 parameter" if found.parameters == 1 else f"gradients of {found.parameters} parameters"
+    if derivatives.reason is not None:
+        return "not compared", derivatives.reason
+    gradients = (
+        "gradient of 1 parameter"
+        if derivatives.parameters == 1
+        else f"gradients of {derivatives.parameters} parameters"
+    )
     return (
-        "wrong" if found.diagnostics else "agree",
-        f"{gradients}, with differences of the loss, error {found.error:.1e}",
+        "wrong" if derivatives.diagnostics else "agree",
+        f"{gradients}, with differences of the loss, error {derivatives.error:.1e}",
     )

@@ -28,13 +28,13 @@ def _port(text: str) -> int:
 @command("watch", add_arguments, "serve", "monitor", "tail")
 def run(arguments: argparse.Namespace) -> None:
     """Serve until Ctrl-C. Raises UsageError if there is no such run, or the port is taken."""
-    found = opened(arguments.run_dir)
+    training_run = opened(arguments.run_dir)
     try:
-        server = Server(found, arguments.port)
+        server = Server(training_run, arguments.port)
     except OSError as error:
         raise UsageError(f"cannot listen on port {arguments.port}: {error.strerror}") from error
     with server:
-        print(f"watching {printable(found.name)} at {server.address}\nCtrl-C ends it", flush=True)
+        print(f"watching {printable(training_run.name)} at {server.address}\nCtrl-C ends it", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.1)

@@ -313,8 +313,8 @@ class Graph:
     @property
     def names(self) -> list[str]:
         """The names of all values: of inputs, parameters, and what nodes make."""
-        given = [*(each.value for each in self.inputs), *(each.value for each in self.parameters)]
-        return [value.name for value in (*given, *(each for node in self.nodes for each in node.outputs))]
+        leaves = [*(each.value for each in self.inputs), *(each.value for each in self.parameters)]
+        return [value.name for value in (*leaves, *(each for node in self.nodes for each in node.outputs))]
 
     @property
     def repeats(self) -> dict[str, str]:

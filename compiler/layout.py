@@ -83,8 +83,8 @@ REPLICATED = Layout()
 
 def layout_of(states: Iterable[tuple[str, State]], flat: Flat | None = None) -> Layout:
     """A layout from states by mesh axis, in mesh order."""
-    found = tuple((name, state) for name, state in states if state is not None)
-    return Layout(found, flat) if found or flat else REPLICATED
+    entries = tuple((name, state) for name, state in states if state is not None)
+    return Layout(entries, flat) if entries or flat else REPLICATED
 
 
 def flat_form(layout: Layout, type: Type, parts: int) -> Flat:

@@ -57,10 +57,10 @@ class Mesh(Shortened):
     @property
     def parts(self) -> tuple[int, ...]:
         """The numbers of parts into which mesh axes may split an axis of a tensor."""
-        found = {1}
+        counts = {1}
         for name in self.sharding:
-            found |= {parts * self.sizes[name] for parts in found}
-        return tuple(sorted(found - {1}))
+            counts |= {parts * self.sizes[name] for parts in counts}
+        return tuple(sorted(counts - {1}))
 
     def link(self, axis: str) -> Link:
         """The link along a mesh axis."""
@@ -72,10 +72,10 @@ class Mesh(Shortened):
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """A rank's coordinate along every mesh axis."""
-        found: dict[str, int] = {}
+        coordinates: dict[str, int] = {}
         for name, size in reversed(self.axes):
-            rank, found[name] = divmod(rank, size)
-        return {name: found[name] for name, _ in self.axes}
+            rank, coordinates[name] = divmod(rank, size)
+        return {name: coordinates[name] for name, _ in self.axes}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """The rank at these coordinates."""
@@ -104,28 +104,28 @@ class Mesh(Shortened):
 ONE_RANK = Mesh()
 
 
-def mesh_of(given: spec.Mesh | None, pipe: str | None, groups: Groups | None = None) -> Mesh:
+def mesh_of(declared: spec.Mesh | None, pipe: str | None, groups: Groups | None = None) -> Mesh:
     """The mesh of a layout; a single rank if it has none. With groups over several ranks, their mesh axis is divided
     into one of groups, on the outside, and one within them. Ranks keep their numbers.
     """
-    if given is None:
+    if declared is None:
         return ONE_RANK
-    links = {name: link_of(given, name, name == pipe) for name, _ in given.axes}
+    links = {name: link_of(declared, name, name == pipe) for name, _ in declared.axes}
     if groups is None or groups.along is None:
-        return Mesh(given.axes, pipe, tuple(links.items()))
-    axis = group_axis(given, groups.along)
+        return Mesh(declared.axes, pipe, tuple(links.items()))
+    axis = group_axis(declared, groups.along)
     parts = {
         name: ((axis, groups.spread), (name, size // groups.spread)) if name == groups.along else ((name, size),)
-        for name, size in given.axes
+        for name, size in declared.axes
     }
     axes = tuple(part for own in parts.values() for part in own)
     of = {part: name for name, own in parts.items() for part, _ in own}
     return Mesh(axes, pipe, tuple((name, links[of[name]]) for name, _ in axes), axis)
 
 
-def group_axis(given: spec.Mesh, along: str) -> str:
+def group_axis(declared: spec.Mesh, along: str) -> str:
     """The name of the mesh axis of the groups that share out another one: `data_groups`."""
     name = f"{along}_groups"
-    while any(name == other for other, _ in given.axes):
+    while any(name == other for other, _ in declared.axes):
         name += "_"
     return name

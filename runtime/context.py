@@ -68,14 +68,14 @@ class Context:
 
     def of_slices(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor that the slices of the microbatch share, zero before the first of them."""
-        found = self.shared.get(key)
-        if found is None:
-            found = self.shared[key] = torch.zeros(shape, dtype=dtype, device=self.device)
-        return found
+        tensor = self.shared.get(key)
+        if tensor is None:
+            tensor = self.shared[key] = torch.zeros(shape, dtype=dtype, device=self.device)
+        return tensor
 
-    def custom(self, name: str, operands: Tensors, wanted: Wanted) -> Tensors:
+    def custom(self, name: str, operands: Tensors, expected: Wanted) -> Tensors:
         """The results of an operation that the file defines. Raises OperationFailed."""
-        return self.functions[name](operands, wanted)
+        return self.functions[name](operands, expected)
 
     def custom_gradient(self, name: str, ds: Tensors, operands: Tensors) -> Tensors:
         """The gradients of its float operands. Raises OperationFailed."""

@@ -44,18 +44,18 @@ class DataFile:
 
 def identified(files: Sequence[tuple[str, Path]], span: Span | None) -> tuple[DataFile, ...]:
     """The identity of files given by name and path. Raises Refused (E0603) for one that cannot be read."""
-    found = []
+    data_files = []
     for name, path in files:
         try:
             status = path.stat()
-            found.append(DataFile(name, status.st_size, hashed(path, status.st_size), int(status.st_mtime), path))
+            data_files.append(DataFile(name, status.st_size, hashed(path, status.st_size), int(status.st_mtime), path))
         except OSError as error:
             raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", span) from error
-    if len(found) <= MAX_FILES:
-        return tuple(found)
-    together = hashlib.sha256("".join(f"{each.name}\0{each.size} {each.sha256}\0" for each in found).encode())
-    size, modified = sum(each.size for each in found), max(each.modified for each in found)
-    return (DataFile(f"{len(found):,} files from {found[0].name} on", size, together.hexdigest(), modified),)
+    if len(data_files) <= MAX_FILES:
+        return tuple(data_files)
+    together = hashlib.sha256("".join(f"{each.name}\0{each.size} {each.sha256}\0" for each in data_files).encode())
+    size, modified = sum(each.size for each in data_files), max(each.modified for each in data_files)
+    return (DataFile(f"{len(data_files):,} files from {data_files[0].name} on", size, together.hexdigest(), modified),)
 
 
 def hashed(path: Path, size: int) -> str:
@@ -112,13 +112,13 @@ def unlike(one: Sequence[DataFile], one_rank: int, other: Sequence[DataFile], ot
 def _differences(
     before: Sequence[DataFile],
     now: Sequence[DataFile],
-    gone: str,
+    missing: str,
     new: str,
     differs: Callable[[DataFile, DataFile], str],
 ) -> list[str]:
     old, present = ({each.name: each for each in files} for files in (before, now))
     notes = [
-        gone.format(name)
+        missing.format(name)
         if name not in present
         else new.format(name)
         if name not in old

@@ -51,43 +51,43 @@ class DelayedGradients:
         own = _Gradients(reducing, {index: stage.accumulators for index, stage in self.stages.items()})
         self._kept.append(own)
         self.ready = len(self._kept) > self.program.delay
-        found = self._kept.popleft() if self.ready else own
-        yield from found.reduced()
+        delayed = self._kept.popleft() if self.ready else own
+        yield from delayed.reduced()
         totals: list[torch.Tensor] = []
-        coming: list[torch.Tensor] = []
+        offloaded: list[torch.Tensor] = []
         for index in self.record.stages:
             records = self.stages[index].record.accumulators
-            gradients, on_host = found.totals[index][: len(records)], found.totals[index][len(records) :]
-            coming += on_host
+            gradients, on_host = delayed.totals[index][: len(records)], delayed.totals[index][len(records) :]
+            offloaded += on_host
             totals += (
                 current if each.parameter is None else gradient if self.ready else torch.zeros_like(gradient)
                 for each, gradient, current in zip(records, gradients, self.stages[index].accumulators, strict=True)
             )
-        return tuple(totals), tuple(coming)
+        return tuple(totals), tuple(offloaded)
 
     def estimates(self, step: int) -> bool:
         """Whether the totals at the end of a step are those of the first of a pair."""
         return self.program.paired and step > self.program.delay and (step - self.program.delay) % 2 == 1
 
-    def completed(self, totals: Tensors, step: int, kept: Mapping[str, torch.Tensor]) -> Tensors:
+    def completed(self, totals: Tensors, step: int, first_gradients: Mapping[str, torch.Tensor]) -> Tensors:
         """The totals, once tied ones are exchanged, with the mean of the gradients of a pair if they are those of its
-        second step. Those of the first step are `kept`, by the parameter's name, where the mean is computed. The mean
-        is of whole gradients, so that it is bitwise the same after saving and loading them: the first stage of a tied
-        parameter has it, and the others have zeros.
+        second step. Those of the first step are `first_gradients`, by the parameter's name, where the mean is computed.
+        The mean is of whole gradients, so that it is bitwise the same after saving and loading them: the first stage of
+        a tied parameter has it, and the others have zeros.
         """
         if not self.ready:
             return totals
         gradients = self.gradients(totals)
         if self.estimates(step):
             for name, gradient in gradients.items():
-                kept[name].copy_(gradient)
+                first_gradients[name].copy_(gradient)
             return totals
-        means = {name: kept[name].add_(gradient).mul_(0.5) for name, gradient in gradients.items()}
-        found = list(totals)
+        means = {name: first_gradients[name].add_(gradient).mul_(0.5) for name, gradient in gradients.items()}
+        result = list(totals)
         for i, (_, name) in sorted(enumerate(self.record.totals), key=lambda pair: pair[1]):
             if name in gradients:
-                found[i] = means.pop(name) if name in means else totals[i].zero_()
-        return tuple(found)
+                result[i] = means.pop(name) if name in means else totals[i].zero_()
+        return tuple(result)
 
     def settled(self) -> Coroutine:
         """Wait for all reductions; returns the totals of each step, by its distance from the next step."""
@@ -101,15 +101,15 @@ class DelayedGradients:
     def gradients(self, totals: Tensors) -> dict[str, torch.Tensor]:
         """The gradients of all parameters of the rank, from all totals: those of tied ones added in stage order."""
         trained = {each.name for each in self.program.parameters if each.companions}
-        found: dict[str, torch.Tensor] = {}
+        gradients: dict[str, torch.Tensor] = {}
         for (_, name), total in sorted(zip(self.record.totals, totals, strict=True), key=lambda pair: pair[0]):
             if name in trained:
-                found[name] = found[name] + total if name in found else total
-        return found
+                gradients[name] = gradients[name] + total if name in gradients else total
+        return gradients
 
-    def restore(self, step: int, kept: Callable[[int, str], torch.Tensor]) -> None:
-        """Load the gradients of the steps up to this one, which are `kept` by their age and the parameter's name. For a
-        tied parameter, the first stage gets the whole sum.
+    def restore(self, step: int, saved: Callable[[int, str], torch.Tensor]) -> None:
+        """Load the gradients of the steps up to this one, which are `saved` by their age and the parameter's name. The
+        first stage of a tied parameter gets the whole sum.
         """
         self._kept.clear()
         for age in range(min(step, self.program.delay), 0, -1):
@@ -117,7 +117,7 @@ class DelayedGradients:
                 index: tuple(
                     accumulator
                     if each.parameter is None
-                    else self._part(index, each.parameter, kept(age, each.parameter))
+                    else self._part(index, each.parameter, saved(age, each.parameter))
                     for each, accumulator in zip(stage.record.accumulators, stage.accumulators, strict=True)
                 )
                 for index, stage in self.stages.items()

@@ -54,7 +54,7 @@ def evaluation(executor: Executor, count: int, batches: Callable[[int], Batch]) 
     Random numbers are those of steps before the first: the same every time, and no training step's.
     """
     rounds = executor.program.rounds
-    loss, metrics, found = 0.0, dict[str, float](), dict[Guard, float]()
+    loss, metrics, out_of_range = 0.0, dict[str, float](), dict[Guard, float]()
     share = rounds / count
     unsound_from: int | None = None
     for first in range(0, count, rounds):
@@ -63,11 +63,11 @@ def evaluation(executor: Executor, count: int, batches: Callable[[int], Batch]) 
         if not isfinite(one) and unsound_from is None:
             unsound_from = first
         for guard, number in outside(executor).items():
-            found[guard] = found.get(guard, 0.0) + number
+            out_of_range[guard] = out_of_range.get(guard, 0.0) + number
         loss += one * share
         for name, value in named.items():
             metrics[name] = metrics.get(name, 0.0) + value * share
-    return Evaluated((loss, metrics, found), unsound_from)
+    return Evaluated((loss, metrics, out_of_range), unsound_from)
 
 
 def shifted(batches: Callable[[int], Batch], first: int, index: int) -> Batch:

@@ -240,8 +240,12 @@ class Executor:
 
     def _compute(self, number: int, batches: Callable[[int], Batch], rates: Rates, update: int) -> Coroutine:
         context = self.context
-        made = update - self.program.delay
-        context.step, context.rates, context.update = number, rates, (made + 1) // 2 if self.program.paired else made
+        applied = update - self.program.delay
+        context.step, context.rates, context.update = (
+            number,
+            rates,
+            (applied + 1) // 2 if self.program.paired else applied,
+        )
         mark = self.marked
         if self._graph is not None:
             totals, scalars = yield from self._launched_whole(self._graph, number, batches)
@@ -276,18 +280,18 @@ class Executor:
         if self._keep_totals:
             last = len(self.kept) == len(self._memories) - 1  # what is reset for the next memory is copied
             sums = totals[: len(self.record.totals)]
-            kept = sums if last else tuple(total.clone() for total in sums)
-            self.kept.append(dict(zip(self.record.totals, kept, strict=True)))
+            saved = sums if last else tuple(total.clone() for total in sums)
+            self.kept.append(dict(zip(self.record.totals, saved, strict=True)))
 
     def _launched_whole(self, graph: StepGraph, number: int, batches: Callable[[int], Batch]) -> Coroutine:
         """The result of `_ended`, for a step that is one graph. Its marks are set as if it were not."""
         self._flight.begin(self._activity, number)
         before = self._flight.marks
-        found = yield from graph.run(batches, self._whole)
+        result = yield from graph.run(batches, self._whole)
         self._marks = max(self._marks, self._flight.marks - before)
         while self._flight.marks < before + self._marks:
             self._mark()
-        return found
+        return result
 
     def _whole(self, whole: Mapping[InputPart, torch.Tensor], cut: Mapping[InputPart, torch.Tensor]) -> Coroutine:
         """The part of a step of one batch before its metrics are summed."""
@@ -466,8 +470,8 @@ class Executor:
         """
         reducing = dict(self._reducing)  # in the order they began, the same on all ranks of a column
         self._reducing.clear()
-        own, coming = yield from self._late.totals(reducing)
-        return (*own, *self._tied, *coming)
+        own, offloaded = yield from self._late.totals(reducing)
+        return (*own, *self._tied, *offloaded)
 
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
         """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all.

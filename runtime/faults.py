@@ -72,12 +72,12 @@ def origin(rank: Rank, trial: Replay) -> Generator[None, None, str | None]:
     state = traced(trial.state)
     program = _without_update(state)
     first = _First()
-    said = ""
+    description = ""
     for index in range(program.rounds):
         for name, tensor in trial.batches(index).items():
             first.note(f"the input `{name}`", tensor)
-            if first.name and not said:
-                said = f"{first.name}{wrong_rows(program, name, first.wrong, trial.rows(index))}"
+            if first.name and not description:
+                description = f"{first.name}{wrong_rows(program, name, first.wrong, trial.rows(index))}"
     memory = rank.parameters_for(trial.state)
     for name, tensor in memory.masters.items():
         first.note(f"the parameter `{name}`", tensor)
@@ -108,7 +108,7 @@ def origin(rank: Rank, trial: Replay) -> Generator[None, None, str | None]:
     if not first.name:
         return SUMS
     if first.microbatch < 0:
-        return f"{said or first.name} on rank {rank.rank}"
+        return f"{description or first.name} on rank {rank.rank}"
     return _described(first, trial, state, program, rank.rank)
 
 
@@ -178,5 +178,5 @@ def _named(wrong: Sequence[int], rows: int, first: int, names: Sequence[str]) ->
         return ""
     shown = [str(first + place) for place in wrong[:MAX_ROWS]]
     more = f" and {len(wrong) - MAX_ROWS} more" if len(wrong) > MAX_ROWS else ""
-    there = f" ({', '.join(names[first + place] for place in wrong[:MAX_ROWS])})" if names else ""
-    return f", row{'s' if len(wrong) > 1 else ''} {', '.join(shown)}{more} of the batch{there}"
+    where = f" ({', '.join(names[first + place] for place in wrong[:MAX_ROWS])})" if names else ""
+    return f", row{'s' if len(wrong) > 1 else ''} {', '.join(shown)}{more} of the batch{where}"

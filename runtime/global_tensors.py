@@ -28,7 +28,7 @@ def assemble(name: str, type: Type, layout: Layout, mesh: Mesh, parts: Mapping[i
     """
     holders: dict[tuple[int, ...], int] = {}
     whole = next(iter(parts.values())).new_empty(type.shape)
-    held = 0
+    covered = 0
     for rank, part in parts.items():
         shape = local_type(type, layout, mesh.sizes).shape
         assert tuple(part.shape) == shape, f"rank {rank} holds {tuple(part.shape)} of {name}, not {shape}"
@@ -37,8 +37,8 @@ def assemble(name: str, type: Type, layout: Layout, mesh: Mesh, parts: Mapping[i
         if holder == rank:
             for piece in pieces_of(type, layout, mesh.sizes, coordinates):
                 whole[piece.region] = piece_view(part, layout, piece)
-                held += prod(shape_of(piece.region))
+                covered += prod(shape_of(piece.region))
         elif not same_bits(parts[holder], part):
             raise AssertionError(f"copies of {name} on ranks {holder} and {rank} differ")
-    assert held == whole.numel(), f"ranks {', '.join(map(str, parts))} do not hold all of {name}"
+    assert covered == whole.numel(), f"ranks {', '.join(map(str, parts))} do not hold all of {name}"
     return whole

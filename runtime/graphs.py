@@ -35,7 +35,7 @@ class StepGraph:
         in every step from the second on.
         """
         if self._captured is not None:
-            (whole, cut), found, launch = self._captured
+            (whole, cut), outputs, launch = self._captured
             self._reads.whole(batches, whole)
             self._reads.load(batches(0), cut)
         else:
@@ -43,7 +43,7 @@ class StepGraph:
             if not self._begun:
                 self._begun = True
                 return (yield from enqueued(whole, cut))
-            found, launch = self._capture(partial(enqueued, whole, cut))
-            self._captured = (whole, cut), found, launch
+            outputs, launch = self._capture(partial(enqueued, whole, cut))
+            self._captured = (whole, cut), outputs, launch
         launch()
-        return found
+        return outputs

@@ -61,32 +61,34 @@ class HostCopies:
             memory = tensor.untyped_storage()
             place, _ = pieces.setdefault(memory.data_ptr(), (len(pieces), memory))
             views.append(_View(place, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()))
-        kept = Offloaded(tuple(views), [memory for _, memory in pieces.values()])
-        kept.host = self._host(kept.device) if self.streams.apart else list(map(to_host, kept.device))
-        return kept
+        activations = Offloaded(tuple(views), [memory for _, memory in pieces.values()])
+        activations.host = (
+            self._host(activations.device) if self.streams.apart else list(map(to_host, activations.device))
+        )
+        return activations
 
-    def offloaded(self, frame: Frame, slots: Sequence[int], kept: Offloaded) -> None:
+    def offloaded(self, frame: Frame, slots: Sequence[int], activations: Offloaded) -> None:
         """Behind these copies: empty the slots."""
-        kept.device = []
+        activations.device = []
         for slot in slots:
             frame[slot] = None
 
-    def load(self, frame: Frame, slots: Sequence[int], kept: Offloaded) -> None:
+    def load(self, frame: Frame, slots: Sequence[int], activations: Offloaded) -> None:
         """Prepare to copy the tensors back into the slots. Their content is undefined until that has ended."""
         if self.streams.apart:
-            kept.device = [self.streams.memory(memory.nbytes(), self.device) for memory in kept.host]
+            activations.device = [self.streams.memory(memory.nbytes(), self.device) for memory in activations.host]
         else:
-            kept.device = list(map(to_device, kept.host))
-        for slot, view in zip(slots, kept.views, strict=True):
-            memory = kept.device[view.memory]
+            activations.device = list(map(to_device, activations.host))
+        for slot, view in zip(slots, activations.views, strict=True):
+            memory = activations.device[view.memory]
             tensor = torch.empty(0, dtype=view.dtype, device=memory.device)
             frame[slot] = tensor.set_(memory, view.offset, view.shape, view.strides)
 
-    def loaded(self, kept: Offloaded) -> None:
+    def loaded(self, activations: Offloaded) -> None:
         """Behind these copies: the host's memory may be used again."""
-        kept.device = []
+        activations.device = []
         if self.streams.apart:
-            self.free.append(kept.host)
+            self.free.append(activations.host)
 
     def between(self, sources: Sequence[Storage], copies: Sequence[Storage]) -> list[torch.Tensor]:
         """What `copied` copies: pairs of all bytes of pieces of memory. None where both are one."""

@@ -114,8 +114,8 @@ def random_elements(
 
 def _threads() -> int:
     """The cores that this rank may use."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(len(usable()), int(asked) if asked.isdecimal() else MAX_THREADS, MAX_THREADS))
+    requested = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(len(usable()), int(requested) if requested.isdecimal() else MAX_THREADS, MAX_THREADS))
 
 
 def _draw(call: Call, type: Type, key: np.ndarray, fan: Fan | None, region: Region | None) -> np.ndarray:

@@ -80,15 +80,15 @@ class Inputs:
         joined = {part: self._room(part) for part in parts if self._rounds > 1 and self._has_rows(part)}
         for index in range(self._rounds) if joined else ():
             self._join(batches(index), index, joined)
-        found = {part: self._sent(part, tensor, into) for part, tensor in joined.items()}
+        tensors = {part: self._sent(part, tensor, into) for part, tensor in joined.items()}
         others = [part for part in parts if part not in joined]
         first = batches(0) if others else {}
         for part in others:
             tensor = first[part.name]
             if self._has_rows(part):
                 tensor = tensor.chunk(self._groups, self._types[part.name].position(self._batch))[self.group]
-            found[part] = self._sent(part, tensor[self._regions[part]], into)
-        return found
+            tensors[part] = self._sent(part, tensor[self._regions[part]], into)
+        return tensors
 
     def _has_rows(self, part: InputPart) -> bool:
         return self._types[part.name].has(self._batch)
@@ -115,13 +115,13 @@ class Inputs:
         """The parts of a batch that are cut into microbatches, contiguous and on the device, or written `into` tensors
         there; the microbatch is the leading dimension. Nothing else of the batch is copied to the device.
         """
-        found = {}
+        tensors = {}
         for part, position in self._batch_positions.items():
             rows = batch[part.name].chunk(self._groups, position)[self.group]
             cut = rows.unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
-            found[part] = self._sent(part, tensor, into)
-        return found
+            tensors[part] = self._sent(part, tensor, into)
+        return tensors
 
     def _sent(self, part: InputPart, tensor: torch.Tensor, into: Mapping[InputPart, torch.Tensor]) -> torch.Tensor:
         """A tensor of the host in the dtype of the computation, contiguous and on the device: a GPU copies it by

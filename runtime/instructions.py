@@ -81,7 +81,7 @@ class Binder:
                 first.setdefault(instruction.stage, i)
         transfers: dict[Transfer, _UnderWay] = {}
         copies = {index: HostCopies(self.context.device, self.streams) for index in self.stages}
-        kept: dict[tuple[int, int], Offloaded] = {}
+        activations: dict[tuple[int, int], Offloaded] = {}
         parts: list[Bound | Posting] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
@@ -92,7 +92,7 @@ class Binder:
                 closing = instruction.stage in self.record.reductions.get(i, ())
                 own: Bound | Posting = self._compute(instruction, final, whole, opening, closing)
             elif isinstance(instruction, (PostCopy, WaitCopy)):
-                own = self._copy(instruction, copies[instruction.stage], kept)
+                own = self._copy(instruction, copies[instruction.stage], activations)
             else:
                 transfer = instruction.transfer
                 under_way = transfers.setdefault(transfer, _UnderWay())
@@ -181,26 +181,28 @@ class Binder:
             return open
         return run_communicating if isgeneratorfunction(function) else run
 
-    def _copy(self, instruction: Copy, copies: HostCopies, kept: dict[tuple[int, int], Offloaded]) -> Bound | Posting:
-        """Post a copy to the host's memory or back, or wait for it; `kept` is what is there."""
+    def _copy(
+        self, instruction: Copy, copies: HostCopies, activations: dict[tuple[int, int], Offloaded]
+    ) -> Bound | Posting:
+        """Post a copy to the host's memory or back, or wait for it; `activations` is what is there."""
         stage, microbatch = self.stages[instruction.stage], instruction.action.microbatch
         frame, slots, key = stage.frames[microbatch], stage.record.copied, (instruction.stage, microbatch)
 
         def offload() -> list[torch.Tensor]:
-            own = kept[key] = copies.offload(frame, slots)
+            own = activations[key] = copies.offload(frame, slots)
             stage.on_host.add(microbatch)
             return copies.between(own.device, own.host)
 
         def offloaded() -> None:
-            copies.offloaded(frame, slots, kept[key])
+            copies.offloaded(frame, slots, activations[key])
 
         def load() -> list[torch.Tensor]:
-            own = kept[key]
+            own = activations[key]
             copies.load(frame, slots, own)
             return copies.between(own.host, own.device)
 
         def loaded() -> None:
-            copies.loaded(kept.pop(key))
+            copies.loaded(activations.pop(key))
             stage.on_host.remove(microbatch)
 
         if instruction.action.kind == OFFLOAD:

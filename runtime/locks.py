@@ -64,10 +64,10 @@ def held(parent: int) -> bool | None:
 def still_there(parent: int, handle: int) -> bool:
     """Whether a descriptor still is of the directory's lock file: the directory may have been emptied or removed."""
     try:
-        own, there = os.fstat(handle), os.stat(LOCK, dir_fd=parent, follow_symlinks=False)
+        own, current = os.fstat(handle), os.stat(LOCK, dir_fd=parent, follow_symlinks=False)
     except OSError:
         return False
-    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+    return (own.st_dev, own.st_ino) == (current.st_dev, current.st_ino)
 
 
 def refused(path: Path) -> Refused:

@@ -39,8 +39,8 @@ def copy_file(source: Path, target: Path) -> None:
         size = os.fstat(read.fileno()).st_size
         os.ftruncate(written.fileno(), size)
         start = 0
-        while (found := _data(read.fileno(), start)) is not None:
-            start, end = found
+        while (extent := _data(read.fileno(), start)) is not None:
+            start, end = extent
             os.lseek(written.fileno(), start, os.SEEK_SET)
             while start < end:
                 start += os.sendfile(written.fileno(), read.fileno(), start, min(BLOCK, end - start))

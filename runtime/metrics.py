@@ -74,12 +74,12 @@ def numbers(record: MetricsRecord) -> dict[str, float]:
     """The numbers of a record by name, those of a list as `NAME.0`, and NaN for what was not finite; without its step
     and time.
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, value in record.items():
         if name not in NOT_NUMBERS:
             parts = {f"{name}.{i}": each for i, each in enumerate(value)} if isinstance(value, list) else {name: value}
-            found |= {part: number for part, each in parts.items() if (number := number_of(each)) is not None}
-    return found
+            values |= {part: number for part, each in parts.items() if (number := number_of(each)) is not None}
+    return values
 
 
 def number_of(value: Any) -> float | None:
@@ -94,8 +94,8 @@ def number_of(value: Any) -> float | None:
 
 def _record(line: bytes) -> MetricsRecord | None:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    step = found.get("step") if isinstance(found, dict) else None
-    return found if isinstance(step, int) and 0 <= step < MAX_STEPS else None
+    step = record.get("step") if isinstance(record, dict) else None
+    return record if isinstance(step, int) and 0 <= step < MAX_STEPS else None

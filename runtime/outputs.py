@@ -27,11 +27,11 @@ Tensors = Mapping[str, torch.Tensor]
 MAX_AT_ONCE = 1 << 22
 
 
-def outputs(given: Spec, parameters: Tensors, inputs: Tensors, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+def outputs(spec: Spec, parameters: Tensors, inputs: Tensors, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
     """The outputs of these `names`, or all, for one batch (`Outputs`)."""
-    found = Outputs(given, names)
-    found.set_parameters(parameters)
-    return found(inputs)
+    compiled = Outputs(spec, names)
+    compiled.set_parameters(parameters)
+    return compiled(inputs)
 
 
 def output_of(program: Program, name: str) -> tuple[int, AccumulatorRecord]:
@@ -59,14 +59,14 @@ class Outputs:
     """
 
     def __init__(
-        self, given: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
+        self, spec: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
     ) -> None:
-        self.model, _ = given.trained
+        self.model, _ = spec.trained
         names = names_of(names)
         functions = functions_of(self.model, allow_python)
         gpu = here is not None and here.device.type == "cuda"
-        self.program = compile_outputs(single(given) if here is None else given, names, gpu=gpu).program
-        self.ranks = ranks_of(all_here(1) if here is None else here, [self.program], given, functions)
+        self.program = compile_outputs(single(spec) if here is None else spec, names, gpu=gpu).program
+        self.ranks = ranks_of(all_here(1) if here is None else here, [self.program], spec, functions)
         self._names = [name for name, _ in self.model.outputs if not names or name in names]
 
     @property
@@ -83,10 +83,10 @@ class Outputs:
         """Take parameters by full name; others than are needed may be given. Raises ValueError if one is missing or has
         another shape, and TypeError for what is no tensor.
         """
-        found = {name: require_tensor("parameter", name, parameters) for name in self.parameters}
+        tensors = {name: require_tensor("parameter", name, parameters) for name in self.parameters}
         for name, type in self.parameters.items():
-            check_shape("parameter", name, found[name], type.shape)
-        self.ranks.set_parameters(found)
+            check_shape("parameter", name, tensors[name], type.shape)
+        self.ranks.set_parameters(tensors)
 
     def __call__(self, inputs: Tensors) -> dict[str, torch.Tensor]:
         """The outputs for one batch of inputs by name; none in a process that does not have the first rank. Raises
@@ -98,12 +98,12 @@ class Outputs:
             (executor,) = rank.executors
             yield from executor.step(0, batch)
             check_ids(outside(executor), "in the outputs")
-            found = {}
+            results = {}
             for name in self._names:
                 whole = yield from self._whole(rank, name)
                 if whole is not None:
-                    found[name] = whole
-            return found
+                    results[name] = whole
+            return results
 
         return self.ranks.run(part)
 
@@ -134,9 +134,9 @@ class Outputs:
         return None if whole is None else whole.permute(order).contiguous()
 
 
-def blocks(shape: Sequence[int], most: int) -> list[tuple[slice, ...]]:
+def blocks(shape: Sequence[int], limit: int) -> list[tuple[slice, ...]]:
     """Blocks of at most so many elements that cover a tensor, in order: as long as they can be along the last axes."""
-    sizes, left = list(shape), most
+    sizes, left = list(shape), limit
     for dim in reversed(range(len(shape))):
         sizes[dim] = max(1, min(shape[dim], left))
         left //= sizes[dim]
@@ -160,10 +160,10 @@ def _copy(into: torch.Tensor, block: Sequence[slice], part: torch.Tensor, region
 
 def _fitting(record: InputRecord, inputs: Tensors) -> torch.Tensor:
     """An input, in the dtype of the program."""
-    found, dtype = require_tensor("input", record.name, inputs), DTYPES[record.type.dtype]
-    check_shape("input", record.name, found, record.type.shape)
-    value = found.to(dtype)
-    if not dtype.is_floating_point and found.is_floating_point() and not torch.equal(value.to(found.dtype), found):
+    tensor, dtype = require_tensor("input", record.name, inputs), DTYPES[record.type.dtype]
+    check_shape("input", record.name, tensor, record.type.shape)
+    value = tensor.to(dtype)
+    if not dtype.is_floating_point and tensor.is_floating_point() and not torch.equal(value.to(tensor.dtype), tensor):
         raise ValueError(f"the input `{record.name}` has numbers that are no integers, which {record.type} needs")
     limit = record.limit.size if record.limit is not None else None
     ids = value[~torch.isin(value, torch.tensor(record.ignored))] if record.ignored and limit is not None else value
@@ -180,23 +180,23 @@ def names_of(names: object) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         example = f"[{names!r}]" if isinstance(names, str) else '["logits"]'
         raise TypeError(f"`names` is a list of names, such as {example}, not {kind_of(names)}")
-    found = tuple(names)
-    for each in found:
+    output_names = tuple(names)
+    for each in output_names:
         if not isinstance(each, str):
             raise TypeError(f"`names` is a list of names, and has {kind_of(each)}")
-    return found
+    return output_names
 
 
-def require_tensor(what: str, name: str, given: Tensors) -> torch.Tensor:
+def require_tensor(what: str, name: str, tensors: Tensors) -> torch.Tensor:
     """A tensor that is needed, of those that are given by name. Raises ValueError if it is missing, and TypeError for
     what is no tensor.
     """
-    if not isinstance(given, Mapping):
-        raise TypeError(f"`{what}s` are tensors by name, such as {{{name!r}: …}}, not {kind_of(given)}")
-    if name not in given:
-        near = nearest(name, [each for each in given if isinstance(each, str)])
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"`{what}s` are tensors by name, such as {{{name!r}: …}}, not {kind_of(tensors)}")
+    if name not in tensors:
+        near = nearest(name, [each for each in tensors if isinstance(each, str)])
         raise ValueError(f"the outputs need the {what} `{name}`{f', and not `{near}`' if near else ''}")
-    value = given[name]
+    value = tensors[name]
     if not isinstance(value, torch.Tensor):
         help = "; `torch.as_tensor` makes one" if not isinstance(value, str | None) else ""
         raise TypeError(f"the {what} `{name}` is a tensor, not {kind_of(value)}{help}")
@@ -208,7 +208,7 @@ def require_tensor(what: str, name: str, given: Tensors) -> torch.Tensor:
 def check_shape(what: str, name: str, value: torch.Tensor, shape: Sequence[int], rows: int | None = None) -> None:
     """Refuse (ValueError) another shape than is needed, in which any number will do at the place of the `rows`."""
     needed = [size if place != rows else "rows" for place, size in enumerate(shape)]
-    found = [size if place != rows else "rows" for place, size in enumerate(value.shape)]
-    if found != needed:
+    actual = [size if place != rows else "rows" for place, size in enumerate(value.shape)]
+    if actual != needed:
         text = f"({', '.join(map(str, needed))}{',' * (len(needed) == 1)})"
         raise ValueError(f"the {what} `{name}` has shape {tuple(value.shape)}, not {text}")

@@ -167,8 +167,8 @@ class Sums:
         if steps < MIN_STEPS:
             return ()
         crowded = _crowded(self.cores.tolist())
-        found = (self._judged(rank, predicted) for rank in range(len(self.table)) if rank not in crowded)
-        return tuple(sorted((each for each in found if each is not None), key=lambda each: -each.cost))
+        stragglers = (self._judged(rank, predicted) for rank in range(len(self.table)) if rank not in crowded)
+        return tuple(sorted((each for each in stragglers if each is not None), key=lambda each: -each.cost))
 
     def _judged(self, rank: int, predicted: Sequence[float]) -> Straggler | None:
         mesh = self.program.mesh
@@ -176,7 +176,7 @@ class Sums:
         stage = mesh.pipe_rank(rank)
         others = [each for each in range(mesh.ranks) if each != rank]
         alike = [each for each in others if mesh.pipe_rank(each) == stage]
-        peers, least = (alike, SLOWER) if alike else (others, SLOWER_ALONE)
+        peers, threshold = (alike, SLOWER) if alike else (others, SLOWER_ALONE)
         if not peers:
             return None
         # Scales a peer's time to the stages of this rank.
@@ -185,7 +185,7 @@ class Sums:
         usual = median(sum(means[each][1:]) * scales[each] for each in peers)
         lost = min(own - usual, median(means[each][0] for each in peers))
         cost = lost / max(sum(each) for each in means)
-        if own < least * usual or lost < MIN_SECONDS or cost < MIN_COST:
+        if own < threshold * usual or lost < MIN_SECONDS or cost < MIN_COST:
             return None
         action, seconds, theirs = max(
             self._compared(rank, peers, scales, means, bool(alike)), key=lambda each: each[1] - each[2]
@@ -206,11 +206,11 @@ class Sums:
 
 def _by_kind(table: dict[str, float]) -> dict[str, float]:
     """Sum `F of stage 1` and `F of stage 3` into `F`."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for action, seconds in table.items():
         kind = action.partition(" of stage ")[0]
-        found[kind] = found.get(kind, 0.0) + seconds
-    return found
+        totals[kind] = totals.get(kind, 0.0) + seconds
+    return totals
 
 
 def _of(program: Program, rank: int, kind: str) -> str:

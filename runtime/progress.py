@@ -75,8 +75,8 @@ class Display:
             *([f"{duration(left)} left"] if left is not None and step < self.steps else []),
         ]
         if self._live is not None:
-            room = self._console.width - self._taken - len(f"{step}/{self.steps} ")
-            self._live.update(self._task, completed=step, record=_fitting(figures, room))
+            width = self._console.width - self._taken - len(f"{step}/{self.steps} ")
+            self._live.update(self._task, completed=step, record=_fitting(figures, width))
         elif step == self.first or step % EVERY == 0 or step == self.steps:
             self._say(f"step {step}/{self.steps}  {'  '.join(figures)}")
 
@@ -119,11 +119,11 @@ class Display:
         return (now - since) / (step - first) * (self.steps - step) if step > first else None
 
 
-def _fitting(figures: Sequence[str], room: int) -> str:
+def _fitting(figures: Sequence[str], width: int) -> str:
     """The numbers in one line, without the less important ones if there is no room for all."""
     left = list(figures)
     for position in FIRST_TO_GO:
-        if len("  ".join(left)) <= room:
+        if len("  ".join(left)) <= width:
             break
         if position < len(left):
             del left[position]

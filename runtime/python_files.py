@@ -55,13 +55,13 @@ def imported(operation: Operation, function: PythonFunction) -> Callable[..., An
         notes = raised(error, function.source)
         message = f"`{name}` cannot be imported"
         raise Refused([problem("E0621", operation, function, message, notes)]) from error
-    found: object = getattr(module, function.name, None)
-    if found is None:
+    attribute: object = getattr(module, function.name, None)
+    if attribute is None:
         raise Refused([problem("E0621", operation, function, f"`{name}` has no `{function.name}`", ())])
-    if not callable(found):
-        message = f"`{function.name}` of `{name}` is not a function, but `{type(found).__name__}`"
+    if not callable(attribute):
+        message = f"`{function.name}` of `{name}` is not a function, but `{type(attribute).__name__}`"
         raise Refused([problem("E0621", operation, function, message, ())])
-    return found
+    return attribute
 
 
 def _module(source: Source) -> ModuleType:
@@ -110,6 +110,6 @@ def raised(error: BaseException, source: Source) -> list[str]:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, SyntaxError):
         lines = [f"{error.msg} ({source.name}:{error.lineno})"]
-    said = [shown(line) for line in lines[:MAX_LINES]]
-    first = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
-    return [*notes, first, *said[1:]]
+    message_lines = [shown(line) for line in lines[:MAX_LINES]]
+    first = f"{type(error).__name__}: {message_lines[0]}" if message_lines else type(error).__name__
+    return [*notes, first, *message_lines[1:]]

@@ -43,37 +43,37 @@ class CustomFunction:
         """The results, of these shapes and dtypes. Raises OperationFailed."""
         function = self.operation.forward
         with _ordinary(), torch.no_grad():
-            given = [_alias(each) for each in operands]
+            aliases = [_alias(each) for each in operands]
             with self._guarded(function):
-                found = self.forward(*given)
-            return self._results(found, function, wanted, given)
+                returned = self.forward(*aliases)
+            return self._results(returned, function, wanted, aliases)
 
     def gradients(self, ds: Sequence[Tensor], operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The gradients of the float operands, given the cotangents of the float results. Raises OperationFailed."""
         function = self.operation.backward or self.operation.forward
         with _ordinary(), torch.no_grad():
-            cotangents, given = [_alias(each) for each in ds], [_alias(each) for each in operands]
+            cotangents, aliases = [_alias(each) for each in ds], [_alias(each) for each in operands]
             if self.backward is None:
-                return self._autograd(cotangents, given)
+                return self._autograd(cotangents, aliases)
             with self._guarded(function):
-                found = self.backward(*cotangents, *given)
-            return self._gradients(found, function, cotangents, given)
+                returned = self.backward(*cotangents, *aliases)
+            return self._gradients(returned, function, cotangents, aliases)
 
     def _gradients(
-        self, found: object, function: PythonFunction, ds: Sequence[Tensor], operands: Sequence[Tensor]
+        self, returned: object, function: PythonFunction, ds: Sequence[Tensor], operands: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """What a function returned, if it is a gradient for each float operand."""
         floats = [each for each in operands if each.is_floating_point()]
-        found = (found,) if isinstance(found, Tensor) else found
-        if not isinstance(found, (tuple, list)) or len(found) != len(floats):
-            have = f"{len(found)} values" if isinstance(found, (tuple, list)) else f"`{type(found).__name__}`"
+        returned = (returned,) if isinstance(returned, Tensor) else returned
+        if not isinstance(returned, (tuple, list)) or len(returned) != len(floats):
+            have = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"`{type(returned).__name__}`"
             count = f"{len(floats)} gradient{'s' * (len(floats) > 1)}"
             message = f"`{function.name}` must return {count}, one for each float operand, not {have}"
             self._fail(function, message, [self._signature(operands)])
         names = [name for name, type in self.operation.operands if type.is_float]
         return tuple(
             self._result(each, function, f"gradient of `{name}`", tuple(x.shape), x.dtype, (*ds, *operands))
-            for each, name, x in zip(found, names, floats, strict=True)
+            for each, name, x in zip(returned, names, floats, strict=True)
         )
 
     def _autograd(self, ds: Sequence[Tensor], operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -81,9 +81,9 @@ class CustomFunction:
         function = self.operation.forward
         floats = [each.requires_grad_() for each in operands if each.is_floating_point()]
         with torch.enable_grad(), self._guarded(function):
-            made = self.forward(*operands)
-        made = (made,) if isinstance(made, Tensor) else made
-        results = [x for x in made if x.is_floating_point()]
+            returned = self.forward(*operands)
+        returned = (returned,) if isinstance(returned, Tensor) else returned
+        results = [x for x in returned if x.is_floating_point()]
         pairs = [(x, d) for x, d in zip(results, ds, strict=True) if x.requires_grad]
         if not pairs:
             message = (
@@ -91,29 +91,29 @@ class CustomFunction:
             )
             self._fail(function, message, (), "write a `backward`, or call it with `stop_gradient`")
         with self._guarded(function):
-            found = torch.autograd.grad([x for x, _ in pairs], floats, [d for _, d in pairs], allow_unused=True)
-        return tuple(torch.zeros_like(x) if each is None else each for each, x in zip(found, floats, strict=True))
+            gradients = torch.autograd.grad([x for x, _ in pairs], floats, [d for _, d in pairs], allow_unused=True)
+        return tuple(torch.zeros_like(x) if each is None else each for each, x in zip(gradients, floats, strict=True))
 
     # ------------------------------------------------------------ what functions return
 
     def _results(
-        self, found: object, function: PythonFunction, wanted: Wanted, operands: Sequence[Tensor]
+        self, returned: object, function: PythonFunction, expected: Wanted, operands: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """What a function returned, if they are the results."""
-        if len(wanted) == 1:
-            return (self._result(found, function, "result", *wanted[0], operands),)
-        if not isinstance(found, (tuple, list)) or len(found) != len(wanted):
-            have = f"{len(found)} values" if isinstance(found, (tuple, list)) else f"`{type(found).__name__}`"
-            message = f"`{function.name}` must return {len(wanted)} results, not {have}"
+        if len(expected) == 1:
+            return (self._result(returned, function, "result", *expected[0], operands),)
+        if not isinstance(returned, (tuple, list)) or len(returned) != len(expected):
+            have = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"`{type(returned).__name__}`"
+            message = f"`{function.name}` must return {len(expected)} results, not {have}"
             self._fail(function, message, [self._signature(operands)])
         results: list[Tensor] = []
-        for number, (each, want) in enumerate(zip(found, wanted, strict=True), 1):
+        for number, (each, want) in enumerate(zip(returned, expected, strict=True), 1):
             results.append(self._result(each, function, f"result {number}", *want, (*results, *operands)))
         return tuple(results)
 
     def _result(
         self,
-        found: object,
+        returned: object,
         function: PythonFunction,
         what: str,
         shape: tuple[int, ...],
@@ -121,28 +121,28 @@ class CustomFunction:
         operands: Sequence[Tensor],
     ) -> Tensor:
         """What a function returned, if it is a tensor of this shape and dtype on the device of the operands."""
-        wanted = f"{NAMES[dtype]}{list(shape)}"
-        if not isinstance(found, Tensor):
-            have = "nothing" if found is None else f"`{type(found).__name__}`"
-            self._fail(function, f"the {what} is {have}, not a tensor {wanted}", [self._signature(operands)])
-        if tuple(found.shape) != shape or found.dtype != dtype:
-            have = f"{NAMES.get(found.dtype, str(found.dtype))}{list(found.shape)}"
-            self._fail(function, f"the {what} is {have}, not {wanted}", [self._signature(operands)])
-        if operands and found.device != operands[0].device:
-            devices = f"the {what} is on {found.device}, and the operands are on {operands[0].device}"
+        expected = f"{NAMES[dtype]}{list(shape)}"
+        if not isinstance(returned, Tensor):
+            have = "nothing" if returned is None else f"`{type(returned).__name__}`"
+            self._fail(function, f"the {what} is {have}, not a tensor {expected}", [self._signature(operands)])
+        if tuple(returned.shape) != shape or returned.dtype != dtype:
+            have = f"{NAMES.get(returned.dtype, str(returned.dtype))}{list(returned.shape)}"
+            self._fail(function, f"the {what} is {have}, not {expected}", [self._signature(operands)])
+        if operands and returned.device != operands[0].device:
+            devices = f"the {what} is on {returned.device}, and the operands are on {operands[0].device}"
             self._fail(function, devices, [])
         memory = {each.untyped_storage().data_ptr() for each in operands}
-        found = found.detach() if found.requires_grad else found
+        returned = returned.detach() if returned.requires_grad else returned
         # The program owns its tensors, and may add to them in place.
-        return found.clone() if found.untyped_storage().data_ptr() in memory else found.contiguous()
+        return returned.clone() if returned.untyped_storage().data_ptr() in memory else returned.contiguous()
 
     def _signature(self, operands: Sequence[Tensor]) -> str:
         """The operands of a call, for messages."""
         texts = [
             f"{NAMES.get(x.dtype, str(x.dtype))}{list(x.shape)}" for x in operands[-len(self.operation.operands) :]
         ]
-        given = ", ".join(f"{name}: {text}" for (name, _), text in zip(self.operation.operands, texts, strict=False))
-        return f"called with {given}"
+        inputs = ", ".join(f"{name}: {text}" for (name, _), text in zip(self.operation.operands, texts, strict=False))
+        return f"called with {inputs}"
 
     def _fail(self, function: PythonFunction, message: str, notes: Sequence[str], help: str | None = None) -> NoReturn:
         raise OperationFailed([problem("E0622", self.operation, function, message, notes, help)])
@@ -167,8 +167,8 @@ def _ordinary() -> AbstractContextManager[object]:
 def _alias(x: Tensor) -> Tensor:
     """The tensor as an ordinary one, contiguous; in the same memory if it is contiguous already."""
     x = x.contiguous()
-    made = torch.empty(0, dtype=x.dtype, device=x.device)
-    return made.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+    alias = torch.empty(0, dtype=x.dtype, device=x.device)
+    return alias.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 Functions = Mapping[str, CustomFunction]
@@ -182,8 +182,8 @@ def functions_of(model: Model | None, allowed: bool) -> Functions:
     """
     require_allowed(model, allowed)
     operations = model.operations.values() if model is not None else ()
-    found = {}
+    functions = {}
     for each in operations:
         forward, *backward = (imported(each, function) for function in each.functions)
-        found[each.name] = CustomFunction(each, forward, backward[0] if backward else None)
-    return found
+        functions[each.name] = CustomFunction(each, forward, backward[0] if backward else None)
+    return functions

@@ -137,14 +137,14 @@ def prepare(spec: Spec, gpu: bool = False, allow_python: bool = False) -> Compil
     return CompiledRun(spec, *compiled, functions_of(spec.model, allow_python))
 
 
-def check_ranks(given: Spec, ranks: int) -> None:
+def check_ranks(spec: Spec, ranks: int) -> None:
     """Refuse (E0610) a launcher that started a different number of ranks than the file's mesh has."""
-    needed = given.mesh.ranks if given.mesh is not None else 1
+    needed = spec.mesh.ranks if spec.mesh is not None else 1
     if ranks != needed:
         raise refuse(
             "E0610",
             f"the mesh has {needed} ranks, but {ranks} were started",
-            given.mesh.span if given.mesh else None,
+            spec.mesh.span if spec.mesh else None,
             help=f"start {needed} processes, or change the mesh",
         )
 
@@ -239,10 +239,10 @@ class Rank:
             self._begin(name, record.layout, self.memory.masters[name])
             for state in (*record.states, *record.companions):
                 type = local_type(state.type, record.stored(state), mesh.sizes)
-                found = self._kept(state_name(state.name, name), type, state.host, record.mapped and state.host)
-                self.memory.states[state.name, name] = found
+                tensor = self._kept(state_name(state.name, name), type, state.host, record.mapped and state.host)
+                self.memory.states[state.name, name] = tensor
                 if state.copy:
-                    self._begin(name, record.stored(state), found)
+                    self._begin(name, record.stored(state), tensor)
             for other in self.extra_replicas:
                 # Groups begin alike, and share what is not trained.
                 own, master = bool(record.companions), self.memory.masters[name]
@@ -254,15 +254,15 @@ class Rank:
         """Zeros in the memory in which a tensor is kept between steps."""
         dtype, pinned = DTYPES[type.dtype], self.device.type == "cuda"
         if not mapped:
-            there, pinned = ("cpu", pinned) if host else (self.device, False)
-            return torch.zeros(type.shape, dtype=dtype, device=there, pin_memory=pinned)
+            device, pinned = ("cpu", pinned) if host else (self.device, False)
+            return torch.zeros(type.shape, dtype=dtype, device=device, pin_memory=pinned)
         if self.folder is None:
             self._temporary = TemporaryDirectory(prefix="partita-")
             self.folder = Path(self._temporary.name)
         path = self.folder / f"rank-{self.rank}" / name
-        found = mapped_tensor(path, type.shape, dtype)
+        tensor = mapped_tensor(path, type.shape, dtype)
         self.memory.files[name] = path
-        return found
+        return tensor
 
     def _begin(self, name: str, layout: Layout, part: torch.Tensor) -> None:
         """Set the rank's shard of a parameter, or of a copy, in a layout, to its initial value. A large one is computed
@@ -322,10 +322,10 @@ class Rank:
         of a text lives as long as the scorer.
         """
         scoring = samples.scoring
-        held = self.memory if self.plan.evaluation is None else self.parameters_for(self.plan.evaluation)
+        store = self.memory if self.plan.evaluation is None else self.parameters_for(self.plan.evaluation)
         functions, seed = self.plan.functions, self.plan.train.seed
         own = self.rank, self.transport, self.device
-        return Scorer(scoring, ForwardRank(scoring.programs, *own, seed, functions, held.masters, self.flight))
+        return Scorer(scoring, ForwardRank(scoring.programs, *own, seed, functions, store.masters, self.flight))
 
     def restart(self) -> None:
         """Reset parameters and optimizer states to their values before the first step."""
@@ -356,9 +356,9 @@ class Rank:
         whose loss is not finite, or None.
         """
         assert self.evaluation is not None
-        found = yield from evaluation(self.evaluation, count, batches)
-        self.unsound_from = found.unsound_from
-        return found.result
+        outcome = yield from evaluation(self.evaluation, count, batches)
+        self.unsound_from = outcome.unsound_from
+        return outcome.result
 
     @staticmethod
     def results(executor: Executor) -> tuple[float, dict[str, float], float]:

@@ -136,10 +136,10 @@ class RunDirectory:
             raise
         return handle
 
-    def read(self, name: str, most: int) -> bytes | None:
-        """The content of a regular file of at most `most` bytes; None if there is no such file."""
+    def read(self, name: str, limit: int) -> bytes | None:
+        """The content of a regular file of at most `limit` bytes; None if there is no such file."""
         try:
-            return read(name, self.handle, most)
+            return read(name, self.handle, limit)
         except Corrupt:
             return None
 
@@ -158,17 +158,17 @@ class RunDirectory:
 
     def keep(self, record: Record) -> None:
         """Write the record of how the run begins."""
-        found: dict[str, Any] = {"run": record.run, "checkpoints": record.checkpoints}
+        content: dict[str, Any] = {"run": record.run, "checkpoints": record.checkpoints}
         if record.origin is not None:
-            found["command"] = asdict(record.origin)
-        found["files"] = dict(record.files)
-        self.put(RECORD, json.dumps(found, indent=2).encode("utf-8", "surrogatepass") + b"\n")
+            content["command"] = asdict(record.origin)
+        content["files"] = dict(record.files)
+        self.put(RECORD, json.dumps(content, indent=2).encode("utf-8", "surrogatepass") + b"\n")
 
     def fail(self, cause: str, ranks: Sequence[Mapping[str, Any]] = ()) -> bool:
         """Write why the run fails and, if known, what each rank was doing; returns whether that was possible."""
-        found = {"cause": cause, "unix_time": time.time(), "ranks": list(ranks)}
+        content = {"cause": cause, "unix_time": time.time(), "ranks": list(ranks)}
         try:
-            self.put(FAULT, (json.dumps(found, indent=2) + "\n").encode())
+            self.put(FAULT, (json.dumps(content, indent=2) + "\n").encode())
         except OSError:
             return False  # best effort: what is said of the failure matters more
         return True
@@ -177,24 +177,24 @@ class RunDirectory:
         """The record of the last run here; None if missing or not valid."""
         data = self.read(RECORD, MAX_RECORD)
         try:
-            found: Any = json.loads(data) if data is not None else None
+            content: Any = json.loads(data) if data is not None else None
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             return None
-        run, files, checkpoints = (found.get(name) for name in ("run", "files", "checkpoints"))
+        run, files, checkpoints = (content.get(name) for name in ("run", "files", "checkpoints"))
         if not isinstance(run, str) or not isinstance(files, dict) or not isinstance(checkpoints, str | None):
             return None
         if not all(isinstance(text, str) for text in files.values()):
             return None
-        return Record(run, files, checkpoints, _origin(found.get("command")))
+        return Record(run, files, checkpoints, _origin(content.get("command")))
 
 
-def _origin(found: Any) -> Origin | None:
+def _origin(command: Any) -> Origin | None:
     """The command of a record; None if it has none, or no valid one."""
-    if not isinstance(found, dict):
+    if not isinstance(command, dict):
         return None
-    file, overrides, root, gpu, trace, cores = (found.get(each.name) for each in fields(Origin))
+    file, overrides, root, gpu, trace, cores = (command.get(each.name) for each in fields(Origin))
     if not isinstance(file, str) or not isinstance(overrides, list) or not isinstance(gpu, bool):
         return None
     if not all(isinstance(each, str) for each in overrides):

@@ -17,7 +17,7 @@ from partita.runtime.run_directory import Origin, Record, RunDirectory
 
 def begin(
     directory: RunDirectory,
-    given: Spec,
+    spec: Spec,
     program: Program,
     settings: Settings | None,
     data: Sequence[DataFile],
@@ -28,18 +28,18 @@ def begin(
 
     Returns a warning (W0806) if the file system has no locks. Raises Refused (E0803, E0804, E0814, E0815) and OSError.
     """
-    refuse_within(directory.path, given.train.span if given.train is not None else None)
+    refuse_within(directory.path, spec.train.span if spec.train is not None else None)
     warning = directory.lock()
     if settings is not None:
-        check_newest(settings, manifest_of(given, program, data))
-    record(directory, secrets.token_hex(8), given, settings, reader.texts if reader is not None else {}, origin)
+        check_newest(settings, manifest_of(spec, program, data))
+    record(directory, secrets.token_hex(8), spec, settings, reader.texts if reader is not None else {}, origin)
     return warning
 
 
 def record(
     directory: RunDirectory,
     run: str,
-    given: Spec,
+    spec: Spec,
     settings: Settings | None,
     files: Mapping[str, str],
     origin: Origin | None,
@@ -50,7 +50,7 @@ def record(
     Raises Refused (E0814) if the run would not resume from the checkpoints of the previous one, and OSError.
     """
     before = directory.record()
-    span = given.train.span if given.train is not None else None
+    span = spec.train.span if spec.train is not None else None
     refuse_unused(directory.path, before.checkpoints if before is not None else None, settings, span)
     where = recorded_at(settings.path, directory.path) if settings is not None else None
     directory.keep(Record(run, files, where, origin))

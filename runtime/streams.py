@@ -220,8 +220,8 @@ class DeviceStreams:
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            found = _at_once(enqueued())
-        return found, graph.replay
+            result = _at_once(enqueued())
+        return result, graph.replay
 
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation on a stream after the current compute."""
@@ -256,9 +256,9 @@ class DeviceStreams:
             # Another rank waits for a message, which therefore goes ahead of what else finds no multiprocessor free.
             new = torch.cuda.Stream(self.device, priority=-of_channel(name))  # type: ignore[no-untyped-call]
             # torch hands the streams of a pool out in turn: two names of one would wait for each other.
-            taken = {each.cuda_stream for each in self._streams.values()}
-            assert new.cuda_stream not in taken, (
-                f"torch has {len(taken)} streams, and `{name}` would be one of them again"
+            existing = {each.cuda_stream for each in self._streams.values()}
+            assert new.cuda_stream not in existing, (
+                f"torch has {len(existing)} streams, and `{name}` would be one of them again"
             )
             self._streams[name] = new
         return self._streams[name]

@@ -40,9 +40,9 @@ class Telemetry:
         A run that starts at its first step overwrites the file. One that resumes after step `keep_through` keeps the
         lines up to that step and drops later ones, written by a run that was killed.
         """
-        found = directory.read(FILE_NAME, MAX_BYTES) if keep_through > 0 else None
+        content = directory.read(FILE_NAME, MAX_BYTES) if keep_through > 0 else None
         # Opened for appending, one write per line: lines are never interleaved or split.
-        self._file = directory.begin(FILE_NAME, b"".join(_lines_through(found or b"", keep_through)))
+        self._file = directory.begin(FILE_NAME, b"".join(_lines_through(content or b"", keep_through)))
 
     def close(self) -> None:
         """Close the file. Nothing is buffered, so a run that never gets here loses nothing."""
@@ -157,14 +157,14 @@ def plain(value: Any) -> Any:
     return float(value) if isfinite(value) else None
 
 
-def _lines_through(found: bytes, step: int) -> list[bytes]:
+def _lines_through(content: bytes, step: int) -> list[bytes]:
     """The complete lines of a metrics file for steps up to `step`."""
-    kept = []
-    for line in found.splitlines(keepends=True):
+    lines = []
+    for line in content.splitlines(keepends=True):
         try:
             record = json.loads(line) if line.endswith(b"\n") else {}
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and record.get("step", step + 1) <= step:
-            kept.append(line)
-    return kept
+            lines.append(line)
+    return lines

@@ -51,11 +51,11 @@ class Trained(Pictured, list[dict[str, Any]]):
         parameters: Mapping[str, torch.Tensor],
         checkpoints: PathOrUrl | None,
         resumed: int | None,
-        given: Spec,
+        spec: Spec,
         allow_python: bool,
     ) -> None:
         super().__init__(records)
-        self._given = given
+        self._given = spec
         self._allow_python = allow_python
         self._predictors: dict[tuple[str, ...], Predictor] = {}
         self.parameters = parameters
@@ -73,11 +73,11 @@ class Trained(Pictured, list[dict[str, Any]]):
 
         Raises Refused if there are none, and ValueError or TypeError for inputs that are missing or do not fit.
         """
-        asked = names_of(names)
-        if asked not in self._predictors:
-            self._predictors[asked] = Predictor(self._given, asked, self._allow_python)
-            self._predictors[asked].set_parameters(self.parameters)
-        return self._predictors[asked](inputs)
+        requested = names_of(names)
+        if requested not in self._predictors:
+            self._predictors[requested] = Predictor(self._given, requested, self._allow_python)
+            self._predictors[requested].set_parameters(self.parameters)
+        return self._predictors[requested](inputs)
 
 
 class TrainedModel:
@@ -105,7 +105,7 @@ class TrainedModel:
 
 
 def load_model(
-    given: Spec,
+    spec: Spec,
     folder: Path,
     run: str | Path | None = None,
     names: Sequence[str] = (),
@@ -113,13 +113,13 @@ def load_model(
     allow_python: bool = False,
 ) -> TrainedModel:
     """The model of a file of a folder, with the weights of its run or those in `run`. Raises Refused."""
-    predictor = Predictor(given, names, allow_python)
+    predictor = Predictor(spec, names, allow_python)
     place = place_of(str(run)) if run is not None else None
-    return TrainedModel(predictor, load_weights(given, folder, predictor.outputs.ranks, _warn_of, place, weights))
+    return TrainedModel(predictor, load_weights(spec, folder, predictor.outputs.ranks, _warn_of, place, weights))
 
 
 def train(
-    given: Spec,
+    spec: Spec,
     folder: Path,
     run_dir: str | Path | None = None,
     allow_python: bool = False,
@@ -130,9 +130,9 @@ def train(
 
     Without checkpoints, nothing is written except to a `run_dir`. Raises Refused and BadStep.
     """
-    plan = prepare(given, allow_python=allow_python)
-    directory = run_directory(given.name, run_dir)
-    settings = settings_of(given, directory, folder)
+    plan = prepare(spec, allow_python=allow_python)
+    directory = run_directory(spec.name, run_dir)
+    settings = settings_of(spec, directory, folder)
     if settings is not None:
         settings = evolve(settings, changed_data=changed_data)
     data = bind(plan.program, plan.train, folder)
@@ -140,38 +140,38 @@ def train(
     for doubt in (*data.warnings, *plan.warnings):
         _warn_of(doubt)
     with ExitStack() as stack:
-        told = _Records(None, on_step)
+        observer = _Records(None, on_step)
         if run_dir is not None or settings is not None:
             try:
                 opened = stack.enter_context(RunDirectory.open(directory))
-                warning = begin(opened, given, plan.program, settings, data.files, None)
+                warning = begin(opened, spec, plan.program, settings, data.files, None)
             except OSError as error:
                 raise refuse("E0802", f"cannot write to {directory}: {error.strerror}") from error
             if warning is not None:
                 _warn_of(warning)
-            told = _Records(opened, on_step)
-        stack.callback(told.recorder.close)
+            observer = _Records(opened, on_step)
+        stack.callback(observer.recorder.close)
         with Termination(settings is not None, numbers=(signal.SIGINT,)) as termination:
             try:
                 run, _ = run_in_process(
                     plan,
                     data.dataset,
                     settings,
-                    told,
+                    observer,
                     _warn_of,
                     data.files,
                     strict=False,
                     stop_requested=termination.stop_requested,
                 )
             except BadStep as wrong:
-                if told.recorder.directory is not None:
-                    told.recorder.directory.fail(str(wrong))
+                if observer.recorder.directory is not None:
+                    observer.recorder.directory.fail(str(wrong))
                 raise
     if termination.stop_requested():
         saved = run.ranks[0].saved
         raise KeyboardInterrupt(*([going_on(saved, "call")] if saved is not None else []))
     path = settings.path if settings else None
-    return Trained(told.records, run.trained(), path, told.after, given, allow_python)
+    return Trained(observer.records, run.trained(), path, observer.after, spec, allow_python)
 
 
 class _Records:
@@ -185,10 +185,10 @@ class _Records:
         self.records: list[dict[str, Any]] = []
         self.after: int | None = None
 
-    def resumed(self, found: Resumed) -> None:
+    def resumed(self, checkpoint: Resumed) -> None:
         """Records begin after a checkpoint."""
-        self.after = found.step
-        self.recorder.resumed(found.step)
+        self.after = checkpoint.step
+        self.recorder.resumed(checkpoint.step)
 
     def step(self, result: StepResult) -> None:
         """Add a record."""

@@ -83,20 +83,20 @@ class StepResult:
     @property
     def more(self) -> dict[str, Any]:
         """The extra facts of a step in a run that continues past bad ones, and of a bad one."""
-        found: dict[str, Any] = {} if self.skipped is None else {"skipped": self.skipped}
+        facts: dict[str, Any] = {} if self.skipped is None else {"skipped": self.skipped}
         if len(self.learning_rates) > 1:
-            found["learning_rates"] = list(self.learning_rates)
+            facts["learning_rates"] = list(self.learning_rates)
         if self.bad:
-            found |= {"bad": self.bad, "rows": list(self.rows)}
+            facts |= {"bad": self.bad, "rows": list(self.rows)}
         if self.rewound_to is not None:
-            found["rewound_to"] = self.rewound_to
-        return found
+            facts["rewound_to"] = self.rewound_to
+        return facts
 
 
 class Observer(Protocol):
     """Receives a run's progress."""
 
-    def resumed(self, found: Resumed) -> None:
+    def resumed(self, checkpoint: Resumed) -> None:
         """The run resumes after a checkpoint's step; called before anything else."""
 
     def step(self, result: StepResult) -> None:
@@ -195,12 +195,12 @@ def train(
         ):
             rank.training.gather_ahead()
         validation.passed()
-        done = _result(rank, number, rates, perf_counter() - start)
+        result = _result(rank, number, rates, perf_counter() - start)
         if rank.bad_step_policy.bad:
-            done = yield from _handle_bad_step(rank, done, dataset, checkpoints, report)
+            result = yield from _handle_bad_step(rank, result, dataset, checkpoints, report)
         else:
             check_ids(rank.outside(rank.training), f"in step {number}")
-        _tell(rank, done, observer)
+        _tell(rank, result, observer)
         if pace is not None:
             pace.mark()
             pace.end()
@@ -245,16 +245,16 @@ def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None
     """Report a step for which the assumption of its update holds."""
     rank.bad_step_policy.accepts(step.number, rank.training.named_step_metrics())
     rank.validation.passed()
-    done = _result(rank, step.number, step.rates, step.seconds)
+    result = _result(rank, step.number, step.rates, step.seconds)
     check_ids(rank.outside(rank.training), f"in step {step.number}")
-    _tell(rank, done, observer)
+    _tell(rank, result, observer)
 
 
-def _tell(rank: Rank, done: StepResult, observer: Observer | None) -> None:
+def _tell(rank: Rank, result: StepResult, observer: Observer | None) -> None:
     """Tell the observer of a step."""
     if observer is not None:
         observer.step(
-            done if rank.bad_step_policy.stops else evolve(done, skipped=rank.bad_step_policy.history.skipped)
+            result if rank.bad_step_policy.stops else evolve(result, skipped=rank.bad_step_policy.history.skipped)
         )
 
 
@@ -303,7 +303,7 @@ def _details(rank: Rank, wrong: BadStep, dataset: Dataset | None) -> Generator[N
 
 def _handle_bad_step(
     rank: Rank,
-    done: StepResult,
+    result: StepResult,
     dataset: Dataset | None,
     checkpoints: Checkpoints | None,
     report: Report,
@@ -311,23 +311,23 @@ def _handle_bad_step(
     """Continue past a bad step: rewind if the policy says so, and report the skipped updates. Returns the step's
     report.
     """
-    rows = dataset.row_names(done.step) if dataset else []
+    rows = dataset.row_names(result.step) if dataset else []
     to = None
-    what = f"step {done.step} is skipped"
+    what = f"step {result.step} is skipped"
     if rank.bad_step_policy.rewinds:
         to, saved = (yield from checkpoints.rewind()) if checkpoints is not None else (0, None)
         if saved is None:
             rank.restart()
-        rank.bad_step_policy.rewound(done.step, to, saved or History())
+        rank.bad_step_policy.rewound(result.step, to, saved or History())
         back = f"the checkpoint of step {to}" if to else "the beginning"
         first = to + 1
-        left = f"steps {first} to {done.step} are" if first < done.step else f"step {done.step} is"
+        left = f"steps {first} to {result.step} are" if first < result.step else f"step {result.step} is"
         what = f"back to {back}: {left} left out"
     if rank.rank == 0:
-        batch = _whole_batch(rank, dataset, done.step)
+        batch = _whole_batch(rank, dataset, result.step)
         notes = (*wrong_inputs(rank.plan.program, batch, rows), *([_batch_of(rows)] if rows else []))
         report(Diagnostic("W0602", f"{what}: {rank.bad_step_policy.bad}", notes=notes))
-    return evolve(done, bad=rank.bad_step_policy.bad, rows=rows, rewound_to=to)
+    return evolve(result, bad=rank.bad_step_policy.bad, rows=rows, rewound_to=to)
 
 
 def _batch_of(rows: Sequence[str]) -> str:
@@ -372,9 +372,9 @@ def evaluate(
         )
         begun = yield from origin(rank, trial)
         if begun is not None:
-            found = "nan" if loss != loss else "infinite"
+            loss_text = "nan" if loss != loss else "infinite"
             note = f"the first value that is not finite: {begun}"
-            report(Diagnostic("W0601", f"the loss of the evaluation after step {step} is {found}", notes=(note,)))
+            report(Diagnostic("W0601", f"the loss of the evaluation after step {step} is {loss_text}", notes=(note,)))
     rank.flight.begin(BETWEEN, step)
     if observer is not None:
         observer.evaluation(step, loss, metrics)
@@ -422,13 +422,13 @@ class VirtualRun:
 
     def evaluate(self, *batches: Batch) -> EvaluationResult:
         """Loss, metrics and out-of-range ids of an evaluation, by the forward-only program."""
-        found: list[EvaluationResult] = []
+        results: list[EvaluationResult] = []
 
         def evaluation(rank: Rank) -> Iterator[None]:
-            found.append((yield from rank.evaluate(len(batches), batches.__getitem__)))
+            results.append((yield from rank.evaluate(len(batches), batches.__getitem__)))
 
         self.cluster.run([evaluation(rank) for rank in self.ranks])
-        return found[0]
+        return results[0]
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last training step."""
@@ -483,13 +483,13 @@ class VirtualRun:
             coordinates = mesh.coordinates(rank.rank)
             for name in values.keys() & rank.memory.masters.keys():
                 record = self.plan.program.parameter(name)
-                held = [(memory.masters[name], record.layout) for memory in rank.memories]
-                held += [
+                shards = [(memory.masters[name], record.layout) for memory in rank.memories]
+                shards += [
                     (rank.memory.states[each.name, name], record.stored(each))
                     for each in record.companions
                     if each.copy
                 ]
-                for tensor, layout in held:
+                for tensor, layout in shards:
                     for piece in pieces_of(record.type, layout, mesh.sizes, coordinates):
                         piece_view(tensor, layout, piece).copy_(values[name][piece.region])
 
@@ -531,13 +531,13 @@ class VirtualRun:
                         term = tuple(coordinates[over] for over, state in record.layout.states if not is_split(state))
                         terms.setdefault(term, {})[rank.rank] = rank.training.kept[member][i, record.name]
                         records[record.name] = record
-        found: dict[str, torch.Tensor] = {}
+        totals: dict[str, torch.Tensor] = {}
         for name, terms in parts.items():
             record = records[name]
             type = global_type(record.type, record.layout, mesh.sizes)
             whole = torch.stack([assemble(name, type, record.layout, mesh, each) for each in terms.values()])
-            found[name.removeprefix(STATISTIC)] = whole.amax(0) if record.maximum else whole.sum(0)
-        return found
+            totals[name.removeprefix(STATISTIC)] = whole.amax(0) if record.maximum else whole.sum(0)
+        return totals
 
     def _total(self, rank: Rank, member: int, stage: int, rows: AccumulatorRecord) -> torch.Tensor:
         """A rank's shard of a total; of one that has rows of a table alone, with zeros in all others."""
@@ -553,9 +553,9 @@ class VirtualRun:
         (over,) = (name for name in shard.names if not rows.type.has(name))
         shared = [name for name in shard.names if ids.type.has(name)]
         order = [*shared, over, *(name for name in rows.type.names if shard.has(name) and name not in shared)]
-        found = totals[stage, ids.name]
-        place = (found >= 0).nonzero(as_tuple=True)
-        row = found[place] + place[len(shared)] * (shard.axis(over).size // found.shape[len(shared)])
+        row_ids = totals[stage, ids.name]
+        place = (row_ids >= 0).nonzero(as_tuple=True)
+        row = row_ids[place] + place[len(shared)] * (shard.axis(over).size // row_ids.shape[len(shared)])
         dense = total.new_zeros([shard.axis(name).size for name in order])
         dense[(*place[: len(shared)], row)] = total[place]
         return dense.permute([order.index(name) for name in shard.names])

@@ -77,8 +77,8 @@ def named_schedules(
     if shape.slices > 1 and "slices" in generator.own:
         arguments["slices"] = shape.slices
     stages = shape.ranks * chunks
-    given = Conditions(draw(costs(stages)), default_messages(stages)) if generator.conditional else None
-    return make(generator, shape.ranks, chunks, shape.microbatches, conditions=given, **arguments)
+    conditions = Conditions(draw(costs(stages)), default_messages(stages)) if generator.conditional else None
+    return make(generator, shape.ranks, chunks, shape.microbatches, conditions=conditions, **arguments)
 
 
 @st.composite
@@ -182,8 +182,8 @@ def copied_schedules(
 def messages_of(schedule: Schedule) -> tuple[Message, ...]:
     """The chain from stage to stage, and messages of the parts that all ranks share."""
     spread = schedule.spread
-    found = default_messages(spread.stages if spread else schedule.stages, schedule.training)
-    return (*found, *part_messages(spread, schedule.training)) if spread else found
+    chain = default_messages(spread.stages if spread else schedule.stages, schedule.training)
+    return (*chain, *part_messages(spread, schedule.training)) if spread else chain
 
 
 @st.composite

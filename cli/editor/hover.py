@@ -18,15 +18,15 @@ MOST = 4  # tensors of one name that are described
 
 def described(document: Document, line: int, column: int) -> str | None:
     """What the name at a place is, as Markdown: kind and declaration; of tensors type and layout."""
-    found = document.at(line, column)
-    if found is None:
+    occurrence = document.at(line, column)
+    if occurrence is None:
         return _rule(document, line, column)
-    span = found.declared.span
-    parts = [f"{found.kind} `{found.name.text}`", _code(span.source.line(span.line).strip())]
-    if found.kind in BOUND:
-        type = _type(document, found)
+    span = occurrence.declared.span
+    parts = [f"{occurrence.kind} `{occurrence.name.text}`", _code(span.source.line(span.line).strip())]
+    if occurrence.kind in BOUND:
+        type = _type(document, occurrence)
         parts += [f"type `{type}`"] if type is not None else []
-        parts += [_tensor(each) for each in _tensors(document, found)]
+        parts += [_tensor(each) for each in _tensors(document, occurrence)]
     return "\n\n".join(parts)
 
 
@@ -54,40 +54,40 @@ def _sent(state: Compilation, axis: str) -> Iterator[str]:
         yield f"- over {axis}: nothing"
 
 
-def _type(document: Document, found: Occurrence) -> Type | None:
+def _type(document: Document, occurrence: Occurrence) -> Type | None:
     """The type of a tensor where it was bound last before a place; None if that is not known."""
     _, _, types = document.checked
-    places = [each.name.span.start for each in document.names if each.declared is found.declared]
-    before = [place for place in places if place <= found.name.span.start and place in types]
+    places = [each.name.span.start for each in document.names if each.declared is occurrence.declared]
+    before = [place for place in places if place <= occurrence.name.span.start and place in types]
     return types[before[-1]] if before else None
 
 
-def _tensors(document: Document, found: Occurrence) -> list[Explanation]:
+def _tensors(document: Document, occurrence: Occurrence) -> list[Explanation]:
     """The tensors that a name is, made in the body in which it stands."""
     if document.compiled is None:
         return []
     try:
-        tensors = explain(document.compiled, found.name.text)
+        tensors = explain(document.compiled, occurrence.name.text)
     except ValueError:
         return []
-    first, last = document.body(found.declared.span.line)
+    first, last = document.body(occurrence.declared.span.line)
     return [
         each
         for each in tensors
         if each.span is not None
-        and each.span.source.name == found.declared.span.source.name
+        and each.span.source.name == occurrence.declared.span.source.name
         and first <= each.span.line <= last
     ][:MOST]
 
 
-def _tensor(found: Explanation) -> str:
+def _tensor(tensor: Explanation) -> str:
     """Type, and for each mesh axis how the tensor is split along it."""
     splits = [
         f"over {each.mesh_axis} ({each.parts}): {each.axis or 'replicated'}"
         + (f", by `{each.rule.text}`" if each.rule is not None else "")
-        for each in found.splits
+        for each in tensor.splits
     ]
-    lines = [f"`{found.name}`: `{found.type}`, {found.role}", f"a rank computes with `{found.local}`", *splits]
+    lines = [f"`{tensor.name}`: `{tensor.type}`, {tensor.role}", f"a rank computes with `{tensor.local}`", *splits]
     return "\n".join(f"- {line}" if i else line + "\n" for i, line in enumerate(lines))
 
 

@@ -34,15 +34,15 @@ class ParLexer(Lexer):  # type: ignore[misc]  # pygments has no types
         """Place, kind and text of each token."""
         table, position, first = language(), 0, True  # first on its line
         while position < len(text):
-            found = table.pattern.match(text, position)
-            if found is None:
+            match = table.pattern.match(text, position)
+            if match is None:
                 yield position, Error, text[position]
                 position, first = position + 1, False
                 continue
-            word, kind = found.group(), str(found.lastgroup)
-            yield position, _kind(word, kind, first, text[found.end() : found.end() + 1]), word
+            word, kind = match.group(), str(match.lastgroup)
+            yield position, _kind(word, kind, first, text[match.end() : match.end() + 1]), word
             first = "\n" in word or (first and kind == "SPACE")
-            position = found.end()
+            position = match.end()
 
 
 def _kind(word: str, kind: str, first: bool, after: str) -> Any:

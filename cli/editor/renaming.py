@@ -40,20 +40,20 @@ class Everywhere:
 
     def by_file(self) -> dict[str, list[int]]:
         """The characters at which the name begins, by the real path of the file."""
-        found: dict[str, list[int]] = {}
+        starts: dict[str, list[int]] = {}
         for path, start in sorted(self.places):
-            found.setdefault(path, []).append(start)
-        return found
+            starts.setdefault(path, []).append(start)
+        return starts
 
 
-def everywhere(workspace: Workspace, path: str, found: Occurrence) -> Everywhere:
+def everywhere(workspace: Workspace, path: str, occurrence: Occurrence) -> Everywhere:
     """All places of a name that stands in a file: also in files that import it or what it imports."""
     first = workspace.world(path)
-    search = _Search([first], {first.place(found.name.span)}, {first.place(found.declared.span)})
+    search = _Search([first], {first.place(occurrence.name.span)}, {first.place(occurrence.declared.span)})
     search.run(workspace)
     return Everywhere(
-        found.declared.text,
-        found.kind,
+        occurrence.declared.text,
+        occurrence.kind,
         frozenset(search.places),
         frozenset(search.declared),
         tuple(search.worlds),
@@ -70,16 +70,16 @@ class _Search:
 
     def run(self, workspace: Workspace) -> None:
         """Until there are no more places."""
-        asked: set[str] = set()
+        searched: set[str] = set()
         while True:
             before = len(self.places)
             for world in self.worlds:
                 self.spread(world)
             paths = {path for path, _ in self.places} | {each.path for each in self.worlds[0].files}
-            if len(self.places) == before and paths <= asked:
+            if len(self.places) == before and paths <= searched:
                 return
-            if not paths <= asked:
-                asked |= paths
+            if not paths <= searched:
+                searched |= paths
                 known = {world.files[0].path for world in self.worlds}
                 self.worlds += [each for each in workspace.worlds_with(paths) if each.files[0].path not in known]
 
@@ -106,11 +106,11 @@ class _Search:
 def rename(workspace: Workspace, path: str, line: int, column: int, to: str) -> Everywhere:
     """The places that get another name. Raises ValueError, which says why it is refused."""
     world = workspace.world(path)
-    found = _meant(world, line, column)
+    occurrence = _meant(world, line, column)
     _spelled(to)
-    if to == BATCH and found.kind == "axis":
+    if to == BATCH and occurrence.kind == "axis":
         raise ValueError(f"`{to}` is the axis of the batch by this name")
-    name = everywhere(workspace, path, found)
+    name = everywhere(workspace, path, occurrence)
     for world in name.worlds:
         _clear(world, name)
     after = workspace.changed(
@@ -122,22 +122,22 @@ def rename(workspace: Workspace, path: str, line: int, column: int, to: str) -> 
 
 
 def _meant(world: World, line: int, column: int) -> Occurrence:
-    found = world.at(line, column)
-    if not found:
+    occurrences = world.at(line, column)
+    if not occurrences:
         raise ValueError("there is no name here that a file declares")
-    if len({each.declared.span.start for each in found}) > 1:
-        places = ", ".join(sorted(f"{each.kind} at {basename(each.declared.span.place)}" for each in found))
-        raise ValueError(f"`{found[0].name.text}` means several things here: {places}")
-    return found[0]
+    if len({each.declared.span.start for each in occurrences}) > 1:
+        places = ", ".join(sorted(f"{each.kind} at {basename(each.declared.span.place)}" for each in occurrences))
+        raise ValueError(f"`{occurrences[0].name.text}` means several things here: {places}")
+    return occurrences[0]
 
 
 def renameable(workspace: Workspace, path: str, line: int, column: int) -> Occurrence:
     """The name at a place, if that can be renamed. Raises ValueError, which says why not."""
-    found = _meant(workspace.world(path), line, column)
-    name = everywhere(workspace, path, found)
+    occurrence = _meant(workspace.world(path), line, column)
+    name = everywhere(workspace, path, occurrence)
     for world in name.worlds:
         _clear(world, name)
-    return found
+    return occurrence
 
 
 def _spelled(to: str) -> None:
@@ -163,7 +163,10 @@ def _clear(world: World, name: Everywhere) -> None:
             raise ValueError(f"at {where}, `{name.name}` means something else too: write more of the full name there")
     declarations = [each for file in world.files for each in file.file.declarations]
     inputs = {
-        world.place(given.name.span) for each in declarations if isinstance(each, tree.Model) for given in each.inputs
+        world.place(parameter.name.span)
+        for each in declarations
+        if isinstance(each, tree.Model)
+        for parameter in each.inputs
     }
     if name.kind == "axis" and name.name == BATCH:
         raise ValueError(f"`{name.name}` is the axis of the batch by this name")
@@ -181,22 +184,22 @@ def _reads_data(train: tree.Train) -> bool:
 def _same(workspace: Workspace, after: Workspace, world: World, name: Everywhere, to: str) -> None:
     """Refuse a name with which anything in a world would be otherwise."""
     other = after.world(world.files[0].path)
-    said, then = workspace.diagnostics(world), after.diagnostics(other)
-    if _shape(world) == _shape(other) and _codes(said) == _codes(then):
+    before, then = workspace.diagnostics(world), after.diagnostics(other)
+    if _shape(world) == _shape(other) and _codes(before) == _codes(then):
         return
     rivals = {name.kind}.union(*(group for group in (BOUND, IN_EXPRESSIONS) if name.kind in group))  # share names
     declared = [each for each in world.names.occurrences if each.name.text == to and each.name is each.declared]
-    taken = next((each for each in declared if each.kind in rivals), None)
-    if taken is not None:
-        article = "an" if taken.kind[0] in "aeio" else "a"
-        raise ValueError(f"`{to}` is taken: {article} {taken.kind} at {basename(taken.name.span.place)}")
-    new = [each for each in then if _codes([each])[0] not in _codes(said)]
+    conflict = next((each for each in declared if each.kind in rivals), None)
+    if conflict is not None:
+        article = "an" if conflict.kind[0] in "aeio" else "a"
+        raise ValueError(f"`{to}` is taken: {article} {conflict.kind} at {basename(conflict.name.span.place)}")
+    new = [each for each in then if _codes([each])[0] not in _codes(before)]
     if new:
         place = f" at {basename(new[0].span.place)}" if new[0].span is not None else ""
         raise ValueError(f"`check` would then say {new[0].code}{place}: {new[0].message}")
-    if _codes(said) != _codes(then):
-        gone = [each.code for each in said if _codes([each])[0] not in _codes(then)]
-        raise ValueError(f"`check` would then no longer say {listed(gone)}")
+    if _codes(before) != _codes(then):
+        missing = [each.code for each in before if _codes([each])[0] not in _codes(then)]
+        raise ValueError(f"`check` would then no longer say {listed(missing)}")
     raise ValueError(f"`{to}` would mean something else")
 
 

@@ -112,24 +112,24 @@ class Server(LanguageServer):
         """Say what is wrong with a document, also where that is in a file which it imports."""
         self._due.pop(uri, None)
         document, start = self.document(uri), perf_counter()
-        found: dict[str, list[lsp.Diagnostic]] = {uri: []}
+        diagnostics: dict[str, list[lsp.Diagnostic]] = {uri: []}
         for each in document.diagnostics:
             place = each.span.source.name if each.span is not None else document.name
             where = uri if place == document.name else self.uri(place)
-            found.setdefault(where, []).append(_diagnostic(each))
+            diagnostics.setdefault(where, []).append(_diagnostic(each))
         self._took[uri] = perf_counter() - start
-        self._say(uri, found)
+        self._say(uri, diagnostics)
 
-    def _say(self, uri: str, found: dict[str, list[lsp.Diagnostic]]) -> None:
+    def _say(self, uri: str, diagnostics: dict[str, list[lsp.Diagnostic]]) -> None:
         """Replace what a document's check has said. A file that several documents import has what is said by any."""
         before = self._said.get(uri, {})
-        self._said[uri] = found
-        for where in {**found, **before}:
-            said = [each for own in self._said.values() for each in own.get(where, ())]
+        self._said[uri] = diagnostics
+        for where in {**diagnostics, **before}:
+            published = [each for own in self._said.values() for each in own.get(where, ())]
             version = self.workspace.get_text_document(uri).version if where == uri else None
-            different = [each for i, each in enumerate(said) if each not in said[:i]]
+            different = [each for i, each in enumerate(published) if each not in published[:i]]
             self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(where, different, version))
-        if not found:
+        if not diagnostics:
             del self._said[uri]
 
 

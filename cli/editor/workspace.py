@@ -56,10 +56,10 @@ class World:
     @cached_property
     def declared(self) -> dict[Place, set[Place]]:
         """For each place of a name the places that declare it, of which there are several where it is ambiguous."""
-        found: dict[Place, set[Place]] = {}
+        declarations: dict[Place, set[Place]] = {}
         for each in self.names.occurrences:
-            found.setdefault(self.place(each.name.span), set()).add(self.place(each.declared.span))
-        return found
+            declarations.setdefault(self.place(each.name.span), set()).add(self.place(each.declared.span))
+        return declarations
 
     def at(self, line: int, column: int) -> list[Occurrence]:
         """What the name at a place of the first file, or just before it, stands for."""
@@ -109,14 +109,14 @@ class Workspace:
         """A file and all that it imports, each once."""
         real = os.path.realpath(path)
         first = self.parsed(real, path)
-        found: dict[str, Parsed] = {}
+        files: dict[str, Parsed] = {}
         waiting = [first] if first is not None else []
         while waiting:
             each = waiting.pop()
-            if each.path not in found:
-                found[each.path] = each
+            if each.path not in files:
+                files[each.path] = each
                 waiting += reversed(list(self._imported(each, os.path.dirname(real))))
-        return World(tuple(found.values()))
+        return World(tuple(files.values()))
 
     def _imported(self, importer: Parsed, root: str) -> Iterator[Parsed]:
         for declaration in importer.file.declarations:

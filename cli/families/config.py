@@ -92,9 +92,9 @@ class Config:
 
     def problem(self, key: str, value: object, why: str) -> None:
         """The file cannot say a setting."""
-        found = f"`{self.name}{key}` is {shown(json.dumps(value))[:60]}, {why}"
-        if found not in self.problems:
-            self.problems.append(found)
+        message = f"`{self.name}{key}` is {shown(json.dumps(value))[:60]}, {why}"
+        if message not in self.problems:
+            self.problems.append(message)
 
     def part(self, key: str) -> Config:
         """The settings of a part, with the same list of problems."""

@@ -58,8 +58,8 @@ def rope(config: Config, file: File, base: float) -> Mapping[str, Any]:
     new, old = config.get("rope_parameters", {}), config.get("rope_scaling", {})
     settings = {**new, **old} if isinstance(new, dict) and isinstance(old, dict) else {}
     own = Config(settings, "rope_parameters.", config.problems)
-    given = config.number("rope_theta", base)
-    file.entries(base=own.number("rope_theta", float(given)) if "rope_theta" in settings else given)
+    theta = config.number("rope_theta", base)
+    file.entries(base=own.number("rope_theta", float(theta)) if "rope_theta" in settings else theta)
     own.fixed(partial_rotary_factor=1.0)
     config.fixed(partial_rotary_factor=1.0)
     kind = settings.get("rope_type", settings.get("type", "default"))
@@ -73,11 +73,11 @@ def yarn(config: Config, scaling: Mapping[str, Any]) -> str:
         if own.get(key):
             own.problem(key, scaling[key], "which the file cannot say")
     original = own.get("original_max_position_embeddings", config.get("max_position_embeddings", 2048))
-    given = f"factor = {own.number('factor')}, original = {original}"
-    given += f", fast = {own.number('beta_fast', 32.0)}, slow = {own.number('beta_slow', 1.0)}"
+    arguments = f"factor = {own.number('factor')}, original = {original}"
+    arguments += f", fast = {own.number('beta_fast', 32.0)}, slow = {own.number('beta_slow', 1.0)}"
     if own.get("attention_factor") is not None:
-        given += f", attention = {own.number('attention_factor')}"
-    return f"yarn({given}{'' if own.get('truncate', True) else ', truncate = false'})"
+        arguments += f", attention = {own.number('attention_factor')}"
+    return f"yarn({arguments}{'' if own.get('truncate', True) else ', truncate = false'})"
 
 
 def no_scaling(config: Config, scaling: Mapping[str, Any]) -> None:

@@ -62,8 +62,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
     except OSError as error:
         help = "it is taken for the config.json of a model of Hugging Face, which its page there has: download that; "
@@ -71,7 +71,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise refuse("E0001", f"cannot read {path}: {error.strerror}", help=help) from error
     except (ValueError, RecursionError) as error:
         raise refuse("E0329", f"{path} is not a config: {shown(str(error))}") from error
-    return found
+    return values
 
 
 FAMILIES: Mapping[str, Family] = {

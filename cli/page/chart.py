@@ -62,18 +62,18 @@ class Chart:
     def figure(self) -> Markup:
         """The place of the chart, with its data. There is something to draw."""
         ends = [value for _, own in self.points for point in own for value in (point.least, point.most)]
-        least, most = min(ends), max(ends)
-        name, size = unit_of(most, self.units)
+        low, high = min(ends), max(ends)
+        name, size = unit_of(high, self.units)
         nonfinite = sum(sum(map(isnan, line.series.values)) for line in self.lines)
         notes = [f"{nonfinite:,} not finite"] if nonfinite else []
         data: dict[str, object] = {"lines": [_data(line, own, size) for line, own in self.points]}
         if self.level is not None and isfinite(self.level[1]):
             label, level = self.level
-            near = least / FAR <= level <= most * FAR
+            near = low / FAR <= level <= high * FAR
             data |= {"level": (label, _rounded(level / size))} if near else {}
             notes.append(f"{label} {self.written(level)}" + ("" if near else ", off the scale"))
         # Whether it may be logarithmic, and is at first.
-        data["logarithmic"] = most / least > LOGARITHMIC if least > 0 else None
+        data["logarithmic"] = high / low > LOGARITHMIC if low > 0 else None
         return tag(
             "figure",
             tag("figcaption", tag("b", self.title + (f", {name}" if name else "")), tag("small", "; ".join(notes))),
@@ -103,18 +103,18 @@ def numbers(charts: Iterable[Chart]) -> Markup:
     return table("The numbers of the charts", HEADINGS, [Group(rows)], set(range(2, 6)))
 
 
-def points(series: Series, most: int = MOST_POINTS) -> list[Point]:
-    """The values of a series that can be drawn, in at most `most` groups of steps."""
+def points(series: Series, limit: int = MOST_POINTS) -> list[Point]:
+    """The values of a series that can be drawn, in at most `limit` groups of steps."""
     pairs = [(s, v) for s, v in zip(series.steps, series.values, strict=True) if abs(v) <= LARGEST]
-    if len(pairs) <= most:
+    if len(pairs) <= limit:
         return [Point(step, value, value, value) for step, value in pairs]
-    found = []
-    for i in range(most):
-        group = pairs[i * len(pairs) // most : (i + 1) * len(pairs) // most]
+    buckets = []
+    for i in range(limit):
+        group = pairs[i * len(pairs) // limit : (i + 1) * len(pairs) // limit]
         values = [value for _, value in group]
         mean = sum(value / len(values) for value in values)
-        found.append(Point(sum(step for step, _ in group) / len(group), mean, min(values), max(values)))
-    return found
+        buckets.append(Point(sum(step for step, _ in group) / len(group), mean, min(values), max(values)))
+    return buckets
 
 
 def _sparkline(own: Sequence[Point]) -> Markup:

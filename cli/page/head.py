@@ -43,10 +43,10 @@ class Fault:
 def fault_of(run: Run) -> Fault | None:
     """The last failure; None if there was none, or its record is not valid."""
     try:
-        found = json.loads(run.fault or "")
-        time = number_of(found.get("unix_time"))
-        ranks = tuple((str(each["rank"]), str(each["step"]), str(each["doing"])) for each in found["ranks"])
-        return Fault(str(found["cause"]), time if time is not None and isfinite(time) else None, ranks)
+        record = json.loads(run.fault or "")
+        time = number_of(record.get("unix_time"))
+        ranks = tuple((str(each["rank"]), str(each["step"]), str(each["doing"])) for each in record["ranks"])
+        return Fault(str(record["cause"]), time if time is not None and isfinite(time) else None, ranks)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 
@@ -94,20 +94,20 @@ def _times(run: Run, now: str | None) -> list[Markup]:
         return []
     # The reader's own time, if there is a script.
     started = tag("time", f"{moment:%Y-%m-%d %H:%M} UTC", datetime=f"{moment:%Y-%m-%dT%H:%M:%SZ}")
-    found = ["started ", started, f" · {duration(max(0.0, last - began))}"]
+    parts = ["started ", started, f" · {duration(max(0.0, last - began))}"]
     left = run.history.seconds_left(run.steps) if now == RUNNING and run.steps else None
-    return [*map(Markup, found), *([Markup(f" · {duration(left)} left")] if left is not None else [])]
+    return [*map(Markup, parts), *([Markup(f" · {duration(left)} left")] if left is not None else [])]
 
 
 def tiles(run: Run) -> Markup:
     """The numbers of now."""
     history, steps = run.history, run.steps
-    found = [("step", f"{history.step:,}" + (f" of {steps:,}" if steps else ""))]
+    entries = [("step", f"{history.step:,}" + (f" of {steps:,}" if steps else ""))]
     for label, name, written in TILES:
         series = history.series.get(name)
         if series is not None:
             value = series.usual if name in USUAL else series.last
-            found.append((label, written(value) if value is not None and isfinite(value) else "not finite"))
+            entries.append((label, written(value) if value is not None and isfinite(value) else "not finite"))
     if run.compiled is not None:
-        found.append(("predicted step", seconds_text(run.compiled.summary.prediction.step_time)))
-    return markup.tiles(found)
+        entries.append(("predicted step", seconds_text(run.compiled.summary.prediction.step_time)))
+    return markup.tiles(entries)

@@ -46,9 +46,9 @@ def tag(name: str, /, *children: Child, **attributes: str | float | None) -> Mar
     return Markup(start) if name in VOID else Markup(f"{start}{joined(*children)}</{name}>")
 
 
-def tiles(found: Iterable[tuple[str, str]]) -> Markup:
+def tiles(entries: Iterable[tuple[str, str]]) -> Markup:
     """Names, each with its value."""
-    pairs = (tag("div", tag("dt", name), tag("dd", value)) for name, value in found)
+    pairs = (tag("div", tag("dt", name), tag("dd", value)) for name, value in entries)
     return tag("dl", *pairs, class_="tiles")
 
 

@@ -171,9 +171,9 @@ def opened(name: str) -> Run:
     try:
         problem = _problem(name)
         if problem is None:
-            found = Run(Path(name))
-            found.refresh()
-            return found
+            run = Run(Path(name))
+            run.refresh()
+            return run
     except OSError as error:
         problem = f"cannot read {name}: {error.strerror}"
     raise UsageError(printable(problem))

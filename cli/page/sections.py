@@ -48,8 +48,8 @@ def charts(run: Run) -> Markup | None:
         level = ("predicted", levels[name]) if name in levels else None
         written, units = KINDS.get(name, NUMBER)
         drawn.append(Chart(TITLES.get(name, name), lines, written, units, level, size))
-    found = [each for each in drawn if each.points]
-    if not found:
+    nonempty = [each for each in drawn if each.points]
+    if not nonempty:
         return None
     notes = ["Drag across a chart to see those steps alone, double-click for all."]
     if "mfu" not in names:
@@ -60,9 +60,9 @@ def charts(run: Run) -> Markup | None:
     return _section(
         "Training",
         tag("noscript", tag("p", "The charts need JavaScript; their numbers are below.")),
-        tag("div", *(each.figure() for each in found), class_="charts"),
+        tag("div", *(each.figure() for each in nonempty), class_="charts"),
         *_notes(notes),
-        tag("details", tag("summary", "the numbers"), numbers(found)),
+        tag("details", tag("summary", "the numbers"), numbers(nonempty)),
     )
 
 
@@ -165,13 +165,13 @@ def memory(run: Run) -> Markup | None:
         return None
     gpu = run.origin is not None and run.origin.gpu
     # On a CPU they are of different things.
-    most = [max(1, *(each for _, values in (columns if gpu else [own]) for each in values)) for own in columns]
+    scales = [max(1, *(each for _, values in (columns if gpu else [own]) for each in values)) for own in columns]
     count = len(columns[0][1])
     rows = []
     for rank in range(min(count, MOST_ROWS)):
         cells = [str(rank)]
         for i, (_, values) in enumerate(columns):
-            bar = tag("div", style=f"width:{100 * values[rank] / most[i]:.2f}%", class_=f"c{i}")
+            bar = tag("div", style=f"width:{100 * values[rank] / scales[i]:.2f}%", class_=f"c{i}")
             cells += [bytes_text(values[rank]), tag("div", bar, class_="level")]
         rows.append(cells)
     headings = ["rank", *(heading for name, _ in columns for heading in (name, ""))]
@@ -190,13 +190,13 @@ def collectives(run: Run) -> Markup | None:
     """What each source line sends."""
     if run.compiled is None:
         return None
-    found = run.compiled.communication
+    communication = run.compiled.communication
     title = "Collectives by source line"
-    if not found.causes:
+    if not communication.causes:
         return _section(title, tag("p", "No line of the file causes a collective."))
-    names = short_names(each.tensor for cause in found.causes for each in cause.moved)
+    names = short_names(each.tensor for cause in communication.causes for each in cause.moved)
     groups, joins = [], False
-    for cause in found.causes:
+    for cause in communication.causes:
         span = cause.span
         place, code = tag("span", "no source line"), ""
         if span is not None:
@@ -212,7 +212,7 @@ def collectives(run: Run) -> Markup | None:
     shown = table(title, [column.heading for column in MOVED], groups, right)
     sums = [
         tag("p", f"Along {axis}: {bytes_text(cost.busiest.bytes)}, {seconds_text(cost.busiest.seconds)}.")
-        for axis, cost in found.axes
+        for axis, cost in communication.axes
     ]
     each = " Where a row names several tensors, the numbers are of each." if joins else ""
     return _section(title, shown, *sums, *_notes([f"Of {BUSIEST}; {RINGS}.{each}"]))
@@ -220,12 +220,12 @@ def collectives(run: Run) -> Markup | None:
 
 def evaluations(run: Run) -> Markup | None:
     """The last evaluations and the best one; all of them are folded."""
-    found = run.history.evaluations
-    if not found:
+    records = run.history.evaluations
+    if not records:
         return None
-    names = list(dict.fromkeys(name for each in found for name in each if name.startswith(EVAL)))
-    columns = [_column([number_of(each.get(name)) for each in found]) for name in names]
-    losses = [number_of(each.get(f"{EVAL}loss")) for each in found]
+    names = list(dict.fromkeys(name for each in records for name in each if name.startswith(EVAL)))
+    columns = [_column([number_of(each.get(name)) for each in records]) for name in names]
+    losses = [number_of(each.get(f"{EVAL}loss")) for each in records]
     best = min(
         (i for i, loss in enumerate(losses) if loss is not None and isfinite(loss)),
         key=lambda i: losses[i] or 0.0,
@@ -233,14 +233,14 @@ def evaluations(run: Run) -> Markup | None:
     )
     rows = [
         (f"{each['step']:,}", *(column[i] for column in columns), tag("b", "best") if i == best else "")
-        for i, each in enumerate(found)
+        for i, each in enumerate(records)
     ]
     headings = ("step", *(name.removeprefix(EVAL) for name in names), "")
 
     def shown(title: str, numbers: Iterable[int]) -> Markup:
         return table(title, headings, [Group([rows[i] for i in numbers])], set(range(len(names) + 1)))
 
-    count = len(found)
+    count = len(records)
     last = range(count - 1, max(-1, count - 1 - LAST_EVALUATIONS), -1)
     parts = [shown("The last evaluations", last if best is None or best in last else (*last, best))]
     if count > LAST_EVALUATIONS:
@@ -261,15 +261,15 @@ def _column(values: Sequence[float | None]) -> list[str]:
 
 def samples(run: Run) -> Markup | None:
     """What the model has written after evaluations, the last first."""
-    found = run.history.samples
-    if not found:
+    records = run.history.samples
+    if not records:
         return None
-    shown = list(reversed(found[-MOST_SAMPLES:]))
+    shown = list(reversed(records[-MOST_SAMPLES:]))
     parts = [
         tag("details", tag("summary", f"step {each.step:,}"), tag("pre", each.text), open=None if i else "")
         for i, each in enumerate(shown)
     ]
-    more = len(found) - len(shown)
+    more = len(records) - len(shown)
     return _section("Samples", *parts, *_notes([f"{more:,} earlier ones are left out."] if more else []))
 
 

@@ -52,11 +52,11 @@ class Server(ThreadingHTTPServer):
     def refusal(self, path: str, headers: Message) -> str | None:
         """Why a request is refused; None if it is not."""
         hosts = [f"{name}:{self.server_port}" for name in NAMES]
-        given = headers.get_all("Host", [])
-        if len(given) != 1 or given[0] not in hosts:
+        host_headers = headers.get_all("Host", [])
+        if len(host_headers) != 1 or host_headers[0] not in hosts:
             return "this server has another name"
         origins, sites = headers.get_all("Origin", []), headers.get_all("Sec-Fetch-Site", [])
-        if set(origins) - {f"http://{given[0]}"} or set(sites) - {"none", "same-origin"}:
+        if set(origins) - {f"http://{host_headers[0]}"} or set(sites) - {"none", "same-origin"}:
             return "the request comes from another page"
         tokens = parse_qs(urlsplit(path).query).get("token", [])
         if len(tokens) != 1 or not compare_digest(tokens[0].encode(), self.token.encode()):

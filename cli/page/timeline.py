@@ -44,8 +44,8 @@ def timeline(title: str, lines: Sequence[Sequence[Interval]], chunks: int, end: 
 
 def legend(timelines: Sequence[Sequence[Sequence[Interval]]], chunks: int) -> Markup:
     """What the colors and the numbers are."""
-    found = grouped(kinds_in(line for lines in timelines for line in lines), COLOURS.__getitem__)
-    names = {shade: ", ".join(NAMES[kind] for kind in kinds) for shade, kinds in found.items()}
+    by_shade = grouped(kinds_in(line for lines in timelines for line in lines), COLOURS.__getitem__)
+    names = {shade: ", ".join(NAMES[kind] for kind in kinds) for shade, kinds in by_shade.items()}
     keys = [
         tag("span", joined(tag("i", style=f"background:rgb{shade}"), name), class_="key")
         for shade, name in names.items()
@@ -93,10 +93,10 @@ def _numbers(lines: Sequence[Sequence[Interval]], end: float) -> Markup | None:
         left, width = 100 * interval.start / end, 100 * interval.duration / end
         return f"left:{left:.2f}%;top:{ROW * row:g}px;width:{width:.2f}%"
 
-    found = [
+    labels = [
         tag("span", str(action.microbatch), style=place(row, interval))
         for row, line in enumerate(lines)
         for action, interval in computed(line)
         if action.kind in KINDS and interval.duration >= LEAST_NUMBERED * end
     ]
-    return tag("div", *found, class_="numbers", aria_hidden="true") if len(found) <= MOST_NUMBERS else None
+    return tag("div", *labels, class_="numbers", aria_hidden="true") if len(labels) <= MOST_NUMBERS else None

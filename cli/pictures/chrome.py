@@ -28,8 +28,8 @@ _ROWS = 1_000_000
 
 def draw(pictures: Sequence[Picture]) -> bytes:
     """The JSON object of a trace."""
-    found = {"traceEvents": list(events(pictures)), "displayTimeUnit": "ms"}
-    return json.dumps(found, separators=(",", ":")).encode()
+    trace = {"traceEvents": list(events(pictures)), "displayTimeUnit": "ms"}
+    return json.dumps(trace, separators=(",", ":")).encode()
 
 
 def events(pictures: Sequence[Picture]) -> Iterator[Event]:

@@ -90,7 +90,7 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
     points = POINTS * (WIDTH - 1.4 * MARGIN) / end if end else 0.0  # per second
     border = min(0.5, 0.05 * points * _shortest(timeline.actions))
     letters = min(7.0, POINTS * row * 0.4)
-    most = max(timeline.peak_live, default=0)
+    peak = max(timeline.peak_live, default=0)
     bands = WITH_COPIES if timeline.copies else {"": ACTIONS}
     for rank, line in enumerate(timeline.actions):
         shades: dict[tuple[tuple[int, int, int], tuple[float, float]], list[Interval]] = {}
@@ -105,8 +105,8 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
                 axes.text(middle, rank + sum(bands[""]) / 2, text, size=letters, ha="center", va="center_baseline")
         for (shade, band), intervals in shades.items():
             _fill(axes, _rectangles(intervals, rank, factor, band), shade, edgecolors="white", linewidths=border)
-        if most:
-            _fill(axes, _steps(timeline.live(rank), rank, most, factor), LIVE, linewidths=0)
+        if peak:
+            _fill(axes, _steps(timeline.live(rank), rank, peak, factor), LIVE, linewidths=0)
             text = str(timeline.peak_live[rank])
             axes.text(1.004, rank + sum(ACTIVATIONS) / 2, text, transform=axes.get_yaxis_transform(), va="center")
 
@@ -121,12 +121,12 @@ def _rectangles(intervals: Sequence[Interval], rank: int, factor: float, band: t
     return Path(np.stack([x, y], axis=2).reshape(-1, 2), np.tile(codes, len(x)))
 
 
-def _steps(counts: Sequence[tuple[float, int]], rank: int, most: int, factor: float) -> Path:
+def _steps(counts: Sequence[tuple[float, int]], rank: int, peak: int, factor: float) -> Path:
     """The area under a count, which is constant between times."""
     top, bottom = (rank + each for each in ACTIVATIONS)
     times, heights = np.array(counts).T
     x = np.repeat(times * factor, 2)[1:]
-    y = bottom - (bottom - top) * np.repeat(heights / most, 2)[:-1]
+    y = bottom - (bottom - top) * np.repeat(heights / peak, 2)[:-1]
     corners = np.array([[x[-1], bottom], [x[0], bottom]])
     return Path(np.concatenate([np.stack([x, y], axis=1), corners]), closed=False)
 

@@ -83,8 +83,8 @@ def labels(action: Action, rank: int, schedule: Schedule) -> tuple[str, ...]:
 
 def kinds_in(lines: Iterable[Sequence[Interval]]) -> list[str]:
     """The kinds of actions in some rows, in the order of `NAMES`."""
-    found = {action.kind for line in lines for action, _ in computed(line)}
-    return [kind for kind in NAMES if kind in found]
+    kinds = {action.kind for line in lines for action, _ in computed(line)}
+    return [kind for kind in NAMES if kind in kinds]
 
 
 def computed(line: Sequence[Interval]) -> Iterator[tuple[Action, Interval]]:

@@ -63,13 +63,13 @@ def legend(schedule: Schedule) -> Text:
     return Text("   ".join((*marks, *shared, f"{IDLE} idle", numbers)), "dim")
 
 
-def _label(interval: Interval, schedule: Schedule, room: int) -> str:
+def _label(interval: Interval, schedule: Schedule, width: int) -> str:
     """The longest label of the action that fits, if possible with a column between it and the next action."""
     action = interval.work
     assert isinstance(action, Action)
     names = labels(action, interval.rank, schedule)
-    label = next((name for name in names if len(name) < room), names[-1])
-    return label.ljust(room, FILLS[action.kind])
+    label = next((name for name in names if len(name) < width), names[-1])
+    return label.ljust(width, FILLS[action.kind])
 
 
 def _style(interval: Interval, schedule: Schedule) -> str:
@@ -83,20 +83,20 @@ def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     """The object of `schedule --json`, a stable format: numbers of the timeline, the schedule for `from_file`
     (`partita.compiler.schedules.forms.json_form`), and the report of a search.
     """
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "bubble": timeline.bubble,
         "makespan": timeline.makespan,
         "peak_live": list(timeline.peak_live),
         **written.as_json(schedule),
     }
     if schedule.search is None:
-        return found
-    least = schedule.search.least
+        return result
+    lower_bound = schedule.search.least
     search = {"found": schedule.search.family, "minimize": schedule.search.minimize}
     if schedule.search.minimize != "bubble":
-        return {**found, **search, "cost": timeline.makespan, "least_cost": least}
-    bubble = max(0.0, 1 - max(timeline.busy) / least) if least else 0.0
-    return {**found, **search, "cost": timeline.cost, "least_cost": least, "least_bubble": bubble}
+        return {**result, **search, "cost": timeline.makespan, "least_cost": lower_bound}
+    bubble = max(0.0, 1 - max(timeline.busy) / lower_bound) if lower_bound else 0.0
+    return {**result, **search, "cost": timeline.cost, "least_cost": lower_bound, "least_bubble": bubble}
 
 
 def rank_table(schedule: Schedule, timeline: Timeline, number: Callable[[float], str] = seconds_text) -> Table:

@@ -110,16 +110,16 @@ def shared_queues(plan: CompiledRun) -> Iterator[Diagnostic]:
     """A warning (W0607) where streams of a GPU share hardware queues, and the schedule needs one for each, in training
     or in an evaluation: the forward passes of `dualpipe_v` alone do, if two values pass each cut.
     """
-    given = os.environ.get(CONNECTIONS, "")
+    limit = os.environ.get(CONNECTIONS, "")
     for program in filter(None, plan.programs):
         launches = [each.launches for each in program.ranks]
         streams = max(len({each.stream for each in own}) for own in launches)
         # First what costs nothing: large pipelines take seconds to follow.
-        if not given.isdecimal() or int(given) >= streams:
+        if not limit.isdecimal() or int(limit) >= streams:
             continue
         if queues([each.instructions for each in program.ranks], launches) > 1:
             message = (
-                f"`{CONNECTIONS}` is {given}, and the schedule needs a hardware queue for each of {streams} streams"
+                f"`{CONNECTIONS}` is {limit}, and the schedule needs a hardware queue for each of {streams} streams"
             )
             schedule = plan.spec.schedule
             yield Diagnostic("W0607", message, None if schedule is None else schedule.span, help=f"unset {CONNECTIONS}")

@@ -77,22 +77,22 @@ def check_elastic(spec: Spec, minimum: Minimum) -> Mesh:
 
 
 def fitted(
-    arguments: argparse.Namespace, given: Spec, mesh: Mesh, reader: Reader, ranks: int, gpu: bool, exact: bool = False
+    arguments: argparse.Namespace, base: Spec, mesh: Mesh, reader: Reader, ranks: int, gpu: bool, exact: bool = False
 ) -> Fitted | None:
     """The file for at most that many ranks, or `exact`ly; None if no mesh fits that is not below the minimum."""
-    for sizes in _meshes(given, mesh, ranks):
+    for sizes in _meshes(base, mesh, ranks):
         count = prod(sizes)
         if count < arguments.elastic.ranks or (exact and count != ranks):
             return None
-        found = _of_mesh(arguments, given, mesh, reader, sizes, gpu)
-        if found is not None:
-            return found
+        fit = _of_mesh(arguments, base, mesh, reader, sizes, gpu)
+        if fit is not None:
+            return fit
     return None
 
 
-def _meshes(given: Spec, mesh: Mesh, ranks: int) -> Iterator[tuple[int, ...]]:
+def _meshes(base: Spec, mesh: Mesh, ranks: int) -> Iterator[tuple[int, ...]]:
     """The sizes of meshes of at most that many ranks, best first."""
-    of_batch = _batch_axes(given)
+    of_batch = _batch_axes(base)
 
     def order(sizes: Sequence[int]) -> tuple[int, float, float]:
         shrunk = {name: full / size for (name, full), size in zip(mesh.axes, sizes, strict=True)}
@@ -103,22 +103,22 @@ def _meshes(given: Spec, mesh: Mesh, ranks: int) -> Iterator[tuple[int, ...]]:
     yield from sorted((sizes for sizes in all_sizes if prod(sizes) <= ranks), key=order)
 
 
-def _batch_axes(given: Spec) -> set[str]:
+def _batch_axes(base: Spec) -> set[str]:
     """The mesh axes that the batch is sharded over."""
-    batch = given.schedule.batch if given.schedule is not None else BATCH
-    rules = given.layout.rules if given.layout is not None else ()
+    batch = base.schedule.batch if base.schedule is not None else BATCH
+    rules = base.layout.rules if base.layout is not None else ()
     shards = [rule for rule in rules if isinstance(rule, ShardRule)]
-    found = [rule for rule in shards if any(target.name == batch for target in rule.targets)]
-    return {axis for rule in found for axis in rule.mesh_axes}
+    batch_rules = [rule for rule in shards if any(target.name == batch for target in rule.targets)]
+    return {axis for rule in batch_rules for axis in rule.mesh_axes}
 
 
 def _of_mesh(
-    arguments: argparse.Namespace, given: Spec, mesh: Mesh, reader: Reader, sizes: Sequence[int], gpu: bool
+    arguments: argparse.Namespace, base: Spec, mesh: Mesh, reader: Reader, sizes: Sequence[int], gpu: bool
 ) -> Fitted | None:
     shrunk = {name: (full, size) for (name, full), size in zip(mesh.axes, sizes, strict=True) if size != full}
     shape = [f"{mesh.name}.{name}={size}" for name, (_, size) in shrunk.items()]
-    by = prod((Fraction(*shrunk[name]) for name in _batch_axes(given) & shrunk.keys()), start=Fraction(1))
-    for more in _microbatches(given, by):
+    by = prod((Fraction(*shrunk[name]) for name in _batch_axes(base) & shrunk.keys()), start=Fraction(1))
+    for more in _microbatches(base, by):
         overrides = (*arguments.overrides, *shape, *more)
         spec, _ = load(arguments.file, overrides, arguments.root, Reader(reader.texts))
         if spec is None:
@@ -131,11 +131,11 @@ def _of_mesh(
     return None
 
 
-def _microbatches(given: Spec, by: Fraction) -> Iterator[tuple[str, ...]]:
+def _microbatches(base: Spec, by: Fraction) -> Iterator[tuple[str, ...]]:
     """Overrides of the number of microbatches if a rank has so many times more rows: first those that leave it no more
     rows in one than before.
     """
-    before = given.schedule.call.arguments.get("microbatches") if given.schedule is not None else None
+    before = base.schedule.call.arguments.get("microbatches") if base.schedule is not None else None
     if not isinstance(before, int):
         yield ()
         return

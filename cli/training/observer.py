@@ -38,10 +38,10 @@ class Recording:
             self._open = False
         self._recorder.close()
 
-    def resumed(self, found: Resumed) -> None:
+    def resumed(self, checkpoint: Resumed) -> None:
         """Continue the metrics of the previous run, and report that."""
-        self._recorder.resumed(found.step)
-        self.display.resumed(found.step, found.note)
+        self._recorder.resumed(checkpoint.step)
+        self.display.resumed(checkpoint.step, checkpoint.note)
 
     def step(self, result: StepResult) -> None:
         """Record and show a step."""

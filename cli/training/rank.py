@@ -179,11 +179,11 @@ class _Rank:
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = None
         if settings is not None:
-            kept = None
+            snapshots = None
             memory = memory_of(identity, os.environ) if settings.copies is not None else None
             if memory is not None:
-                kept = SnapshotResources(memory, meeting.store, transport.links)
-            checkpoints = Checkpoints(rank, settings, say, planned.data.files, kept)
+                snapshots = SnapshotResources(memory, meeting.store, transport.links)
+            checkpoints = Checkpoints(rank, settings, say, planned.data.files, snapshots)
             stack.callback(checkpoints.close)
         watch = None
         if identity.local_rank == 0:
@@ -318,15 +318,15 @@ class _Launched(_Rank):
         spec, _ = load_quietly(arguments, reader)
         mesh = check_elastic(spec, arguments.elastic)
         kind, _ = device_of_rank(arguments.transport, self.identity)
-        found = fitted(arguments, spec, mesh, reader, ranks, kind.gpu, exact=True)
-        if found is None:
+        fit = fitted(arguments, spec, mesh, reader, ranks, kind.gpu, exact=True)
+        if fit is None:
             raise refuse(
                 "E0610",
                 f"mesh `{mesh.name}` of {mesh.ranks} ranks cannot be one of {ranks}, which were started",
                 mesh.span,
                 help=f"start from {arguments.elastic.ranks} to {mesh.ranks}; the batch must be divisible by it",
             )
-        arguments.overrides = list(found.overrides)
+        arguments.overrides = list(fit.overrides)
 
     def _watched(self, directory: RunDirectory, meeting: Rendezvous, plan: CompiledRun) -> Flight:
         """This rank's flight recorder, visible to the machine's other ranks; also starts watching those."""

@@ -98,18 +98,16 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
             measured.forget(trace, program)
 
         def crew(ranks: int) -> WorkerGroup | None:
-            found = fitted(arguments, spec, mesh, reader, ranks, kind.gpu) if mesh is not None else None
-            if found is None:
+            fit = fitted(arguments, spec, mesh, reader, ranks, kind.gpu) if mesh is not None else None
+            if fit is None:
                 return None
-            evaluation = found.evaluation
+            evaluation = fit.evaluation
             if data.rows is not None:
-                evaluation = compile_evaluation(found.spec, found.state, data.rows, kind.gpu)
-            diagnosis = Diagnosis(found.state.program, evaluation.program if evaluation else None)
-            fewer = found.state.program.mesh
+                evaluation = compile_evaluation(fit.spec, fit.state, data.rows, kind.gpu)
+            diagnosis = Diagnosis(fit.state.program, evaluation.program if evaluation else None)
+            fewer = fit.state.program.mesh
             watchdog = Watchdog(diagnosis, fewer.ranks, arguments.stall_timeout, directory)
-            return WorkerGroup(
-                _command(arguments, kind.name, found.overrides), fewer.ranks, watchdog, _described(fewer)
-            )
+            return WorkerGroup(_command(arguments, kind.name, fit.overrides), fewer.ranks, watchdog, _described(fewer))
 
         fleet = None
         if arguments.elastic is not None:
@@ -229,7 +227,7 @@ def _train_in_process(
             with suppress(OSError):  # not by print, which the handler may have interrupted
                 os.write(2, f"partita: {SAVING}\n".encode())
 
-    with Recording(plan, directory) as watch, Termination(saves, grace=grace, heard=heard) as termination:
+    with Recording(plan, directory) as watch, Termination(saves, grace=grace, on_signal=heard) as termination:
         try:
             run, saved = run_in_process(
                 plan,

@@ -50,26 +50,26 @@ def timed_as(
     execution: Execution, state: Cut, nodes: Sequence[Node], keep: Collection[Value]
 ) -> Iterator[tuple[Node, float]]:
     """`timed`, of a program that is executed as said."""
-    found = timed(nodes, state.device, state.compiles, keep)
+    times = timed(nodes, state.device, state.compiles, keep)
     if execution.userbuffers:
-        found = _streamed(state.device, found)
+        times = _streamed(state.device, times)
     if execution.narrow:
-        found = narrowed(state, found, _for_a_step(state))
-    return _with_fewer(execution.apart, found) if execution.apart else found
+        times = narrowed(state, times, _for_a_step(state))
+    return _with_fewer(execution.apart, times) if execution.apart else times
 
 
 def narrowed(
-    state: Cut, took: Iterable[tuple[Node, float]], there: Iterable[Value] = ()
+    state: Cut, took: Iterable[tuple[Node, float]], cast: Iterable[Value] = ()
 ) -> Iterator[tuple[Node, float]]:
     """The times of nodes, if the products of iterations of repeats, forward and backward, have operands of 8 bits. Each
-    that is not `there` in 8 bits is cast once in a pass, and transposed: it is read, and written twice (Transformer
+    that is not `cast` in 8 bits is cast once in a pass, and transposed: it is read, and written twice (Transformer
     Engine's `cast_transpose`).
     """
-    device, narrow, repeats, there = state.device, state.device.narrowed(), state.partitioned.graph.repeats, {*there}
+    device, narrow, repeats, cast = state.device, state.device.narrowed(), state.partitioned.graph.repeats, {*cast}
     for node, seconds in took:
         if _of_layer(node, repeats):
-            new = {*node.inputs} - there
-            there |= new
+            new = {*node.inputs} - cast
+            cast |= new
             moved = sum(value.type.bytes + 2 * value.type.elements for value in new)
             seconds *= node_seconds(node, narrow) / node_seconds(node, device)
             seconds += moved / (device.bandwidth * device.streaming)
@@ -79,8 +79,10 @@ def narrowed(
 def _for_a_step(state: Cut) -> set[Value]:
     """What is there for a whole step: parameters, and what is made of them before it."""
     stages = state.partitioned.stages
-    made = (value for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE for value in node.outputs)
-    return {*made, *(parameter.value for stage in stages for parameter in stage.parameters)}
+    outputs = (
+        value for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE for value in node.outputs
+    )
+    return {*outputs, *(parameter.value for stage in stages for parameter in stage.parameters)}
 
 
 def fp8_operands(state: Cut, nodes: Iterable[Node]) -> set[Value]:

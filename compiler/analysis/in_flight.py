@@ -41,8 +41,8 @@ class Communicating:
 
     def left(self, values: Iterable[Value]) -> int:
         """Bytes of the memory behind values that the function makes, or has been given in flight."""
-        made = self.begun.union(*(node.outputs for node in self.nodes))
-        return sum(device_bytes(value) for value in {self.behind.get(value, value) for value in values} & made)
+        defined = self.begun.union(*(node.outputs for node in self.nodes))
+        return sum(device_bytes(value) for value in {self.behind.get(value, value) for value in values} & defined)
 
 
 def buffers_of(node: Node, adds: bool) -> Buffers:
@@ -60,19 +60,19 @@ def collective_extra_bytes(node: Node, adds: bool) -> tuple[int, int]:
     """Bytes that a collective holds besides operands and results, if results are counted from its start on: in flight,
     and how many more as they are made.
     """
-    found, results = buffers_of(node, adds), sum(value.type.bytes for value in node.outputs)
-    in_flight = found.sent + max(results, found.received)
-    made = found.received + (0 if found.in_place else found.made or results) + found.adding
-    return in_flight - results, max(0, made - in_flight)
+    buffers, results = buffers_of(node, adds), sum(value.type.bytes for value in node.outputs)
+    in_flight = buffers.sent + max(results, buffers.received)
+    at_end = buffers.received + (0 if buffers.in_place else buffers.made or results) + buffers.adding
+    return in_flight - results, max(0, at_end - in_flight)
 
 
 def posted(node: Node, adds: bool) -> CollectiveLifetime:
     """A collective as what it does to memory."""
-    found = buffers_of(node, adds)
-    sent, received = buffer("sent", node, found.sent), buffer("received", node, found.received)
-    made = received if found.in_place else buffer("made", node, found.made) if found.made else None
-    results = node.outputs if made is None else () if found.in_place else (made,)
-    operands = [node.inputs[i] for i in found.lent]
+    buffers = buffers_of(node, adds)
+    sent, received = buffer("sent", node, buffers.sent), buffer("received", node, buffers.received)
+    output = received if buffers.in_place else buffer("made", node, buffers.made) if buffers.made else None
+    results = node.outputs if output is None else () if buffers.in_place else (output,)
+    operands = [node.inputs[i] for i in buffers.lent]
     flight = (sent, received, *operands)
     return CollectiveLifetime(
         evolve(node, outputs=(sent, received)),
@@ -81,11 +81,11 @@ def posted(node: Node, adds: bool) -> CollectiveLifetime:
             evolve(
                 node,
                 inputs=(received, *(operands if adds else ())),
-                outputs=(*results, buffer("adding", node, found.adding)),
+                outputs=(*results, buffer("adding", node, buffers.adding)),
             ),
         ),
         flight,
-        {} if made is None else dict.fromkeys(node.outputs, made),
+        {} if output is None else dict.fromkeys(node.outputs, output),
     )
 
 
@@ -98,7 +98,7 @@ def expanded(runs: Runs, flights: Mapping[Node, CollectiveLifetime]) -> list[lis
     """Runs of a function, with what its collectives do to memory: a run waits for its own where it first reads a
     result, or where it ends.
     """
-    found = []
+    expanded_runs = []
     for run in runs:
         flying: dict[Value, CollectiveLifetime] = {}
         units: list[list[Node]] = []
@@ -111,8 +111,8 @@ def expanded(runs: Runs, flights: Mapping[Node, CollectiveLifetime]) -> list[lis
             else:
                 units.append(list(unit))
         units += ([each] for each in arriving(flying, list(flying)))
-        found.append(units)
-    return found
+        expanded_runs.append(units)
+    return expanded_runs
 
 
 def arriving(flying: dict[Value, CollectiveLifetime], values: Iterable[Value]) -> Iterator[Node]:
@@ -127,24 +127,24 @@ def arriving(flying: dict[Value, CollectiveLifetime], values: Iterable[Value]) -
 
 def memory_behind(nodes: Iterable[Node], flights: Mapping[Node, CollectiveLifetime]) -> dict[Value, Value]:
     """For each value that has no memory of its own, the tensor whose it is: a view's, or a collective's."""
-    found = {value: tensor for each in flights.values() for value, tensor in each.behind.items()}
+    behind = {value: tensor for each in flights.values() for value, tensor in each.behind.items()}
     for view, tensor in roots(nodes).items():
-        found[view] = found.get(tensor, tensor)
-    return found
+        behind[view] = behind.get(tensor, tensor)
+    return behind
 
 
 def communicating(
     nodes: Sequence[Node],
     adds: bool,
-    wanted: Iterable[Value] = (),
+    outputs: Iterable[Value] = (),
     begun: Iterable[tuple[Node, CollectiveLifetime]] = (),
 ) -> Communicating:
     """The nodes of a function, with those of its collectives: `begun` are those that others have started. It waits for
-    `wanted` values at its end.
+    `outputs` values at its end.
     """
     flying: dict[Value, CollectiveLifetime] = {}
     flights: dict[Node, CollectiveLifetime] = {}
-    found = Communicating([])
+    function = Communicating([])
 
     def fly(node: Node, each: CollectiveLifetime) -> None:
         flying.update(dict.fromkeys(node.outputs, each))
@@ -152,15 +152,15 @@ def communicating(
 
     for node, each in begun:
         fly(node, each)
-        found.begun.update(each.flight)
+        function.begun.update(each.flight)
     for node in nodes:
-        found.nodes += arriving(flying, node.inputs)
+        function.nodes += arriving(flying, node.inputs)
         if node.op.communicates:
             own = posted(node, adds)
-            found.nodes.append(own.start)
+            function.nodes.append(own.start)
             fly(node, own)
         else:
-            found.nodes.append(node)
-    found.nodes += arriving(flying, wanted)
-    found.behind = memory_behind(nodes, flights)
-    return found
+            function.nodes.append(node)
+    function.nodes += arriving(flying, outputs)
+    function.behind = memory_behind(nodes, flights)
+    return function

@@ -28,23 +28,23 @@ def host_bytes(value: Value) -> int:
 
 def roots(nodes: Iterable[Node]) -> dict[Value, Value]:
     """For each view, the tensor whose memory it aliases."""
-    found: dict[Value, Value] = {}
+    aliases: dict[Value, Value] = {}
     for node in nodes:
         if node.op.is_view:
-            found[node.output] = found.get(node.inputs[0], node.inputs[0])
-    return found
+            aliases[node.output] = aliases.get(node.inputs[0], node.inputs[0])
+    return aliases
 
 
 def strided(nodes: Iterable[Node]) -> set[Value]:
     """The views whose elements do not follow each other in memory: parts along any axis but the first."""
-    found: set[Value] = set()
+    views: set[Value] = set()
     for node in nodes:
         if node.op.is_view:
             whole, view = node.inputs[0], node.output
             cut = view.type.elements < whole.type.elements and view.type.axes[1:] != whole.type.axes[1:]
-            if whole in found or (cut and len(whole.type.axes) > 1):
-                found.add(view)
-    return found
+            if whole in views or (cut and len(whole.type.axes) > 1):
+                views.add(view)
+    return views
 
 
 def live_bytes(values: Iterable[Value], nodes: Iterable[Node], alias_root: Mapping[Value, Value] | None = None) -> int:
@@ -70,8 +70,8 @@ def shared(nodes: Iterable[Node]) -> int:
 
 def tables(nodes: Iterable[Node]) -> int:
     """Bytes of tables that kernels compute once and cache."""
-    found = (node.op.kernel_table([value.type for value in node.inputs]) for node in nodes)
-    return sum(dict(each for each in found if each is not None).values())
+    entries = (node.op.kernel_table([value.type for value in node.inputs]) for node in nodes)
+    return sum(dict(each for each in entries if each is not None).values())
 
 
 def transient_peak_bytes(
@@ -111,17 +111,17 @@ def working_set(
     nodes = [node for run in runs for unit in run for node in unit]
     alias_root = roots(nodes) if alias_root is None else alias_root
     last: dict[Value, int] = {}
-    made: dict[Value, tuple[int, int]] = {}  # where the run and the unit that make a tensor begin
+    origins: dict[Value, tuple[int, int]] = {}  # where the run and the unit that make a tensor begin
     i = 0
     for run in runs:
         first, final = i, i + sum(map(len, run)) - 1
         for unit in run:
             start, end = (first, i), i + len(unit) - 1
             for node in unit:
-                made.update((value, start) for value in node.outputs)
+                origins.update((value, start) for value in node.outputs)
                 for value in (*node.inputs, *node.outputs):
                     tensor = alias_root.get(value, value)
-                    origin = made.get(tensor, (-1, -1))
+                    origin = origins.get(tensor, (-1, -1))
                     last[tensor] = i if origin == start else end if origin[0] == first else final
                 i += 1
     last.update((alias_root.get(value, value), len(nodes)) for value in keep)
@@ -137,8 +137,8 @@ def working_set(
             for value in node.outputs:
                 alive[value] = size(value)
                 now += size(value)
-        there = sum(map(size, (*node.inputs, *node.outputs))) > 0  # it may work in the other memory
-        peak = max(peak, now + (_workspace(node, adding.get(node), apart) if there else 0))
+        in_memory = sum(map(size, (*node.inputs, *node.outputs))) > 0  # it may work in the other memory
+        peak = max(peak, now + (_workspace(node, adding.get(node), apart) if in_memory else 0))
         for value in ending.get(i, ()):
             now -= alive.pop(value, 0)
     return peak

@@ -136,11 +136,11 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
     if state.evaluation is not None:
         evaluation, own = state.evaluation, state.evaluation.plan.ranks[rank.rank]
         waiting = max(each.total for each in inside) if state.plan.captured else _whole_batch(state)
-        there = _between(state, rank) + MemoryReport("", _computed_with(evaluation, own), 0, 0, 0, waiting)
+        resident = _between(state, rank) + MemoryReport("", _computed_with(evaluation, own), 0, 0, 0, waiting)
         read = MemoryReport("as a batch is read", 0, 0, 0, 0, _parts(evaluation, own) + _whole_batch(evaluation))
         inside, ends = _step(evaluation, own)
         moments += [
-            evolve(there + each, moment=f"{each.moment}, in an evaluation", evaluating=True)
+            evolve(resident + each, moment=f"{each.moment}, in an evaluation", evaluating=True)
             for each in (read, *inside, *ends)
         ]
     return evolve(max(moments, key=lambda each: each.total), host=_on_host(state, rank))
@@ -150,12 +150,12 @@ def _step(state: Scheduled, rank: RankPlan) -> tuple[Sequence[MemoryReport], Seq
     """The moments of a step without what is always held: those before the update, which may be captured; and others."""
     stages = _stages(state, rank)
     inputs = _inputs(state, rank)
-    making = max((_constants(stage, made=True) - _constants(stage) for stage in stages), default=0)
-    kept, reducing, messages = max(_among(state, rank), key=sum)
+    making = max((_constants(stage, peak=True) - _constants(stage) for stage in stages), default=0)
+    activations, reducing, messages = max(_among(state, rank), key=sum)
     reduced, *ends = _ends(state, rank)
     inside = (
         MemoryReport("as a step begins", making, 0, 0, 0, _gathering(state, rank)),
-        MemoryReport("among the microbatches", 0, reducing, 0, kept, messages),
+        MemoryReport("among the microbatches", 0, reducing, 0, activations, messages),
         reduced,
     )
     if state.plan.captured:
@@ -171,8 +171,8 @@ def _beginning(state: Scheduled, rank: RankPlan) -> int:
     records = [each for each in state.plan.parameters if each.name in rank.parameters and not each.host]
     types = [local_type(each.type, each.layout, state.mesh.sizes) for each in records]
     # In f32 at least.
-    made = (max(BYTES["f32"], BYTES[type.dtype]) * min(type.elements, SLAB) for type in types)
-    return masters + states + (0 if state.device.gpu else max(made, default=0))
+    slabs = (max(BYTES["f32"], BYTES[type.dtype]) * min(type.elements, SLAB) for type in types)
+    return masters + states + (0 if state.device.gpu else max(slabs, default=0))
 
 
 def _on_host(state: Scheduled, rank: RankPlan) -> int:
@@ -187,38 +187,38 @@ def _on_host(state: Scheduled, rank: RankPlan) -> int:
     if not state.device.gpu:
         return total
     moved = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
-    coming = {value for _, value in state.update.in_flight(rank.stages)}
-    return total + working_set(line_by_line(moved), coming, coming, roots(moved), size=host_bytes)
+    in_flight = {value for _, value in state.update.in_flight(rank.stages)}
+    return total + working_set(line_by_line(moved), in_flight, in_flight, roots(moved), size=host_bytes)
 
 
 def microbatches_on_host(state: Scheduled, rank: RankPlan) -> int:
     """Bytes in the host's memory for what microbatches in flight keep. Each stage of a rank uses its own again, for as
     many of them as are there at once.
     """
-    now, most = Counter[int](), Counter[int]()
+    now, peaks = Counter[int](), Counter[int]()
     for each in rank.instructions if state.schedule.copies else ():
         if isinstance(each, PostCopy) and each.action.kind == OFFLOAD:
             now[each.stage] += 1
-            most[each.stage] = max(most[each.stage], now[each.stage])
+            peaks[each.stage] = max(peaks[each.stage], now[each.stage])
         elif isinstance(each, WaitCopy) and each.action.kind == LOAD:
             now[each.stage] -= 1
-    return sum(count * state.plan.stages[stage].offloaded for stage, count in most.items())
+    return sum(count * state.plan.stages[stage].offloaded for stage, count in peaks.items())
 
 
 def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, ...]:
     """What is held at the end of a step, without inputs and what is always held."""
     reductions = [state.plan.stages[index] for own in rank.reductions.values() for index in own]  # as they begin
     sums, flying = (sum(sizes) for sizes in _late(state, rank))
-    most = now = flying
+    peak = now = flying
     for stage in reductions:
         now -= stage.in_flight
-        most = max(most, now + stage.reducing)
+        peak = max(peak, now + stage.reducing)
         now += stage.reduced
     if state.plan.delay:  # it waits for those of an earlier step, which are counted as always there
-        most = flying + max(0, most - max(sums, flying))
+        peak = flying + max(0, peak - max(sums, flying))
     outer = outer_nodes(state, rank)
     return (
-        MemoryReport("as gradients are reduced", 0, min(sums, most), 0, 0, max(0, most - sums)),
+        MemoryReport("as gradients are reduced", 0, min(sums, peak), 0, 0, max(0, peak - sums)),
         MemoryReport("at the update", 0, sums, 0, 0, _running(state, update_nodes(state, rank))),
         *([MemoryReport("as groups are averaged", 0, sums, 0, 0, _running(state, outer))] if outer else ()),
     )
@@ -232,9 +232,9 @@ def _late(state: Scheduled, rank: RankPlan) -> tuple[list[int], list[int]]:
 
 def _running(state: Scheduled, nodes: Sequence[Node]) -> int:
     """The working set of nodes of the end of a step, with their collectives."""
-    found = communicating(nodes, not state.device.gpu, unread_results(nodes))
+    function = communicating(nodes, not state.device.gpu, unread_results(nodes))
     reductions = chain.from_iterable(own for _, own in state.update.reduce)
-    return working_set(line_by_line(found.nodes), (), (), found.behind, apart=strided((*reductions, *nodes)))
+    return working_set(line_by_line(function.nodes), (), (), function.behind, apart=strided((*reductions, *nodes)))
 
 
 def at_end(state: Scheduled, rank: RankPlan) -> int:
@@ -244,33 +244,33 @@ def at_end(state: Scheduled, rank: RankPlan) -> int:
 
 def resident_bytes(state: Scheduled, rank: RankPlan) -> int:
     """Bytes of a rank while microbatches run, without what those in flight keep and the function that runs."""
-    there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
+    resident = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     # What is gathered for one stage may still be under way while another runs many microbatches.
     stages = [state.plan.stages[index] for index in rank.stages]
     gathering = sum(stage.gathering for stage in stages) if len(stages) > 1 else 0
-    return there + gathering
+    return resident + gathering
 
 
 def largest(state: Scheduled, rank: RankPlan, part: str) -> dict[str, int]:
     """Bytes of a part by tensor, summed over the iterations of a repeat: of parameters, their masters; of activations,
     what one microbatch keeps. Buffers have no names.
     """
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     if part in ("parameters", "state"):
         for name, size in stored(state, rank)[part == "state"].items():
-            found[without_iterations(name)] += size
+            totals[without_iterations(name)] += size
     for index in rank.stages:
         if part == "gradients":
             for each in state.plan.stages[index].accumulators:
-                found[without_iterations(each.parameter or each.name)] += each.type.bytes
+                totals[without_iterations(each.parameter or each.name)] += each.type.bytes
         elif part == "activations":
             nodes = state.partitioned.stages[index].nodes
             behind = roots(nodes)
-            made = {value for node in nodes if node.phase is Phase.FORWARD for value in node.outputs}
+            produced = {value for node in nodes if node.phase is Phase.FORWARD for value in node.outputs}
             later = {value for node in nodes if node.phase in (Phase.BACKWARD, Phase.WEIGHT) for value in node.inputs}
-            for value in {behind.get(value, value) for value in made & later}:
-                found[without_iterations(value.name)] += value.type.bytes
-    return dict(found)
+            for value in {behind.get(value, value) for value in produced & later}:
+                totals[without_iterations(value.name)] += value.type.bytes
+    return dict(totals)
 
 
 def headroom(state: Scheduled, rank: RankPlan, limit: float) -> float:
@@ -370,14 +370,14 @@ def copies(state: Scheduled, rank: RankPlan, host: bool = False) -> tuple[int, i
     )
 
 
-def _constants(stage: StageGraph, made: bool = False) -> int:
-    """What a stage computes with for a whole step, beyond its masters; or (`made`) the peak of making it."""
+def _constants(stage: StageGraph, peak: bool = False) -> int:
+    """What a stage computes with for a whole step, beyond its masters; or (`peak`) the peak of making it."""
     prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
     read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
     casts = [each.value for each in stage.parameters if _cast(each) and not each.value.host]
-    kept = {value for node in prologue for value in node.outputs if value in read}
-    total = sum(value.type.bytes for value in casts if made or value in read)
-    return total + (working_set(line_by_line(prologue), kept) if made else live_bytes(kept, prologue))
+    constants = {value for node in prologue for value in node.outputs if value in read}
+    total = sum(value.type.bytes for value in casts if peak or value in read)
+    return total + (working_set(line_by_line(prologue), constants) if peak else live_bytes(constants, prologue))
 
 
 def _cast(parameter: Parameter) -> bool:
@@ -426,7 +426,7 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
     for message, size in sizes.items():
         arriving[message.destination, message.direction] += size
         leaving[message.source, message.direction] += size
-    kept = reducing = 0
+    activations = reducing = 0
     # What the slices of a part of the batch share is there from the first F, or the first B, to the last function.
     runs: Counter[tuple[int, int]] = Counter()
     last = {
@@ -436,53 +436,53 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
     }
     unopened = {index: state.plan.stages[index].gathering for index in rank.stages}
     messages = sum(unopened.values())
-    yield kept, reducing, messages
+    yield activations, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         begun = rank.reductions.get(i, ())
         if isinstance(instruction, Compute):
             stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
             if instruction.stage in unopened:  # it waits for all that was gathered for it
                 messages -= unopened.pop(instruction.stage)
-                yield kept + stage.shared["F"] + stage.opening, reducing, messages
+                yield activations + stage.shared["F"] + stage.opening, reducing, messages
             working = stage.peaks.get("C" if begun else kind, 0)
             part = instruction.stage, instruction.action.microbatch // slices
             runs[part] += 1
             if kind == "F" and runs[part] == 1:
-                kept += stage.shared["F"]
+                activations += stage.shared["F"]
             elif kind in DIRECTION and runs[part] == slices + 1:
-                kept += stage.shared["B"]
-            yield kept + working, reducing, messages
-            kept += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
+                activations += stage.shared["B"]
+            yield activations + working, reducing, messages
+            activations += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
             if last[part] == i:
-                kept -= sum(stage.shared.values())
+                activations -= sum(stage.shared.values())
             if kind in DIRECTION:
                 messages += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
             reducing += sum(state.plan.stages[index].in_flight for index in begun)
-            yield kept + working, reducing, messages
+            yield activations + working, reducing, messages
         elif isinstance(instruction, PostCopy) and instruction.action.kind == LOAD:
-            kept += state.plan.stages[instruction.stage].offloaded
-            yield kept, reducing, messages
+            activations += state.plan.stages[instruction.stage].offloaded
+            yield activations, reducing, messages
         elif isinstance(instruction, WaitCopy) and instruction.action.kind == OFFLOAD:
-            kept -= state.plan.stages[instruction.stage].offloaded
+            activations -= state.plan.stages[instruction.stage].offloaded
         elif isinstance(instruction, PostReceive):
             messages += sizes[instruction.transfer.message]
-            yield kept, reducing, messages
+            yield activations, reducing, messages
         elif isinstance(instruction, WaitSend):
             messages -= sizes[instruction.transfer.message]
 
 
 def _messages(state: Scheduled, rank: RankPlan) -> dict[Message, int]:
     """Bytes held for each message of a rank at either end: its tensor, or the one that this is a view of."""
-    found = {}
-    there = set(rank.stages)
-    sources = {each.source for each in state.partitioned.messages if there & {each.source, each.destination}}
+    sizes = {}
+    stages = set(rank.stages)
+    sources = {each.source for each in state.partitioned.messages if stages & {each.source, each.destination}}
     for stage in (state.partitioned.stages[index] for index in sorted(sources)):
         behind = roots(stage.nodes)
         for node in stage.nodes:
             if node.op.sends:
                 (value,) = node.inputs
-                found[message_of(node)] = max(value.type.bytes, behind.get(value, value).type.bytes)
-    return found
+                sizes[message_of(node)] = max(value.type.bytes, behind.get(value, value).type.bytes)
+    return sizes
 
 
 def _gathering(state: Scheduled, rank: RankPlan) -> int:

@@ -106,25 +106,27 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
     """Predict a compiled program, executed as said. Without `exposed`, which takes half of the prediction's time,
     exposed communication is NaN.
     """
-    costs, found, ends, period = _simulated(state, execution)
+    costs, timeline, ends, period = _simulated(state, execution)
     shown = nan
     if exposed:
-        _, without, silent, least = _simulated(silenced(state), OURS)
-        shown = found.makespan + max(ends) - without.makespan - max(silent)
-        if period is not None and least is not None:
-            shown = period - least
+        _, without, silent, silent_period = _simulated(silenced(state), OURS)
+        shown = timeline.makespan + max(ends) - without.makespan - max(silent)
+        if period is not None and silent_period is not None:
+            shown = period - silent_period
         shown = max(0.0, state.replicas_per_rank * shown + _average(state) - _average(silenced(state)))
     peak = state.device.flops[state.train.dtype] * state.mesh.ranks
     copying = state.replicas_per_rank * max(host_seconds(state, rank) for rank in state.plan.ranks)
     exposed_copies = nan if copying and not exposed else 0.0
     if copying and exposed:
-        _, without, silent, least = _simulated(evolve(state, device=evolve(state.device, host_link=inf)), execution)
-        exposed_copies = state.replicas_per_rank * (found.makespan + max(ends) - without.makespan - max(silent))
-        if period is not None and least is not None:
-            exposed_copies = period - least
+        _, without, silent, silent_period = _simulated(
+            evolve(state, device=evolve(state.device, host_link=inf)), execution
+        )
+        exposed_copies = state.replicas_per_rank * (timeline.makespan + max(ends) - without.makespan - max(silent))
+        if period is not None and silent_period is not None:
+            exposed_copies = period - silent_period
     return Prediction(
         costs,
-        found,
+        timeline,
         ends,
         period,
         state.device.step,
@@ -144,14 +146,14 @@ def host_seconds(state: Scheduled, rank: RankPlan) -> float:
     if not state.device.gpu:
         return 0.0
     once = list(update_nodes(state, rank))
-    found = casts_on_host(state, rank)
+    total = casts_on_host(state, rank)
     seconds = copy_seconds(state)
     for index in rank.stages:
         once += dict(state.update.reduce).get(index, ())
         every = [node for node in state.partitioned.stages[index].nodes if node.phase is not Phase.PROLOGUE]
-        found += state.plan.microbatches * _copying(state, every)
-        found += 2 * state.plan.offloads(index) * seconds.get(index, 0.0)
-    return found + _copying(state, once)
+        total += state.plan.microbatches * _copying(state, every)
+        total += 2 * state.plan.offloads(index) * seconds.get(index, 0.0)
+    return total + _copying(state, once)
 
 
 def _copying(state: Scheduled, nodes: Sequence[Node]) -> float:
@@ -172,12 +174,12 @@ def casts_on_host(state: Scheduled, rank: RankPlan) -> float:
 
 def _average(state: Scheduled) -> float:
     """What the average of replica groups takes of each step, in seconds."""
-    found = 0.0
+    longest = 0.0
     for rank in state.plan.ranks:
         walk = StreamSimulation(evolve(state, mesh=joined_mesh(state.mesh)), OURS)
         walk.run(outer_nodes(state, rank))
-        found = max(found, walk.arrived)
-    return found / state.every
+        longest = max(longest, walk.arrived)
+    return longest / state.every
 
 
 def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline, tuple[float, ...], float | None]:
@@ -185,24 +187,24 @@ def _simulated(state: Scheduled, execution: Execution) -> tuple[Costs, Timeline,
     actions: dict[tuple[int, str], float] = {}
     around = {rank.rank: StepEpilogue(state, rank, execution, actions) for rank in state.plan.ranks}
     costs = costs_of(state, execution)
-    costs = evolve(costs, ready={stage: there for each in around.values() for stage, there in each.ready.items()})
-    found = simulate(_instructions(state), costs)
-    lasts = _lasts(around, found)
+    costs = evolve(costs, ready={stage: arrival for each in around.values() for stage, arrival in each.ready.items()})
+    timeline = simulate(_instructions(state), costs)
+    lasts = _lasts(around, timeline)
     reduced = [each.reduced(last) for each, last in zip(around.values(), lasts, strict=True)]
     without = [each.summed(last) for each, last in zip(around.values(), lasts, strict=True)]
-    summed = max(reduced) - found.makespan  # the statistics are summed over all ranks
+    summed = max(reduced) - timeline.makespan  # the statistics are summed over all ranks
     if state.plan.delay:
-        summed = max(without) - found.makespan
+        summed = max(without) - timeline.makespan
         step = max(without) + max(each.after(max(without)) for each in around.values())
         summed += max(0.0, (max(reduced) - max(without)) / state.plan.delay - step)
-    ends = tuple(summed + each.after(found.makespan + summed) for each in around.values())
-    return costs, found, ends, _period(state, costs, around) if state.training and state.train.late else None
+    ends = tuple(summed + each.after(timeline.makespan + summed) for each in around.values())
+    return costs, timeline, ends, _period(state, costs, around) if state.training and state.train.late else None
 
 
-def _lasts(around: Mapping[int, StepEpilogue], found: Timeline) -> list[dict[int, float]]:
+def _lasts(around: Mapping[int, StepEpilogue], timeline: Timeline) -> list[dict[int, float]]:
     """When each rank has done the last action of each of its stages."""
     ends = []
-    for each, line in zip(around.values(), found.actions, strict=True):
+    for each, line in zip(around.values(), timeline.actions, strict=True):
         chunks = {interval.work.chunk: interval.end for interval in line if isinstance(interval.work, Action)}
         ends.append({each.rank.stages[chunk]: end for chunk, end in chunks.items()})
     return ends
@@ -222,29 +224,29 @@ def _period(state: Scheduled, costs: Costs, around: Mapping[int, StepEpilogue]) 
         assert isinstance(first.work, Action), first
         stage = own.rank.stages[first.work.chunk]
         waits[number] = max(0.0, own.ready.get(stage, 0.0) - first.duration)
-        ready.update((stage, first.start - waits[number] + there) for stage, there in own.ready.items())
-    found = simulate(lines, evolve(costs, ready=ready))
+        ready.update((stage, first.start - waits[number] + arrival) for stage, arrival in own.ready.items())
+    timeline = simulate(lines, evolve(costs, ready=ready))
     wire = _wire(state)
-    done = [each.reduced(last) for each, last in zip(around.values(), _lasts(around, found), strict=True)]
-    reduced = tuple(done)
+    finished = [each.reduced(last) for each, last in zip(around.values(), _lasts(around, timeline), strict=True)]
+    reduced = tuple(finished)
     for rank in state.plan.ranks:
         for each in rank.sends:
             ends = each.transfer.channel.source, each.transfer.channel.destination
-            there = max(reduced[end] for end in ends) + wire.latency + each.type.bytes / wire.bandwidth
+            arrival = max(reduced[end] for end in ends) + wire.latency + each.type.bytes / wire.bandwidth
             for end in ends:
-                done[end] = max(done[end], there)
+                finished[end] = max(finished[end], arrival)
     return max(
-        waits[rank] + occupied(found, rank, done[rank]) + each.after(done[rank]) + each.copying
+        waits[rank] + occupied(timeline, rank, finished[rank]) + each.after(finished[rank]) + each.copying
         for rank, each in around.items()
     )
 
 
-def occupied(timeline: Timeline, rank: int, done: float = 0.0) -> float:
+def occupied(timeline: Timeline, rank: int, finished: float = 0.0) -> float:
     """How long a rank is occupied with the microbatches of a step: from when the next one may begin to send what it
-    first receives, until it has sent all, and is `done`.
+    first receives, until it has sent all, and is `finished`.
     """
     line = timeline.actions[rank]
-    first, last = line[0].start, max(done, line[-1].end)
+    first, last = line[0].start, max(finished, line[-1].end)
     arriving = 0.0
     for channel, transfers in timeline.transfers.items():
         if channel.source == rank:
@@ -258,7 +260,7 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}. The host runs ahead, but not of
     itself: an action takes at least as long as to launch its kernels.
     """
-    found: dict[tuple[int, str], float] = {}
+    times: dict[tuple[int, str], float] = {}
     known: dict[tuple[int, str], float] = {}  # by form of the stage and kind
     for stage, form in zip(state.partitioned.stages, state.partitioned.forms, strict=True):
         for kind, phases in PHASES.items():
@@ -269,35 +271,35 @@ def stage_seconds(state: Cut, execution: Execution = OURS) -> dict[tuple[int, st
                 walk.run(nodes, keep)
                 launching = 0.0 if state.train.graphs else walk.launches * state.device.launching
                 known[form, kind] = state.device.action + max(walk.arrived, launching)
-            found[stage.index, kind] = known[form, kind]
+            times[stage.index, kind] = known[form, kind]
         if execution.whole:  # what that makes again goes by names, which stages of one form do not share
             rest = StreamSimulation(state, evolve(execution, waits=frozenset(Phase)))
             rest.run(partial_remat_products(state, stage))
             for kind, phases in PHASES.items():
-                found[stage.index, kind] += rest.arrived if Phase.BACKWARD in phases else 0.0
-    return found
+                times[stage.index, kind] += rest.arrived if Phase.BACKWARD in phases else 0.0
+    return times
 
 
-def unsplit_seconds(graph: Graph, given: language.Spec, device: Device) -> dict[int, float]:
+def unsplit_seconds(graph: Graph, spec: language.Spec, device: Device) -> dict[int, float]:
     """The seconds that a full batch spends on each stage of a placed graph before anything is split over the mesh,
     without what all ranks of the pipeline share: by these, stages are cut.
     """
-    shared = shared_axes(given)
-    found: dict[int, float] = {}
+    shared = shared_axes(spec)
+    times: dict[int, float] = {}
     for node in graph.nodes:
         of_all = any(value.type.has(axis) for value in (*node.inputs, *node.outputs) for axis in shared)
         if node.op.inference_form is not None and not of_all:
             own = node_seconds(node.changed(op=node.op.inference_form), device)
-            found[node.placed_on] = found.get(node.placed_on, 0.0) + own
-    return found
+            times[node.placed_on] = times.get(node.placed_on, 0.0) + own
+    return times
 
 
 def partial_remat_products(state: Cut, stage: StageGraph) -> list[Node]:
     """Products and sums of a stage that are not recomputed, in iterations of which other nodes are."""
     repeats = state.partitioned.graph.repeats
-    made = {value.name for node in stage.nodes for value in node.outputs}
+    names = {value.name for node in stage.nodes for value in node.outputs}
     forward = [node for node in stage.nodes if node.phase is Phase.FORWARD and not (node.op.sends or node.op.receives)]
-    again = {node for node in forward if any(f"{value.name}.again" in made for value in node.outputs)}
+    again = {node for node in forward if any(f"{value.name}.again" in names for value in node.outputs)}
     iterations = {iteration_of(node.scope, repeats) for node in again} - {None}
     return [
         node
@@ -348,14 +350,16 @@ class StepEpilogue:
         state, schedule = self.state, self.state.schedule
         kinds = {action.kind for action in schedule.actions[self.rank.rank]}
         stages = [state.partitioned.stages[index] for index in self.rank.stages]
-        found = [StageFunctions(state.partitioned, stage, kinds, state.compiles) for stage in stages]
-        self._functions = dict(zip(self.rank.stages, found, strict=True))
+        functions = [StageFunctions(state.partitioned, stage, kinds, state.compiles) for stage in stages]
+        self._functions = dict(zip(self.rank.stages, functions, strict=True))
         self.ready, prologue = self._gathered()
         cleared = sum(each.value.type.bytes for stage in stages for each in stage.accumulators)
         self.alone = prologue + cleared / (state.device.bandwidth * state.device.streaming)
         self.alone += casts_on_host(state, self.rank)
-        there, host = (2 * sum(copies(state, self.rank, host)) for host in (False, True))
-        self.copying = there / (state.device.bandwidth * state.device.streaming) + host / state.device.host_bandwidth
+        on_device, host = (2 * sum(copies(state, self.rank, host)) for host in (False, True))
+        self.copying = (
+            on_device / (state.device.bandwidth * state.device.streaming) + host / state.device.host_bandwidth
+        )
 
     def _gathered(self) -> tuple[dict[int, float], float]:
         """`ready`, and the seconds of the prologues."""
@@ -364,7 +368,7 @@ class StepEpilogue:
             walk.run(of.gathered.start)
         for of in self._functions.values():
             walk.run(of.prologue)
-        found = {}
+        ready = {}
         for index, of in self._functions.items():
             if of.gathered.collectives:
                 # As if the action had begun long ago, and waited for nothing else.
@@ -372,8 +376,8 @@ class StepEpilogue:
                 opening = StreamSimulation(self.state, self.execution, -inf, arrival)
                 opening.run(of.opening)
                 last = (arrival[value] for node in of.gathered.collectives for value in node.outputs)
-                found[index] = max(opening.arrived, *last)
-        return found, walk.now
+                ready[index] = max(opening.arrived, *last)
+        return ready, walk.now
 
     def summed(self, ends: Mapping[int, float]) -> float:
         """When the rank has its statistics, if it waits for no reduction of gradients."""
@@ -535,15 +539,15 @@ def copy_seconds(state: Cut) -> dict[int, float]:
     """Seconds of a copy of what a stage keeps of a microbatch in the host's memory, to there or back, for stages that
     keep something there. Where the device is a CPU, nothing is copied.
     """
-    found = {}
+    times = {}
     for stage in state.partitioned.stages:
         if stage.offloaded:
             behind = roots(stage.nodes)
             tensors = {behind.get(value, value) for value in stage.offloaded}
             size = sum(value.type.bytes for value in tensors)
             takes = size / state.device.host_link + len(tensors) * state.device.launch
-            found[stage.index] = takes if state.device.gpu else 0.0
-    return found
+            times[stage.index] = takes if state.device.gpu else 0.0
+    return times
 
 
 def _wire(state: Cut) -> Link:

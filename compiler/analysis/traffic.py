@@ -94,9 +94,9 @@ class Cost:
 
 def cost(records: Iterable[Traffic]) -> Cost:
     """The cost of some records."""
-    found = list(records)
-    ranks = [_sums(own) for own in grouped(found, lambda each: each.rank).values()]
-    return Cost(_sums(found), max(ranks, key=lambda each: each.bytes, default=_sums(())))
+    rows = list(records)
+    ranks = [_sums(own) for own in grouped(rows, lambda each: each.rank).values()]
+    return Cost(_sums(rows), max(ranks, key=lambda each: each.bytes, default=_sums(())))
 
 
 def _sums(records: Sequence[Traffic]) -> Sums:
@@ -110,36 +110,36 @@ def _sums(records: Sequence[Traffic]) -> Sums:
 
 def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
     """Records by a key, in the order in which keys first appear."""
-    found: dict[Key, list[Record]] = {}
+    groups: dict[Key, list[Record]] = {}
     for each in records:
-        found.setdefault(key(each), []).append(each)
-    return found
+        groups.setdefault(key(each), []).append(each)
+    return groups
 
 
 def traffic(state: Scheduled) -> tuple[Traffic, ...]:
     """All collectives of a step, stage by stage, then those at its end."""
     spans = {each.name: each.span for each in state.partitioned.graph.parameters}
     resharding = Resharding(joined_mesh(state.mesh))
-    found: list[Traffic] = []
+    records: list[Traffic] = []
     for stage in state.partitioned.stages:
         rank = state.plan.stages[stage.index].rank
         parameters = {each.value: each.name for each in stage.parameters}
-        found += _Reader(
+        records += _Reader(
             resharding, state.replicas_per_rank * state.microbatches, state.replicas_per_rank, rank, spans, parameters
         ).records(stage.nodes)
         parameters = {each.value: each.parameter for each in stage.accumulators if each.parameter}
         reduce = dict(state.update.reduce).get(stage.index, ())
-        found += _Reader(resharding, 0, state.replicas_per_rank, rank, spans, parameters).records(reduce)
+        records += _Reader(resharding, 0, state.replicas_per_rank, rank, spans, parameters).records(reduce)
         metrics = [node for node in state.update.metrics if node.stage == stage.index]
-        found += _Reader(resharding, 0, state.replicas_per_rank, rank, spans, {}).records(metrics)
+        records += _Reader(resharding, 0, state.replicas_per_rank, rank, spans, {}).records(metrics)
     for each in state.plan.ranks:
         nodes = update_nodes(state, each)
         parameters = {value: node.scope for node in nodes for value in node.outputs if node.scope in spans}
-        found += _Reader(resharding, 0, state.replicas_per_rank, each.rank, spans, parameters).records(nodes)
+        records += _Reader(resharding, 0, state.replicas_per_rank, each.rank, spans, parameters).records(nodes)
         outer = outer_nodes(state, each)
         parameters = {value: node.scope for node in outer for value in node.outputs if node.scope in spans}
-        found += _Reader(resharding, 0, 1, each.rank, spans, parameters, state.every).records(outer)
-    return tuple(found)
+        records += _Reader(resharding, 0, 1, each.rank, spans, parameters, state.every).records(outer)
+    return tuple(records)
 
 
 def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
@@ -228,5 +228,5 @@ class _Reader:
         return target if target in self.spans else None
 
     def _cause(self, node: Node, op: Collective, root: Value, after: Value) -> Span | None:
-        found = self.makers.get(root) if op.combines else self.readers.get(after)
-        return found.span if found is not None and found.span is not None else node.span
+        cause = self.makers.get(root) if op.combines else self.readers.get(after)
+        return cause.span if cause is not None and cause.span is not None else node.span

@@ -74,14 +74,14 @@ def _casts(parameters: Sequence[Parameter], on_host: Collection[str]) -> Mapping
     """By parameter, how its value is made of its master `{}`, unless it is that: in the dtype in which the stage
     computes, and on the device, unless it is copied there before each use.
     """
-    found = {}
+    casts = {}
     for p in parameters:
         dtype = TORCH_DTYPES[p.value.type.dtype] if p.value.type.dtype != p.master.dtype else ""
         if p.value.host:
-            found[p.name] = f"kernels.cast_on_host({{}}, {dtype}, c)" if dtype else "{}"
+            casts[p.name] = f"kernels.cast_on_host({{}}, {dtype}, c)" if dtype else "{}"
         else:
-            found[p.name] = _on_device(f"{{}}.to({dtype})" if dtype else "{}", p.name in on_host)
-    return found
+            casts[p.name] = _on_device(f"{{}}.to({dtype})" if dtype else "{}", p.name in on_host)
+    return casts
 
 
 def _on_device(text: str, host: bool) -> str:
@@ -146,13 +146,13 @@ def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     _totals(writer, update, rank.totals)
     positions = {key: i for i, key in enumerate(rank.totals)}
     mine = set(rank.stages)
-    wanted = [value for _, value, stage in update.step_metrics if stage in mine]
+    metrics = [value for _, value, stage in update.step_metrics if stage in mine]
     for accumulator, stage in update.sums:
         if stage in mine:
             text = f"t[{positions[stage, accumulator.name]}]"
             writer.names.texts[accumulator.value] = Argument(text, accumulator.value.type)
-    writer.block(update.statistic_nodes(mine), set(wanted))
-    writer.add(Return(tuple(wanted), always=True))
+    writer.block(update.statistic_nodes(mine), set(metrics))
+    writer.add(Return(tuple(metrics), always=True))
     name = f"rank{rank.rank}_finish"
     module.add(name, FINISH, writer.body(), f"Statistics that rank {rank.rank} makes.")
     return name

@@ -94,7 +94,7 @@ class StageEmitter:
         reduce: Sequence[Node] = (),
         totals: Sequence[Value] = (),
         last: str = "BW",
-        coming: Sequence[Value] = (),
+        in_flight: Sequence[Value] = (),
     ) -> None:
         """Writes all functions of the stage; `reduce` are the nodes that reduce its accumulators to its totals, and
         copy what is `in_flight` to the host, the first of which start in its `last` kind of action.
@@ -117,7 +117,7 @@ class StageEmitter:
             if kind in self.of.kinds:
                 self._emit_function(kind, nodes, keeps[kind], later[kind])
         if reduce:
-            totals = (*totals, *coming)
+            totals = (*totals, *in_flight)
             reduced = self.of.reduced(last, reduce, totals)
             self._emit_function(last, self.of.groups[last], keeps[last], later[last], closing=reduced)
             self._emit_reductions(reduced, totals)
@@ -189,7 +189,7 @@ class StageEmitter:
         """Writes a function of a microbatch: the `opening` of a step waits for what is gathered, and the `closing` of a
         stage starts to reduce its gradients.
         """
-        made = defs_in(nodes)
+        defined = defs_in(nodes)
         name = "O" if opening else "C" if closing else kind
         arguments = OPENING if opening else FUNCTION
         late = opening.late if opening else set[Value]()
@@ -225,15 +225,15 @@ class StageEmitter:
         sent = {node.inputs[0] for node, _ in sends(nodes)}
         received = {node.output for node, _ in receives(nodes)}
         for value in _ordered_reads(nodes):
-            outside = value not in made or value in received
+            outside = value not in defined or value in received
             if outside and value not in self.constants and value not in self.of.literal:
                 writer.names.name(value)
                 writer.add(Load(value, self.slots.slot(value), value not in later))
                 if value not in later:
                     passing.add(value)
-        wanted = (keep | sent) - self.of.literal
-        stored = [value for value in _ordered(made, nodes) if value in wanted and value not in received]
-        self._segments(writer, nodes, wanted, passing)
+        live_out = (keep | sent) - self.of.literal
+        stored = [value for value in _ordered(defined, nodes) if value in live_out and value not in received]
+        self._segments(writer, nodes, live_out, passing)
         for value in stored:
             writer.add(UpdateCache(value, self.slots.slot(value), value in sent))
         comment = f"{kind} of a microbatch."
@@ -251,20 +251,20 @@ class StageEmitter:
 
     def _clear(self, writer: Writer, spent: Collection[Value]) -> None:
         """Nothing reads these constants any more."""
-        held = (*(self.constants[v] for v in spent), *(p for view, p in self.views.items() if view.of in spent))
-        if held:
-            writer.add(Clear(held))
+        places = (*(self.constants[v] for v in spent), *(p for view, p in self.views.items() if view.of in spent))
+        if places:
+            writer.add(Clear(places))
 
     def _view(self, view: View) -> str:
         """The place in `p` of a view of a constant, which the prologue makes."""
         return self.views.setdefault(view, f"p[{len(self.constants) + len(self.views)}]")
 
-    def _segments(self, writer: Writer, nodes: list[Node], wanted: set[Value], passing: set[Value]) -> None:
+    def _segments(self, writer: Writer, nodes: list[Node], live_out: set[Value], passing: set[Value]) -> None:
         """Writes runs of nodes of one iteration as calls of shared functions, the rest inline."""
         accumulators = {each.name: each.value for each in self.stage.accumulators}
         # Values loaded from the frame for the last time, and results of runs, are deleted after their last use.
-        for iteration, run, keep in self.of.runs(nodes, wanted):
-            made = defs_in(run)
+        for iteration, run, keep in self.of.runs(nodes, live_out):
+            defined = defs_in(run)
             reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
             called = iteration if len(run) >= SEGMENT else None
             if called is not None:
@@ -278,7 +278,7 @@ class StageEmitter:
             if called is not None:
                 writer.follow(run)
             passing.difference_update(reads)
-            passing |= made & keep - wanted
+            passing |= defined & keep - live_out
 
     def _call(
         self,
@@ -294,18 +294,18 @@ class StageEmitter:
         phases = {node.phase for node in run}
         suffix = "backward" if len(phases) > 1 else kind[run[0].phase]
         stem = f"{identifier(iteration.split('.')[-2])}_{suffix}"
-        made = defs_in(run)
-        given: dict[Value | View, str] = {}  # with the name of its parameter
+        defined = defs_in(run)
+        parameters: dict[Value | View, str] = {}  # with the name of its parameter
 
         def view(view: View) -> str:
             """The parameter for a view of a constant, which the caller passes."""
             writer.names.take(view)
-            given[view] = inner.names.free(f"{given[view.of]}_matrix")
-            return given[view]
+            parameters[view] = inner.names.free(f"{parameters[view.of]}_matrix")
+            return parameters[view]
 
         inner = Writer(("c",), module=self.module, stem=stem, lend=view)
         for value in _ordered_reads(run):
-            if value in made:
+            if value in defined:
                 continue
             outer = writer.names.texts[value]
             if outer.literal:
@@ -315,24 +315,24 @@ class StageEmitter:
             outside = None
             if value not in self.constants and not within(value.tensor, iteration):
                 outside = "d" if value.cotangent else "x"
-            given[value] = inner.names.name(value, outside)
+            parameters[value] = inner.names.name(value, outside)
             if value in writer.names.lent:
                 inner.names.lent.add(value)
         for op in targets(run).values():
             value = accumulators[op.target]
-            if value not in given:
-                given[value] = inner.names.name(value)
+            if value not in parameters:
+                parameters[value] = inner.names.name(value)
         inner.own.update(writer.own.intersection(ending))
-        writer.own.difference_update(given)
+        writer.own.difference_update(parameters)
         literals = {node.output for node in run if is_literal(node)}
-        results = tuple(v for v in _ordered(made, run) if v in keep and v not in literals)
+        results = tuple(v for v in _ordered(defined, run) if v in keep and v not in literals)
         inner.block(run, set(results), accumulators)
         inner.add(Return(results))
         # Constants of which only views are read need no parameter.
         read = {value for each in inner.statements for value in each.reads}
-        for unread in {each.of for each in given if isinstance(each, View)} - read:
-            del given[unread]
-        function = self.module.shared(stem, ", ".join(["c", *given.values()]), inner.body())
+        for unread in {each.of for each in parameters if isinstance(each, View)} - read:
+            del parameters[unread]
+        function = self.module.shared(stem, ", ".join(["c", *parameters.values()]), inner.body())
         for node in run:
             if is_literal(node):
                 writer.names.texts[node.output] = inner.names.texts[node.output]
@@ -340,7 +340,7 @@ class StageEmitter:
         writer.own.update(inner.own.intersection(results))
         for value in results:
             writer.names.name(value)
-        writer.add(Call(function, tuple(given), results, without_iterations(iteration), inner.waits))
+        writer.add(Call(function, tuple(parameters), results, without_iterations(iteration), inner.waits))
 
 
 def _ordered(values: set[Value], nodes: Iterable[Node]) -> list[Value]:

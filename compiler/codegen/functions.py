@@ -61,8 +61,10 @@ class StageFunctions:
 
     def reduced(self, kind: str, nodes: Sequence[Node], totals: Collection[Value]) -> EarlyCollectives:
         """The nodes that reduce the stage's gradients, by when they run; the first in its last action, of this kind."""
-        found = split_early_collectives(nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals)
-        return found.with_copies(self._places(kind, found.start))
+        collectives = split_early_collectives(
+            nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals
+        )
+        return collectives.with_copies(self._places(kind, collectives.start))
 
     @property
     def opening(self) -> list[Node]:
@@ -70,21 +72,21 @@ class StageFunctions:
         collectives, which start at once.
         """
         makers = {value: node for node in self.gathered.follow for value in node.outputs}
-        found: dict[Node, None] = {}
+        ordered: dict[Node, None] = {}
 
         def stand(node: Node) -> None:
             for value in node.inputs:
-                if value in makers and makers[value] not in found:
+                if value in makers and makers[value] not in ordered:
                     stand(makers[value])
-            found[node] = None
+            ordered[node] = None
 
         for node in (*(node for node in self.gathered.follow if node.op.communicates), *self.groups["F"]):
-            if node not in found:
+            if node not in ordered:
                 stand(node)
         for node in self.gathered.follow:
-            if node not in found:
+            if node not in ordered:
                 stand(node)
-        return list(found)
+        return list(ordered)
 
     def closing(self, kind: str, reduced: EarlyCollectives) -> list[Node]:
         """The stage's last action, in which the reduction of gradients starts."""
@@ -98,10 +100,10 @@ class StageFunctions:
         what a collective makes stands behind the collective before it.
         """
         nodes = self.groups[kind]
-        found: dict[Node | None, list[Node]] = {}
+        by_node: dict[Node | None, list[Node]] = {}
         for node, place in self._places(kind, start).items():
-            found.setdefault(nodes[place] if place >= 0 else None, []).append(node)
-        return found
+            by_node.setdefault(nodes[place] if place >= 0 else None, []).append(node)
+        return by_node
 
     def _places(self, kind: str, start: Iterable[Node]) -> dict[Node, int]:
         """The positions of the nodes behind which nodes can run that reduce gradients, in the stage's last action."""
@@ -120,7 +122,7 @@ class StageFunctions:
             target = nodes[i].op.accumulator
             if target is not None:
                 places.setdefault(sums[target], end)
-        found: dict[Node, int] = {}
+        positions: dict[Node, int] = {}
         begun: set[Value] = set()
         last = -1
         for node in start:
@@ -131,10 +133,10 @@ class StageFunctions:
                 begun.update(node.outputs)
                 last = place
             places.update(dict.fromkeys(node.outputs, place))
-            found[node] = place
-        return found
+            positions[node] = place
+        return positions
 
-    def runs(self, nodes: Iterable[Node], wanted: set[Value]) -> list[Run]:
+    def runs(self, nodes: Iterable[Node], live_out: set[Value]) -> list[Run]:
         """Runs of nodes of one iteration of a repeat, or of none, with the live-out values of each."""
         runs: list[tuple[str | None, list[Node]]] = []
         for node in nodes:
@@ -147,7 +149,7 @@ class StageFunctions:
                 runs.append((iteration, [node]))
         # Live-out values, limited to those that the run reads or makes: a stage may have thousands of runs.
         after: list[set[Value]] = []
-        needed = set(wanted)
+        needed = set(live_out)
         for _, run in reversed(runs):
             own = uses_in(run)
             after.append((own | defs_in(run)) & needed)
@@ -157,10 +159,10 @@ class StageFunctions:
 
     def units(self, nodes: Iterable[Node], keep: set[Value]) -> list[list[list[Node]]]:
         """The nodes of a function by run and unit (one node, or a compiled segment); `keep` outlives the function."""
-        found = self.runs(nodes, keep)
+        runs = self.runs(nodes, keep)
         if not self.compiled:
-            return [[[node] for node in run] for _, run, _ in found]
-        return [compiled_units(run, left, self.literal) for _, run, left in found]
+            return [[[node] for node in run] for _, run, _ in runs]
+        return [compiled_units(run, left, self.literal) for _, run, left in runs]
 
 
 def is_literal(node: Node) -> bool:

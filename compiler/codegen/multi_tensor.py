@@ -51,7 +51,7 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
     """
     if not any(node.op.multi_tensor for node in nodes):  # of most functions
         return list(nodes), {}
-    made = {value: node for node in nodes for value in node.outputs}
+    producers = {value: node for node in nodes for value in node.outputs}
     once = read_once(nodes, keep)
     behind = roots(nodes)
     read: set[Value] = set()  # by what is not moved
@@ -59,7 +59,7 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
     views: dict[Node, None] = {}  # of what is there
 
     def given(value: Value) -> bool:
-        return value not in made or made[value] in views
+        return value not in producers or producers[value] in views
 
     def found(node: Node) -> _Found | None:
         parameter, gradient, *states = node.inputs
@@ -76,7 +76,7 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
         clipping: tuple[Node, ...] = (product,)
         if cast is not None and cast.op == Cast(gradient.type.dtype):
             factor, clipping = cast.inputs[0], (cast, product)
-        if factor in made:
+        if factor in producers:
             return None
         return _Found(node, evolve(node, inputs=(parameter, product.inputs[0], *states)), factor, clipping)
 
@@ -98,8 +98,10 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
     order: dict[Node, None] = {}
     for node in nodes:
         if node in calls:
-            wanted = [made[value] for one in calls[node] for value in one.update.inputs if value in made]
-            for view in _with_makers(wanted, made):
+            operand_views = [
+                producers[value] for one in calls[node] for value in one.update.inputs if value in producers
+            ]
+            for view in _with_makers(operand_views, producers):
                 order.setdefault(view)
             order.update(dict.fromkeys(one.node for one in calls[node]))
         elif node not in moved:
@@ -110,10 +112,10 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
     }
 
 
-def _with_makers(nodes: Sequence[Node], made: Mapping[Value, Node]) -> list[Node]:
+def _with_makers(nodes: Sequence[Node], producers: Mapping[Value, Node]) -> list[Node]:
     """Views, each behind what it is a view of."""
-    found: list[Node] = []
+    ordered: list[Node] = []
     for node in nodes:
-        found += _with_makers([made[value] for value in node.inputs if value in made], made)
-        found.append(node)
-    return found
+        ordered += _with_makers([producers[value] for value in node.inputs if value in producers], producers)
+        ordered.append(node)
+    return ordered

@@ -67,10 +67,10 @@ class Names:
 
     def taken(self, node: Node) -> tuple[View | None, ...]:
         """The view that a node takes of each operand, None for one taken directly; empty if it takes no views."""
-        made = node.op.views([value.type for value in node.inputs])
+        suffixes = node.op.views([value.type for value in node.inputs])
         views = tuple(
             View(value, how) if how and not self.texts[value].literal else None
-            for value, how in zip(node.inputs, made, strict=bool(made))
+            for value, how in zip(node.inputs, suffixes, strict=bool(suffixes))
         )
         for view in views:
             if view is not None:

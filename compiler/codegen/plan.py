@@ -166,10 +166,10 @@ def _of_groups(type: Type, batch: str, groups: int) -> Type:
 
 def _traffic(transfers: Iterable[Transfer]) -> dict[Channel, Traffic]:
     """What a step sends on each channel."""
-    found: dict[Channel, list[int]] = {}
+    by_channel: dict[Channel, list[int]] = {}
     for each in transfers:
-        found.setdefault(each.channel, []).append(each.message.bytes)
-    return {channel: Traffic(len(sizes), sum(sizes)) for channel, sizes in sorted(found.items())}
+        by_channel.setdefault(each.channel, []).append(each.message.bytes)
+    return {channel: Traffic(len(sizes), sum(sizes)) for channel, sizes in sorted(by_channel.items())}
 
 
 def _check_ends(partitioned: PartitionedGraph) -> None:
@@ -231,17 +231,17 @@ def _needs(
     peaks = {}
     gathering = opening = in_flight = reducing = reduced = 0
     for kind in functions.kinds:
-        there, left = around[kind]
+        live_in, left = around[kind]
         nodes = functions.groups[kind]
-        before = {*there, *(node.output for node, _ in receives(nodes))}
+        before = {*live_in, *(node.output for node, _ in receives(nodes))}
         after = {*left, *(node.inputs[0] for node, _ in sends(nodes))}
         units = expanded(functions.units(nodes, after), flights)
         peaks[kind] = transient_peak_bytes(units, before, after, stage.nodes, behind)
         if kind == "F" and functions.gathered.collectives:
             sent, waiting = _waiting(functions, units, adds)
             gathering = sum(each.type.bytes for each in sent)
-            most = working_set(waiting, after, {*before, *sent}, behind)
-            opening = most - live_bytes(before, stage.nodes, behind)
+            peak = working_set(waiting, after, {*before, *sent}, behind)
+            opening = peak - live_bytes(before, stage.nodes, behind)
         if reduce and kind == last_kind:
             ahead = functions.reduced(kind, reduce, totals)
             flying = {node: posted(node, adds) for node in ahead.in_flight}
@@ -326,11 +326,11 @@ def _waiting(
                     yield evolve(node, op=gathers[0].op, inputs=tuple(copied), outputs=())
 
     # Further collectives start at once, with what they gather.
-    found = [[[wait] for node in follow if node.op.communicates for wait in waits(node.inputs)]]
+    runs = [[[wait] for node in follow if node.op.communicates for wait in waits(node.inputs)]]
     for run in units:
-        found += [[[wait] for unit in run for node in unit for wait in waits(node.inputs)], run]
-    found.append([[wait] for node in (*gathers, *follow) for wait in waits(node.outputs)])
-    return list(sent.values()), [run for run in found if run]
+        runs += [[[wait] for unit in run for node in unit for wait in waits(node.inputs)], run]
+    runs.append([[wait] for node in (*gathers, *follow) for wait in waits(node.outputs)])
+    return list(sent.values()), [run for run in runs if run]
 
 
 def _closing(
@@ -340,19 +340,19 @@ def _closing(
     before copies of what others make.
     """
     waits: dict[Value, CollectiveLifetime] = {}
-    found: dict[Node, None] = {}
+    order: dict[Node, None] = {}
     for node in functions.closing(kind, ahead):
         for each in (waits[value] for value in node.inputs if value in waits):
-            found.update(dict.fromkeys(each.end))
+            order.update(dict.fromkeys(each.end))
         if node in flying:
-            found[flying[node].start] = None
+            order[flying[node].start] = None
         elif node in ahead.collectives:
             own = posted(node, adds)
-            found[own.start] = None
+            order[own.start] = None
             waits.update(dict.fromkeys(node.outputs, own))
         else:
-            found[node] = None
-    return list(found)
+            order[node] = None
+    return list(order)
 
 
 def _tied(update: UpdateGraph, schedule: Schedule) -> list[TiedTransfer]:
@@ -374,7 +374,7 @@ def tied_totals(update: UpdateGraph, schedule: Schedule) -> dict[tuple[int, str,
 
     A statistic goes once to a rank, whichever buffers it updates there.
     """
-    found: dict[tuple[int, str, int], tuple[int, Value]] = {}
+    tied: dict[tuple[int, str, int], tuple[int, Value]] = {}
     needed = [(each.stages, each.totals) for each in update.parameters]
     needed += [(each.stages, each.totals) for each in update.buffers]
     for stages, totals in needed:
@@ -384,8 +384,8 @@ def tied_totals(update: UpdateGraph, schedule: Schedule) -> dict[tuple[int, str,
         for stage, accumulator, value in totals:
             for rank, destination in holders.items():
                 if rank != schedule.rank_of(stage):
-                    found.setdefault((stage, accumulator, rank), (destination, value))
-    return found
+                    tied.setdefault((stage, accumulator, rank), (destination, value))
+    return tied
 
 
 def _rank_plan(
@@ -426,7 +426,7 @@ def _reductions(instructions: Sequence[Instruction], reduced: set[int]) -> dict[
     for i, instruction in enumerate(instructions):
         if isinstance(instruction, Compute) and instruction.stage in reduced:
             last[instruction.stage] = i
-    found: dict[int, tuple[int, ...]] = {}
+    reductions: dict[int, tuple[int, ...]] = {}
     for stage, i in last.items():
-        found[i] = (*found.get(i, ()), stage)
-    return found
+        reductions[i] = (*reductions.get(i, ()), stage)
+    return reductions

@@ -35,12 +35,12 @@ def literals(nodes: Sequence[Node], keep: Collection[Value], known: Collection[V
     """Values written as literals: `known` ones, constants, and broadcasts of these unless they outlive the nodes
     (`keep`).
     """
-    found = set(known)
+    literal = set(known)
     for node in nodes:
-        repeats = node.op.repeats and node.inputs[0] in found and node.output not in keep
+        repeats = node.op.repeats and node.inputs[0] in literal and node.output not in keep
         if repeats or node.op.literal is not None:
-            found.add(node.output)
-    return found
+            literal.add(node.output)
+    return literal
 
 
 def segmented(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[Node | Segment]:
@@ -67,11 +67,11 @@ def _worth(run: Sequence[Node]) -> bool:
 def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value]) -> Segment:
     """The segment of a run; `uses` counts the reads by all nodes of the function."""
     own = uses_of(run)
-    made = dict.fromkeys(value for node in run for value in node.outputs)
+    produced = dict.fromkeys(value for node in run for value in node.outputs)
     return Segment(
         tuple(run),
-        tuple(value for value in own if value not in made),
-        tuple(value for value in made if value in keep or uses[value] > own[value]),
+        tuple(value for value in own if value not in produced),
+        tuple(value for value in produced if value in keep or uses[value] > own[value]),
         tuple(targets(run).values()),
     )
 
@@ -124,6 +124,6 @@ def _pure(node: Node, literal: Collection[Value]) -> bool:
     if collective(node) is not None or node.op.reads_context:
         return False
     arguments = [Argument("", value.type, value in literal) for value in node.inputs]
-    taken = node.op.legalized_operands(arguments, [value.type for value in node.outputs])
+    legalized = node.op.legalized_operands(arguments, [value.type for value in node.outputs])
     # A literal that becomes a tensor reads the context's device.
-    return all(each.literal <= as_taken.literal for each, as_taken in zip(arguments, taken, strict=True))
+    return all(each.literal <= as_taken.literal for each, as_taken in zip(arguments, legalized, strict=True))

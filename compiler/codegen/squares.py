@@ -39,7 +39,7 @@ def with_sums_of_squares(nodes: Sequence[Node], keep: Collection[Value]) -> Sequ
     if not any(_squared(node) for node in nodes):  # of most functions
         return nodes
     once = read_once(nodes, keep)
-    gone: set[Node] = set()
+    replaced: set[Node] = set()
     sums: dict[Node, Node] = {}
 
     def square(value: Value) -> tuple[Node, Node] | None:
@@ -51,7 +51,7 @@ def with_sums_of_squares(nodes: Sequence[Node], keep: Collection[Value]) -> Sequ
         return (dot, wide) if dot is not None and _squared(dot) else None
 
     for node in reversed(nodes):
-        if node in gone or node.op != ADD:
+        if node in replaced or node.op != ADD:
             continue
         covered: list[Node] = []
         operands: list[Value] = []
@@ -64,12 +64,12 @@ def with_sums_of_squares(nodes: Sequence[Node], keep: Collection[Value]) -> Sequ
             operands.append(right[0].inputs[0])
             left = square(last.inputs[0])
             if left is not None:
-                gone.update(covered, left)
+                replaced.update(covered, left)
                 inputs = (left[0].inputs[0], *reversed(operands))
                 sums[node] = evolve(node, op=SumOfSquares(), inputs=inputs)
                 break
             last = once.get(last.inputs[0])
-    return [sums.get(node, node) for node in nodes if node in sums or node not in gone]
+    return [sums.get(node, node) for node in nodes if node in sums or node not in replaced]
 
 
 def _squared(node: Node) -> bool:

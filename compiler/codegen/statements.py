@@ -195,9 +195,9 @@ class Call(Statement):
 
     def text(self, names: Names) -> str:
         """`h = yield from layer_forward(c, x)  # an iteration of gpt.layer`."""
-        given = ", ".join([*(["c"] if self.iteration else []), *map(names.text, self.arguments)])
+        arguments = ", ".join([*(["c"] if self.iteration else []), *map(names.text, self.arguments)])
         comment = f"  # an iteration of {self.iteration}" if self.iteration else ""
-        call = f"{'yield from ' if self.waits else ''}{self.function}({given})"
+        call = f"{'yield from ' if self.waits else ''}{self.function}({arguments})"
         return f"{names.bound(self.results)}{call}{comment}"
 
 
@@ -286,8 +286,8 @@ class ReturnHandles(Statement):
 
     def text(self, names: Names) -> str:
         """`return (w_bucket, d_w_coming)`."""
-        found = [*self.handles, *map(names.tensor, self.values)]
-        return f"return ({', '.join(found)}{',' if len(found) == 1 else ''})"
+        texts = [*self.handles, *map(names.tensor, self.values)]
+        return f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
 @frozen(eq=False)
@@ -303,8 +303,8 @@ class Return(Statement):
     @property
     def reads(self) -> Sequence[Value]:
         """The results."""
-        found = [each.of if isinstance(each, View) else each for each in self.results]
-        return [value for value in found if value not in self.later]
+        values = [each.of if isinstance(each, View) else each for each in self.results]
+        return [value for value in values if value not in self.later]
 
     def text(self, names: Names) -> str:
         """`return h`."""
@@ -333,19 +333,19 @@ class Note(Statement):
 def with_views(statements: Sequence[Statement], names: Names) -> list[Statement]:
     """The statements; a view of a local tensor that several of them take is made once and deleted with its tensor."""
     counts = Counter(view for each in statements for view in each.views)
-    made: dict[Value, list[View]] = {}
+    views: dict[Value, list[View]] = {}
     order: dict[View, int] = {}
-    found: list[Statement] = []
+    rewritten: list[Statement] = []
     for each in statements:
         for view in each.views:
             local = view.of in names.local and view.of not in names.fixed
             if local and counts[view] > 1 and view not in names.views:
                 names.views[view] = names.free(f"{names.text(view.of)}_matrix")
-                made.setdefault(view.of, []).append(view)
+                views.setdefault(view.of, []).append(view)
                 order[view] = len(order)
-                found.append(Make(view))
+                rewritten.append(Make(view))
         if isinstance(each, End):
-            ended = [view for value in each.values for view in made.get(value, ())]
+            ended = [view for value in each.values for view in views.get(value, ())]
             each = evolve(each, with_views=tuple(sorted(ended, key=order.__getitem__)))
-        found.append(each)
-    return found
+        rewritten.append(each)
+    return rewritten

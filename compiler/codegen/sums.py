@@ -26,7 +26,7 @@ def collective(node: Node) -> Collective | None:
 def accumulated(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, Node]:
     """Nodes that can add their only result to an accumulator themselves, with the accumulation that alone reads it."""
     once = read_once(nodes, keep)
-    found: dict[Node, Node] = {}
+    fused: dict[Node, Node] = {}
     for node, op in targets(nodes).items():
         if not op.maximum and not op.keep and not op.stacked:
             (value,) = node.inputs
@@ -34,15 +34,15 @@ def accumulated(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, No
             if producer is None or len(producer.outputs) != 1:
                 continue
             if producer.op.adds_to(op.type, [each.type for each in producer.inputs], value.type):
-                found[producer] = node
-    return found
+                fused[producer] = node
+    return fused
 
 
 def summed(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> dict[Node, Node]:
     """Nodes that can add an earlier tensor to their first result themselves, with the addition that alone reads it."""
     places = {value: (i, node) for i, node in enumerate(nodes) for value in node.outputs}
     uses = uses_of(nodes)
-    found: dict[Node, Node] = {}
+    fused: dict[Node, Node] = {}
     for node in nodes:
         if node.op != ADD or len({value.type for value in (*node.inputs, node.output)}) > 1:
             continue
@@ -53,10 +53,10 @@ def summed(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[V
         if first in places and collective(places[first][1]) is not None:
             continue  # it may still be in flight
         at, producer = places[last]
-        if last is producer.outputs[0] and producer not in found and producer.op.sums:
-            found[producer] = node
+        if last is producer.outputs[0] and producer not in fused and producer.op.sums:
+            fused[producer] = node
             places[node.output] = (at, producer)
-    return found
+    return fused
 
 
 def read_once(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Value, Node]:

@@ -31,8 +31,8 @@ def with_whole_parameters(program: Program, parameters: Iterable[Parameter], upd
         part = parts.get(record.name)
         joined = record if part is None else whole_record(record, part, updates.get(record.name))
         before = records.get(joined.name)
-        held = sorted({*joined.stages, *(before.stages if before else ())})
-        records[joined.name] = evolve(joined, stages=tuple(held))
+        stage_indices = sorted({*joined.stages, *(before.stages if before else ())})
+        records[joined.name] = evolve(joined, stages=tuple(stage_indices))
     stages = tuple(
         evolve(
             stage,

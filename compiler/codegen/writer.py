@@ -157,9 +157,9 @@ class Writer:
         `keep`. They may stand in several blocks.
         """
         nodes = tuple(start)
-        made = {value for node in nodes for value in node.outputs}
-        self._crossing |= made
-        self._ending(nodes, made.difference(keep))
+        results = {value for node in nodes for value in node.outputs}
+        self._crossing |= results
+        self._ending(nodes, results.difference(keep))
 
     def _ending(self, nodes: Iterable[Node], values: Collection[Value]) -> None:
         """Values end when the last of those nodes that read them has been written."""
@@ -199,13 +199,13 @@ class Writer:
         handle, node = self._started[value]
         for other in node.outputs:
             del self._started[other]
-        given = value in self._given
-        if len(node.outputs) == 1 and not given:
+        is_argument = value in self._given
+        if len(node.outputs) == 1 and not is_argument:
             self.names.named(value, handle)
         else:
             for other in node.outputs:
                 self.names.name(other)
-        self.add(Wait(handle, node.outputs, given))
+        self.add(Wait(handle, node.outputs, is_argument))
         self.waits = True
         self._probe(node)
         return tuple(other for other in node.outputs if other not in self._crossing)
@@ -325,11 +325,11 @@ class Writer:
 
     def _read(self, unit: Node | Segment) -> list[Value]:
         """The values of other blocks that have been read by all their readers with this unit."""
-        done = (unit,) if isinstance(unit, Node) else unit.nodes
-        found = dict.fromkeys(value for node in done for value in node.inputs if value in self._readers)
-        for value in found:
-            self._readers[value].difference_update(done)
-        ended = [value for value in found if not self._readers[value]]
+        nodes = (unit,) if isinstance(unit, Node) else unit.nodes
+        operands = dict.fromkeys(value for node in nodes for value in node.inputs if value in self._readers)
+        for value in operands:
+            self._readers[value].difference_update(nodes)
+        ended = [value for value in operands if not self._readers[value]]
         for value in ended:
             del self._readers[value]
         return ended
@@ -353,7 +353,7 @@ class Writer:
         """Calls a segment, which becomes a function of the module; the accumulators to which it adds come last."""
         assert self.module is not None
         inner = Writer()
-        given = []
+        operands = []
         totals = dict.fromkeys(accumulators[op.target] for op in segment.sums)
         for value in (*segment.inputs, *totals):
             outer = self.names.texts[value]
@@ -361,8 +361,8 @@ class Writer:
                 inner.names.texts[value] = outer
             else:
                 inner.names.name(value, outer.text if value in self.names.local else None)
-                given.append(value)
-        arguments = inner.names.list(given)
+                operands.append(value)
+        arguments = inner.names.list(operands)
         # torch.compile fuses other additions itself.
         inner.block(segment.nodes, set(segment.outputs), accumulators, apart=True)
         inner.add(Return(segment.outputs))
@@ -375,7 +375,7 @@ class Writer:
         )
         for value in segment.outputs:
             self.names.name(value)
-        self.add(Call(name, tuple(given), segment.outputs))
+        self.add(Call(name, tuple(operands), segment.outputs))
 
 
 def _reads(

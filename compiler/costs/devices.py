@@ -189,7 +189,7 @@ def _gpu(
     attention: Fused,
     flash: Mapping[int, Fused],
     host: tuple[float, float],
-    kept: tuple[int, int],
+    workspace_cache: tuple[int, int],
     *sources: str,
 ) -> Device:
     f32, bf16, f64, vector = flops
@@ -211,8 +211,8 @@ def _gpu(
         gpu=True,
         host_link=host[0] * _HOST_LINK,
         host_bandwidth=host[1],
-        workspace=kept[0],
-        cache=kept[1],
+        workspace=workspace_cache[0],
+        cache=workspace_cache[1],
         sources=(*sources, _PRODUCTS, _STREAMING, _BESIDE, _HOST),
     )
 
@@ -308,7 +308,7 @@ def device_of(mesh: Mesh | None) -> Device:
     if call.name == "profile":
         record = recorded(call, mesh.ranks)
         return Device(timings=record.timings, **record.device)
-    given = call.arguments
-    flops = float(given["flops"])
+    arguments = call.arguments
+    flops = float(arguments["flops"])
     base = evolve(DEVICES["cpu"], name="device", flops=dict.fromkeys(("f32", "bf16", "f64"), flops), sources=())
-    return evolve(base, memory=int(given["memory"]), bandwidth=float(given["bandwidth"]))
+    return evolve(base, memory=int(arguments["memory"]), bandwidth=float(arguments["bandwidth"]))

@@ -107,16 +107,16 @@ class Link(Shortened):
         sizes, times = [each.bytes for each in own], [each.seconds for each in own]
         at = bisect_right(sizes, bytes)
         if at == len(own):
-            found = times[-1] * bytes / sizes[-1]
+            seconds = times[-1] * bytes / sizes[-1]
         elif at == 0:
-            found = times[0]
+            seconds = times[0]
         else:
             share = (bytes - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-            found = times[at - 1] + share * (times[at] - times[at - 1])
-        there = own[0].ranks
-        scale = 1.0 if parts == there else sum(modelled(parts, bytes)) / max(sum(modelled(there, bytes)), 1e-30)
-        latency = min(times[0], found)
-        return scale * latency, scale * (found - latency)
+            seconds = times[at - 1] + share * (times[at] - times[at - 1])
+        ranks = own[0].ranks
+        scale = 1.0 if parts == ranks else sum(modelled(parts, bytes)) / max(sum(modelled(ranks, bytes)), 1e-30)
+        latency = min(times[0], seconds)
+        return scale * latency, scale * (seconds - latency)
 
     def _gather(self, parts: int, bytes: float) -> tuple[float, float]:
         """No byte is sent twice: around a ring, in one step fewer than there are ranks; without protocols, the distance
@@ -133,11 +133,13 @@ class Link(Shortened):
         slightly more traffic (NCCL's double trees).
         """
         moved = 2 * bytes / self._collective[1] * self.crossing(parts)
-        found = []
+        candidates = []
         for by in self._protocols:
-            found.append((by.start + 2 * (self._around(parts, by) - by.start), moved * (parts - 1) / parts / by.share))
-            found.append((self._tree(parts, by), moved / by.share))
-        return min(found, key=sum)
+            candidates.append(
+                (by.start + 2 * (self._around(parts, by) - by.start), moved * (parts - 1) / parts / by.share)
+            )
+            candidates.append((self._tree(parts, by), moved / by.share))
+        return min(candidates, key=sum)
 
     def _around(self, parts: int, by: Protocol) -> float:
         """Seconds to start, and of the steps of a ring."""
@@ -222,8 +224,8 @@ def _link(
     protocols: tuple[Protocol, ...] = (),
     blocks: int = 0,
 ) -> Link:
-    found = Link(name, peak * reached, latency, peak=peak, ports=ports, sources=sources)
-    return evolve(found, protocols=protocols, blocks=blocks)
+    link = Link(name, peak * reached, latency, peak=peak, ports=ports, sources=sources)
+    return evolve(link, protocols=protocols, blocks=blocks)
 
 
 # Shares that NCCL reaches, as bus bandwidth of large messages.

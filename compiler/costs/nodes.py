@@ -48,21 +48,21 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
     """
     operands, results = (tuple((value.type, value.host) for value in values) for values in (node.inputs, node.outputs))
     key = node.op.structural_key, operands, results, added
-    found = device.known.get(key)
-    if found is None:
+    duration = device.known.get(key)
+    if duration is None:
         if len(device.known) >= KNOWN:
             device.known.clear()
-        found = device.known[key] = _seconds(node, device, added)
-    return found
+        duration = device.known[key] = _seconds(node, device, added)
+    return duration
 
 
 def _seconds(node: Node, device: Device, added: bool) -> float:
     if takes_no_time(node.op):
         return 0.0
-    there = {value.host for value in (*node.inputs, *node.outputs)}
-    if len(there) > 1:  # a copy from one memory to the other
+    host_flags = {value.host for value in (*node.inputs, *node.outputs)}
+    if len(host_flags) > 1:  # a copy from one memory to the other
         return device.launch + node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0
-    if device.gpu and True in there:
+    if device.gpu and True in host_flags:
         moved = node.op.accessed([value.type for value in node.inputs], [value.type for value in node.outputs])
         return device.launch * node.op.launches() + moved / device.host_bandwidth
     known = kernel_of(node, added)
@@ -82,8 +82,8 @@ def _seconds(node: Node, device: Device, added: bool) -> float:
         flops = device.vector or flops
     elif matrices:
         flops *= device.products.efficiency(*matrices)
-    elif seen := node.op.seen_keys(operands):
-        flops *= device.attention.efficiency(*seen)
+    elif keys := node.op.seen_keys(operands):
+        flops *= device.attention.efficiency(*keys)
     computing, bandwidth = node.op.flops(operands, results) / flops, device.bandwidth * device.streaming
     took = device.launch * node.op.launches() + max(computing, node.op.accessed(operands, results) / bandwidth)
     moved = node.op.moved_to_add(results) if added and device.gpu else 0
@@ -120,15 +120,15 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
     alias_root = roots(nodes)
     uses = Counter(alias_root.get(value, value) for node in nodes if not node.op.is_view for value in node.inputs)
     uses.update(alias_root.get(value, value) for value in keep)
-    found: dict[Node, float] = {}
+    times: dict[Node, float] = {}
     run: list[Node] = []
     over: tuple[str, ...] = ()
     sent: set[Value] = set()
 
     def end() -> None:
         if run:
-            found.update(dict.fromkeys(run, 0.0))
-            found[run[0]] = _together(run, device, alias_root, uses)
+            times.update(dict.fromkeys(run, 0.0))
+            times[run[0]] = _together(run, device, alias_root, uses)
             run.clear()
 
     for node in nodes:
@@ -148,12 +148,12 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
         over = over or axes
         run.append(node)
     end()
-    return found
+    return times
 
 
 def _together(run: Sequence[Node], device: Device, alias_root: Mapping[Value, Value], uses: Counter[Value]) -> float:
     """The time of one fused kernel: it reads each outside tensor once and writes what is read elsewhere."""
-    made = {value for node in run for value in node.outputs}
+    produced = {value for node in run for value in node.outputs}
     own: Counter[Value] = Counter()
     read: dict[Value, int] = {}
     flops = 0
@@ -162,9 +162,9 @@ def _together(run: Sequence[Node], device: Device, alias_root: Mapping[Value, Va
         for value in node.inputs:
             tensor = alias_root.get(value, value)
             own[tensor] += 1
-            if tensor not in made:
+            if tensor not in produced:
                 read[tensor] = max(read.get(tensor, 0), min(value.type.bytes, tensor.type.bytes))
-    written = sum(value.type.bytes for value in made if uses[value] > own[value])
+    written = sum(value.type.bytes for value in produced if uses[value] > own[value])
     moved = sum(read.values()) + written
     rate = device.vector or device.flops["f32"]
     return device.launch + max(flops / rate, moved / (device.bandwidth * device.streaming))

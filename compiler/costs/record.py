@@ -59,26 +59,26 @@ class Timings(Shortened):
         one: Kernel | None = kernel
         while one is not None:
             # Another version may have profiled this kernel with other features.
-            wanted = one.name, dtype, len(one.features)
-            found = [each for each in self.all if (each.kernel, each.dtype, len(each.features)) == wanted]
-            if found:
-                return _interpolated(found, one)
+            key = one.name, dtype, len(one.features)
+            timings = [each for each in self.all if (each.kernel, each.dtype, len(each.features)) == key]
+            if timings:
+                return _interpolated(timings, one)
             one = one.alike
         moving = [each for each in self.all if each.dtype == dtype and each.features == (each.work,)]
         return _interpolated(moving, kernel) if moving and kernel.only_moves else None
 
 
-def _interpolated(found: Sequence[Timing], kernel: Kernel) -> float:
+def _interpolated(timings: Sequence[Timing], kernel: Kernel) -> float:
     place = _logarithms(kernel.features)
     # Of the same features, those with the most similar work are the nearest.
     near = sorted(
         (dist(place, _logarithms(each.features)), abs(log(each.work / max(kernel.work, 1.0))), i)
-        for i, each in enumerate(found)
+        for i, each in enumerate(timings)
     )[:NEAREST]
     if near[0][0] < 1e-6:
-        same = found[near[0][-1]]
+        same = timings[near[0][-1]]
         return same.seconds * kernel.work / same.work
-    weights = [(1 / distance**2, found[i]) for distance, _, i in near]
+    weights = [(1 / distance**2, timings[i]) for distance, _, i in near]
     total = sum(weight for weight, _ in weights)
     rate = exp(sum(weight * log(each.seconds / each.work) for weight, each in weights) / total)
     return rate * kernel.work
@@ -133,18 +133,18 @@ _LEAST, _MOST = 1e-15, 1e30
 def read(text: str) -> tuple[Record, ...]:
     """The records in a text, by ascending ranks. Raises ValueError if it is invalid."""
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("it is not valid JSON") from None
-    records = [_record(each) for each in _checked(found, {"records": list}, "the file")["records"]]
+    records = [_record(each) for each in _checked(data, {"records": list}, "the file")["records"]]
     if not records:
         raise ValueError("it holds no profile")
     return tuple(sorted(records, key=lambda each: each.ranks))
 
 
-def _record(found: object) -> Record:
+def _record(data: object) -> Record:
     lists = {"timings": list, "collectives": list}
-    parts = _checked(found, {"ranks": int, "device": dict, "link": dict} | lists, "a record")
+    parts = _checked(data, {"ranks": int, "device": dict, "link": dict} | lists, "a record")
     device = _checked(parts["device"], DEVICE, "`device`")
     flops = _checked(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
     if not (device["name"].isprintable() and len(device["name"]) <= NAME_CHARACTERS):
@@ -162,16 +162,16 @@ def _record(found: object) -> Record:
     )
 
 
-def _timing(found: object) -> Timing:
-    match found:
+def _timing(data: object) -> Timing:
+    match data:
         case [str(kernel), str(dtype), [*features], work, seconds]:
             each = tuple(_number(value, "a feature") for value in features)
             return Timing(kernel, dtype, each, _number(work, "work"), _number(seconds, "seconds"))
     raise ValueError("a timing is [kernel, dtype, [feature, …], work, seconds]")
 
 
-def _collective(found: object) -> tuple[str, float, float]:
-    match found:
+def _collective(data: object) -> tuple[str, float, float]:
+    match data:
         case [str(kind), bytes, seconds]:
             return kind, _number(bytes, "bytes"), _number(seconds, "seconds")
     raise ValueError("a collective is [kind, bytes, seconds]")
@@ -191,15 +191,15 @@ def recorded(call: Call, ranks: int) -> Record:
         raise refuse("E0413", message, call.span, help=help) from None
 
 
-def _checked(found: object, wanted: Mapping[str, type], what: str) -> dict[str, Any]:
-    if not isinstance(found, dict) or found.keys() != wanted.keys():
-        raise ValueError(f"{what} has the keys {', '.join(wanted)}")
-    for key, kind in wanted.items():
+def _checked(data: object, schema: Mapping[str, type], what: str) -> dict[str, Any]:
+    if not isinstance(data, dict) or data.keys() != schema.keys():
+        raise ValueError(f"{what} has the keys {', '.join(schema)}")
+    for key, kind in schema.items():
         if kind in (int, float):
-            _number(found[key], f"`{key}`")
-        elif not isinstance(found[key], kind):
+            _number(data[key], f"`{key}`")
+        elif not isinstance(data[key], kind):
             raise ValueError(f"`{key}` is no {kind.__name__}")
-    return found
+    return data
 
 
 def _number(value: object, what: str) -> float:

@@ -101,7 +101,7 @@ def _over(state: Scheduled, limit: float) -> list[bool]:
 def candidates_of(state: Scheduled) -> list[list[str]]:
     """The paths of each rank's candidates, in the order in which they are taken."""
     repeats = state.partitioned.graph.repeats
-    found = []
+    by_rank = []
     for rank in state.plan.ranks:
         own: list[_Candidate] = []
         for index in rank.stages:
@@ -111,8 +111,8 @@ def candidates_of(state: Scheduled) -> list[list[str]]:
             for each in _of_stage(state, nodes, repeats):
                 each.live = max(1, live)
                 own.append(each)
-        found.append([each.path for each in sorted(own, key=lambda each: each.order)])
-    return found
+        by_rank.append([each.path for each in sorted(own, key=lambda each: each.order)])
+    return by_rank
 
 
 def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str]) -> list[_Candidate]:
@@ -121,7 +121,7 @@ def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str
     resharding, alias_root = Resharding(state.mesh), roots(nodes)
     later = {alias_root.get(value, value) for node in nodes if node.phase in _BACKWARD for value in node.inputs}
     forward = [node for node in nodes if node.phase is Phase.FORWARD]
-    found: dict[str, _Candidate] = {}
+    candidates: dict[str, _Candidate] = {}
     for whole in (False, True):
         instance = {value: _instance(node.scope, repeats, whole) for node in forward for value in node.outputs}
         leaving = {
@@ -134,13 +134,13 @@ def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str
             path = _instance(node.scope, repeats, whole)
             if path is None:
                 continue
-            own = found.setdefault(path, _Candidate(path, whole))
+            own = candidates.setdefault(path, _Candidate(path, whole))
             if isinstance(node.op, Collective):
                 own.seconds += sum(launch_seconds(resharding, node, node.op))
             else:
                 own.seconds += seconds(node, state.device)
             own.bytes += sum(v.type.bytes for v in node.outputs if v in later and v not in leaving)
-    return [each for each in found.values() if each.bytes]
+    return [each for each in candidates.values() if each.bytes]
 
 
 def _instance(scope: str, repeats: Mapping[str, str], whole: bool) -> str | None:

@@ -120,28 +120,28 @@ def _shared(state: Partitioned, generator: Generator, schedule: Schedule) -> Sch
 def _searched(
     state: Partitioned,
     generator: Generator,
-    made: Callable[..., Schedule],
+    generate: Callable[..., Schedule],
     conditions: Conditions,
     limit: float,
     span: Span | None,
 ) -> Scheduled:
-    """The schedule, from `made` within a memory limit, with which no rank exceeds `limit`."""
+    """The schedule, from `generate` within a memory limit, with which no rank exceeds `limit`."""
     beside = cache(lambda placement: _beside(state, generator, placement))
 
     def within(bytes: float) -> Callable[[Placement], Memory]:
         def memory(placement: Placement) -> Memory:
-            found = beside(placement)
-            return evolve(found, limit=tuple(bytes + each for each in found.limit))
+            baseline = beside(placement)
+            return evolve(baseline, limit=tuple(bytes + each for each in baseline.limit))
 
         return memory
 
     left = limit
     for _ in range(_ATTEMPTS):
-        schedule = made(conditions=evolve(conditions, memory=within(left)))
-        found = planned_with(state, _shared(state, generator, schedule))
-        excess = max(peak_memory(found, rank) for rank in found.plan.ranks) - limit
+        schedule = generate(conditions=evolve(conditions, memory=within(left)))
+        trial = planned_with(state, _shared(state, generator, schedule))
+        excess = max(peak_memory(trial, rank) for rank in trial.plan.ranks) - limit
         if excess <= 0:
-            return found
+            return trial
         left -= excess
     message = (
         f"schedule `{state.schedule_call.call.name}` found no order that needs at most {limit:,.0f} bytes on each rank"
@@ -156,14 +156,14 @@ def _beside(state: Partitioned, generator: Generator, placement: Placement) -> M
     alone = one_by_one(placement, state.microbatches)
     shared = _shared(state, generator, alone)
     trial = planned_with(state, shared)
-    found = Memory(
+    memory = Memory(
         tuple(headroom(trial, rank, 0) for rank in trial.plan.ranks),
         tuple(float(stage.saved) for stage in trial.plan.stages),
         tuple(float(stage.kept) for stage in trial.plan.stages),
         "bytes",
     )
-    taken = [
-        [found.peak(*each) for each in zip(schedule.actions, schedule.placement, strict=True)]
+    peaks = [
+        [memory.peak(*each) for each in zip(schedule.actions, schedule.placement, strict=True)]
         for schedule in (shared, alone)
     ]
-    return evolve(found, limit=tuple(left - both + one for left, both, one in zip(found.limit, *taken, strict=True)))
+    return evolve(memory, limit=tuple(left - both + one for left, both, one in zip(memory.limit, *peaks, strict=True)))

@@ -18,6 +18,6 @@ def __getattr__(name: str) -> dict[str, type[Op]]:
         raise AttributeError(name)
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
-    found: dict[str, type[Op]] = import_module(f"{__name__}.op").OPS
-    globals()["OPS"] = found
-    return found
+    registry: dict[str, type[Op]] = import_module(f"{__name__}.op").OPS
+    globals()["OPS"] = registry
+    return registry

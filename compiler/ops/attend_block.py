@@ -45,8 +45,8 @@ class OfBlocks(Attention):
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """Like attention to as many keys that are all there."""
-        found = super().kernel(operands, results)
-        return found._replace(alike=self._all_there(found))
+        kernel = super().kernel(operands, results)
+        return kernel._replace(alike=self._all_there(kernel))
 
     def _all_there(self, kernel: Kernel) -> Kernel:
         alike = kernel.alike and self._all_there(kernel.alike)
@@ -59,24 +59,24 @@ class OfBlocks(Attention):
 
     def pairs(self, q: Type, k: Type, slices: int) -> int:
         """Of all blocks of a shard."""
-        size, held = q.axis(self.over).size // self._held, self._held
+        size, local_blocks = q.axis(self.over).size // self._held, self._held
         length, ranks = size * self.blocks, ranks_of_order(self.over, self.shards)
         runs: list[Runs] = [
             ((start, size),) if ranks is None else zigzag_runs(start, size, length, ranks)
             for start in range(0, length, size)
         ]
         each = [seen(runs[i], runs[(i - self.turn) % self.blocks], self.causal, None) for i in range(self.blocks)]
-        return max(sum(each[i : i + held]) for i in range(0, self.blocks, held))
+        return max(sum(each[i : i + local_blocks]) for i in range(0, self.blocks, local_blocks))
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A call of a kernel for each block, of which a shard has one."""
-        held = self._held
-        if held == 1:
+        local_blocks = self._held
+        if local_blocks == 1:
             return super().emit(arguments, results)
-        size = arguments[0].type.axis(self.over).size // held
-        made = tuple(type.resized(self.over, size) for type in results)
+        size = arguments[0].type.axis(self.over).size // local_blocks
+        types = tuple(type.resized(self.over, size) for type in results)
         texts = []
-        for at in range(held):
+        for at in range(local_blocks):
             block = [
                 Argument(
                     f"{x.text}.narrow({x.type.position(self.over)}, {at * size}, {size})",
@@ -84,7 +84,7 @@ class OfBlocks(Attention):
                 )
                 for x in arguments
             ]
-            texts.append(super(OfBlocks, evolve(self, at=at)).emit(block, made))
+            texts.append(super(OfBlocks, evolve(self, at=at)).emit(block, types))
         dims = tuple(type.position(self.over) for type in results)
         return f"kernels.joined(({', '.join(texts)}), {dims})"
 

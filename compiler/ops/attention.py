@@ -103,14 +103,14 @@ class Attention(Positioned):
     @property
     def materializes(self) -> tuple[str, ...]:
         """What no fused kernel has anywhere, so that the scores are made."""
-        asked = {"mask": self.mask, "bias": self.bias, "softcap": self.softcap is not None, "dropout": self.random}
-        return tuple(name for name, present in asked.items() if present)
+        options = {"mask": self.mask, "bias": self.bias, "softcap": self.softcap is not None, "dropout": self.random}
+        return tuple(name for name, present in options.items() if present)
 
     @property
     def unfused(self) -> tuple[str, ...]:
         """A soft cap and dropout; a mask and a bias are matrices themselves."""
-        asked = {"softcap": self.softcap is not None, "dropout": self.random}
-        return tuple(name for name, present in asked.items() if present)
+        options = {"softcap": self.softcap is not None, "dropout": self.random}
+        return tuple(name for name, present in options.items() if present)
 
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
         """Products of other shapes than a single matrix product's."""

@@ -26,13 +26,13 @@ ROWS = 5  # tensors with a number for each query, while results of several piece
 def forward_bytes(op: Attention, operands: Sequence[Type]) -> int:
     """Of the forward pass."""
     fused = 2 * _padded(op, operands) + _denominators(op, operands) + _mask(op, operands)
-    made = 2 * _scores(op, operands) + _given(op, operands)
+    unfused = 2 * _scores(op, operands) + _given(op, operands)
     if op.random:
-        made += _products(op, operands)
+        unfused += _products(op, operands)
     merged = op.sink or op.in_pieces(operands)
     rows = (ROWS if merged else 2 if _makes_scores(op, operands) else 0) * _queries(op, operands)
     copies = _repeated(op, operands) + sum(_turned(op, operands))
-    return max(max(made, fused) + copies + rows + _pieces(op, operands), _drawn(op, operands))
+    return max(max(unfused, fused) + copies + rows + _pieces(op, operands), _drawn(op, operands))
 
 
 def gradient_bytes(op: Attention, operands: Sequence[Type]) -> int:
@@ -43,10 +43,10 @@ def gradient_bytes(op: Attention, operands: Sequence[Type]) -> int:
     fused = 4 * _padded(op, inputs) + _denominators(op, inputs) + _mask(op, inputs) + max(turned)
     scores = (2 + op.random + (op.softcap is not None)) * _scores(op, inputs)
     weighed = wide_bytes(output) + widening_bytes(output) + widening_bytes(d)
-    made = scores + max(_products(op, inputs), weighed if scores else 0) + _given(op, inputs)
+    unfused = scores + max(_products(op, inputs), weighed if scores else 0) + _given(op, inputs)
     copies = 2 * _repeated(op, inputs) + sum(turned) + (2 * d.bytes if turned[0] else 0) + (weighed if op.sink else 0)
     rows = (ROWS if op.sink else 2) * _queries(op, inputs)
-    return max(max(made, fused) + copies + rows + 3 * _pieces(op, inputs), _drawn(op, inputs))
+    return max(max(unfused, fused) + copies + rows + 3 * _pieces(op, inputs), _drawn(op, inputs))
 
 
 def _makes_scores(op: Attention, operands: Sequence[Type]) -> bool:
@@ -66,8 +66,8 @@ def _pairs(op: Attention, operands: Sequence[Type]) -> int:
 def _scores(op: Attention, operands: Sequence[Type]) -> int:
     """Scores, if they are made."""
     q, k = operands[:2]
-    made = _makes_scores(op, operands)
-    return wide_bytes(q.without([op.along])) * k.axis(op.over).size if made else 0
+    materialized = _makes_scores(op, operands)
+    return wide_bytes(q.without([op.along])) * k.axis(op.over).size if materialized else 0
 
 
 def _products(op: Attention, operands: Sequence[Type]) -> int:
@@ -153,12 +153,13 @@ def _turned(op: Attention, operands: Sequence[Type]) -> tuple[int, int, int]:
     """
     q, k, v = operands[:3]
     shared, own, _ = op.orders(q, k, v)
-    found = []
+    sizes = []
     for x, row in ((q, op.along), (k, op.along), (v, op.wide)):
         lead = [*shared, *(own if x is q else ())][not op.materializes :]
-        lies = x.names[-1] == row and _joins(x, lead)
-        found.append(0 if lies else x.bytes * prod(q.axis(name).size for name in shared if not x.has(name)))
-    return found[0], found[1], found[2]
+        # Products copy what was expanded, which may be any of them where scores are made.
+        lies = x.names[-1] == row and _joins(x, lead) and not _makes_scores(op, operands)
+        sizes.append(0 if lies else x.bytes * prod(q.axis(name).size for name in shared if not x.has(name)))
+    return sizes[0], sizes[1], sizes[2]
 
 
 def _padded(op: Attention, operands: Sequence[Type]) -> int:

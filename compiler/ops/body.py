@@ -37,16 +37,16 @@ class Body(Shortened):
         steps = []
         for step in self.steps:
             fields = [(each.name, getattr(step.op, each.name)) for each in attributes(type(step.op))]
-            told = tuple((name, value.literal() if isinstance(value, Body) else value) for name, value in fields)
-            steps.append((step.op.name, step.operands, told))
+            options = tuple((name, value.literal() if isinstance(value, Body) else value) for name, value in fields)
+            steps.append((step.op.name, step.operands, options))
         return (self.inputs, tuple(steps), self.results)
 
     def types(self) -> list[Type]:
         """The types of all values."""
-        found = list(self.inputs)
+        types = list(self.inputs)
         for step in self.steps:
-            found.extend(step.op.infer(*(found[i] for i in step.operands)))
-        return found
+            types.extend(step.op.infer(*(types[i] for i in step.operands)))
+        return types
 
     def each(self) -> Iterator[tuple[Op, list[Type], list[Type]]]:
         """Every operation, with the types of its operands and results."""
@@ -61,9 +61,9 @@ class Body(Shortened):
         """The states of all values along a mesh axis, from those of the inputs; None if some operation has no rule for
         its operands. Where an operation makes `axis`, it makes it split.
         """
-        found = list(inputs)
+        states = list(inputs)
         for (each, operands, results), step in zip(self.each(), self.steps, strict=True):
-            have = tuple(found[i] for i in step.operands)
+            have = tuple(states[i] for i in step.operands)
             rules = [rule for rule in each.sharding_rules(operands, results) if rule.operands == have]
             if not any(have):
                 rules = [rule for rule in rules if axis in rule.results]
@@ -73,8 +73,8 @@ class Body(Shortened):
             for state, type in zip(rules[0].results, results, strict=True):
                 if state not in (None, SUM, axis) or (type.has(axis) and state != axis):
                     return None
-                found.append(state)
-        return found
+                states.append(state)
+        return states
 
     def resized(self, axis: str, size: int) -> Body:
         """The body after an axis has been cut."""
@@ -86,8 +86,8 @@ class Body(Shortened):
         """The body on a shard; only operations that see the axis are told."""
         steps = []
         for (each, operands, results), step in zip(self.each(), self.steps, strict=True):
-            there = any(type.has(axis) for type in (*operands, *results))
-            steps.append(evolve(step, op=each.sharded(axis, size, mesh_axis, parts)) if there else step)
+            affected = any(type.has(axis) for type in (*operands, *results))
+            steps.append(evolve(step, op=each.sharded(axis, size, mesh_axis, parts)) if affected else step)
         return evolve(self.resized(axis, size), steps=tuple(steps))
 
     def source(self) -> str:
@@ -96,8 +96,8 @@ class Body(Shortened):
         arguments = [Argument(*pair) for pair in zip(names, self.inputs, strict=True)]
         lines: list[str] = []
         for each, _, results in self.each():
-            taken = [arguments[i] for i in self.steps[len(lines)].operands]
-            text = each.emit(each.legalized_operands(taken, results), results)
+            operands = [arguments[i] for i in self.steps[len(lines)].operands]
+            text = each.emit(each.legalized_operands(operands, results), results)
             name = f"v{len(arguments)}"
             if each.literal is not None:
                 arguments.append(Argument(text, results[0], literal=True))
@@ -108,10 +108,10 @@ class Body(Shortened):
                 arguments.append(Argument(name, results[0]))
             else:
                 arguments.extend(Argument(f"{name}[{i}]", type) for i, type in enumerate(results))
-        given = ", ".join(names)
-        made = ", ".join(_tensor(arguments[i]) for i in self.results)
-        inner = ", ".join([*(f"({line})" for line in lines if line), f"({made},)"])
-        return f"lambda {given}: ({inner},)[-1]"
+        parameters = ", ".join(names)
+        outputs = ", ".join(_tensor(arguments[i]) for i in self.results)
+        inner = ", ".join([*(f"({line})" for line in lines if line), f"({outputs},)"])
+        return f"lambda {parameters}: ({inner},)[-1]"
 
 
 def as_body(value: Body | tuple[Any, ...]) -> Body:
@@ -119,7 +119,7 @@ def as_body(value: Body | tuple[Any, ...]) -> Body:
     if isinstance(value, Body):
         return value
     inputs, steps, results = value
-    return Body(inputs, tuple(Step(OPS[name](**dict(told)), operands) for name, operands, told in steps), results)
+    return Body(inputs, tuple(Step(OPS[name](**dict(options)), operands) for name, operands, options in steps), results)
 
 
 def _tensor(argument: Argument) -> str:

@@ -54,7 +54,7 @@ def packed(types: Sequence[Type], parts: int = 1) -> int:
 
 def by_dtype(each: Iterable[Typed]) -> list[list[Typed]]:
     """Types and what belongs to them, by dtype: those of one dtype are reduced together."""
-    found: dict[str, list[Typed]] = {}
+    groups: dict[str, list[Typed]] = {}
     for own in each:
-        found.setdefault(own[0].dtype, []).append(own)
-    return list(found.values())
+        groups.setdefault(own[0].dtype, []).append(own)
+    return list(groups.values())

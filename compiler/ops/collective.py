@@ -80,8 +80,8 @@ class Reshard(Op):
         """None worth counting."""
         return 0
 
-    def seconds(self, held: float, link: Link) -> tuple[float, float]:
-        """Latency and transfer time over the mesh axis's link, for tensors of which a rank holds `held` bytes."""
+    def seconds(self, local_bytes: float, link: Link) -> tuple[float, float]:
+        """Latency and transfer time over the mesh axis's link, for tensors of which a rank holds `local_bytes`."""
         return LOCAL_SECONDS, 0.0
 
 
@@ -164,9 +164,9 @@ class AllGather(Collective):
         pairs = zip(types, self.axes, strict=True)
         return tuple(type.resized(axis, type.axis(axis).size * self.parts) for type, axis in pairs)
 
-    def seconds(self, held: float, link: Link) -> tuple[float, float]:
+    def seconds(self, local_bytes: float, link: Link) -> tuple[float, float]:
         """An all-gather of the result."""
-        return link.gather(self.parts, held * self.parts)
+        return link.gather(self.parts, local_bytes * self.parts)
 
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
         """A tensor alone is sent as it is, and arrives in place if its shards follow one another in memory."""
@@ -213,9 +213,9 @@ class ReduceScatter(Collective):
         pairs = zip(types, self.axes, strict=True)
         return tuple(type.resized(axis, type.axis(axis).size // self.parts) for type, axis in pairs)
 
-    def seconds(self, held: float, link: Link) -> tuple[float, float]:
+    def seconds(self, local_bytes: float, link: Link) -> tuple[float, float]:
         """A reduce-scatter of the operand."""
-        return link.scatter(self.parts, held)
+        return link.scatter(self.parts, local_bytes)
 
     def moved(self, operands: Sequence[Type]) -> float:
         """K(N−1)/N."""
@@ -225,14 +225,14 @@ class ReduceScatter(Collective):
         """Of each dtype, a tensor alone is sent as it is, if its shards are contiguous. If the ranks do the addition,
         they receive the parts of all and make the sum; else that arrives.
         """
-        found = Buffers()
+        buffers = Buffers()
         for own in by_dtype(zip(operands, self.axes, range(self.count), strict=True)):
             rows = packed([type for type, *_ in own], self.parts)
             type, axis, position = own[0]
             lent = (position,) if len(own) == 1 and _outermost(type, axis) else ()
             sent, part = 0 if lent else rows, rows // self.parts
-            found += Buffers(sent, rows, part, lent=lent) if adds else Buffers(sent, part, in_place=True, lent=lent)
-        return found
+            buffers += Buffers(sent, rows, part, lent=lent) if adds else Buffers(sent, part, in_place=True, lent=lent)
+        return buffers
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """`c.reduce_scatter(mesh axis, tensors, dimensions)`."""
@@ -268,9 +268,9 @@ class AllReduce(Collective):
         """The operands' types."""
         return types
 
-    def seconds(self, held: float, link: Link) -> tuple[float, float]:
+    def seconds(self, local_bytes: float, link: Link) -> tuple[float, float]:
         """An all-reduce, by ring or tree."""
-        return link.add(self.parts, held)
+        return link.add(self.parts, local_bytes)
 
     def moved(self, operands: Sequence[Type]) -> float:
         """2K(N−1)/N."""
@@ -281,15 +281,15 @@ class AllReduce(Collective):
         filled up, unless it is one tensor that is long enough: that is sent as it is. Else the sum takes the place of
         what is sent.
         """
-        found = Buffers()
+        buffers = Buffers()
         for own in by_dtype(zip(operands, range(self.count), strict=True)):
             row = packed([type for type, _ in own])
             type, position = own[0]
             filled = row + -row % (self.parts * BYTES[type.dtype])
             lent = (position,) if len(own) == 1 and filled == row else ()
             in_place = Buffers(0 if lent else filled, filled, adding=filled // self.parts, in_place=True, lent=lent)
-            found += in_place if adds else Buffers(0, row, in_place=True)
-        return found
+            buffers += in_place if adds else Buffers(0, row, in_place=True)
+        return buffers
 
     def start(self, arguments: Sequence[Argument]) -> str:
         """`c.all_reduce(mesh axis, tensors, maximum)`."""
@@ -322,9 +322,9 @@ class AllToAll(Collective):
             for type, old, new in zip(types, self.source, self.axes, strict=True)
         )
 
-    def seconds(self, held: float, link: Link) -> tuple[float, float]:
+    def seconds(self, local_bytes: float, link: Link) -> tuple[float, float]:
         """An exchange with every other rank."""
-        return link.exchange(self.parts, held)
+        return link.exchange(self.parts, local_bytes)
 
     def moved(self, operands: Sequence[Type]) -> float:
         """K(N−1)/N: everything except its own share."""
@@ -502,5 +502,5 @@ TRANSITIONS: Mapping[tuple[State, State], type[Reshard]] = {
 
 def transition(over: str, parts: int, before: State, after: State) -> Reshard | None:
     """The operation from one state to another along a mesh axis; None if no single one does it."""
-    found = TRANSITIONS.get((kind_of(before), kind_of(after)))
-    return None if found is None or before == after else found.between(over, parts, ((before, after),))
+    operation = TRANSITIONS.get((kind_of(before), kind_of(after)))
+    return None if operation is None or before == after else operation.between(over, parts, ((before, after),))

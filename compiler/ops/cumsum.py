@@ -51,8 +51,8 @@ class CumulativeSum(Op):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis, but `over` between blocks only; linear."""
-        kept = [name for name in results[0].names if self.block or name != self.over]
-        rules = [ShardingRule(tuple(name for _ in operands), (name,)) for name in kept]
+        names = [name for name in results[0].names if self.block or name != self.over]
+        rules = [ShardingRule(tuple(name for _ in operands), (name,)) for name in names]
         return (*rules, ShardingRule(tuple(SUM for _ in operands), (SUM,)))
 
     def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:

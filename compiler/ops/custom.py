@@ -94,8 +94,8 @@ class Custom(_Function):
 
     def resized(self, axis: str, size: int) -> Op:
         """With other results."""
-        made = tuple(type.resized(axis, size) for type in self.made)
-        return evolve(self, made=made)  # type: ignore[misc]
+        types = tuple(type.resized(axis, size) for type in self.made)
+        return evolve(self, made=types)  # type: ignore[misc]
 
     def splitting_help(self, axis: str) -> str | None:
         """To declare it, or to reduce outside."""
@@ -128,18 +128,18 @@ class Custom(_Function):
         if not floats or not any(d):
             return (None,) * len(node.inputs)
         pairs = [(each, x.type) for each, x in zip(d, node.outputs, strict=True) if x.type.is_float]
-        given = [_zeros(build, type) if each is None else each for each, type in pairs]
+        cotangents = [_zeros(build, type) if each is None else each for each, type in pairs]
         each = self.each * (BACKWARD if self.backward else AUTOGRAD) * node.outputs[0].type.elements
         orders = tuple(type.names for type in self.made if type.is_float)
-        each /= given[0].type.elements
+        each /= cotangents[0].type.elements
         gradient = CustomGradient(self.function, self.operands, orders, self.split_along, each)
-        found = dict(zip(floats, build.apply_all(gradient, *given, *node.inputs), strict=True))
-        return tuple(found.get(i) for i in range(len(node.inputs)))
+        gradients = dict(zip(floats, build.apply_all(gradient, *cotangents, *node.inputs), strict=True))
+        return tuple(gradients.get(i) for i in range(len(node.inputs)))
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A call through the context, with what the function must return."""
-        wanted = ", ".join(f"({shape_text(type.shape)}, {TORCH_DTYPES[type.dtype]})" for type in results)
-        text = f"c.custom({self.function!r}, {_in_order(arguments, self.operands)}, ({wanted},))"
+        expected = ", ".join(f"({shape_text(type.shape)}, {TORCH_DTYPES[type.dtype]})" for type in results)
+        text = f"c.custom({self.function!r}, {_in_order(arguments, self.operands)}, ({expected},))"
         return text if len(results) > 1 else f"{text}[0]"
 
 
@@ -203,6 +203,6 @@ class CustomGradient(_Function):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A call through the context."""
         count = len(self.cotangents)
-        given = _in_order(arguments[:count], self.cotangents), _in_order(arguments[count:], self.operands)
-        text = f"c.custom_gradient({self.function!r}, {given[0]}, {given[1]})"
+        texts = _in_order(arguments[:count], self.cotangents), _in_order(arguments[count:], self.operands)
+        text = f"c.custom_gradient({self.function!r}, {texts[0]}, {texts[1]})"
         return text if len(results) > 1 else f"{text}[0]"

@@ -79,12 +79,12 @@ class Dot(Op):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis of the result; a summed axis, which makes the result partial; linear in either operand."""
         a, b = operands
-        kept = tuple(
+        aligned = tuple(
             ShardingRule((name if a.has(name) else None, name if b.has(name) else None), (name,))
             for name in results[0].names
         )
         summed = tuple(ShardingRule((name, name), (SUM,)) for name in self.over)
-        return (*kept, *summed, ShardingRule((SUM, None), (SUM,)), ShardingRule((None, SUM), (SUM,)))
+        return (*aligned, *summed, ShardingRule((SUM, None), (SUM,)), ShardingRule((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A multiplication and an addition for each product."""
@@ -187,21 +187,21 @@ class Dot(Op):
 
     def _large(self, plan: MatrixPlan, results: Sequence[Type]) -> bool:
         """Any is in f64: small programs are verified in it, and what large ones do is to be verified."""
-        least = 0 if plan.a.dtype == "f64" else LARGE * (2 if plan.left_is_turned else 1)
-        return self.flops((plan.a, plan.b), results) >= least
+        threshold = 0 if plan.a.dtype == "f64" else LARGE * (2 if plan.left_is_turned else 1)
+        return self.flops((plan.a, plan.b), results) >= threshold
 
 
-def _ordered(build: Builder, a: Value, b: Value, wanted: Type, weight: Value | None = None) -> Value:
-    """The product of `a` and `b` with the axes of `wanted`, summed over all others; in eight bits where one of them is
+def _ordered(build: Builder, a: Value, b: Value, target: Type, weight: Value | None = None) -> Value:
+    """The product of `a` and `b` with the axes of `target`, summed over all others; in eight bits where one of them is
     the `weight`.
     """
     if not a.type.axes or not b.type.axes:
         return pointwise(build, "multiply", a, b)
-    over = tuple(name for name in a.type.names if b.type.has(name) and not wanted.has(name))
+    over = tuple(name for name in a.type.names if b.type.has(name) and not target.has(name))
     product = Dot(over)
-    if product.infer(a.type, b.type)[0].names != wanted.names:
+    if product.infer(a.type, b.type)[0].names != target.names:
         swapped = product.infer(b.type, a.type)[0]
-        if swapped.names == wanted.names:
+        if swapped.names == target.names:
             a, b = b, a
     position = next((i for i, value in enumerate((a, b)) if value is weight), None)
     return build.apply(Dot(over, position), a, b)

@@ -213,13 +213,13 @@ class RoutedDot(Routed):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis of the result; a summed axis, or the experts, which makes the result partial; linear in x and w."""
-        kept = tuple(
+        aligned = tuple(
             ShardingRule(tuple(name if each.has(name) else None for each in operands), (name,))
             for name in results[0].names
         )
         summed = tuple(ShardingRule((name, name, None), (SUM,)) for name in self.over)
         linear = (ShardingRule((SUM, None, None), (SUM,)), ShardingRule((None, SUM, None), (SUM,)))
-        return (*kept, *summed, ShardingRule((None, self.along, None), (SUM,)), *linear)
+        return (*aligned, *summed, ShardingRule((None, self.along, None), (SUM,)), *linear)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A multiplication and an addition for each product of a row, not of each expert."""
@@ -252,8 +252,8 @@ class RoutedDot(Routed):
         routing = self._routing([each.type for each in node.inputs])
         columns = tuple(axis.name for axis in routing.columns)
         back = build.apply(RoutedDot(columns, self.along, self.guarded), d, w, ids)
-        lacking = [name for name in back.type.names if not x.type.has(name)]
-        dx = total(build, back, lacking, x.type.dtype) if lacking else back
+        summed = [name for name in back.type.names if not x.type.has(name)]
+        dx = total(build, back, summed, x.type.dtype) if summed else back
         outer = RoutedWeightGradient(self.over, self.along, w.type.axes, self.guarded)
         return arranged(build, dx, x.type.names), build.apply(outer, x, ids, d), None
 
@@ -261,9 +261,9 @@ class RoutedDot(Routed):
         """A kernel of the runtime."""
         x, w, ids = arguments
         routing = self._routing([each.type for each in arguments])
-        given = [routing.by_row(x, routing.depth), routing.matrices(w), routing.by_row(ids, None)]
+        texts = [routing.by_row(x, routing.depth), routing.matrices(w), routing.by_row(ids, None)]
         start = start_argument(w.type.axis(self.along), self.shards, self.guarded)
-        text = f"kernels.routed_dot({', '.join(given)}, {len(routing.shared)}{start})"
+        text = f"kernels.routed_dot({', '.join(texts)}, {len(routing.shared)}{start})"
         shape = [axis.size for axis in (*routing.rows, *routing.columns)]
         have = [*(axis.size for axis in routing.rows), routing.sizes[2]]
         order = [axis.name for axis in (*routing.rows, *routing.columns)]
@@ -309,10 +309,10 @@ class RoutedWeightGradient(Routed):
         def states(name: str) -> tuple[str | None, ...]:
             return tuple(name if each.has(name) else None for each in operands)
 
-        kept = tuple(ShardingRule(states(name), (name,)) for name in table.names if name != self.along)
+        aligned = tuple(ShardingRule(states(name), (name,)) for name in table.names if name != self.along)
         rows = tuple(ShardingRule(states(name), (SUM,)) for name in operands[2].names if not table.has(name))
         linear = (ShardingRule((SUM, None, None), (SUM,)), ShardingRule((None, None, SUM), (SUM,)))
-        return (*kept, *rows, ShardingRule((None, None, None), (self.along,)), *linear)
+        return (*aligned, *rows, ShardingRule((None, None, None), (self.along,)), *linear)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A multiplication and an addition for each product of a row."""
@@ -344,8 +344,8 @@ class RoutedWeightGradient(Routed):
         x, _, d = operands
         (table,) = results
         rows, depth, _ = self._routing(operands, table).sizes
-        made = table.bytes // (1 if table.dtype == "bf16" else table.axis(self.along).size)
-        return rows * (depth * x.bytes // x.elements + PLACE) + d.bytes + made
+        products = table.bytes // (1 if table.dtype == "bf16" else table.axis(self.along).size)
+        return rows * (depth * x.bytes // x.elements + PLACE) + d.bytes + products
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """Adds into zeros."""
@@ -369,9 +369,9 @@ class RoutedWeightGradient(Routed):
     def _added(self, target: str, type: Type, routing: Routing, arguments: Sequence[Argument]) -> str:
         """Into a tensor of this type, whose axes are in the order of the kernel; the tensor itself."""
         x, ids, d = arguments
-        given = [routing.by_row(x, routing.depth), routing.by_row(ids, None), routing.by_row(d, routing.columns)]
+        texts = [routing.by_row(x, routing.depth), routing.by_row(ids, None), routing.by_row(d, routing.columns)]
         start = start_argument(type.axis(self.along), self.shards, self.guarded)
-        return f"kernels.add_routed({target}, {', '.join(given)}, {len(routing.shared)}{start})"
+        return f"kernels.add_routed({target}, {', '.join(texts)}, {len(routing.shared)}{start})"
 
     def _routing(self, operands: Sequence[Type], table: Type) -> Routing:
         x, ids, _ = operands

@@ -89,9 +89,9 @@ class Float8Dot(Op):
         assert of_a.dtype == of_b.dtype, (of_a, of_b)
         assert of_a.names == a.without(self.over).names, (a, of_a)
         assert of_b.names == b.without(self.over).names, (b, of_b)
-        (found,) = Dot(self.over).infer(a, b)
-        assert len(found.axes) == len(of_a.axes) + len(of_b.axes), (a, b)
-        return (found.with_dtype(of_a.dtype),)
+        (result,) = Dot(self.over).infer(a, b)
+        assert len(result.axes) == len(of_a.axes) + len(of_b.axes), (a, b)
+        return (result.with_dtype(of_a.dtype),)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis of the result; a summed axis, which makes the result partial."""

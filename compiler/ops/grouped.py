@@ -210,11 +210,11 @@ class CombineRows(Local):
         index = places.text
         if order != [axis.name for axis in self.rows]:
             index = permuted(f"{index}.view{shape_text([*sizes.values()])}", [*sizes], order)
-        given = [permuted(x.text, x.type.names, [ROWS, *(axis.name for axis in rest)])]
-        given.append(f"{index}.reshape{shape_text(shape)}")
-        given += [f"{permuted(each.text, each.type.names, order)}.reshape{shape_text(shape)}" for each in weights]
+        texts = [permuted(x.text, x.type.names, [ROWS, *(axis.name for axis in rest)])]
+        texts.append(f"{index}.reshape{shape_text(shape)}")
+        texts += [f"{permuted(each.text, each.type.names, order)}.reshape{shape_text(shape)}" for each in weights]
         axes = [*self.kept, *rest]
-        text = f"kernels.combine_rows({', '.join(given)}).view{shape_text([axis.size for axis in axes])}"
+        text = f"kernels.combine_rows({', '.join(texts)}).view{shape_text([axis.size for axis in axes])}"
         return permuted(text, [axis.name for axis in axes], results[0].names)
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -285,13 +285,13 @@ class GroupedDot(Local):
         x, w, ends = arguments
         depth = [w.type.axis(name) for name in self.over]
         columns = results[0].axes[1:]
-        given = [
+        texts = [
             by_row(x, (x.type.axis(ROWS),), depth),
             matrices_text(w, (w.type.axis(self.along),), depth, columns),
             ends.text,
         ]
         partial = ", True" if self.guarded or self.share > 1 else ""
-        text = f"kernels.grouped_dot({', '.join(given)}{partial})"
+        text = f"kernels.grouped_dot({', '.join(texts)}{partial})"
         return text if len(columns) == 1 else f"{text}.view{shape_text(results[0].shape)}"
 
 
@@ -383,8 +383,8 @@ class GroupedWeightGradient(Local):
         x, ends, d = arguments
         depth = [target.type.axis(name) for name in self.over]
         rows = (x.type.axis(ROWS),)
-        given = [target.text, by_row(x, rows, depth), by_row(d, rows, self.columns), ends.text]
-        return f"kernels.add_grouped({', '.join(given)})"
+        texts = [target.text, by_row(x, rows, depth), by_row(d, rows, self.columns), ends.text]
+        return f"kernels.add_grouped({', '.join(texts)})"
 
 
 def _kernel(product: Op, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:

@@ -35,8 +35,8 @@ class _Recurrence(Op):
 
     def _blocks(self, type: Type, wide: bool = False) -> Type:
         """The type with one entry for each block."""
-        found = self._blocked(type, self.block)
-        return found if wide else found.with_dtype(type.dtype)
+        blocked = self._blocked(type, self.block)
+        return blocked if wide else blocked.with_dtype(type.dtype)
 
     def _blocked(self, type: Type, block: int) -> Type:
         """The type with one entry for each block of so many positions, in the dtype of accumulation."""
@@ -175,8 +175,8 @@ class LinearScanBlocks(_Recurrence):
         names = b.type.names
         order = [name for name in names if a.type.has(name)]
         back = tuple(order.index(name) for name in a.type.names)
-        kept = tuple(names.index(name) for name in order)
-        options = f"dim={self._options(b.type)}, product={kept}, order={back}"
+        dims = tuple(names.index(name) for name in order)
+        options = f"dim={self._options(b.type)}, product={dims}, order={back}"
         return f"kernels.linear_scan_blocks({broadcast(a, names)}, {b.text}, {options})"
 
 

@@ -71,11 +71,11 @@ class Gather(Positioned):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis of the result; shards of the table, which make the result partial; linear in the table."""
         ids, table = operands
-        kept = tuple(
+        aligned = tuple(
             ShardingRule((name if ids.has(name) else None, name if table.has(name) else None), (name,))
             for name in results[0].names
         )
-        return (*kept, ShardingRule((None, self.over), (SUM,)), ShardingRule((None, SUM), (SUM,)))
+        return (*aligned, ShardingRule((None, self.over), (SUM,)), ShardingRule((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""
@@ -197,12 +197,12 @@ class ScatterAdd(Positioned):
         """
         ids = operands[0]
         table = results[0]
-        kept = tuple(
+        aligned = tuple(
             ShardingRule((name if ids.has(name) else None, name), (name,)) for name in table.names if name != self.over
         )
         parts = ShardingRule((None, None), (self.over,))
         summed = tuple(ShardingRule((name, name), (SUM,)) for name in ids.names if not table.has(name))
-        return (*kept, *summed, parts, ShardingRule((None, SUM), (SUM,)))
+        return (*aligned, *summed, parts, ShardingRule((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One addition for each element of the rows."""

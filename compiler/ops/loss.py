@@ -64,10 +64,10 @@ class NegativeLogLikelihood(Op):
 
         All have the size of the results; logits are not communicated (Megatron-LM, arXiv 1909.08053 §3).
         """
-        found = self.partial_reduce(build, node, axis)
-        if found is None:
+        partial = self.partial_reduce(build, node, axis)
+        if partial is None:
             return None
-        denominator, picked = found
+        denominator, picked = partial
         return pointwise(build, "subtract", denominator, picked), denominator
 
     def partial_reduce(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
@@ -186,9 +186,9 @@ class NegativeLogLikelihoodGradient(Positioned):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear in d."""
-        kept = tuple(ShardingRule((name, name, name, name), (name,)) for name in operands[2].names)
+        aligned = tuple(ShardingRule((name, name, name, name), (name,)) for name in operands[2].names)
         return (
-            *kept,
+            *aligned,
             ShardingRule((None, self.over, None, None), (self.over,)),
             ShardingRule((SUM, None, None, None), (SUM,)),
         )
@@ -235,8 +235,8 @@ class ExpSum(Op):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any remaining axis; shards of `over`, which make the result partial."""
-        kept = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
-        return (*kept, ShardingRule((self.over, None), (SUM,)))
+        aligned = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
+        return (*aligned, ShardingRule((self.over, None), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """An exponential and a sum for each element."""
@@ -276,8 +276,8 @@ class Pick(Positioned):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any remaining axis; shards of `over`, which make the result partial; linear in x."""
-        kept = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
-        return (*kept, ShardingRule((self.over, None), (SUM,)), ShardingRule((SUM, None), (SUM,)))
+        aligned = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
+        return (*aligned, ShardingRule((self.over, None), (SUM,)), ShardingRule((SUM, None), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""

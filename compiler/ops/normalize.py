@@ -241,8 +241,8 @@ class LayerNormGradient(ScaledNormGradient):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis not normalized over, which makes the scale's and shift's gradients partial; linear in d."""
-        kept = tuple(ShardingRule((name, name, name, None), (name, SUM, SUM)) for name in operands[2].names)
-        return (*kept, ShardingRule((SUM, None, None, None), (SUM, SUM, SUM)))
+        aligned = tuple(ShardingRule((name, name, name, None), (name, SUM, SUM)) for name in operands[2].names)
+        return (*aligned, ShardingRule((SUM, None, None, None), (SUM, SUM, SUM)))
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """Along an axis normalized over: the input's gradient as in `NormalizeGradient.split`, and two sums."""
@@ -274,8 +274,8 @@ class RmsNormGradient(ScaledNormGradient):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis not normalized over, which makes the scale's gradient partial; linear in d."""
-        kept = tuple(ShardingRule((name, name, name, None), (name, SUM)) for name in operands[2].names)
-        return (*kept, ShardingRule((SUM, None, None, None), (SUM, SUM)))
+        aligned = tuple(ShardingRule((name, name, name, None), (name, SUM)) for name in operands[2].names)
+        return (*aligned, ShardingRule((SUM, None, None, None), (SUM, SUM)))
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """Along an axis normalized over: the input's gradient as in `NormalizeGradient.split`, and a sum."""

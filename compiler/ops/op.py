@@ -614,8 +614,8 @@ def fields_of_several(cls: _Class) -> _Class:
 
 def make(name: str, *arguments: Any, **named: Any) -> Op:
     """An operation by name: for functions of the language, and to avoid import cycles between operations."""
-    found: type[Op] = sys.modules[__package__].OPS[name]
-    return found(*arguments, **named)
+    cls: type[Op] = sys.modules[__package__].OPS[name]
+    return cls(*arguments, **named)
 
 
 def agree(*types: Type) -> bool:

@@ -151,8 +151,8 @@ class Positioned(Op):
 
     def unsharded(self, keep: Collection[str | None]) -> Op:
         """Only the cuts along those mesh axes; orders stay."""
-        kept = tuple(shard for shard in self.shards if shard[1] in keep or shard[1] == ZIGZAG)
-        return evolve(self, shards=kept)  # type: ignore[misc]
+        shards = tuple(shard for shard in self.shards if shard[1] in keep or shard[1] == ZIGZAG)
+        return evolve(self, shards=shards)  # type: ignore[misc]
 
     def in_zigzag(self, axis: str, ranks: int) -> Op | None:
         """With the order among its shards."""

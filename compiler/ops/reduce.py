@@ -53,9 +53,9 @@ class Reduce(Op):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any remaining axis; a reduced one, which makes the result partial; partial values of its own kind."""
         partial = SUM if self.function == "sum" else MAX
-        kept = tuple(ShardingRule((name,), (name,)) for name in results[0].names)
+        aligned = tuple(ShardingRule((name,), (name,)) for name in results[0].names)
         reduced = tuple(ShardingRule((name,), (partial,)) for name in self.over)
-        return (*kept, *reduced, ShardingRule((partial,), (partial,)))
+        return (*aligned, *reduced, ShardingRule((partial,), (partial,)))
 
     def elementwise_over(self, rows: Collection[str]) -> bool:
         """Unless it reduces over them."""
@@ -123,8 +123,8 @@ class ArgMax(Op):
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """Along `over`: the maximum, then the first index at which any shard attains it."""
-        found = self.partial_reduce(build, node, axis)
-        return None if found is None else (pointwise(build, "negate", found[1]),)
+        partial = self.partial_reduce(build, node, axis)
+        return None if partial is None else (pointwise(build, "negate", partial[1]),)
 
     def partial_reduce(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """The maximum of a part, and minus the first index at which it attains it."""
@@ -176,8 +176,8 @@ class FirstIndex(Positioned):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any remaining axis; shards of `over`, which make the result a partial maximum."""
-        kept = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
-        return (*kept, ShardingRule((self.over, None), (MAX,)))
+        aligned = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
+        return (*aligned, ShardingRule((self.over, None), (MAX,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One for each element read."""

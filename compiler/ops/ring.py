@@ -127,9 +127,9 @@ class Ppermute(Collective):
         """A roll."""
         return Roll(self.axis, self.parts, self.tensors)
 
-    def seconds(self, held: float, link: Link) -> tuple[float, float]:
+    def seconds(self, local_bytes: float, link: Link) -> tuple[float, float]:
         """A message to the next rank."""
-        return link.pass_on(self.parts, held)
+        return link.pass_on(self.parts, local_bytes)
 
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
         """What it receives are the results. A tensor alone is sent as it is."""
@@ -200,14 +200,14 @@ def turns(op: Attention, node: Node, axis: str, parts: int) -> bool:
 def ring_attention(build: Builder, attend: Attention, node: Node, blocks: int) -> tuple[Value, ...]:
     """The results of attention by turns. Keys and values leave for the next turn before this one begins."""
     q, *here = node.inputs
-    made: tuple[Value, ...] = ()
+    merged: tuple[Value, ...] = ()
     for turn in range(blocks):
         turned = build.apply_all(Roll(attend.over, blocks, 2), *here) if turn < blocks - 1 else ()
         own = build.apply_all(_block("attend_block", attend, blocks, turn), q, *here)
         dtype = q.type.dtype if turn == blocks - 1 else accumulation(q.type.dtype)
-        made = build.apply_all(MergeAttended(dtype), *made, *own) if made else own
+        merged = build.apply_all(MergeAttended(dtype), *merged, *own) if merged else own
         here = list(turned)
-    return made
+    return merged
 
 
 def ring_attention_gradient(build: Builder, attend: Attention, node: Node, blocks: int) -> tuple[Value, ...]:
@@ -217,19 +217,19 @@ def ring_attention_gradient(build: Builder, attend: Attention, node: Node, block
     q, k, v, *results = node.inputs
     roll, dtype, wide = Roll(attend.over, blocks, 2), q.type.dtype, accumulation(q.type.dtype)
     home: tuple[Value, ...] = (k, v)
-    here, made = home, home[:0]
+    here, gradients = home, home[:0]
     for turn in (*range(1, blocks), 0):
         if turn == 1:
             here = build.apply_all(roll, *home)
         following = build.apply_all(roll, *here) if 0 < turn < blocks - 1 else home
-        coming = build.apply_all(roll, *made[1:]) if made else ()
+        received = build.apply_all(roll, *gradients[1:]) if gradients else ()
         own = build.apply_all(_block("attend_block_gradient", attend, blocks, turn), q, *here, *results)
-        if made:
-            total = pointwise(build, "add", cast(build, made[0], wide), cast(build, own[0], wide))
-            keys = (pointwise(build, "add", *pair) for pair in zip(own[1:], coming, strict=True))
+        if gradients:
+            total = pointwise(build, "add", cast(build, gradients[0], wide), cast(build, own[0], wide))
+            keys = (pointwise(build, "add", *pair) for pair in zip(own[1:], received, strict=True))
             own = (total if turn else cast(build, total, dtype), *keys)
-        here, made = following, own
-    return made
+        here, gradients = following, own
+    return gradients
 
 
 def _block(name: str, attend: Attention, blocks: int, turn: int) -> Op:

@@ -20,25 +20,25 @@ def zigzag_runs(start: int, size: int, length: int, ranks: int) -> Runs:
     """The positions of `size` elements from `start` on, of an axis of `length` in zigzag order for so many ranks."""
     half = length // (2 * ranks)
     assert half * 2 * ranks == length, (length, ranks)
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     at, end = start, start + size
     while at < end:
         place, inside = divmod(at, half)
         part = 2 * ranks - 1 - place // 2 if place % 2 else place // 2
         count = min(half - inside, end - at)
-        found.append((part * half + inside, count))
+        runs.append((part * half + inside, count))
         at += count
-    return joined(found)
+    return joined(runs)
 
 
 def joined(runs: Sequence[tuple[int, int]]) -> Runs:
     """The same positions in the same order, in as few runs as can be."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, count in runs:
-        if found and sum(found[-1]) == start:
-            start, count = found[-1][0], found.pop()[1] + count
-        found.append((start, count))
-    return tuple(found)
+        if merged and sum(merged[-1]) == start:
+            start, count = merged[-1][0], merged.pop()[1] + count
+        merged.append((start, count))
+    return tuple(merged)
 
 
 @lru_cache(maxsize=4096)

@@ -81,9 +81,9 @@ class Scan(Op):
 
     def _inputs(self, operands: Sequence[Type]) -> tuple[Type, ...]:
         """What the body sees of the operands."""
-        given = list(operands)
-        states = given[: self.states] if self.initial else list(self.body.inputs[: self.states])
-        rest = given[self.states :] if self.initial else given
+        types = list(operands)
+        states = types[: self.states] if self.initial else list(self.body.inputs[: self.states])
+        rest = types[self.states :] if self.initial else types
         sliced = [type.without([self.axis.name]) for type in rest[: self.sliced]]
         assert all(type.axis(self.axis.name) == self.axis for type in rest[: self.sliced]), (self, operands)
         return (*states, *sliced, *rest[self.sliced :])
@@ -92,8 +92,8 @@ class Scan(Op):
         """States keep their types."""
         inputs = self._inputs(types)
         assert inputs == self.body.inputs, (inputs, self.body.inputs)
-        made = self.body.types()
-        results = [made[i] for i in self.body.results]
+        value_types = self.body.types()
+        results = [value_types[i] for i in self.body.results]
         assert results[: self.states] == list(inputs[: self.states]), (self, results)
         last = self.states + self.stacked
         stacked = [Type(type.dtype, (self.axis, *type.axes)) for type in results[self.states : last]]
@@ -103,13 +103,13 @@ class Scan(Op):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis but the scanned one for which every operation of the body has a rule."""
         names = dict.fromkeys(name for type in (*self.body.inputs, *operands) for name in type.names)
-        found: list[ShardingRule] = []
+        rules: list[ShardingRule] = []
         for name in names:
             if name != self.axis.name:
-                found += self._rules(name)
+                rules += self._rules(name)
         if self.linear:
-            found += self._rules("")
-        return tuple(found)
+            rules += self._rules("")
+        return tuple(rules)
 
     def _rules(self, axis: str) -> Iterator[ShardingRule]:
         """The rules in which all operands that have the axis are split. Of those that lack it the ones in which it is
@@ -117,13 +117,13 @@ class Scan(Op):
         """
         hidden = 0 if self.initial else self.states
         free = [*range(hidden), *(hidden + i for i in self.linear)]
-        lacking = [i for i in free if not self.body.inputs[i].has(axis)]
+        unsplit = [i for i in free if not self.body.inputs[i].has(axis)]
         # With many of them all or none.
-        several = product((None, SUM), repeat=len(lacking)) if len(lacking) <= FEW else product((None, SUM), repeat=1)
+        several = product((None, SUM), repeat=len(unsplit)) if len(unsplit) <= FEW else product((None, SUM), repeat=1)
         seen: set[ShardingRule] = set()
         for chosen in several:
             inputs: list[State] = [axis if type.has(axis) else None for type in self.body.inputs]
-            for k, i in enumerate(lacking):
+            for k, i in enumerate(unsplit):
                 inputs[i] = chosen[k % len(chosen)]
             states = self.body.states(inputs, axis)
             results = [] if states is None else [states[i] for i in self.body.results]
@@ -154,38 +154,40 @@ class Scan(Op):
         sums = len(self.body.results) > self.states + self.stacked
         if axis != self.axis.name or self.backward or sums or not self.sliced:
             return None
-        given = list(operands)
-        kept = [state(type) for type in self.body.inputs[: self.states]]
-        size = given[self.states if self.initial else 0].type.axis(axis).size
+        values = list(operands)
+        states = [state(type) for type in self.body.inputs[: self.states]]
+        size = values[self.states if self.initial else 0].type.axis(axis).size
         begun = (
-            [build.apply(LoadState(), one, each) for one, each in zip(given, kept, strict=False)]
+            [build.apply(LoadState(), one, each) for one, each in zip(values, states, strict=False)]
             if self.initial
-            else kept
+            else states
         )
-        rest = given[self.states :] if self.initial else given
+        rest = values[self.states :] if self.initial else values
         op = evolve(self, axis=Axis(axis, size), initial=True)  # type: ignore[misc]
         results = build.apply_all(op, *begun, *rest)
-        return build.apply_all(WriteState(len(kept), len(results)), *kept, *results[: self.states], *results)
+        return build.apply_all(WriteState(len(states), len(results)), *states, *results[: self.states], *results)
 
     # ------------------------------------------------------------ costs
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Those of the body, at every position."""
-        return self.axis.size * sum(op.flops(given, made) for op, given, made in self.body.each())
+        return self.axis.size * sum(op.flops(inputs, outputs) for op, inputs, outputs in self.body.each())
 
     def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
         """Those of the body, at every position."""
-        return self.axis.size * sum(op.product_flops(given, made) for op, given, made in self.body.each())
+        return self.axis.size * sum(op.product_flops(inputs, outputs) for op, inputs, outputs in self.body.each())
 
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
         """Products of one position, if it has any."""
-        found = [op.matrices(given, made) for op, given, made in self.body.each()]
-        return () if any(each is not None for each in found) else None
+        shapes = [op.matrices(inputs, outputs) for op, inputs, outputs in self.body.each()]
+        return () if any(each is not None for each in shapes) else None
 
     def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """What the body's operations read and write at every position."""
         return self.axis.size * sum(
-            op.accessed(given, made) for op, given, made in self.body.each() if not op.is_view and op.literal is None
+            op.accessed(inputs, outputs)
+            for op, inputs, outputs in self.body.each()
+            if not op.is_view and op.literal is None
         )
 
     def launches(self) -> int:
@@ -194,9 +196,9 @@ class Scan(Op):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """What one position makes, with its largest workspace, and the states before it; sums."""
-        made = sum(type.bytes for op, _, types in self.body.each() if op.allocates for type in types)
-        inner = max((op.workspace(given, types) for op, given, types in self.body.each()), default=0)
-        return 2 * made + inner + sum(type.bytes for type in results[self.states + self.stacked :])
+        produced = sum(type.bytes for op, _, types in self.body.each() if op.allocates for type in types)
+        inner = max((op.workspace(inputs, types) for op, inputs, types in self.body.each()), default=0)
+        return 2 * produced + inner + sum(type.bytes for type in results[self.states + self.stacked :])
 
     # ------------------------------------------------------------ gradient and source
 

@@ -44,8 +44,8 @@ def scan_gradients(
     inputs, values = _replayed(body, inner)
     # The cotangent of a state: of its value at this position, and through the position that follows.
     through = {i: inner.value(f"through {i}", inputs[i].type) for i in states}
-    given = {i: value for i, value in enumerate(d[count : 2 * count]) if value is not None}
-    direct = {i: inner.value(f"direct {i}", inputs[i].type) for i in given}
+    incoming = {i: value for i, value in enumerate(d[count : 2 * count]) if value is not None}
+    direct = {i: inner.value(f"direct {i}", inputs[i].type) for i in incoming}
     contributions: dict[Value, list[Value]] = {}
     for i in states:
         whole = pointwise(inner, "add", through[i], direct[i]) if i in direct else through[i]
@@ -68,14 +68,14 @@ def scan_gradients(
             if part is not None and value in flowing:
                 contributions.setdefault(value, []).append(part)
 
-    made = {value: each for each in inner.nodes for value in each.outputs}
+    producers = {value: each for each in inner.nodes for value in each.outputs}
 
     def settled(value: Value, type: Type) -> Value:
         """The cotangent of an input in its type; zeros if there is none."""
-        found = cotangent(value)
-        if found is None:
+        result = cotangent(value)
+        if result is None:
             return inner.apply(Expand(type.axes), constant(inner, 0.0, type))
-        return cast(inner, arranged(inner, found, type.names), type.dtype)
+        return cast(inner, arranged(inner, result, type.names), type.dtype)
 
     next_states = [settled(inputs[i], inputs[i].type) for i in states]
     first_shared = count + slices
@@ -87,7 +87,7 @@ def scan_gradients(
     for i in range(first_shared, len(inputs)):
         rest = []
         for part in contributions.get(inputs[i], []):
-            source = made.get(part)
+            source = producers.get(part)
             fixed = inputs[first_shared:]
             if source is not None and source.op.total(axis.name) and any(v not in fixed for v in source.inputs):
                 a, b = source.inputs
@@ -110,7 +110,7 @@ def scan_gradients(
         for i in range(count)
     ]
     arranged_before = [arranged(build, value, (axis.name, *inputs[i].type.names)) for i, value in enumerate(before)]
-    direct_outer = [arranged(build, value, (axis.name, *inputs[i].type.names)) for i, value in given.items()]
+    direct_outer = [arranged(build, value, (axis.name, *inputs[i].type.names)) for i, value in incoming.items()]
     slices_in = [*inputs[:count], *direct.values(), *inputs[count:first_shared]]
     slices_out = [*arranged_before, *direct_outer, *node.inputs[count:first_shared]]
     loop_body = body_of(
@@ -133,27 +133,29 @@ def scan_gradients(
     )
     results = build.apply_all(loop, *slices_out, *node.inputs[first_shared:])
     last, slices_made, summed = results[:first], results[first : first + stacked], results[first + stacked :]
-    found: list[Value | None] = [None] * len(node.inputs)
+    cotangents: list[Value | None] = [None] * len(node.inputs)
     for i, value in zip(states, last, strict=True):
-        found[i] = value
+        cotangents[i] = value
     for i, value in zip(to_sliced, slices_made, strict=False):
-        found[i] = arranged(build, value, node.inputs[i].type.names)
+        cotangents[i] = arranged(build, value, node.inputs[i].type.names)
     outside = {**sliced, **shared, **dict(zip(leaving, slices_made[len(to_sliced) :], strict=True))}
     for i, value in zip(sums, summed, strict=True):
-        found[i] = cast(build, value, inputs[i].type.dtype)
+        cotangents[i] = cast(build, value, inputs[i].type.dtype)
     for i, pairs in products.items():
         for product, a, b in pairs:
-            found[i] = _added(build, found[i], _product(build, product, axis, outside[a], outside[b]), inputs[i].type)
-    return tuple(found)
+            cotangents[i] = _added(
+                build, cotangents[i], _product(build, product, axis, outside[a], outside[b]), inputs[i].type
+            )
+    return tuple(cotangents)
 
 
-def _flowing(nodes: Sequence[Node], wanted: Sequence[Value]) -> set[Value]:
+def _flowing(nodes: Sequence[Node], sources: Sequence[Value]) -> set[Value]:
     """Values that depend differentiably on the wanted ones."""
-    found = set(wanted)
+    flowing = set(sources)
     for node in nodes:
-        if node.op.differentiable and any(value in found for value in node.inputs):
-            found.update(value for value in node.outputs if value.type.is_float)
-    return found
+        if node.op.differentiable and any(value in flowing for value in node.inputs):
+            flowing.update(value for value in node.outputs if value.type.is_float)
+    return flowing
 
 
 def _product(build: Builder, product: Op, axis: Axis, a: Value, b: Value) -> Value:

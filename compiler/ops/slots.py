@@ -146,19 +146,19 @@ class Dispatch(Slotted):
             return tuple(name if each.has(name) else None for each in operands)
 
         places = (self.experts.name, self.slots.name)
-        kept = tuple(ShardingRule(states(name), (name,)) for name in results[0].names if name not in places)
+        aligned = tuple(ShardingRule(states(name), (name,)) for name in results[0].names if name not in places)
         cut = tuple(ShardingRule((None, None, None), (name,)) for name in places)
         own = tuple(ShardingRule(states(name), (SUM,)) for name in self.own)
-        return (*kept, *cut, *own, ShardingRule((SUM, None, None), (SUM,)))
+        return (*aligned, *cut, *own, ShardingRule((SUM, None, None), (SUM,)))
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Each row's from its slots, added up over choices that x lacks."""
         x, ids, slots = node.inputs
         back = Collect(self.experts.name, self.slots.name, self.guarded)
         rows = build.apply(back, d, ids, slots)
-        lacking = [name for name in self.own if not x.type.has(name)]
-        if lacking:
-            rows = total(build, rows, lacking, x.type.dtype)
+        summed = [name for name in self.own if not x.type.has(name)]
+        if summed:
+            rows = total(build, rows, summed, x.type.dtype)
         return arranged(build, rows, x.type.names), None, None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -171,8 +171,8 @@ class Dispatch(Slotted):
         shape = [ids.type.axis(name).size if x.type.has(name) else 1 for name in (*shared, *self.own)]
         shape.append(prod(x.type.axis(name).size for name in rest))
         view = permuted(x.text, x.type.names, [*shared, *own, *rest]) + f".reshape{shape_text(shape)}"
-        given = [view, *(permuted(each.text, each.type.names, [*shared, *self.own]) for each in (ids, slots))]
-        text = self.kernel_text("dispatch", given, len(shared), self.experts, self.slots)
+        texts = [view, *(permuted(each.text, each.type.names, [*shared, *self.own]) for each in (ids, slots))]
+        text = self.kernel_text("dispatch", texts, len(shared), self.experts, self.slots)
         order = [*shared, self.experts.name, self.slots.name, *rest]
         return permuted(f"{text}.view{shape_text([result.axis(name).size for name in order])}", order, result.names)
 
@@ -208,12 +208,12 @@ class Collect(Slotted):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis of the result; experts and slots, which makes it partial; linear in y."""
-        kept = tuple(
+        aligned = tuple(
             ShardingRule(tuple(name if each.has(name) else None for each in operands), (name,))
             for name in results[0].names
         )
         parts = tuple(ShardingRule((name, None, None), (SUM,)) for name in (self.experts, self.slots))
-        return (*kept, *parts, ShardingRule((SUM, None, None), (SUM,)))
+        return (*aligned, *parts, ShardingRule((SUM, None, None), (SUM,)))
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Each choice's in its slot."""
@@ -234,8 +234,8 @@ class Collect(Slotted):
         shape = [y.type.axis(name).size for name in (*shared, *places)]
         shape.append(prod(y.type.axis(name).size for name in rest))
         view = permuted(y.text, y.type.names, [*shared, *places, *rest]) + f".reshape{shape_text(shape)}"
-        given = [view, *(permuted(each.text, each.type.names, [*shared, *own]) for each in (ids, slots))]
-        text = self.kernel_text("collect", given, len(shared), *(y.type.axis(name) for name in places))
+        texts = [view, *(permuted(each.text, each.type.names, [*shared, *own]) for each in (ids, slots))]
+        text = self.kernel_text("collect", texts, len(shared), *(y.type.axis(name) for name in places))
         order = [*shared, *own, *rest]
         return permuted(f"{text}.view{shape_text([result.axis(name).size for name in order])}", order, result.names)
 
@@ -271,9 +271,9 @@ class Load(Positioned):
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any remaining axis; the experts, which need all ids; counted axes, which makes the result partial."""
-        kept = tuple(ShardingRule((name,), (name,)) for name in operands[0].names if name not in self.over)
+        aligned = tuple(ShardingRule((name,), (name,)) for name in operands[0].names if name not in self.over)
         counted = tuple(ShardingRule((name,), (SUM,)) for name in self.over)
-        return (*kept, ShardingRule((None,), (self.into.name,)), *counted)
+        return (*aligned, ShardingRule((None,), (self.into.name,)), *counted)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One addition for each id."""

@@ -260,11 +260,11 @@ class LookUpEntries(Op):
         """Sources, tables, entries, columns; blocks, where the table's rows are split; linear in the table."""
         ids, table = operands
         names = [name for name in results[0].names if name != BLOCK]
-        kept = (
+        aligned = (
             ShardingRule((name if ids.has(name) else None, name if table.has(name) else None), (name,))
             for name in names
         )
-        return (*kept, ShardingRule((BLOCK, self.over), (BLOCK,)), ShardingRule((None, SUM), (SUM,)))
+        return (*aligned, ShardingRule((BLOCK, self.over), (BLOCK,)), ShardingRule((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""
@@ -305,8 +305,8 @@ class TakeEntries(Op):
         """Tables, columns, sources; linear in the rows."""
         rows, places = operands
         names = [name for name in rows.names if name not in (SOURCE, BLOCK, ENTRY)]
-        kept = (ShardingRule((name, name if places.has(name) else None), (name,)) for name in names)
-        return (*kept, ShardingRule((SOURCE, self.along), (self.along,)), ShardingRule((SUM, None), (SUM,)))
+        aligned = (ShardingRule((name, name if places.has(name) else None), (name,)) for name in names)
+        return (*aligned, ShardingRule((SOURCE, self.along), (self.along,)), ShardingRule((SUM, None), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""
@@ -336,8 +336,8 @@ def exchanged(build: Builder, ids: Value, table: Value, over: str, along: str, p
     block, entry = Axis(BLOCK, parts), Axis(ENTRY, entries(count, rows // parts))
     op = DistinctIds(shared, rows // parts, block, entry, Axis(SOURCE, parts), along)
     distinct, places = build.apply_all(op, ids)
-    found = build.apply(LookUpEntries(over), distinct, table)
-    return (build.apply(TakeEntries(along), found, places),)
+    looked_up = build.apply(LookUpEntries(over), distinct, table)
+    return (build.apply(TakeEntries(along), looked_up, places),)
 
 
 @op("exchange_rows")
@@ -379,9 +379,9 @@ class SparseAllToAll(Collective):
             for type in types
         )
 
-    def seconds(self, held: float, link: Link) -> tuple[float, float]:
+    def seconds(self, local_bytes: float, link: Link) -> tuple[float, float]:
         """An exchange of numbers, and one of entries, if ids are spread evenly over all blocks."""
-        latency, time = link.exchange(self.parts, held / self.parts)
+        latency, time = link.exchange(self.parts, local_bytes / self.parts)
         return 2 * latency, time
 
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
@@ -470,11 +470,11 @@ class UpdateRows(Update):
         """Any axis of the table; blocks of entries where its rows are split."""
 
         def states(name: str, types: Sequence[Type]) -> tuple[str | None, ...]:
-            found = []
+            axes = []
             for type in types:
                 own = BLOCK if name == self.over and type.has(BLOCK) else name
-                found.append(own if type.has(own) else None)
-            return tuple(found)
+                axes.append(own if type.has(own) else None)
+            return tuple(axes)
 
         return tuple(ShardingRule(states(name, operands), states(name, results)) for name in results[0].names)
 
@@ -499,8 +499,8 @@ class UpdateRows(Update):
             return Type(type.dtype, (*ids.axes, *rest))
 
         own = [taken(type) for type in (table, *states)]
-        given = [gradient, *own[1:], *needed]
-        making = sum(type.bytes for type in (gradient, *needed)) + self.update.workspace([own[0], *given], own)
+        inputs = [gradient, *own[1:], *needed]
+        making = sum(type.bytes for type in (gradient, *needed)) + self.update.workspace([own[0], *inputs], own)
         return PLACES * ids.bytes + sum(type.bytes for type in own) + max(making, max(type.bytes for type in own))
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -539,7 +539,7 @@ def _row_bytes(rows: Type) -> int:
 
 def _elements(type: Type, names: Sequence[str]) -> int:
     """The number of positions along some axes."""
-    found = 1
+    count = 1
     for name in names:
-        found *= type.axis(name).size
-    return found
+        count *= type.axis(name).size
+    return count

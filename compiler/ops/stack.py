@@ -72,10 +72,10 @@ class Stack(Op):
 
     def starts(self, operands: Sequence[Type]) -> tuple[int, ...]:
         """The first matrix of each operand, and of what follows them."""
-        found = [0]
+        starts = [0]
         for i, each in enumerate(operands):
-            found.append(found[-1] + self._own(i, each))
-        return tuple(found)
+            starts.append(starts[-1] + self._own(i, each))
+        return tuple(starts)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """`matrix`, then `names`."""
@@ -110,9 +110,9 @@ class Stack(Op):
             own = len(order) - len(self.names)
             view = permuted(x.text, x.type.names, order)
             texts.append(f"{view}[None]" if not own else view if own == 1 else f"{view}.flatten(0, {own - 1})")
-        lacking = self.count - self.starts([x.type for x in arguments])[-1]
-        if lacking:
-            sizes = ", ".join(map(str, (lacking, *results[0].shape[1:])))
+        padding = self.count - self.starts([x.type for x in arguments])[-1]
+        if padding:
+            sizes = ", ".join(map(str, (padding, *results[0].shape[1:])))
             texts.append(f"{arguments[0].text}.new_zeros({sizes})")
         return f"torch.cat(({', '.join(texts)},))"
 
@@ -152,14 +152,14 @@ class Unstack(Op):
 
     def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
         """What was stacked; or what an operation on the stack makes of that alone."""
-        op, given = known.made[operands[0]]
+        op, inputs = known.made[operands[0]]
         whole = op if isinstance(op, OfMatrices) else None
         if whole is not None:
-            op, given = known.made[given[0]]
+            op, inputs = known.made[inputs[0]]
         if not isinstance(op, Stack) or op.names != self.names:
             return None
-        types = [known.types[number] for number in given]
-        for number, type, order, start in zip(given, types, op.orders, op.starts(types)[:-1], strict=True):
+        types = [known.types[number] for number in inputs]
+        for number, type, order, start in zip(inputs, types, op.orders, op.starts(types)[:-1], strict=True):
             if start == self.start and order == self.order and type.names == self.axes:
                 if tuple(type.axis(name).size for name in order[: len(self.sizes)]) != self.sizes:
                     return None

@@ -106,7 +106,7 @@ class Sliding(Op):
     def fits(self) -> bool:
         """Whether there are as many positions as the sizes say."""
         each = zip(self.padded, self.extents, self.stride, self.into, strict=True)
-        return all((room - extent) // stride + 1 == into.size for room, extent, stride, into in each)
+        return all((padded - extent) // stride + 1 == into.size for padded, extent, stride, into in each)
 
     @property
     def apart(self) -> tuple[tuple[str, str], ...]:

@@ -47,10 +47,10 @@ class Zigzag(Positioned):
 
     @property
     def _parts(self) -> int:
-        found = 1
+        count = 1
         for name, _, parts in self.shards:
-            found *= parts if name == self.axis else 1
-        return found
+            count *= parts if name == self.axis else 1
+        return count
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """The side in zigzag order along the axis; any other axis; linear."""

@@ -190,8 +190,8 @@ class Adafactor(Update):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
         parameter, gradient, *others = (argument.text for argument in arguments)
-        kept, (*new, inverse, squares, size) = others[: len(self.states)], others[len(self.states) :]
-        states, means = (f"({', '.join(each)},)" for each in (kept, new))
+        old, (*new, inverse, squares, size) = others[: len(self.states)], others[len(self.states) :]
+        states, means = (f"({', '.join(each)},)" for each in (old, new))
         constants = f"{self.count}, {self.eps_scale}, {self.clip_threshold}, {self.decay}"
         texts = f"{parameter}, {gradient}, {states}, {means}, {inverse}, {squares}, {size}"
         return f"kernels.adafactor({texts}, {self.learning_rate}, c.update, {constants})"
@@ -208,7 +208,7 @@ def _squared(build: Builder, value: Value) -> Value:
     return build.apply(Dot(value.type.names), value, value)
 
 
-def _update(given: Mapping[str, Any], parameter: Trained) -> Adafactor:
+def _update(arguments: Mapping[str, Any], parameter: Trained) -> Adafactor:
     type, matrix = parameter.type, parameter.matrix
     inner, stacked = (matrix.inner, matrix.stacked) if matrix else (parameter.rows or type.names[:-1], ())
     if len(inner) + len(stacked) == len(type.axes):
@@ -217,10 +217,10 @@ def _update(given: Mapping[str, Any], parameter: Trained) -> Adafactor:
         inner,
         stacked,
         type.elements,
-        float(given["decay_rate"]),
-        float(given["eps"]),
-        float(given["eps_scale"]),
-        float(given["clip_threshold"]),
+        float(arguments["decay_rate"]),
+        float(arguments["eps"]),
+        float(arguments["eps_scale"]),
+        float(arguments["clip_threshold"]),
         parameter.decay,
     )
 

@@ -58,10 +58,10 @@ SETTINGS = (
 )
 
 
-def adamw(given: Mapping[str, Any], parameter: Trained) -> AdamW:
+def adamw(arguments: Mapping[str, Any], parameter: Trained) -> AdamW:
     """The update of a parameter, from a call's arguments."""
-    beta1, beta2 = given["betas"]
-    return AdamW(float(beta1), float(beta2), float(given["eps"]), parameter.decay)
+    beta1, beta2 = arguments["betas"]
+    return AdamW(float(beta1), float(beta2), float(arguments["eps"]), parameter.decay)
 
 
 register(

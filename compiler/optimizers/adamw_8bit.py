@@ -74,10 +74,13 @@ class AdamW8bit(Update):
         return 30 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Both states as floats, one of them in whole blocks, and divided by scales; and the indices of its codes."""
+        """Both states as floats, in whole blocks, one of them again if it is filled up for these, and divided by scales;
+        and the indices of its codes.
+        """
         whole, scales = operands[0], operands[3]
-        filled_up = whole.elements % self.block > 0
-        return (3 + filled_up) * whole.bytes + 4 * whole.elements + 2 * scales.bytes
+        missing = -whole.elements % self.block
+        elements = whole.elements + missing
+        return (3 + (missing > 0)) * elements * BYTES[whole.dtype] + 4 * elements + 2 * scales.bytes
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
         """Of either state, the 256 values of the map, and the bounds between them."""
@@ -91,12 +94,12 @@ class AdamW8bit(Update):
         return f"kernels.adamw_8bit({texts}, {self.learning_rate}, c.update, {constants})"
 
 
-def _update(given: Mapping[str, Any], parameter: Trained) -> Update:
+def _update(arguments: Mapping[str, Any], parameter: Trained) -> Update:
     """Small parameters keep whole states, as they hardly cost any memory."""
-    whole = adamw(given, parameter)
-    if parameter.type.elements < max(1, given["min_size"]) or not parameter.type.axes:
+    whole = adamw(arguments, parameter)
+    if parameter.type.elements < max(1, arguments["min_size"]) or not parameter.type.axes:
         return whole
-    return AdamW8bit(whole.beta1, whole.beta2, whole.eps, whole.decay, int(given["block_size"]))
+    return AdamW8bit(whole.beta1, whole.beta2, whole.eps, whole.decay, int(arguments["block_size"]))
 
 
 def _proxy(arguments: Mapping[str, Any], norm: float) -> Mapping[str, Any]:

@@ -37,8 +37,8 @@ class Lion(Update):
         return f"kernels.lion({texts}, {self.learning_rate}, {self.beta1}, {self.beta2}, {self.decay})"
 
 
-def _update(given: Mapping[str, Any], parameter: Trained) -> Lion:
-    beta1, beta2 = given["betas"]
+def _update(arguments: Mapping[str, Any], parameter: Trained) -> Lion:
+    beta1, beta2 = arguments["betas"]
     return Lion(float(beta1), float(beta2), parameter.decay)
 
 

@@ -143,18 +143,18 @@ def _unfit(parameter: Trained) -> str | None:
     return None
 
 
-def _update(given: Mapping[str, Any], parameter: Trained) -> Muon:
+def _update(arguments: Mapping[str, Any], parameter: Trained) -> Muon:
     type = parameter.type
     matrix = parameter.matrix or Matrix((), (), type.names)
     rows, columns = (prod(type.axis(name).size for name in names) for names in (matrix.inner, matrix.outer))
-    scale = sqrt(max(1.0, columns / rows)) if given["adjust"] == "original" else 0.2 * sqrt(max(rows, columns))
+    scale = sqrt(max(1.0, columns / rows)) if arguments["adjust"] == "original" else 0.2 * sqrt(max(rows, columns))
     return Muon(
         matrix.inner,
         matrix.stacked,
-        float(given["momentum"]),
-        bool(given["nesterov"]),
-        int(given["steps"]),
-        float(given["eps"]),
+        float(arguments["momentum"]),
+        bool(arguments["nesterov"]),
+        int(arguments["steps"]),
+        float(arguments["eps"]),
         scale,
         parameter.decay,
     )

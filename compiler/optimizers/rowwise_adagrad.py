@@ -65,11 +65,11 @@ class RowwiseAdagrad(Update):
         return f"kernels.rowwise_adagrad({texts}, {self.learning_rate}, {constants})"
 
 
-def _update(given: Mapping[str, Any], parameter: Trained) -> RowwiseAdagrad:
+def _update(arguments: Mapping[str, Any], parameter: Trained) -> RowwiseAdagrad:
     type = parameter.type
     rows = parameter.rows or type.names[:1]
     count = type.without(rows).elements
-    return RowwiseAdagrad(rows, count, float(given["eps"]), parameter.decay)
+    return RowwiseAdagrad(rows, count, float(arguments["eps"]), parameter.decay)
 
 
 register(

@@ -63,10 +63,10 @@ class BatchRules:
         operands = tuple((value.type, value in self.from_inputs) for value in node.inputs)
         results = tuple((value.type, value in self.from_inputs) for value in node.outputs)
         key = node.op.structural_key, operands, results, tuple(states)
-        found = self._known.get(key, ...)
-        if found is ...:
-            found = self._known[key] = self._decide(node, states)
-        return found
+        rule = self._known.get(key, ...)
+        if rule is ...:
+            rule = self._known[key] = self._decide(node, states)
+        return rule
 
     def _decide(self, node: Node, states: Sequence[State]) -> ShardingRule | None:
         types = [value.type for value in node.inputs]
@@ -117,12 +117,12 @@ def from_inputs_alone(graph: Graph) -> frozenset[Value]:
     values; but cotangents, which sometimes need nothing else either, are left alone. What is of one slice is not.
     """
     alone = {each.value for each in graph.inputs}
-    made: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
+    canonical: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
     same: dict[Value, Value] = {}  # the first value computed in the same way
     for node in graph.nodes:
         if all(value in alone for value in node.inputs) and not node.op.microbatch_dependent:
             key = node.op, tuple(same.get(value, value) for value in node.inputs)
-            if node.phase is Phase.FORWARD or key in made:
+            if node.phase is Phase.FORWARD or key in canonical:
                 alone.update(node.outputs)
-                same.update(zip(node.outputs, made.setdefault(key, node.outputs), strict=True))
+                same.update(zip(node.outputs, canonical.setdefault(key, node.outputs), strict=True))
     return frozenset(alone)

@@ -33,9 +33,9 @@ def bucket_limits(mesh: Mesh) -> Callable[[str], float]:
     return full
 
 
-def bucketed(nodes: Iterable[Node], most: int, full: Callable[[str], float] = lambda axis: BUCKET_BYTES) -> list[Node]:
-    """Merge collectives of at most `most` bytes each into buckets; one that is `full` takes no more."""
-    found: list[Node | None] = []  # None: a place for a bucket
+def bucketed(nodes: Iterable[Node], limit: int, full: Callable[[str], float] = lambda axis: BUCKET_BYTES) -> list[Node]:
+    """Merge collectives of at most `limit` bytes each into buckets; one that is `full` takes no more."""
+    merged: list[Node | None] = []  # None: a place for a bucket
     places: dict[tuple[object, ...], int] = {}
     waiting: dict[tuple[object, ...], list[tuple[Node, Collective]]] = {}
     owner: dict[Value, tuple[object, ...]] = {}
@@ -45,25 +45,25 @@ def bucketed(nodes: Iterable[Node], most: int, full: Callable[[str], float] = la
         for node, _ in bucket:
             for value in node.outputs:
                 del owner[value]
-        found[places[key]] = _joined(bucket)
+        merged[places[key]] = _joined(bucket)
 
     for node in nodes:
         for key in dict.fromkeys(owner[value] for value in node.inputs if value in owner):
             flush(key)
-        if not isinstance(node.op, Collective) or transferred_bytes(node) > most:
-            found.append(node)
+        if not isinstance(node.op, Collective) or transferred_bytes(node) > limit:
+            merged.append(node)
             continue
         key = node.op.bucket, node.inputs[0].type.dtype, node.phase, node.stage
         bucket = waiting.setdefault(key, [])
         bucket.append((node, node.op))
-        places[key] = len(found)
-        found.append(None)
+        places[key] = len(merged)
+        merged.append(None)
         owner.update(dict.fromkeys(node.outputs, key))
         if sum(value.type.bytes for each, _ in bucket for value in each.inputs) > full(node.op.over):
             flush(key)
     for key in list(waiting):
         flush(key)
-    return [node for node in found if node is not None]
+    return [node for node in merged if node is not None]
 
 
 def transferred_bytes(node: Node) -> int:

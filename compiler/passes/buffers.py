@@ -28,29 +28,29 @@ class UpdateEnds:
 
     def read(self, graph: Graph, value: Value) -> tuple[list[Node], set[Value]]:
         """The nodes that the end of one update consists of, in order, and what they read."""
-        wanted, found = {value}, list[Node]()
+        needed, nodes = {value}, list[Node]()
         for node in reversed(graph.nodes):
-            if node in self.nodes and any(each in wanted for each in node.outputs):
-                found.append(node)
-                wanted.update(node.inputs)
-        made = {each for node in found for each in node.outputs}
-        return found[::-1], wanted - made
+            if node in self.nodes and any(each in needed for each in node.outputs):
+                nodes.append(node)
+                needed.update(node.inputs)
+        produced = {each for node in nodes for each in node.outputs}
+        return nodes[::-1], needed - produced
 
 
 def ends_of(graph: Graph, batch: str) -> UpdateEnds:
     """The ends of a graph's updates. `batch` is the axis that is split into microbatches."""
     if not graph.updates:
         return UpdateEnds(frozenset(), frozenset())
-    wanted = {each.value for each in graph.updates}
+    needed = {each.value for each in graph.updates}
     for node in reversed(graph.nodes):
-        if any(value in wanted for value in node.outputs):
-            wanted.update(node.inputs)
-    along = _along_batch(graph, batch, wanted)
+        if any(value in needed for value in node.outputs):
+            needed.update(node.inputs)
+    along = _along_batch(graph, batch, needed)
     inputs = {each.value for each in graph.inputs}
     late = {
         node
         for node in graph.nodes
-        if any(value in wanted for value in node.outputs)
+        if any(value in needed for value in node.outputs)
         and not node.op.random
         and not any(along.get(value) or value in inputs for value in (*node.inputs, *node.outputs))
     }
@@ -59,34 +59,34 @@ def ends_of(graph: Graph, batch: str) -> UpdateEnds:
         if node in late and any(value in roots for value in node.outputs):
             ends.add(node)
             roots.update(node.inputs)
-    made = {value for node in ends for value in node.outputs}
+    produced = {value for node in ends for value in node.outputs}
     parameters = {parameter.value for parameter in graph.parameters}
-    return UpdateEnds(frozenset(ends), frozenset(roots - made - parameters))
+    return UpdateEnds(frozenset(ends), frozenset(roots - produced - parameters))
 
 
-def _along_batch(graph: Graph, batch: str, wanted: set[Value]) -> dict[Value, frozenset[str]]:
+def _along_batch(graph: Graph, batch: str, needed: set[Value]) -> dict[Value, frozenset[str]]:
     """The axes along which values are split when the batch is: itself, or what it has been split or renamed to."""
-    found = {each.value: frozenset([batch]) for each in graph.inputs if each.value.type.has(batch)}
+    along = {each.value: frozenset([batch]) for each in graph.inputs if each.value.type.has(batch)}
     for node in graph.nodes:
-        if not any(value in wanted for value in node.outputs):
+        if not any(value in needed for value in node.outputs):
             continue
         axes: list[set[str]] = [set() for _ in node.outputs]
         if not any(value.type.has(batch) for value in node.inputs):
             for value, own in zip(node.outputs, axes, strict=True):
                 own.update([batch] if value.type.has(batch) else [])
         rules: tuple[ShardingRule, ...] = ()
-        if any(found.get(value) for value in node.inputs):
+        if any(along.get(value) for value in node.inputs):
             rules = node.op.sharding_rules([v.type for v in node.inputs], [v.type for v in node.outputs])
         for i, value in enumerate(node.inputs):
-            split = found.get(value, frozenset())
+            split = along.get(value, frozenset())
             for own, output in zip(axes, node.outputs, strict=True):
                 own.update(axis for axis in split if output.type.has(axis))
             for rule in rules:
                 if rule.operands[i] in split:
                     for own, state in zip(axes, rule.results, strict=True):
                         own.update([state] if is_split(state) else [])
-        found.update((value, frozenset(own)) for value, own in zip(node.outputs, axes, strict=True))
-    return found
+        along.update((value, frozenset(own)) for value, own in zip(node.outputs, axes, strict=True))
+    return along
 
 
 def stages_of(graph: Graph, batch: str) -> dict[Value, set[int]]:
@@ -94,54 +94,54 @@ def stages_of(graph: Graph, batch: str) -> dict[Value, set[int]]:
     it, and those that keep a buffer whose update reads it. What none of these reads is kept where its update is made.
     """
     ends = ends_of(graph, batch)
-    kept: dict[Value, set[int]] = {parameter.value: set() for parameter in graph.parameters}
+    stages: dict[Value, set[int]] = {parameter.value: set() for parameter in graph.parameters}
     for node in _needed(graph, ends):
         for value in node.inputs:
-            if value in kept:
-                kept[value].add(node.placed_on)
+            if value in stages:
+                stages[value].add(node.placed_on)
     buffers = {parameter.name: parameter.value for parameter in graph.parameters if parameter.buffer}
     reads: dict[Value, set[Value]] = {}
     for each in graph.updates:
         buffer = buffers[each.buffer]
         nodes, read = ends.read(graph, each.value)
-        reads[buffer] = {value for value in read if value in kept}
-        if not kept[buffer]:
-            made = [node for node in graph.nodes if each.value in node.outputs]
-            kept[buffer].update(node.placed_on for node in (*made, *nodes)[:1])
+        reads[buffer] = {value for value in read if value in stages}
+        if not stages[buffer]:
+            producers = [node for node in graph.nodes if each.value in node.outputs]
+            stages[buffer].update(node.placed_on for node in (*producers, *nodes)[:1])
     for buffer in buffers.values():
-        kept[buffer] = kept[buffer] or {0}
+        stages[buffer] = stages[buffer] or {0}
     changed = True
     while changed:
         changed = False
         for buffer, others in reads.items():
             for other in others:
-                if not kept[buffer] <= kept[other]:
-                    kept[other] |= kept[buffer]
+                if not stages[buffer] <= stages[other]:
+                    stages[other] |= stages[buffer]
                     changed = True
-    return kept
+    return stages
 
 
-def with_stages(graph: Graph, batch: str, kept: dict[Value, set[int]]) -> Graph:
+def with_stages(graph: Graph, batch: str, stages: dict[Value, set[int]]) -> Graph:
     """The graph whose parameters know the stages that keep them although no operation of a microbatch reads them."""
-    read: dict[Value, set[int]] = {value: set() for value in kept}
+    read: dict[Value, set[int]] = {value: set() for value in stages}
     for node in _needed(graph, ends_of(graph, batch)):
         for value in node.inputs:
             if value in read:
                 read[value].add(node.placed_on)
-    parameters = (evolve(p, kept=tuple(sorted(kept[p.value] - read[p.value]))) for p in graph.parameters)
+    parameters = (evolve(p, kept=tuple(sorted(stages[p.value] - read[p.value]))) for p in graph.parameters)
     return evolve(graph, parameters=tuple(parameters))
 
 
 def _needed(graph: Graph, ends: UpdateEnds) -> set[Node]:
     """The nodes that run for each microbatch."""
-    wanted = {graph.loss, *(value for _, value in graph.metrics)}
-    wanted |= ends.statistics
-    found: set[Node] = set()
+    needed = {graph.loss, *(value for _, value in graph.metrics)}
+    needed |= ends.statistics
+    nodes: set[Node] = set()
     for node in reversed(graph.nodes):
-        if any(value in wanted for value in node.outputs):
-            found.add(node)
-            wanted.update(node.inputs)
-    return found
+        if any(value in needed for value in node.outputs):
+            nodes.add(node)
+            needed.update(node.inputs)
+    return nodes
 
 
 # ---------------------------------------------------------------- the ends as nodes

@@ -133,11 +133,11 @@ class _Builder(Builder):
                 inner = f"{scope}.{step.scope}"
                 levels, name = step.instance or (0, step.scope)
                 self.scopes.append(Scope(inner, step.block if step.instance is None else name))
-                given = [
+                operands = [
                     self.operand(argument, values, self.typed(type).dtype)
                     for argument, type in zip(step.arguments, step.body.types, strict=False)
                 ]
-                expanded = self.body(step.body, inner, given, (f"{owners[levels]}.{name}",))
+                expanded = self.body(step.body, inner, operands, (f"{owners[levels]}.{name}",))
                 values.extend(self.results(step.body, expanded, inner))
             elif isinstance(step, spec.Scan):
                 values.extend(self.scanned(step, scope, values, owners))
@@ -200,12 +200,12 @@ class _Builder(Builder):
         self.nodes = []
         inputs = [*states, *(loop.seen(self, values[i]) for i in step.captured)]
         everything = self.body(step.body, scope, inputs, (owners[0], *owners))
-        made = self.results(step.body, everything, scope)
-        made = self._as_carried(made, types)
+        carried = self.results(step.body, everything, scope)
+        carried = self._as_carried(carried, types)
         nodes, self.nodes = self.nodes, before
         del self.scopes[scopes:]
         self.scope, self.span = scope, step.span
-        results, inside = loop.closed(self, nodes, states, initial, made, [f"{scope}.{name}" for name in step.names])
+        results, inside = loop.closed(self, nodes, states, initial, carried, [f"{scope}.{name}" for name in step.names])
         self.inside[self.nodes[-1]] = inside
         return results
 

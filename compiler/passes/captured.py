@@ -18,9 +18,9 @@ def check_captured(state: Cut) -> None:
     inside = (node for nodes in state.forward.inside.values() for node in nodes)
     stages = (node for stage in state.partitioned.stages for node in stage.nodes)
     places = {(node.span, why): None for node in (*state.forward.nodes, *inside, *stages) if (why := _varies(node))}
-    found = [uncaptured(f"this {why}", span) for span, why in places]
-    if found:
-        raise Refused(found)
+    diagnostics = [uncaptured(f"this {why}", span) for span, why in places]
+    if diagnostics:
+        raise Refused(diagnostics)
 
 
 def _varies(node: Node) -> str:

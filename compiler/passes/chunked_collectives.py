@@ -37,17 +37,17 @@ PHASES = (Phase.FORWARD, Phase.BACKWARD)
 PIECE = "piece"
 
 
-def in_pieces(partitioned: PartitionedGraph, most: Mapping[str, int]) -> tuple[PartitionedGraph, frozenset[str]]:
-    """The same stages, with collectives along the mesh axes of `most` in at most as many pieces; and the mesh axes
+def in_pieces(partitioned: PartitionedGraph, limits: Mapping[str, int]) -> tuple[PartitionedGraph, frozenset[str]]:
+    """The same stages, with collectives along the mesh axes of `limits` in at most as many pieces; and the mesh axes
     along which there are some.
     """
-    if all(pieces == 1 for pieces in most.values()):
+    if all(pieces == 1 for pieces in limits.values()):
         return partitioned, frozenset()
     repeats = partitioned.graph.repeats
-    taken = partitioned.graph.names
-    stages = [_Stage(stage, most, taken, repeats) for stage in partitioned.stages]
-    found = evolve(partitioned, stages=tuple(stage.in_pieces() for stage in stages))
-    return found, frozenset(over for stage in stages for over in stage.over)
+    names = partitioned.graph.names
+    stages = [_Stage(stage, limits, names, repeats) for stage in partitioned.stages]
+    result = evolve(partitioned, stages=tuple(stage.in_pieces() for stage in stages))
+    return result, frozenset(over for stage in stages for over in stage.over)
 
 
 @frozen(eq=False)
@@ -72,10 +72,10 @@ class _Cut:
 
 class _Stage:
     def __init__(
-        self, stage: StageGraph, most: Mapping[str, int], taken: Sequence[str], repeats: Mapping[str, str]
+        self, stage: StageGraph, limits: Mapping[str, int], names: Sequence[str], repeats: Mapping[str, str]
     ) -> None:
-        self.stage, self.most, self.repeats = stage, most, repeats
-        self.build = Builder([*taken, *(value.name for node in stage.nodes for value in node.outputs)])
+        self.stage, self.most, self.repeats = stage, limits, repeats
+        self.build = Builder([*names, *(value.name for node in stage.nodes for value in node.outputs)])
         self.place = {value: i for i, node in enumerate(stage.nodes) for value in node.outputs}
         self.makers = {value: node for node in stage.nodes for value in node.outputs}
         self.readers: dict[Value, list[Node]] = {}
@@ -88,10 +88,10 @@ class _Stage:
 
     def in_pieces(self) -> StageGraph:
         """The stage, unchanged if it has no such collectives."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         for _, run in groupby(self.stage.nodes, self._run):
-            found += self._in_pieces(list(run))
-        return evolve(self.stage, nodes=tuple(found)) if self.cut else self.stage
+            nodes += self._in_pieces(list(run))
+        return evolve(self.stage, nodes=tuple(nodes)) if self.cut else self.stage
 
     def _run(self, node: Node) -> tuple[str | None, int]:
         """The nodes of one iteration in one direction, which are emitted together."""
@@ -125,11 +125,11 @@ class _Stage:
             last = inside[cut.products[0]] + 1 if cut.gathers else len(run)
             if read or not cut.gathers:
                 before.setdefault(min([last, *places]), []).append(self._sent(cut))
-        found: list[Node] = []
+        nodes: list[Node] = []
         for i, node in enumerate(run):
-            found += before.get(i, ())
-            found += instead.get(i, (node,))
-        return [*found, *before.get(len(run), ())]
+            nodes += before.get(i, ())
+            nodes += instead.get(i, (node,))
+        return [*nodes, *before.get(len(run), ())]
 
     # ------------------------------------------------------------ which nodes
 
@@ -159,15 +159,15 @@ class _Stage:
 
     def _read(self, node: Node, axis: str, inside: Mapping[Node, int]) -> list[Node]:
         """The products of what is gathered that can be computed by piece where the first of them is."""
-        found: list[Node] = []
+        products: list[Node] = []
         for each in self.readers.get(node.output, ()):
             near = each.phase is node.phase and each in inside and each not in self.cut
             if near and _multiplies(each) and _divides(each, axis):
-                first = self.place[(found or [each])[0].output]
+                first = self.place[(products or [each])[0].output]
                 others = [value for value in each.inputs if value is not node.output]
-                if not found or all(self.place.get(value, -1) < first for value in others):
-                    found.append(each)
-        return found
+                if not products or all(self.place.get(value, -1) < first for value in others):
+                    products.append(each)
+        return products
 
     def _summed(self, reader: Node, value: Value, axis: str, inside: Mapping[Node, int]) -> list[Node]:
         """The products that a value is, or is the sum of, with what adds them; empty if others read it, too."""
@@ -179,8 +179,8 @@ class _Stage:
             return []
         if _multiplies(node):
             return [node]
-        found = [each for operand in node.inputs for each in self._summed(node, operand, axis, inside)]
-        return [*found, node] if found else []
+        products = [each for operand in node.inputs for each in self._summed(node, operand, axis, inside)]
+        return [*products, node] if products else []
 
     # ------------------------------------------------------------ pieces
 
@@ -203,27 +203,27 @@ class _Stage:
         """The starts of a gather's pieces."""
         (local,) = cut.node.inputs
         for k in range(cut.pieces):
-            taken = self._taken(cut, local, k, 1, cut.node)
-            yield taken
-            yield evolve(cut.node, inputs=taken.outputs, outputs=(self._piece(cut, cut.node.output, k),))
+            piece = self._taken(cut, local, k, 1, cut.node)
+            yield piece
+            yield evolve(cut.node, inputs=piece.outputs, outputs=(self._piece(cut, cut.node.output, k),))
 
     def _multiplied(self, cut: _Cut) -> Iterator[Node]:
         """The products by piece; those of a gather are joined, others start to be reduced."""
-        made = {value for product in cut.products for value in product.outputs}
-        made |= {cut.node.output} if cut.gathers else set()
+        by_piece = {value for product in cut.products for value in product.outputs}
+        by_piece |= {cut.node.output} if cut.gathers else set()
         for k in range(cut.pieces):
-            taken: dict[Value, Value] = {}
+            pieces: dict[Value, Value] = {}
             for product in cut.products:
                 for value in product.inputs:
-                    if value in made:
-                        taken[value] = self._piece(cut, value, k)
-                    elif value not in taken and value.type.has(cut.axis):
+                    if value in by_piece:
+                        pieces[value] = self._piece(cut, value, k)
+                    elif value not in pieces and value.type.has(cut.axis):
                         node = self._taken(cut, value, k, cut.blocks, product)
-                        taken[value] = node.output
+                        pieces[value] = node.output
                         yield node
                 piece = self._piece(cut, product.output, k)
                 op = product.op.resized(cut.axis, piece.type.axis(cut.axis).size)
-                inputs = tuple(taken.get(value, value) for value in product.inputs)
+                inputs = tuple(pieces.get(value, value) for value in product.inputs)
                 yield evolve(product, op=op, inputs=inputs, outputs=(piece,))
             if not cut.gathers:
                 inputs = (self._piece(cut, cut.node.inputs[0], k),)

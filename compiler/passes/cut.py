@@ -65,11 +65,11 @@ class PartitionedGraph:
 
     def stage_sets(self) -> dict[str, tuple[int, ...]]:
         """The stages that read each parameter."""
-        found: dict[str, tuple[int, ...]] = {}
+        readers: dict[str, tuple[int, ...]] = {}
         for stage in self.stages:
             for parameter in stage.parameters:
-                found[parameter.name] = (*found.get(parameter.name, ()), stage.index)
-        return found
+                readers[parameter.name] = (*readers.get(parameter.name, ()), stage.index)
+        return readers
 
 
 def cut(graph: Graph, stages: int, spread: SharedVocabulary | None = None) -> PartitionedGraph:
@@ -79,7 +79,7 @@ def cut(graph: Graph, stages: int, spread: SharedVocabulary | None = None) -> Pa
     graph = _whole_messages(graph)
     portable = portable_values(graph)
     producer: dict[Value, Node] = {v: node for node in graph.nodes for v in node.outputs if v not in portable}
-    wanted = _copies(graph, portable, stages)
+    copies = _copies(graph, portable, stages)
     crossing = _crossing(graph, producer, spread.first if spread else frozenset())
     messages: list[Message] = []
     locals_: list[dict[Value, Value]] = [{} for _ in range(stages)]
@@ -87,7 +87,7 @@ def cut(graph: Graph, stages: int, spread: SharedVocabulary | None = None) -> Pa
     for node in graph.nodes:
         if node.phase in LAST:
             continue  # belongs to the update graph
-        targets = wanted.get(node, ()) if node.outputs and node.outputs[0] in portable else (node.placed_on,)
+        targets = copies.get(node, ()) if node.outputs and node.outputs[0] in portable else (node.placed_on,)
         for stage in targets:
             mapping = locals_[stage]
             inputs = []
@@ -112,10 +112,12 @@ def cut(graph: Graph, stages: int, spread: SharedVocabulary | None = None) -> Pa
     accumulators = {(each.name, each.stage): each for each in graph.accumulators}
     read = {value for local in nodes for node in local for value in node.inputs}
     # A frozen parameter that nothing reads, such as those of an iteration without effect, is kept for checkpoints.
-    kept = {each.value for each in graph.parameters if each.frozen} - read
+    unread = {each.value for each in graph.parameters if each.frozen} - read
     return PartitionedGraph(
         graph,
-        tuple(_stage(graph, index, local, accumulators, set() if index else kept) for index, local in enumerate(nodes)),
+        tuple(
+            _stage(graph, index, local, accumulators, set() if index else unread) for index, local in enumerate(nodes)
+        ),
         tuple(messages),
         spread.first if spread is not None else frozenset(),
     )
@@ -133,15 +135,15 @@ def _stage(
     index: int,
     nodes: Sequence[Node],
     known: dict[tuple[str, int | None], Accumulator],
-    kept: set[Value],
+    unread: set[Value],
 ) -> StageGraph:
     read = {value for node in nodes for value in node.inputs}
-    there = read | kept
+    included = read | unread
     targets = [target for node in nodes if (target := node.op.accumulator) is not None]
     return StageGraph(
         index,
         tuple(each for each in graph.inputs if each.value in read),
-        tuple(p for p in graph.parameters if p.value in there or index in p.kept),
+        tuple(p for p in graph.parameters if p.value in included or index in p.kept),
         # What slices share comes first, so that it does not stand between the nodes of an iteration.
         tuple(sorted(nodes, key=lambda node: not node.op.of_slices)),
         tuple(known[name, index] for name in dict.fromkeys(targets)),
@@ -179,19 +181,19 @@ def portable_values(graph: Graph) -> set[Value]:
 
 def _copies(graph: Graph, portable: set[Value], stages: int) -> dict[Node, tuple[int, ...]]:
     """The stages that need each portable node."""
-    wanted: dict[Value, set[int]] = {}
+    readers: dict[Value, set[int]] = {}
     copies: dict[Node, tuple[int, ...]] = {}
     for node in reversed(graph.nodes):
         if node.phase in LAST:
             continue
         if node.outputs and node.outputs[0] in portable:
-            targets = set[int]().union(*(wanted.get(value, ()) for value in node.outputs))
+            targets = set[int]().union(*(readers.get(value, ()) for value in node.outputs))
             copies[node] = tuple(sorted(targets))
         else:
             targets = {node.placed_on}
         for value in node.inputs:
             if value in portable:
-                wanted.setdefault(value, set()).update(targets)
+                readers.setdefault(value, set()).update(targets)
     return copies
 
 
@@ -218,7 +220,7 @@ def _crossing(graph: Graph, producers: dict[Value, Node], first: Collection[int]
                 )
             assert forward or back, f"{value.name} would cross from B of {source} to {destination}"
             crossing.setdefault(value, {})[destination] = None
-    return {value: tuple(sorted(found)) for value, found in crossing.items()}
+    return {value: tuple(sorted(destinations)) for value, destinations in crossing.items()}
 
 
 def join(partitioned: PartitionedGraph) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:

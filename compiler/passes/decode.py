@@ -64,7 +64,7 @@ class _Decoder:
         inputs = tuple(map(self._input, self.source.inputs))
         for node in self.source.nodes:
             self._node(node)
-        asked = tuple((name, self.local[value]) for name, value in self.source.asked if self._whole(name, value))
+        outputs = tuple((name, self.local[value]) for name, value in self.source.asked if self._whole(name, value))
         parameters = self.source.parameters
         if not self.masters:
             parameters = tuple(evolve(each, master=each.value.type) for each in parameters)
@@ -74,7 +74,7 @@ class _Decoder:
                 inputs=inputs,
                 parameters=(*parameters, *self.states),
                 nodes=tuple(self.build.nodes),
-                asked=asked,
+                asked=outputs,
             )
         )
 
@@ -111,10 +111,10 @@ class _Decoder:
             text = node.span.text if node.span else node.op.label
             what = f"`{node.op.name} {axis}`" if text == axis else f"`{text}`"
             raise NotInParts(f"{what} needs all of `{axis}`", node.span)
-        made = node.op.renamed(axis)
+        renamed = node.op.renamed(axis)
         for value, local in zip(node.outputs, results, strict=True):
-            if local.type.has(made):
-                self.axis[value], self.local[value] = made, local
+            if local.type.has(renamed):
+                self.axis[value], self.local[value] = renamed, local
 
     def _rule(self, node: Node) -> ShardingRule | None:
         """A rule by which the node can be applied to a part: the first one."""

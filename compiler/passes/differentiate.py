@@ -25,8 +25,8 @@ def differentiate(graph: Graph) -> Graph:
     A parameter that reaches the loss only in some iterations or calls has zero gradients in the others. Raises Refused
     (E0408) if it never does.
     """
-    wanted = _differentiable(graph)
-    activations = wanted & _data_dependent(graph)
+    differentiable = _differentiable(graph)
+    activations = differentiable & _data_dependent(graph)
     names = [value.name for node in graph.nodes for value in node.outputs]
     build = Builder([*names, *(p.name for p in graph.parameters), *(i.value.name for i in graph.inputs)])
     build.phase = Phase.BACKWARD
@@ -72,12 +72,12 @@ def differentiate(graph: Graph) -> Graph:
         seed = build.apply(Constant(1.0, graph.loss.type.dtype))
         contributions[graph.loss] = [(seed, producers[graph.loss])]
     for node in reversed(graph.nodes):
-        if not any(value in wanted for value in node.outputs):
+        if not any(value in differentiable for value in node.outputs):
             continue
         build.at(node)
         gradients = node.op.gradients(build, node, [cotangent(value, node) for value in node.outputs])
         for value, d in zip(node.inputs, gradients, strict=True):
-            if d is not None and value in wanted:
+            if d is not None and value in differentiable:
                 contributions.setdefault(value, []).append((d, node))
 
     trained = [p for p in graph.parameters if p.trained]
@@ -111,11 +111,11 @@ def differentiate(graph: Graph) -> Graph:
 
 def _differentiable(graph: Graph) -> set[Value]:
     """Values that need a cotangent: trained parameters, and floats that depend on one."""
-    wanted = {parameter.value for parameter in graph.parameters if parameter.trained}
+    differentiable = {parameter.value for parameter in graph.parameters if parameter.trained}
     for node in graph.nodes:
-        if node.op.differentiable and any(value in wanted for value in node.inputs):
-            wanted.update(value for value in node.outputs if value.type.is_float)
-    return wanted
+        if node.op.differentiable and any(value in differentiable for value in node.inputs):
+            differentiable.update(value for value in node.outputs if value.type.is_float)
+    return differentiable
 
 
 def _data_dependent(graph: Graph) -> set[Value]:

@@ -93,8 +93,8 @@ def split_early_collectives(
             else:
                 early.update(node.outputs)
     begun = [*collectives, *copies]
-    taken = {*begun, *follow}
-    rest = [node for node in nodes if node not in taken]
+    placed = {*begun, *follow}
+    rest = [node for node in nodes if node not in placed]
     return EarlyCollectives(
         tuple(_needed([*rest, *begun], {value for node in begun for value in node.outputs}, nodes)),
         tuple(collectives),
@@ -110,9 +110,9 @@ def copied_ahead(nodes: Sequence[Node]) -> list[Node]:
     that no update has read take no more than those of the largest parameter.
     """
     parts = [list(part) for _, part in groupby(nodes, key=lambda node: node.scope)]
-    made = {value for node in nodes for value in node.outputs}
-    there: set[Value] = set()
-    found: list[Node] = []
+    produced = {value for node in nodes for value in node.outputs}
+    available: set[Value] = set()
+    order: list[Node] = []
     started: list[set[Node]] = []
     sizes = [sum(node.output.type.bytes for node in part if node.op.async_start) for part in parts]
     under_way = 0
@@ -121,27 +121,27 @@ def copied_ahead(nodes: Sequence[Node]) -> list[Node]:
             following = len(started)
             if following > i + 1 and under_way + sizes[following] > max(sizes):
                 break
-            start = _begun(parts[following], made, there)
-            found += start
+            start = _begun(parts[following], produced, available)
+            order += start
             started.append(set(start))
             under_way += sizes[following]
-        found += (node for node in part if node not in started[i])
-        there.update(value for node in part for value in node.outputs)
+        order += (node for node in part if node not in started[i])
+        available.update(value for node in part for value in node.outputs)
         under_way -= sizes[i]
-    return found
+    return order
 
 
-def _begun(part: Sequence[Node], made: Collection[Value], there: set[Value]) -> list[Node]:
-    """The copies to the host's memory among nodes, with what they are made of, as far as all that is `made` for these
-    is `there`, to which their own results are added.
+def _begun(part: Sequence[Node], produced: Collection[Value], available: set[Value]) -> list[Node]:
+    """The copies to the host's memory among nodes, with what they are made of, as far as all that is `produced` for
+    these is `available`, to which their own results are added.
     """
-    found = []
+    nodes = []
     copies = {value for node in part if node.op.async_start for value in node.outputs}
     for node in _needed(part, copies, part):
-        if not node.op.communicates and all(value in there or value not in made for value in node.inputs):
-            found.append(node)
-            there.update(node.outputs)
-    return found
+        if not node.op.communicates and all(value in available or value not in produced for value in node.inputs):
+            nodes.append(node)
+            available.update(node.outputs)
+    return nodes
 
 
 def _of_the_step(node: Node) -> bool:
@@ -149,11 +149,11 @@ def _of_the_step(node: Node) -> bool:
     return node.op.random or (node.op.reads_context and not node.op.reshards and not node.op.async_start)
 
 
-def _needed(nodes: Collection[Node], wanted: set[Value], order: Sequence[Node]) -> list[Node]:
-    """Those of the nodes that `wanted` values are made by, or made from, in order."""
-    among, needed, found = set(nodes), set(wanted), []
+def _needed(nodes: Collection[Node], values: set[Value], order: Sequence[Node]) -> list[Node]:
+    """Those of the nodes that `values` values are made by, or made from, in order."""
+    among, needed, selected = set(nodes), set(values), []
     for node in reversed(order):
         if node in among and not needed.isdisjoint(node.outputs):
-            found.append(node)
+            selected.append(node)
             needed.update(node.inputs)
-    return found[::-1]
+    return selected[::-1]

@@ -46,14 +46,14 @@ def _marked(node: Node, weights: set[Value], exact: set[Value]) -> Node:
 
 def _exact(graph: Graph, plain: set[Value]) -> set[Value]:
     """The values whose digits matter: those that go into a loss, an output or a choice as they are."""
-    found = {graph.loss, *(value for _, value in graph.asked), *(value for _, value in graph.metrics)}
+    exact = {graph.loss, *(value for _, value in graph.asked), *(value for _, value in graph.metrics)}
     for node in reversed(graph.nodes):
         axes = {name for value in (*node.inputs, *node.outputs) for name in value.type.names}
         others = [value for value in node.inputs if value not in plain]
-        passes = len(others) == 1 and node.op.elementwise_over(axes) and not found.isdisjoint(node.outputs)
+        passes = len(others) == 1 and node.op.elementwise_over(axes) and not exact.isdisjoint(node.outputs)
         if node.op.precision_sensitive or passes:
-            found.update(others)
-    return found
+            exact.update(others)
+    return exact
 
 
 # ---------------------------------------------------------------- what they are made of
@@ -64,26 +64,30 @@ def expanded(graph: Graph) -> Graph:
     on a stage and in a phase, however many products read it.
     """
     build = Builder(graph.names)
-    made: dict[tuple[object, ...], tuple[Value, Value]] = {}
+    cache: dict[tuple[object, ...], tuple[Value, Value]] = {}
     for node in graph.nodes:
-        found = node.op.of_quantized
-        if found is None:
+        quantized = node.op.of_quantized
+        if quantized is None:
             build.nodes.append(node)
             continue
-        op, over = found
+        op, over = quantized
         build.at(node).phase = node.phase
-        bits, largest = zip(*(_quantized(build, value, over, node, made) for value in node.inputs), strict=True)
+        bits, largest = zip(*(_quantized(build, value, over, node, cache) for value in node.inputs), strict=True)
         build.nodes.append(evolve(node, op=op, inputs=(*bits, *largest)))
     return evolve(graph, nodes=tuple(build.nodes))
 
 
 def _quantized(
-    build: Builder, value: Value, over: tuple[str, ...], node: Node, made: dict[tuple[object, ...], tuple[Value, Value]]
+    build: Builder,
+    value: Value,
+    over: tuple[str, ...],
+    node: Node,
+    cache: dict[tuple[object, ...], tuple[Value, Value]],
 ) -> tuple[Value, Value]:
     """An operand in eight bits, and the largest magnitudes of its rows."""
     key = value, frozenset(over), node.stage, node.phase
-    if key not in made:
+    if key not in cache:
         sizes = pointwise(build, "abs", value)
         largest = build.derive(Reduce("max", over, value.type.dtype), value, sizes, ending="largest")
-        made[key] = build.derive(ToFloat8(), value, value, largest, ending="float8"), largest
-    return made[key]
+        cache[key] = build.derive(ToFloat8(), value, value, largest, ending="float8"), largest
+    return cache[key]

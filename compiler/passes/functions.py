@@ -111,8 +111,8 @@ def _gather(site: Site) -> Value:
     if x.type.dtype != "bool":
         return build.apply(Gather(site.options["along"]), ids, x, name=site.name)
     # What shards of `along` contribute is added up, which takes numbers.
-    found = build.apply(Gather(site.options["along"]), ids, cast(build, x, "i32"))
-    return cast(build, found, "bool", site.name)
+    gathered = build.apply(Gather(site.options["along"]), ids, cast(build, x, "i32"))
+    return cast(build, gathered, "bool", site.name)
 
 
 @lowering("one_hot")
@@ -255,8 +255,8 @@ def _max(site: Site) -> Value:
 def _min(site: Site) -> Value:
     (x,) = site.operands
     negated = pointwise(site.build, "negate", x)
-    least = site.build.apply(Reduce("max", site.options["over"], site.type.dtype), negated)
-    return pointwise(site.build, "negate", least, name=site.name)
+    largest = site.build.apply(Reduce("max", site.options["over"], site.type.dtype), negated)
+    return pointwise(site.build, "negate", largest, name=site.name)
 
 
 def _shifted(site: Site) -> tuple[Value, Value, Value, Value]:
@@ -437,9 +437,9 @@ def _combine(site: Site) -> Value:
     rows, weight = unified(build, [rows, weight])
     if len(order) == 1:
         return pointwise(build, "multiply", rows, weight, name=site.name)
-    lacking = tuple(axis for axis in ids.type.axes if axis.name in order[:-1] and not weight.type.has(axis.name))
-    if lacking:
-        weight = build.apply(Expand(lacking), weight)
+    missing = tuple(axis for axis in ids.type.axes if axis.name in order[:-1] and not weight.type.has(axis.name))
+    if missing:
+        weight = build.apply(Expand(missing), weight)
     # A product, so that what is partial after the experts is added up after it, not before, where it is larger.
     return build.apply(Dot(order[:-1]), rows, weight, name=site.name)
 

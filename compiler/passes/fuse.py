@@ -36,19 +36,19 @@ def fuse(graph: Graph) -> Graph:
     instead: dict[Node, Node | None] = {}  # None: the fused operation covers it
     for node in graph.nodes:
         if isinstance(node.op, NormalizeGradient):
-            found = _parts(node, node.op, producers, readers)
-            inner = {value for part in found[:2] for value in part.outputs}
-            if found and inner.isdisjoint(outputs):
-                scaled, _, *sums = found
+            parts = _parts(node, node.op, producers, readers)
+            inner = {value for part in parts[:2] for value in part.outputs}
+            if parts and inner.isdisjoint(outputs):
+                scaled, _, *sums = parts
                 d, scale = scaled.inputs
                 results = (node.output, *(each.output for each in sums))
                 centered = LayerNormGradient if len(sums) > 1 else LayerNormScaleGradient
                 op = (centered if node.op.center else RmsNormGradient)(node.op.over)
                 if op.infer(d.type, *(v.type for v in (*node.inputs[1:], scale))) == tuple(v.type for v in results):
-                    instead |= dict.fromkeys(found)
+                    instead |= dict.fromkeys(parts)
                     instead[node] = evolve(node, op=op, inputs=(d, *node.inputs[1:], scale), outputs=results)
-    kept = (instead.get(node, node) for node in graph.nodes)
-    return evolve(graph, nodes=tuple(node for node in kept if node is not None))
+    replaced = (instead.get(node, node) for node in graph.nodes)
+    return evolve(graph, nodes=tuple(node for node in replaced if node is not None))
 
 
 def _parts(
@@ -67,8 +67,8 @@ def _parts(
 
     def sole(value: Value, op: Op, *others: Value) -> Node | None:
         """The only node that applies `op` to these operands, if it is on the gradient's stage."""
-        found = [node for node in readers.get(value, ()) if node.op == op and node.inputs == (value, *others)]
-        return found[0] if len(found) == 1 and found[0].stage == gradient.stage else None
+        matches = [node for node in readers.get(value, ()) if node.op == op and node.inputs == (value, *others)]
+        return matches[0] if len(matches) == 1 and matches[0].stage == gradient.stage else None
 
     rest = tuple(name for name in d.type.names if not scale.type.has(name))
     sums = Reduce("sum", rest, scale.type.dtype)

@@ -50,8 +50,8 @@ PHASES = tuple(Phase)  # each reads what those before it made
 
 def grouped(partitioned: PartitionedGraph) -> PartitionedGraph:
     """The same stages, with rows in the order of their experts between products."""
-    taken = partitioned.graph.names
-    return evolve(partitioned, stages=tuple(_Stage(stage, taken).grouped() for stage in partitioned.stages))
+    names = partitioned.graph.names
+    return evolve(partitioned, stages=tuple(_Stage(stage, names).grouped() for stage in partitioned.stages))
 
 
 @frozen
@@ -79,9 +79,9 @@ class _Key:
 
 
 class _Stage:
-    def __init__(self, stage: StageGraph, taken: Sequence[str]) -> None:
+    def __init__(self, stage: StageGraph, names: Sequence[str]) -> None:
         self.stage = stage
-        self.build = Builder(taken)
+        self.build = Builder(names)
         self.keys: dict[Node, _Key] = {}  # of the nodes that are computed in order
         self.of: dict[Value, _Key] = {}  # of their results that have rows
         self.orders: dict[_Key, list[tuple[Phase, tuple[Value, ...]]]] = {}
@@ -94,11 +94,11 @@ class _Stage:
         """The stage, unchanged if it has no such products."""
         known: dict[tuple[object, ...], _Key] = {}
         for node in self.stage.nodes:
-            found = _key(node)
-            if found is not None:
-                order = found.order
-                alike = found.ids, frozenset(found.rows), order.along, order.guarded, order.shards
-                self._join(node, known.setdefault(alike, found))
+            key = _key(node)
+            if key is not None:
+                order = key.order
+                alike = key.ids, frozenset(key.rows), order.along, order.guarded, order.shards
+                self._join(node, known.setdefault(alike, key))
         if not self.keys:
             return self.stage
         while self._spread_forward() or self._spread_backward():
@@ -129,9 +129,9 @@ class _Stage:
         before = len(self.keys)
         readers: dict[Value, list[_Key | None]] = {}
         for node in reversed(self.stage.nodes):
-            wanted = readers.get(node.outputs[0], []) if len(node.outputs) == 1 else []
-            key = wanted[0] if wanted else None
-            if key is not None and all(each == key for each in wanted) and self._may_precede(node, key):
+            keys = readers.get(node.outputs[0], []) if len(node.outputs) == 1 else []
+            key = keys[0] if keys else None
+            if key is not None and all(each == key for each in keys) and self._may_precede(node, key):
                 self._join(node, key)
             for value in node.inputs:
                 own = self.keys.get(node)
@@ -147,8 +147,8 @@ class _Stage:
     def _fits(self, node: Node, key: _Key) -> bool:
         """Whether fewer than two operands of its own size must be taken into order for a node."""
         moved = {value: key.moved(value) for value in (*node.inputs, node.output)}
-        taken = sum(moved[value] for value in set(node.inputs) if self.of.get(value) != key)
-        return taken < 2 * max(moved.values())
+        cost = sum(moved[value] for value in set(node.inputs) if self.of.get(value) != key)
+        return cost < 2 * max(moved.values())
 
     # ------------------------------------------------------------ the new nodes
 
@@ -156,8 +156,8 @@ class _Stage:
         key = self.keys.get(node)
         if key is not None:
             self._in_order(node, key)
-        elif (found := self._combined(node)) is not None:
-            self.nodes.append(found)
+        elif (combined := self._combined(node)) is not None:
+            self.nodes.append(combined)
         else:
             inputs = tuple(self._plain(value, node) for value in node.inputs)
             self.nodes.append(node if inputs == node.inputs else evolve(node, inputs=inputs))
@@ -178,9 +178,9 @@ class _Stage:
             self.nodes.append(evolve(node, op=op, inputs=inputs))
             return
         (type,) = op.infer(*(value.type for value in inputs))
-        made = self._named(node.output, "rows", type, layout_in_order(node.output.layout, key.rows))
-        self.nodes.append(evolve(node, op=op, inputs=inputs, outputs=(made,)))
-        self.inside[key, node.output] = [(node.phase, made)]
+        result = self._named(node.output, "rows", type, layout_in_order(node.output.layout, key.rows))
+        self.nodes.append(evolve(node, op=op, inputs=inputs, outputs=(result,)))
+        self.inside[key, node.output] = [(node.phase, result)]
 
     def _combined(self, node: Node) -> Node | None:
         """The sums of a token's rows, directly from these."""
@@ -192,14 +192,14 @@ class _Stage:
             op = combining(node.op, types, node.outputs[0].type, key.rows)
             if op is not None:
                 _, places, _ = self._order(key, node)
-                given = (self._plain(value, node) for value in weights)
-                return evolve(node, op=op, inputs=(self._rows(key, x, node), places, *given))
+                factors = (self._plain(value, node) for value in weights)
+                return evolve(node, op=op, inputs=(self._rows(key, x, node), places, *factors))
         return None
 
     def _order(self, key: _Key, reader: Node) -> tuple[Value, ...]:
         known = self.orders.setdefault(key, [])
-        if (found := _readable(known, reader)) is not None:
-            return found
+        if (cached := _readable(known, reader)) is not None:
+            return cached
         ids = self._plain(key.ids, reader)
         types = key.order.infer(ids.type)
         rows = layout_in_order(ids.layout, key.rows)
@@ -216,15 +216,15 @@ class _Stage:
     def _rows(self, key: _Key, value: Value, reader: Node) -> Value:
         """A value with its rows in order."""
         known = self.inside.setdefault((key, value), [])
-        if (found := _readable(known, reader)) is not None:
-            return found
+        if (cached := _readable(known, reader)) is not None:
+            return cached
         source, (order, *_) = self._plain(value, reader), self._order(key, reader)
         op = Permute(key.rows)
         (type,) = op.infer(source.type, order.type)
-        made = self._named(value, "rows", type, layout_in_order(value.layout, key.rows))
-        self._add(op, (source, order), (made,), reader)
-        known.append((reader.phase, made))
-        return made
+        result = self._named(value, "rows", type, layout_in_order(value.layout, key.rows))
+        self._add(op, (source, order), (result,), reader)
+        known.append((reader.phase, result))
+        return result
 
     def _plain(self, value: Value, reader: Node) -> Value:
         """A value with its rows in their own order."""
@@ -232,14 +232,14 @@ class _Stage:
         if key is None:
             return value
         known = self.outside.setdefault(value, [])
-        if (found := _readable(known, reader)) is not None:
-            return found
-        made = self._named(value, "again", value.type, value.layout) if known else value
+        if (cached := _readable(known, reader)) is not None:
+            return cached
+        result = self._named(value, "again", value.type, value.layout) if known else value
         _, places, _ = self._order(key, reader)
         op = Unpermute(key.rows, value.type.names)
-        self._add(op, (self._rows(key, value, reader), places), (made,), reader)
-        known.append((reader.phase, made))
-        return made
+        self._add(op, (self._rows(key, value, reader), places), (result,), reader)
+        known.append((reader.phase, result))
+        return result
 
     def _named(self, source: Value, ending: str, type: Type, layout: Layout) -> Value:
         return source.derived(self.build.unique(f"{source.name}.{ending}"), type, layout)
@@ -250,10 +250,10 @@ class _Stage:
 
 def _key(node: Node) -> _Key | None:
     """Of a product by expert."""
-    found = order_of(node.op, [value.type for value in node.inputs], [value.type for value in node.outputs])
-    if found is None:
+    pair = order_of(node.op, [value.type for value in node.inputs], [value.type for value in node.outputs])
+    if pair is None:
         return None
-    position, order = found
+    position, order = pair
     return _Key(node.inputs[position], order.rows, order)
 
 
@@ -265,7 +265,7 @@ def _by_row(node: Node, key: _Key) -> bool:
 
 def _readable(known: Iterable[tuple[Phase, T]], reader: Node) -> T | None:
     """What a node can read of what was made in several phases."""
-    return next((made for phase, made in known if PHASES.index(phase) <= PHASES.index(reader.phase)), None)
+    return next((value for phase, value in known if PHASES.index(phase) <= PHASES.index(reader.phase)), None)
 
 
 # ---------------------------------------------------------------- operations on rows in order

@@ -79,7 +79,7 @@ def text_of(value: object) -> str:
     if isinstance(value, spec.Call):
         arguments = (f"{name} = {text_of(each)}" for name, each in value.arguments.items() if each is not None)
         return f"{value.name}({', '.join(arguments)})"
-    if isinstance(value, spec.InstanceParameters):
+    if isinstance(value, spec.Share):
         return f"{text_of(value.call)} -> {value.share:.6g}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(text_of, value))}]"

@@ -94,23 +94,23 @@ def saved_tensors(program: Program) -> tuple[Tensor, ...]:
     stages_of: dict[str, tuple[int, ...]] = {}
     for each in program.parameters:
         stages_of[each.name] = tuple(sorted({program.stages[stage].rank for stage in each.stages}))
-    taken: dict[object, list[int]] = {}
-    found = []
-    for kept in state_tensors(program):
-        pipe_ranks, layout = stages_of[kept.parameter], kept.layout
-        place = None if kept.group is None else kept.group // program.replicas_per_rank
+    all_loads: dict[object, list[int]] = {}
+    tensors = []
+    for saved in state_tensors(program):
+        pipe_ranks, layout = stages_of[saved.parameter], saved.layout
+        place = None if saved.group is None else saved.group // program.replicas_per_rank
         copies = [
             at
             for at in _copies(mesh, layout, pipe_ranks)
             if place is None or mesh.replica_axis is None or dict(at)[mesh.replica_axis] == place
         ]
-        loads = taken.setdefault((layout.states, pipe_ranks, place), [0] * len(copies))
-        least = min(range(len(copies)), key=loads.__getitem__)
-        loads[least] += kept.type.bytes
+        loads = all_loads.setdefault((layout.states, pipe_ranks, place), [0] * len(copies))
+        replica = min(range(len(copies)), key=loads.__getitem__)
+        loads[replica] += saved.type.bytes
         # Of a flat part on disk, no more matters than which elements it has.
         flat = layout.flat and evolve(layout.flat, kept=())
-        found.append(Tensor(kept.name, kept.type, Layout(layout.states, flat), copies[least]))
-    return tuple(found)
+        tensors.append(Tensor(saved.name, saved.type, Layout(layout.states, flat), copies[replica]))
+    return tuple(tensors)
 
 
 def _copies(mesh: Mesh, layout: Layout, pipe_ranks: Sequence[int]) -> Iterator[tuple[tuple[str, int], ...]]:
@@ -148,17 +148,17 @@ class Source:
     within: Region = ()
 
 
-def sources(tensor: Tensor, mesh: Mesh, wanted: Region) -> Iterator[Source]:
+def sources(tensor: Tensor, mesh: Mesh, region: Region) -> Iterator[Source]:
     """Yields where to read a region of a tensor."""
     grid, sizes = [], []
-    for axis, part in zip(tensor.type.axes, wanted, strict=True):
+    for axis, part in zip(tensor.type.axes, region, strict=True):
         size = axis.size // prod(mesh.sizes[over] for over in tensor.layout.over(axis.name))
         sizes.append(size)
         grid.append(range(part.start // size, -(-part.stop // size)))
     for indices in product(*grid):
         coordinates = dict(tensor.at)
         inner, outer = [], []
-        for axis, part, size, index in zip(tensor.type.axes, wanted, sizes, indices, strict=True):
+        for axis, part, size, index in zip(tensor.type.axes, region, sizes, indices, strict=True):
             first = index * size
             start, stop = max(part.start, first), min(part.stop, first + size)
             inner.append(slice(start - first, stop - first))
@@ -195,16 +195,16 @@ def _in_flat_parts(
             index, own[name] = divmod(index, mesh.sizes[name])
         for piece in pieces_between(whole, part * size, (part + 1) * size):
             both = list(zip(piece.region, inner, strict=True))
-            found = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in both]
-            if any(each.start >= each.stop for each in found):
+            overlap = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in both]
+            if any(each.start >= each.stop for each in overlap):
                 continue
             # Rows lie along the first axis with more than one position: axes after it are whole.
             row = next((i for i, size in enumerate(shape_of(piece.region)) if size > 1), 0)
-            rows = (*piece.region[:row], found[row], *piece.region[row + 1 :])
+            rows = (*piece.region[:row], overlap[row], *piece.region[row + 1 :])
             begin = piece.start + (rows[row].start - piece.region[row].start) * prod(shape[row + 1 :])
             end = begin + prod(shape_of(rows))
-            into = tuple(_relative(each, *pair) for each, *pair in zip(found, inner, outer, strict=True))
-            within = tuple(map(_relative, found, rows))
+            into = tuple(_relative(each, *pair) for each, *pair in zip(overlap, inner, outer, strict=True))
+            within = tuple(map(_relative, overlap, rows))
             yield Source(mesh.rank(own), (slice(begin, end),), into, shape_of(rows), within)
 
 

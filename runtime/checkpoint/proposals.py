@@ -56,18 +56,18 @@ def lines(rows: Iterable[tuple[str, str, Groups]], parameters: Collection[str]) 
 
     Of a parameter that only some iterations are given of, or that has another form in some, there is none.
     """
-    given: dict[str, list[tuple[str, str, Groups]]] = {}
+    rows_by_name: dict[str, list[tuple[str, str, Groups]]] = {}
     for row in rows:
-        given.setdefault(without_iterations(row[0]), []).append(row)
+        rows_by_name.setdefault(without_iterations(row[0]), []).append(row)
     counts: dict[str, int] = {}
     for name in parameters:
         counts[without_iterations(name)] = counts.get(without_iterations(name), 0) + 1
-    found = []
-    for name, members in given.items():
+    written = []
+    for name, members in rows_by_name.items():
         alike = families(((ours, theirs), axes) for ours, theirs, axes in members)
         if len(members) == counts.get(name) and len(alike) == 1:
-            found.append(line(alike[0]))
-    return [each for each in found if each is not None]
+            written.append(line(alike[0]))
+    return [each for each in written if each is not None]
 
 
 def proposed(parameters: Mapping[str, Type], tensors: Mapping[str, Shape]) -> list[str]:
@@ -85,16 +85,16 @@ def _proposal(family: Family[Type], match: Match | None) -> str:
     return f"{OPEN}{_written(without_iterations(family.members[0][0]), '…', own_axes(family.shared))}"
 
 
-def declared(found: Sequence[str], name: str) -> str:
+def declared(proposals: Sequence[str], name: str) -> str:
     """How some lines are said in a file, and the declaration of them, to be pasted."""
     marks = (
         (GUESS, "fits by shape, but another tensor or order of axes might as well: check it"),
         (OPEN, "needs a name of theirs: write it"),
     )
-    told = [
-        f"`{mark.strip()}` {why}, and remove the mark" for mark, why in marks if any(mark in each for each in found)
+    legend = [
+        f"`{mark.strip()}` {why}, and remove the mark" for mark, why in marks if any(mark in each for each in proposals)
     ]
-    more = [f"# … {len(found) - MAX_LINES:,} more"] if len(found) > MAX_LINES else []
-    body = "\n".join(f"  {each}" for each in (*found[:MAX_LINES], *more))
+    more = [f"# … {len(proposals) - MAX_LINES:,} more"] if len(proposals) > MAX_LINES else []
+    body = "\n".join(f"  {each}" for each in (*proposals[:MAX_LINES], *more))
     paste = f"say in the .par file what it calls them, and import with `--as {name}`"
-    return f"{'; '.join([paste, *told])}\nweights {name} {{\n{body}\n}}"
+    return f"{'; '.join([paste, *legend])}\nweights {name} {{\n{body}\n}}"

@@ -90,11 +90,11 @@ class RemoteTensors:
             raise _wrong(address, "it has no header")
         start += _read(address, len(start), max(len(start), LENGTH + length))
         try:
-            found = json.loads(start[LENGTH : LENGTH + length])
-            if not isinstance(found, dict):
+            header = json.loads(start[LENGTH : LENGTH + length])
+            if not isinstance(header, dict):
                 raise ValueError("its header is no object")
-            found.pop("__metadata__", None)
-            return cls({name: _slice(address, each, LENGTH + length, size) for name, each in found.items()})
+            header.pop("__metadata__", None)
+            return cls({name: _slice(address, each, LENGTH + length, size) for name, each in header.items()})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise _wrong(address, f"its header is wrong: {error}") from error
 

@@ -42,13 +42,13 @@ class Family(Generic[T]):
 
 def families(rows: Iterable[tuple[Sequence[str], T]]) -> list[Family[T]]:
     """Group rows, each of some names and a value that must be equal, in the order of each family's first row."""
-    found: dict[tuple[tuple[str, ...], T], list[Numbers]] = {}
+    groups: dict[tuple[tuple[str, ...], T], list[Numbers]] = {}
     for names, shared in rows:
         numbers = tuple(tuple(map(int, NUMBER.findall(name))) for name in names)
-        found.setdefault((tuple(NUMBER.sub("\0", name) for name in names), shared), []).append(numbers)
+        groups.setdefault((tuple(NUMBER.sub("\0", name) for name in names), shared), []).append(numbers)
     return [
         _family(texts, members, shared)
-        for (texts, shared), all_members in found.items()
+        for (texts, shared), all_members in groups.items()
         for members in _alike(all_members)
     ]
 

@@ -164,19 +164,19 @@ class Save:
 
     def _files(self) -> tuple[File, ...] | None:
         """Wait for the markers of all ranks; returns their contents, or None if abandoned. Raises Corrupt."""
-        found: list[File] = []
+        files: list[File] = []
         ranks = self.manifest.mesh.ranks
         with self.store.save(self.manifest.step) as folder:
             while True:
                 ended = self._abandoned  # read before the markers, so that none is missed
-                while len(found) < ranks and folder.has(name := marker_name(len(found), self.store.suffix)):
-                    found.append(_marker(name, folder))
-                if len(found) == ranks:
-                    return tuple(found)
+                while len(files) < ranks and folder.has(name := marker_name(len(files), self.store.suffix)):
+                    files.append(_marker(name, folder))
+                if len(files) == ranks:
+                    return tuple(files)
                 if ended:
                     return None
                 if self._all_written is not None and time.monotonic() > self._all_written + VISIBLE_SECONDS:
-                    raise Corrupt(f"the file of rank {len(found)} is missing: all machines must share the directory")
+                    raise Corrupt(f"the file of rank {len(files)} is missing: all machines must share the directory")
                 time.sleep(self.store.poll_seconds)
 
 

@@ -57,13 +57,13 @@ def run_directory(file: str, named: str | Path | None) -> Path:
     return Path(named or f"runs/{file}")
 
 
-def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | None:
+def settings_of(spec: Spec, run_directory: Path, folder: Path) -> Settings | None:
     """The checkpoints that a file asks for; None if it asks for none. Raises Refused (E0602, E0801, E0802).
 
     `dir` is an address; or relative to the directory of the file, and may not lead out of it, not even by a link. The
     default is `checkpoints` in the run's directory, which the user names and not the file.
     """
-    _, train = given.trained
+    _, train = spec.trained
     call = train.checkpoint
     if call is None:
         return None
@@ -72,7 +72,7 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
     if name is not None and is_address(str(name)):
         path = _at(str(name), train.spans.get("checkpoint"))
     else:
-        path = _beside(run_directory) if name is None else _under(folder, str(name), given)
+        path = _beside(run_directory) if name is None else _under(folder, str(name), spec)
     copies = call.arguments["copies"]
     return Settings(
         path, int(call.arguments["interval"]), int(call.arguments["keep"]), False, copies and int(copies), name is None
@@ -116,9 +116,9 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
         steps = steps_in(place) if resolved(place) != own else []
         if not steps:
             continue
-        there = f"the checkpoint{'s' if len(steps) > 1 else ''} in {place}, the last of step {steps[-1]:,}"
+        existing = f"the checkpoint{'s' if len(steps) > 1 else ''} in {place}, the last of step {steps[-1]:,}"
         if own is None:
-            message = f"this run would not resume from {there}: the file has no `checkpoint` entry"
+            message = f"this run would not resume from {existing}: the file has no `checkpoint` entry"
             how = "`checkpoint = every(100)`"
             if place == run_directory:
                 how += f", with them moved to {place / DIRECTORY},"
@@ -126,7 +126,7 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
                 how = "the `checkpoint` entry of the run before, with its `dir`,"
             fix = f"{how} in the train block resumes from there"
         else:
-            message = f"this run would not resume from {there}: its own are in {own}"
+            message = f"this run would not resume from {existing}: its own are in {own}"
             fix = "move them there to resume from them"
         anew = "to start over, name another directory with --run-dir, or move this one away"
         raise refuse("E0814", message, span, help=f"{fix}; {anew}")
@@ -155,8 +155,8 @@ def _at(address: str, span: Span | None) -> Address:
     return place
 
 
-def _under(folder: Path, name: str, given: Spec) -> Path:
-    _, train = given.trained
+def _under(folder: Path, name: str, spec: Spec) -> Path:
+    _, train = spec.trained
     span = train.spans.get("checkpoint")
     help = f"name a directory in {folder}; without `dir` it is `{DIRECTORY}` in the directory of --run-dir"
     parts = PurePosixPath(name)
@@ -169,33 +169,33 @@ def _under(folder: Path, name: str, given: Spec) -> Path:
     return path
 
 
-def check_newest(settings: Settings, wanted: Manifest) -> None:
+def check_newest(settings: Settings, current: Manifest) -> None:
     """Refuse a directory whose newest readable commit is of another model (E0804) or of other data (E0815)."""
     for step in reversed(steps_in(settings.path)):
         try:
-            refuse_others(settings, read_manifest(settings.path, step), wanted)
+            refuse_others(settings, read_manifest(settings.path, step), current)
             return
         except Corrupt:
             continue
 
 
-def refuse_others(settings: Settings, saved: Manifest, wanted: Manifest) -> None:
+def refuse_others(settings: Settings, saved: Manifest, current: Manifest) -> None:
     """Refuse a commit of another model (E0804) or of other data (E0815), listing the differences."""
     path = settings.path
-    found = differences(saved, wanted)
-    if found:
+    notes = differences(saved, current)
+    if notes:
         raise refuse(
             "E0804",
             f"{path / commit_name(saved.step)} is of another model",
-            notes=found,
+            notes=notes,
             help="give this run another directory, or move that one away to begin anew; "
             "`partita checkpoint export` and `import` move tensors from one model to another",
         )
-    files = [] if settings.changed_data else changed_data(saved, wanted)
+    files = [] if settings.changed_data else changed_data(saved, current)
     if files:
         raise refuse(
             "E0815",
             f"the data is not what {path / commit_name(saved.step)} was trained on",
-            notes=[*changes(saved, wanted, ["data"]), *files],
+            notes=[*changes(saved, current, ["data"]), *files],
             help="restore it, or resume with the data as it is now: --changed-data",
         )

@@ -135,12 +135,12 @@ class Shard:
         """Yields the bytes of the file."""
         data = self.copy.numpy().data
         yield header(self.entries)
-        done = 0
+        offset = 0
         for entry, file in self._places():
-            end = done + (entry.bytes if file is None else 0)
-            for start in range(done, end, BLOCK):
+            end = offset + (entry.bytes if file is None else 0)
+            for start in range(offset, end, BLOCK):
                 yield data[start : min(start + BLOCK, end)]
-            done = end
+            offset = end
             if file is not None:
                 yield from _blocks(_snapshot(file), entry.bytes)
 
@@ -181,11 +181,11 @@ def opened(path: PathOrUrl) -> Iterator[Any]:
 
 def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
     """Raise Damaged unless a file has exactly these entries."""
-    found = set(file.keys())
-    wanted = {each.name for each in entries}
-    if found != wanted:
-        which = sorted(wanted - found) or sorted(found - wanted)
-        raise Corrupt(f"{name} {'lacks' if wanted - found else 'has a surplus'} {which[0]}")
+    present = set(file.keys())
+    expected = {each.name for each in entries}
+    if present != expected:
+        which = sorted(expected - present) or sorted(present - expected)
+        raise Corrupt(f"{name} {'lacks' if expected - present else 'has a surplus'} {which[0]}")
     for each in entries:
         part = file.get_slice(each.name)
         if part.get_dtype() != CODES[each.dtype] or tuple(part.get_shape()) != each.shape:
@@ -196,7 +196,7 @@ def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
 def read_region(file: Any, name: str, region: Region) -> torch.Tensor:
     """A region of a tensor of an open file. Raises Corrupt."""
     try:
-        found: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
+        tensor: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
     except SafetensorError as error:
         raise Corrupt(f"{name} cannot be read: {error}") from error
-    return found
+    return tensor

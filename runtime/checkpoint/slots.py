@@ -49,9 +49,9 @@ class Label:
     @classmethod
     def read(cls, text: bytes) -> Label:
         """The label of its text."""
-        found = json.loads(text)
-        history = found.pop("history")
-        return cls(**found, history=History(**{**history, **{k: tuple(history[k]) for k in ("losses", "norms")}}))
+        fields = json.loads(text)
+        history = fields.pop("history")
+        return cls(**fields, history=History(**{**history, **{k: tuple(history[k]) for k in ("losses", "norms")}}))
 
     @property
     def text(self) -> bytes:
@@ -86,8 +86,8 @@ class Slot:
 
     def label(self) -> Label | None:
         """What the slot holds; None if nothing."""
-        found = self._texts()
-        return None if found is None else Label.read(found[0])
+        contents = self._texts()
+        return None if contents is None else Label.read(contents[0])
 
     def data(self) -> tuple[int, int]:
         """Where the tensors' bytes begin in the file, and how many they are. Raises Corrupt if the slot is empty."""
@@ -106,10 +106,10 @@ class Slot:
         return self._held()[:2]
 
     def _held(self) -> tuple[bytes, bytes, int, int]:
-        found = self._texts()
-        if found is None:
+        contents = self._texts()
+        if contents is None:
             raise Corrupt("a slot of memory is empty")
-        return found
+        return contents
 
     def _texts(self) -> tuple[bytes, bytes, int, int] | None:
         """The label, the manifest, and where the data begin and how many bytes they are; None if the slot is empty."""

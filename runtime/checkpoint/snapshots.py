@@ -64,27 +64,27 @@ def partners(hosts: Sequence[str]) -> list[int | None]:
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
     order = list(members)
-    found: list[int | None] = []
+    destinations: list[int | None] = []
     for rank, host in enumerate(hosts):
         place, at = members[host].index(rank), order.index(host)
         others = (members[each] for each in (*order[at + 1 :], *order[:at]))
-        found.append(next((each[place] for each in others if len(each) > place), None))
-    return found
+        destinations.append(next((each[place] for each in others if len(each) > place), None))
+    return destinations
 
 
-def newest(held: Mapping[str, Mapping[int, Label]]) -> tuple[StepSnapshot | None, StepSnapshot | None]:
-    """The newest step of which memory has all shards, else None; then also the newest of which it has some. `held` are
-    labels by host and slot.
+def newest(labels: Mapping[str, Mapping[int, Label]]) -> tuple[StepSnapshot | None, StepSnapshot | None]:
+    """The newest step of which memory has all shards, else None; then also the newest of which it has some. `labels`
+    are by host and slot.
     """
-    found: dict[tuple[int, int, int], StepSnapshot] = {}
-    for host, slots in held.items():
+    snapshots: dict[tuple[int, int, int], StepSnapshot] = {}
+    for host, slots in labels.items():
         for number, label in slots.items():
-            each = found.setdefault(label.generation, StepSnapshot(label, {}))
+            each = snapshots.setdefault(label.generation, StepSnapshot(label, {}))
             places = {**each.places, label.rank: (*each.places.get(label.rank, ()), (host, number))}
-            found[label.generation] = StepSnapshot(each.label, places)
-    order = sorted(found)
-    whole = next((found[each] for each in reversed(order) if found[each].whole), None)
-    return whole, found[order[-1]] if order and whole is None else None
+            snapshots[label.generation] = StepSnapshot(each.label, places)
+    order = sorted(snapshots)
+    whole = next((snapshots[each] for each in reversed(order) if snapshots[each].whole), None)
+    return whole, snapshots[order[-1]] if order and whole is None else None
 
 
 @frozen
@@ -97,17 +97,17 @@ class Transfer:
     slot: int
 
 
-def transfers(found: StepSnapshot, hosts: Sequence[str], wanted: Mapping[int, Sequence[int]]) -> list[Transfer]:
-    """Who sends what, in an order that is the same on all ranks: `wanted` are by rank the shards that it reads."""
+def transfers(snapshot: StepSnapshot, hosts: Sequence[str], needed: Mapping[int, Sequence[int]]) -> list[Transfer]:
+    """Who sends what, in an order that is the same on all ranks: `needed` are by rank the shards that it reads."""
     planned = []
-    for rank, shards in sorted(wanted.items()):
+    for rank, shards in sorted(needed.items()):
         for shard in shards:
-            places = dict(found.places[shard])
+            places = dict(snapshot.places[shard])
             if hosts[rank] in places:
                 continue
             host = next(each for each in hosts if each in places)
-            there = [each for each, name in enumerate(hosts) if name == host]
-            planned.append(Transfer(there[shard % len(there)], rank, shard, places[host]))
+            senders = [each for each, name in enumerate(hosts) if name == host]
+            planned.append(Transfer(senders[shard % len(senders)], rank, shard, places[host]))
     return planned
 
 
@@ -159,20 +159,20 @@ class Snapshots:
         labels = {number: Slot(slots[number]).label() for number in range(place, len(slots), count)}
         own = {number: label for number, label in labels.items() if label is not None}
         texts = {number: label.text.decode() for number, label in own.items()}
-        said = self._told("held", {"host": self.kept.memory.host, "held": texts})
-        self.hosts = [each["host"] for each in said]
-        held: dict[str, dict[int, Label]] = {}
-        for each in said:
+        gathered = self._told("held", {"host": self.kept.memory.host, "held": texts})
+        self.hosts = [each["host"] for each in gathered]
+        host_labels: dict[str, dict[int, Label]] = {}
+        for each in gathered:
             labels_of = {int(number): Label.read(text.encode()) for number, text in each["held"].items()}
-            held.setdefault(each["host"], {}).update(labels_of)
-        whole, self.incomplete = newest(held)
+            host_labels.setdefault(each["host"], {}).update(labels_of)
+        whole, self.incomplete = newest(host_labels)
         for number, label in own.items():
             if whole is None or label.step > whole.label.step:  # these steps will be done again
                 Slot(slots[number]).clear()
-        kept = whole.label.generation if whole is not None else None
-        self._own = Pair.of([Slot(each) for each in self.kept.memory.own], kept)
+        generation = whole.label.generation if whole is not None else None
+        self._own = Pair.of([Slot(each) for each in self.kept.memory.own], generation)
         if self.several:
-            self._received = Pair.of([Slot(each) for each in self.kept.memory.received], kept)
+            self._received = Pair.of([Slot(each) for each in self.kept.memory.received], generation)
             self._links = self.kept.links()
         return whole
 
@@ -181,35 +181,35 @@ class Snapshots:
         """Whether there are several hosts."""
         return len(set(self.hosts)) > 1
 
-    def manifest_of(self, found: StepSnapshot) -> Manifest:
+    def manifest_of(self, snapshot: StepSnapshot) -> Manifest:
         """The manifest of a step that memory has. Raises ConnectionLost and Corrupt."""
-        speaks = min(rank for rank, host in enumerate(self.hosts) if host in dict(found.places[0]))
+        speaks = min(rank for rank, host in enumerate(self.hosts) if host in dict(snapshot.places[0]))
         if self.rank == speaks:
-            _, text = Slot(self.kept.memory.slots[dict(found.places[0])[self.kept.memory.host]]).texts()
+            _, text = Slot(self.kept.memory.slots[dict(snapshot.places[0])[self.kept.memory.host]]).texts()
             post("telling what memory has", self.kept.store.set, f"{KEY}/manifest", text.decode())
         text = post("asking what memory has", self.kept.store.get, f"{KEY}/manifest")
-        return evolve(parse(text, "a copy in memory"), step=found.label.step, history=found.label.history)
+        return evolve(parse(text, "a copy in memory"), step=snapshot.label.step, history=snapshot.label.history)
 
-    def load(self, found: StepSnapshot, saved: Manifest, wanted: Sequence[tuple[str, Region, torch.Tensor]]) -> None:
+    def load(self, snapshot: StepSnapshot, saved: Manifest, reads: Sequence[tuple[str, Region, torch.Tensor]]) -> None:
         """Read regions of tensors. Raises ConnectionLost, Corrupt and OSError."""
-        needed = files_of(saved, [(name, region) for name, region, _ in wanted])
+        needed = files_of(saved, [(name, region) for name, region, _ in reads])
         shards: dict[int, Shards] = {}
         if self._links is not None:
-            for rank, data in self._fetched(self._links, found, saved, needed):
+            for rank, data in self._fetched(self._links, snapshot, saved, needed):
                 shards[rank] = Shards(saved, rank, data)
         for rank in needed:
             if rank not in shards:
-                shards[rank] = Shards.of(self._slot(found, rank), saved, rank)
+                shards[rank] = Shards.of(self._slot(snapshot, rank), saved, rank)
         tensors = {each.name: each for each in saved.tensors}
-        for name, region, into in wanted:
+        for name, region, into in reads:
             read_parts(tensors[name], saved.mesh, region, into, shards.__getitem__, self.moved)
 
     def _fetched(
-        self, links: PeerConnections, found: StepSnapshot, saved: Manifest, needed: Sequence[int]
+        self, links: PeerConnections, snapshot: StepSnapshot, saved: Manifest, needed: Sequence[int]
     ) -> Iterator[tuple[int, memoryview]]:
         """Send the shards that others need from this host, and yield those that this rank needs from others."""
-        said = self._told("needed", list(needed))
-        for each in transfers(found, self.hosts, dict(enumerate(said))):
+        gathered = self._told("needed", list(needed))
+        for each in transfers(snapshot, self.hosts, dict(enumerate(gathered))):
             size = sum(entry.bytes for entry in entries_of(saved, each.shard))
             if self.rank == each.source:
                 start, _ = Slot(self.kept.memory.slots[each.slot]).data()
@@ -224,8 +224,8 @@ class Snapshots:
                     self.moved()
                 yield each.shard, data.numpy().data
 
-    def _slot(self, found: StepSnapshot, rank: int) -> Slot:
-        return Slot(self.kept.memory.slots[dict(found.places[rank])[self.kept.memory.host]])
+    def _slot(self, snapshot: StepSnapshot, rank: int) -> Slot:
+        return Slot(self.kept.memory.slots[dict(snapshot.places[rank])[self.kept.memory.host]])
 
     # ------------------------------------------------------------ while the run trains
 
@@ -315,10 +315,10 @@ class Pair:
     place: int
 
     @classmethod
-    def of(cls, slots: Sequence[Slot], kept: tuple[int, int, int] | None) -> Pair:
-        """A pair whose slot with a shard of the step that is `kept` is filled last."""
+    def of(cls, slots: Sequence[Slot], generation: tuple[int, int, int] | None) -> Pair:
+        """A pair whose slot with a shard of the step that is `generation` is filled last."""
         labels = [slot.label() for slot in slots]
-        return cls(slots, int(labels[0] is not None and labels[0].generation == kept))
+        return cls(slots, int(labels[0] is not None and labels[0].generation == generation))
 
     @property
     def next(self) -> Slot:

@@ -38,8 +38,8 @@ def commit_name(step: int) -> str:
 
 def steps_of(names: Iterable[str]) -> list[int]:
     """The steps of the commits that have some of these names, ascending."""
-    found = (COMMIT.fullmatch(name) for name in names)
-    return sorted(step for match in found if match and commit_name(step := int(match[1])) == match[0])
+    matches = (COMMIT.fullmatch(name) for name in names)
+    return sorted(step for match in matches if match and commit_name(step := int(match[1])) == match[0])
 
 
 class Saves(ABC):
@@ -228,8 +228,8 @@ class Store(Saves):
     def remove_damaged(self, before: int | None = None) -> list[str]:
         """Remove commits that were set aside, all or those of steps before `before`; returns their names."""
         with directory(self.path) as handle:
-            found = [match for name in os.listdir(handle) if (match := DAMAGED.fullmatch(name))]
-            names = sorted(match[0] for match in found if before is None or int(match[1]) < before)
+            matches = [match for name in os.listdir(handle) if (match := DAMAGED.fullmatch(name))]
+            names = sorted(match[0] for match in matches if before is None or int(match[1]) < before)
             for name in names:
                 _remove(name, handle)
         return names

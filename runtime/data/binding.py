@@ -103,5 +103,5 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
             (own or train.data).span,
             help="`batches = 20`",
         )
-    size = max(given.batch for given in inputs)
+    size = max(model_input.batch for model_input in inputs)
     return SeparateEvaluationData(dataset, evaluated, evaluated.held_out, size)

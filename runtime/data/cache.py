@@ -44,9 +44,9 @@ class Entry:
 
 def directory() -> Path:
     """Where entries are. Raises Refused (E0618) if there is no place for them."""
-    given = os.environ.get("PARTITA_CACHE")
-    if given:
-        return Path(given)
+    configured = os.environ.get("PARTITA_CACHE")
+    if configured:
+        return Path(configured)
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(home) if home else Path.home() / ".cache") / "partita"
@@ -78,18 +78,18 @@ def _kept(
     """What `opened` finds at a path, if need be after `write` has made it. Raises Refused (E0618)."""
     lock = path.with_name(f"{path.name}.lock")
     try:
-        found = opened(path)
-        if found is not None:
-            return found
+        cached = opened(path)
+        if cached is not None:
+            return cached
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(lock) as alone:
-            found = opened(path)  # another process may have made it meanwhile
-            if found is None:
+            cached = opened(path)  # another process may have made it meanwhile
+            if cached is None:
                 if alone:
                     for left in path.parent.glob(f"{path.name}.*.part"):  # of one that was killed
                         left.unlink(missing_ok=True)
                 _complete(path, write)
-                found = opened(path)
+                cached = opened(path)
             if alone:
                 lock.unlink(missing_ok=True)
     except OSError as error:
@@ -99,9 +99,9 @@ def _kept(
             span,
             help="free some space, or name another directory in the environment: PARTITA_CACHE=/scratch/partita",
         ) from error
-    if found is None:
+    if cached is None:
         raise refuse("E0618", f"{path} was damaged as soon as it was written", span)
-    return found
+    return cached
 
 
 def _complete(path: Path, write: Callable[[Path], None]) -> None:

@@ -81,14 +81,14 @@ def open_documents(
     if not pack:
         _refuse_segments(inputs, separate, call.span)
     pattern = call.arguments["glob"]
-    found = documents(files, read, how, encoder_of(call, root, separate), call.span)
-    for given in inputs:
-        if given.name in SHIFT:
-            check_largest(found.largest, given, f"`{pattern}`", call.span)
+    corpus = documents(files, read, how, encoder_of(call, root, separate), call.span)
+    for model_input in inputs:
+        if model_input.name in SHIFT:
+            check_largest(corpus.largest, model_input, f"`{pattern}`", call.span)
     holdout = share_held_out(call, use)
     if pack:
-        return open_packed(found.ids, found.ends, f"`{pattern}`", inputs, seed, holdout, use, call.span)
-    return open_windows(found.ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+        return open_packed(corpus.ids, corpus.ends, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+    return open_windows(corpus.ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
 
 
 def open_records(
@@ -114,11 +114,11 @@ def open_records(
 
 def _refuse_segments(inputs: tuple[Input, ...], separate: bool, span: Span | None) -> None:
     """Refuse (E0606) what only packed rows have: windows of separate documents would pass them off as one."""
-    asked = [each.name for each in inputs if each.name in ONE_SEGMENT]
-    if separate and asked:
+    unsupported = [each.name for each in inputs if each.name in ONE_SEGMENT]
+    if separate and unsupported:
         raise refuse(
             "E0606",
-            f"the data has no input called `{asked[0]}`",
+            f"the data has no input called `{unsupported[0]}`",
             span,
             help="`pack = true` fills rows with whole documents, and yields it",
         )
@@ -131,8 +131,8 @@ def _entry(name: str, path: Path, read: Reader, how: str, encoder: Encoder, span
     except OSError as error:
         raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", span) from error
     # Of a large file only blocks are hashed: an edit between them is known by the time at which it was made.
-    made = status.st_mtime_ns if status.st_size > WHOLE else 0
-    identity = json.dumps([VERSION, content, status.st_size, made, how, encoder.digest])
+    modified = status.st_mtime_ns if status.st_size > WHOLE else 0
+    identity = json.dumps([VERSION, content, status.st_size, modified, how, encoder.digest])
     key = hashlib.sha256(identity.encode()).hexdigest()[:40]
     return cache.entry(key, lambda: _encoded(path, name, read, encoder, span), encoder.dtype, span)
 

@@ -91,8 +91,8 @@ class Tokens:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, on all cores."""
-        found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=self.special)
-        return [np.array(each.ids, self.dtype) for each in found]
+        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=self.special)
+        return [np.array(each.ids, self.dtype) for each in encodings]
 
 
 def encoder_of(call: Call, root: Path, special: bool = True) -> Encoder:
@@ -102,8 +102,8 @@ def encoder_of(call: Call, root: Path, special: bool = True) -> Encoder:
         return Bytes(end or "")
     content = read(single(name, root, span), span)
     tokenizer = _loaded(content, name, span)
-    most = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-    dtype = np.dtype("<u2" if most < 1 << 16 else "<u4")
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    dtype = np.dtype("<u2" if largest < 1 << 16 else "<u4")
     return Tokens(tokenizer, hashlib.sha256(content).hexdigest(), dtype, _end(tokenizer, end, name, span), special)
 
 
@@ -129,8 +129,8 @@ def _end(tokenizer: Any, end: str | None, name: str, span: Span | None) -> int |
     """The id of the token that `end` names."""
     if end is None:
         return None
-    found: int | None = tokenizer.token_to_id(end)
-    if found is None:
+    token_id: int | None = tokenizer.token_to_id(end)
+    if token_id is None:
         special = [each.content for each in tokenizer.get_added_tokens_decoder().values()]
         more = ", …" if len(special) > MAX_TOKENS else ""
         has = ", ".join(f"`{shown(each)}`" for each in special[:MAX_TOKENS])
@@ -141,4 +141,4 @@ def _end(tokenizer: Any, end: str | None, name: str, span: Span | None) -> int |
             notes=[f"its special tokens: {has}{more}"] if special else (),
             help="`end` is one token of the vocabulary",
         )
-    return found
+    return token_id

@@ -54,10 +54,10 @@ def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
             help=f"move or link the data into {root}, and name it from there",
         )
     try:
-        found = sorted(path for path in root.glob(pattern) if path.is_file())
+        paths = sorted(path for path in root.glob(pattern) if path.is_file())
     except (OSError, ValueError) as error:
         raise refuse("E0603", f"cannot look for `{pattern}`: {error}", span) from error
-    if not found:
+    if not paths:
         raise refuse(
             "E0601",
             f"no file matches `{pattern}`",
@@ -65,18 +65,18 @@ def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
             notes=[f"looked in {root.resolve()}"],
             help="paths are relative to the directory of the .par file",
         )
-    return tuple(found)
+    return tuple(paths)
 
 
 def _anywhere(pattern: Path) -> tuple[Path, ...]:
     """The files that a path or pattern on the command line matches, sorted; at least one. Raises Refused (E0601)."""
-    found = (
+    paths = (
         [pattern] if pattern.is_file() else sorted(filter(Path.is_file, map(Path, glob(str(pattern), recursive=True))))
     )
-    if not found:
+    if not paths:
         help = "a relative path is one of the current directory"
         raise refuse("E0601", f"there is no file `{pattern}`", notes=[f"looked in {Path.cwd()}"], help=help)
-    return tuple(found)
+    return tuple(paths)
 
 
 def matched(argument: str) -> Files:
@@ -101,16 +101,16 @@ def with_tokenizer(files: Files) -> Files:
 
 def single(name: str | Path, root: Path, span: Span | None) -> Path:
     """The one file that a name, pattern or address matches. Raises Refused, as `resolve_files` does."""
-    found = resolve_files(name, root, span)
-    if len(found) > 1:
+    files = resolve_files(name, root, span)
+    if len(files) > 1:
         raise refuse(
             "E0601",
-            f"`{name}` matches {len(found)} files, but exactly one is needed",
+            f"`{name}` matches {len(files)} files, but exactly one is needed",
             span,
-            notes=[shown(each) for each, _ in found[:5]],
+            notes=[shown(each) for each, _ in files[:5]],
             help="name one of them",
         )
-    return found[0][1]
+    return files[0][1]
 
 
 def read(path: Path, span: Span | None) -> bytes:

@@ -135,9 +135,9 @@ def refuse_format(path: Path, name: str, reads: str, span: Span | None, but: Col
 
     Raises OSError.
     """
-    found = format_of(path)
-    if found is not None and found not in but:
-        raise refuse("E0603", f"`{name}` is {found.name}, and {reads}", span, help=found.help)
+    detected = format_of(path)
+    if detected is not None and detected not in but:
+        raise refuse("E0603", f"`{name}` is {detected.name}, and {reads}", span, help=detected.help)
 
 
 def refuse_halves(ids: np.ndarray, name: str, dtype: str, span: Span | None) -> None:

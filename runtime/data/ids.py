@@ -23,13 +23,13 @@ class Joined:
     def __getitem__(self, place: slice) -> Joined:
         start, stop, step = place.indices(len(self))
         assert step == 1, "ids are read in order"
-        found = []
+        parts = []
         for index in range(bisect_right(self._ends, start), len(self.parts)):
             first = self._ends[index] - len(self.parts[index])
             if first >= stop:
                 break
-            found.append(self.parts[index][max(start - first, 0) : stop - first])
-        return Joined(found)
+            parts.append(self.parts[index][max(start - first, 0) : stop - first])
+        return Joined(parts)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         whole = np.concatenate(self.parts) if self.parts else np.empty(0, np.int64)

@@ -88,11 +88,11 @@ class Items:
         return [f"item {number}" for number in self._held_out(index)]
 
     def _held_out(self, index: int, rows: range | None = None) -> np.ndarray:
-        held = self.items - self.training
-        assert held > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
+        held_out = self.items - self.training
+        assert held_out > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
         batch = self._rows
         positions = index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
-        return np.asarray(self.training + positions % held)
+        return np.asarray(self.training + positions % held_out)
 
     @property
     def held_out(self) -> int:
@@ -107,26 +107,30 @@ class Items:
 
     @property
     def _rows(self) -> int:
-        return next(given.batch for given in self.inputs if given.batch_axis is not None)
+        return next(model_input.batch for model_input in self.inputs if model_input.batch_axis is not None)
 
     def _take(self, chosen: np.ndarray) -> Batch:
         batch: Batch = {}
-        for given in self.inputs:
-            dtype = NUMPY[given.type.dtype]
-            if given.batch_axis is None:
-                batch[given.name] = np.asarray(self.whole[given.name], dtype, order="C")  # a scalar stays one
+        for model_input in self.inputs:
+            dtype = NUMPY[model_input.type.dtype]
+            if model_input.batch_axis is None:
+                batch[model_input.name] = np.asarray(
+                    self.whole[model_input.name], dtype, order="C"
+                )  # a scalar stays one
             else:
-                values = np.moveaxis(self.arrays[given.name][chosen], 0, given.batch_position)
-                batch[given.name] = np.ascontiguousarray(values, dtype)
+                values = np.moveaxis(self.arrays[model_input.name][chosen], 0, model_input.batch_position)
+                batch[model_input.name] = np.ascontiguousarray(values, dtype)
         return batch
 
 
 def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Items:
     """The items of a `.npz` file. Raises Refused (E06xx)."""
     name = call.arguments["path"]
-    found = _load(single(name, root, call.span), name, inputs, call.span)
-    arrays = {given.name: found[given.name] for given in inputs if given.batch_axis is not None}
-    whole = {given.name: found[given.name] for given in inputs if given.batch_axis is None}
+    loaded = _load(single(name, root, call.span), name, inputs, call.span)
+    arrays = {
+        model_input.name: loaded[model_input.name] for model_input in inputs if model_input.batch_axis is not None
+    }
+    whole = {model_input.name: loaded[model_input.name] for model_input in inputs if model_input.batch_axis is None}
     counts = {key: len(array) for key, array in arrays.items()}
     if len(set(counts.values())) != 1:
         raise refuse(
@@ -138,22 +142,22 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
             if counts
             else "items go along the batch axis: `x: [batch, …]`",
         )
-    for given in inputs:
-        if found[given.name].dtype.kind in "iu":
-            check_limit(found[given.name], given, f"`{given.name}` in `{name}`", call.span)
+    for model_input in inputs:
+        if loaded[model_input.name].dtype.kind in "iu":
+            check_limit(loaded[model_input.name], model_input, f"`{model_input.name}` in `{name}`", call.span)
     items = next(iter(counts.values()))
     if items == 0:
         raise refuse("E0604", f"`{name}` has no items", call.span, help="write arrays that have some")
     holdout = share_held_out(call, use)
-    held = round(items * holdout)
+    held_out = round(items * holdout)
     help = other_holdout(fitting_holdout(lambda share: 0 < round(items * share) < items), "use more items")
-    if items - held < 1 and use != Use.EVALUATE:
-        what = f"`{name}` has no items to train on: {held} of {count(items, 'item')} held out"
+    if items - held_out < 1 and use != Use.EVALUATE:
+        what = f"`{name}` has no items to train on: {held_out} of {count(items, 'item')} held out"
         raise refuse("E0604", what, call.span, help=help)
-    if use and held == 0:
+    if use and held_out == 0:
         few = f"`holdout` is less than one of the {items} items of `{name}`"
         raise refuse("E0604", few, call.span, help=help)
-    return Items(inputs, arrays, whole, items - held, items, seed)
+    return Items(inputs, arrays, whole, items - held_out, items, seed)
 
 
 @frozen
@@ -180,12 +184,14 @@ def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise refuse("E0603", f"`{name}` is one array, not an archive of named ones", span, help=_SAVE)
         with archive:
-            found = {
-                given.name: _declared(archive, given.name, name, span) for given in inputs if given.name in archive
+            headers = {
+                model_input.name: _declared(archive, model_input.name, name, span)
+                for model_input in inputs
+                if model_input.name in archive
             }
-            _check(found, archive.files, name, inputs, span)
-            _check_size(found, path.stat().st_size, name, span)
-            return {given.name: archive[given.name] for given in inputs}
+            _check(headers, archive.files, name, inputs, span)
+            _check_size(headers, path.stat().st_size, name, span)
+            return {model_input.name: archive[model_input.name] for model_input in inputs}
     except Refused:
         raise
     except UNREADABLE as error:
@@ -212,37 +218,41 @@ def _declared(archive: np.lib.npyio.NpzFile, key: str, name: str, span: Span | N
 
 
 def _check(
-    found: dict[str, Declared], names: Sequence[str], name: str, inputs: tuple[Input, ...], span: Span | None
+    headers: dict[str, Declared], names: Sequence[str], name: str, inputs: tuple[Input, ...], span: Span | None
 ) -> None:
     """Refuse (E0606, E0607) an archive that lacks an input or has it with another shape or dtype."""
-    missing = [given.name for given in inputs if given.name not in found]
+    missing = [model_input.name for model_input in inputs if model_input.name not in headers]
     if missing:
         has = ", ".join(map(shown, names[:MAX_NAMES])) or "none"
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         raise Refused(
             Diagnostic(
                 "E0606",
-                f"`{name}` has no array called `{lacking}`",
+                f"`{name}` has no array called `{key}`",
                 span,
                 (f"its arrays: {has}{more}",),
                 "name the arrays after the model's inputs",
             )
-            for lacking in missing
+            for key in missing
         )
-    wrong = [diagnostic for given in inputs for diagnostic in _unfit(given, found[given.name], name, span)]
+    wrong = [
+        diagnostic
+        for model_input in inputs
+        for diagnostic in _unfit(model_input, headers[model_input.name], name, span)
+    ]
     if wrong:
         raise Refused(wrong)
 
 
-def _check_size(found: dict[str, Declared], size: int, name: str, span: Span | None) -> None:
+def _check_size(headers: dict[str, Declared], size: int, name: str, span: Span | None) -> None:
     """Refuse (E0603) a small file that unpacks to a huge size: untrusted data must not exhaust memory."""
-    unpacked = sum(each.bytes for each in found.values())
+    unpacked = sum(each.bytes for each in headers.values())
     if unpacked > max(MIN_UNPACKED, MAX_TIMES * size):
         raise refuse(
             "E0603",
             f"`{name}` has {size:,} bytes, and its arrays would take {unpacked:,}",
             span,
-            notes=[f"`{key}` is {each.dtype}{list(each.shape)}" for key, each in found.items()],
+            notes=[f"`{key}` is {each.dtype}{list(each.shape)}" for key, each in headers.items()],
             help="if that is meant, write it with `numpy.savez`, which does not compress",
         )
 
@@ -250,40 +260,40 @@ def _check_size(found: dict[str, Declared], size: int, name: str, span: Span | N
 _SAVE = "write it with `numpy.savez(path, name = array, …)`, without Python objects"
 
 
-def _conversion(given: Input, array: Declared) -> str:
+def _conversion(model_input: Input, array: Declared) -> str:
     """How to make an array and an input of different kinds match, in dtypes that exist."""
     ours = {"f": "f32", "i": "i64", "u": "i64", "b": "bool"}.get(array.dtype.kind)
-    convert = f"convert the array: `array.astype(numpy.{np.dtype(NUMPY[given.type.dtype]).name})`"
+    convert = f"convert the array: `array.astype(numpy.{np.dtype(NUMPY[model_input.type.dtype]).name})`"
     if ours is None:
         return convert
-    axes = ", ".join(given.type.names)
-    cast = f"`cast({given.name}, {given.type.dtype})`"
-    return f"declare it as `{given.name}: {ours}[{axes}]` and use {cast} in the model, or {convert}"
+    axes = ", ".join(model_input.type.names)
+    cast = f"`cast({model_input.name}, {model_input.type.dtype})`"
+    return f"declare it as `{model_input.name}: {ours}[{axes}]` and use {cast} in the model, or {convert}"
 
 
-def _unfit(given: Input, array: Declared, name: str, span: Span | None) -> list[Diagnostic]:
-    if array.dtype.kind not in KINDS[given.type.dtype]:
-        wanted = {"f": "floats", "iu": "integers", "b": "booleans"}[KINDS[given.type.dtype]]
+def _unfit(model_input: Input, array: Declared, name: str, span: Span | None) -> list[Diagnostic]:
+    if array.dtype.kind not in KINDS[model_input.type.dtype]:
+        expected = {"f": "floats", "iu": "integers", "b": "booleans"}[KINDS[model_input.type.dtype]]
         return [
             Diagnostic(
                 "E0607",
-                f"`{given.name}` in `{name}` holds {array.dtype}, and the model wants {wanted}",
+                f"`{model_input.name}` in `{name}` holds {array.dtype}, and the model wants {expected}",
                 span,
-                (f"{given.name}: {given.type}",),
-                _conversion(given, array),
+                (f"{model_input.name}: {model_input.type}",),
+                _conversion(model_input, array),
             )
         ]
-    others = given.type.without([given.batch_axis] if given.batch_axis else [])
-    shape = array.shape if given.batch_axis is None else array.shape[1:]
-    if shape != others.shape or (given.batch_axis is not None and not array.shape):
-        items = ["items"] if given.batch_axis is not None else []
-        wanted = ", ".join([*items, *map(str, others.axes)])
+    others = model_input.type.without([model_input.batch_axis] if model_input.batch_axis else [])
+    shape = array.shape if model_input.batch_axis is None else array.shape[1:]
+    if shape != others.shape or (model_input.batch_axis is not None and not array.shape):
+        items = ["items"] if model_input.batch_axis is not None else []
+        expected = ", ".join([*items, *map(str, others.axes)])
         return [
             Diagnostic(
                 "E0607",
-                f"`{given.name}` in `{name}` has shape {list(array.shape)}, and the model wants [{wanted}]",
+                f"`{model_input.name}` in `{name}` has shape {list(array.shape)}, and the model wants [{expected}]",
                 span,
-                (f"{given.name}: {given.type}",),
+                (f"{model_input.name}: {model_input.type}",),
                 "change the axis sizes, or the array",
             )
         ]

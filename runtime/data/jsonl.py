@@ -66,8 +66,8 @@ def _opened(path: Path, name: str, span: Span | None) -> IO[bytes]:
     with path.open("rb") as file:
         head = file.read(8)
     opened = next((opener for magic, opener in OPENERS.items() if head.startswith(magic)), None)
-    found: IO[bytes] = path.open("rb") if opened is None else opened(path)
-    return found
+    stream: IO[bytes] = path.open("rb") if opened is None else opened(path)
+    return stream
 
 
 def _document(line: bytes, where: str, field: str, span: Span | None) -> str:
@@ -91,8 +91,8 @@ def _document(line: bytes, where: str, field: str, span: Span | None) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = f"a lone surrogate, \\u{ord(text[error.start]):04x}"
-        raise refuse("E0616", f"`{shown(field)}` in {where} is not Unicode: it has {found}", span) from error
+        surrogate = f"a lone surrogate, \\u{ord(text[error.start]):04x}"
+        raise refuse("E0616", f"`{shown(field)}` in {where} is not Unicode: it has {surrogate}", span) from error
     return text
 
 

@@ -124,46 +124,46 @@ class Mixture:
                 here = own // batch == at
                 # Rows that follow each other have numbers that do, in each source.
                 first, last = (int(each) % batch for each in own[here][[0, -1]])
-                found = read(self.sources[source], at, range(first, last + 1))
-                parts.setdefault(source, []).append((places[here], found))
+                part = read(self.sources[source], at, range(first, last + 1))
+                parts.setdefault(source, []).append((places[here], part))
         return self._together(len(sources), parts)
 
     def _together(self, count: int, parts: dict[int, list[tuple[np.ndarray, Batch]]]) -> Batch:
         """A batch of rows, from the places and the rows of each source."""
         batch: Batch = {}
-        for given in self.inputs:
-            axis = given.batch_position
-            shape = [count if i == axis else size for i, size in enumerate(given.type.shape)]
+        for model_input in self.inputs:
+            axis = model_input.batch_position
+            shape = [count if i == axis else size for i, size in enumerate(model_input.type.shape)]
             first = next(iter(parts.values()), [])
-            result = np.empty(shape, first[0][1][given.name].dtype if first else np.int64)
+            result = np.empty(shape, first[0][1][model_input.name].dtype if first else np.int64)
             moved = np.moveaxis(result, axis, 0)
-            for places, found in (each for own in parts.values() for each in own):
-                moved[places] = np.moveaxis(found[given.name], axis, 0)
-            batch[given.name] = result
+            for places, part in (each for own in parts.values() for each in own):
+                moved[places] = np.moveaxis(part[model_input.name], axis, 0)
+            batch[model_input.name] = result
         return batch
 
     def _named(self, assigned: tuple[np.ndarray, np.ndarray], names: Callable[[Dataset, int], list[str]]) -> list[str]:
         batch = self.inputs[0].batch
         known: dict[tuple[int, int], list[str]] = {}
-        found = []
+        row_names = []
         for source, number in zip(*(each.tolist() for each in assigned), strict=True):
             at, row = divmod(number, batch)
             if (source, at) not in known:
                 known[source, at] = names(self.sources[source], at)
             own = known[source, at]
-            found.append(f"{self.names[source]}: {own[row] if own else f'row {number}'}")
-        return found
+            row_names.append(f"{self.names[source]}: {own[row] if own else f'row {number}'}")
+        return row_names
 
 
 def open_mixture(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Mixture:
     """The sources of a call, opened. Raises Refused (E06xx), at the source that is wrong."""
-    for given in inputs:
-        if given.batch_axis is None:
+    for model_input in inputs:
+        if model_input.batch_axis is None:
             raise refuse(
                 "E0607",
-                f"`mix` takes rows, and `{given.name}` has none: it lacks the batch axis",
+                f"`mix` takes rows, and `{model_input.name}` has none: it lacks the batch axis",
                 call.span,
-                notes=[f"{given.name}: {given.type}"],
+                notes=[f"{model_input.name}: {model_input.type}"],
             )
     shares = call.arguments["sources"]
     bounds = [round(ONE * float(each)) for each in np.cumsum([each.share for each in shares])]

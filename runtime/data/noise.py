@@ -51,24 +51,26 @@ class Noise:
 
     def _draw(self, purpose: str, step: int, rows: range | None) -> Batch:
         batch: Batch = {}
-        for given in self.inputs:
+        for model_input in self.inputs:
             region = None
             if rows is not None:
                 assert rows.step == 1, "rows follow each other"
                 region = tuple(
-                    slice(rows.start, rows.stop) if axis.name == given.batch_axis else slice(None)
-                    for axis in given.type.axes
+                    slice(rows.start, rows.stop) if axis.name == model_input.batch_axis else slice(None)
+                    for axis in model_input.type.axes
                 )
             # An input without the batch axis is part of every microbatch, but redrawn each step.
-            key = stream(self.seed, purpose, step, given.name)
-            batch[given.name] = random_elements(given.type, key, region, partial(_value, given=given))
+            key = stream(self.seed, purpose, step, model_input.name)
+            batch[model_input.name] = random_elements(
+                model_input.type, key, region, partial(_value, model_input=model_input)
+            )
         return batch
 
 
-def _value(word: np.ndarray, given: Input) -> np.ndarray:
-    if given.type.is_float:
+def _value(word: np.ndarray, model_input: Input) -> np.ndarray:
+    if model_input.type.is_float:
         return unit_normal(word)
-    limit = 2 if given.type.dtype == "bool" else given.limit
+    limit = 2 if model_input.type.dtype == "bool" else model_input.limit
     assert limit is not None
     # The leading 32 bits scaled to the limit; the product fits in 64 bits, as indexed axes are smaller than 2^32.
     return ((word >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32)
@@ -76,17 +78,19 @@ def _value(word: np.ndarray, given: Input) -> np.ndarray:
 
 def open_noise(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Noise:
     """Random numbers for the inputs. Refuses (E0609) integers without a limit."""
-    boundless = [given for given in inputs if given.type.dtype in ("i64", "i32") and given.limit is None]
+    boundless = [
+        model_input for model_input in inputs if model_input.type.dtype in ("i64", "i32") and model_input.limit is None
+    ]
     if boundless:
         raise Refused(
             Diagnostic(
                 "E0609",
-                f"`random()` cannot determine the range of the integers of `{given.name}`",
+                f"`random()` cannot determine the range of the integers of `{model_input.name}`",
                 call.span,
-                (f"{given.name}: {given.type}, with which no `embedding` or `cross_entropy` indexes",),
+                (f"{model_input.name}: {model_input.type}, with which no `embedding` or `cross_entropy` indexes",),
                 "use data of your own: `arrays(…)`",
             )
-            for given in boundless
+            for model_input in boundless
         )
-    assert all(given.limit is None or given.limit < 1 << 32 for given in inputs)
+    assert all(model_input.limit is None or model_input.limit < 1 << 32 for model_input in inputs)
     return Noise(inputs, seed)

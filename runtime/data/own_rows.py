@@ -27,7 +27,7 @@ class Rows:
 
     def read(self, from_rows: Callable[[range], Batch]) -> Batch:
         """A batch with these rows. Raises ReadFailed."""
-        found: Batch = {}
+        batch: Batch = {}
         for rows in self.own or (range(1),):  # for what has no such axis
             try:
                 part = from_rows(rows)
@@ -35,13 +35,13 @@ class Rows:
                 raise ReadFailed(refused.diagnostics) from refused
             for name, array in part.items():
                 if (position := self.positions.get(name)) is None:
-                    found[name] = array
+                    batch[name] = array
                     continue
-                if name not in found:
+                if name not in batch:
                     shape = (*array.shape[:position], self.count, *array.shape[position + 1 :])
-                    found[name] = np.empty(shape, array.dtype)
-                found[name][(slice(None),) * position + (slice(rows.start, rows.stop),)] = array
-        return found
+                    batch[name] = np.empty(shape, array.dtype)
+                batch[name][(slice(None),) * position + (slice(rows.start, rows.stop),)] = array
+        return batch
 
 
 @frozen(eq=False)

@@ -66,14 +66,14 @@ def _mapped(path: Path) -> Rows | None:
     if len(header) < HEADER.size:
         return None
     firsts, pieces = HEADER.unpack(header)
-    found, offset = {}, HEADER.size
+    arrays, offset = {}, HEADER.size
     for field, dtype in DTYPES.items():
         count = firsts if field == "first" else pieces
         if offset + count * np.dtype(dtype).itemsize > size:
             return None
-        found[field] = np.memmap(path, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
+        arrays[field] = np.memmap(path, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
         offset += count * np.dtype(dtype).itemsize
-    return Rows(**found)
+    return Rows(**arrays)
 
 
 def packed(starts: np.ndarray, ends: np.ndarray, length: int, number: int = 0) -> Rows:
@@ -103,9 +103,9 @@ def _best_fit(lengths: np.ndarray, length: int) -> np.ndarray:
     count = 0
     order = np.argsort(-lengths, kind="stable")
     for piece, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        room = spaces >> size
-        if room:
-            space = size + (room & -room).bit_length() - 1
+        fitting = spaces >> size
+        if fitting:
+            space = size + (fitting & -fitting).bit_length() - 1
             own = with_space[space].pop()
             if not with_space[space]:
                 spaces ^= 1 << space

@@ -110,9 +110,9 @@ class Packed:
             positions[i, place:] = np.arange(self.length - place)
         values = {"tokens": tokens, "targets": targets, "segments": segments, "positions": positions}
         batch: Batch = {}
-        for given in self.inputs:
-            check_limit(values[given.name], given, f"`{given.name}` of {self.what}", self.span)
-            batch[given.name] = arranged(values[given.name], given)
+        for model_input in self.inputs:
+            check_limit(values[model_input.name], model_input, f"`{model_input.name}` of {self.what}", self.span)
+            batch[model_input.name] = arranged(values[model_input.name], model_input)
         return batch
 
 
@@ -134,7 +134,7 @@ def open_packed(
 ) -> Packed:
     """Packed rows of documents, of which those at the end are held out. Raises Refused (E0604, E0606, E0607)."""
     length = length_of(inputs, span)
-    targets = next((given for given in inputs if given.name == "targets"), None)
+    targets = next((model_input for model_input in inputs if model_input.name == "targets"), None)
     if targets is not None and targets.limit is not None and not targets.ignored:
         raise refuse(
             "E0607",

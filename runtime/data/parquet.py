@@ -65,11 +65,11 @@ def _kind(schema: Any, column: str, name: str, arrow: Any, span: Span | None) ->
             notes=[f"its columns: {has}{more}"],
             help=f'`column = "{shown(strings[0])}"`' if len(strings) == 1 else "`column` names the one with the text",
         )
-    found = schema.field(column).type
-    inner = found.value_type if kinds.is_dictionary(found) else found
+    column_type = schema.field(column).type
+    inner = column_type.value_type if kinds.is_dictionary(column_type) else column_type
     textual = (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary)
     if not any(fits(inner) for fits in textual):
-        raise refuse("E0616", f"`{shown(column)}` of `{name}` holds {shown(str(found))}, not text", span)
+        raise refuse("E0616", f"`{shown(column)}` of `{name}` holds {shown(str(column_type))}, not text", span)
     return arrow.large_string()
 
 

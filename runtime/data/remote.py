@@ -27,8 +27,8 @@ def fetched(pattern: str, span: Span | None) -> list[tuple[str, Path]]:
     try:
         system, path = system_of(pattern, span)
         with reached():
-            found = sorted(system.glob(path) if any(each in path for each in "*?[") else [path])
-            infos = [(name, system.info(name)) for name in found]
+            names = sorted(system.glob(path) if any(each in path for each in "*?[") else [path])
+            infos = [(name, system.info(name)) for name in names]
         infos = [(name, info) for name, info in infos if info.get("type") != "directory"]
     except FileNotFoundError:
         infos = []
@@ -51,9 +51,9 @@ def _copy(system: Any, name: str, info: dict[str, Any], scheme: str, span: Span 
                 system.get_file(name, path)
         except OSError as error:
             raise _unreadable(address, error, span) from error
-        there = Path(path).stat().st_size
-        if size is not None and there != size:
-            raise refuse("E0603", f"`{address}` has {size:,} bytes, of which {there:,} came", span)
+        received = Path(path).stat().st_size
+        if size is not None and received != size:
+            raise refuse("E0603", f"`{address}` has {size:,} bytes, of which {received:,} came", span)
 
     # The end of the name says what some files are.
     return address, cache.file(f"{key}{Path(name.partition('?')[0]).suffix}", fetch, span)

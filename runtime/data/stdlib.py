@@ -25,8 +25,8 @@ LARGEST = 16 << 20  # bytes; the rest is left out
 
 def sources(folder: Path) -> list[Path]:
     """The `.py` files in a directory, by name, except the interpreter's build configuration."""
-    found = [path for path in folder.glob("*.py") if not path.name.startswith("_sysconfigdata")]
-    return sorted(found, key=lambda path: path.name)
+    paths = [path for path in folder.glob("*.py") if not path.name.startswith("_sysconfigdata")]
+    return sorted(paths, key=lambda path: path.name)
 
 
 def stdlib_files(call: Call, root: Path) -> list[tuple[str, Path]]:

@@ -91,8 +91,10 @@ def alphabet_of(call: Call, root: Path) -> str:
 
 def common_alphabet(calls: Sequence[Call], root: Path) -> dict[str, str] | None:
     """The characters of all texts with `alphabet = chars` that a model is trained on; None if there are none."""
-    found = {each for call in calls if call.arguments.get("alphabet") == "chars" for each in alphabet_of(call, root)}
-    return {"alphabet": "".join(sorted(found))} if found else None
+    characters = {
+        each for call in calls if call.arguments.get("alphabet") == "chars" for each in alphabet_of(call, root)
+    }
+    return {"alphabet": "".join(sorted(characters))} if characters else None
 
 
 def _characters(call: Call, files: Sequence[tuple[str, Path]]) -> str:

@@ -31,11 +31,11 @@ def token_warnings(call: Call, root: Path) -> list[Diagnostic]:
     """Warnings (W0603) about files of ids that can be opened but look wrong."""
     from partita.runtime.data.formats import alternate
 
-    found = []
+    warnings = []
     for name, path in FILES(call, root):
         if path.suffix != ".npy" and alternate(mapped(path, name, call)):
             written = call.arguments.get("dtype") or USUAL
-            found.append(
+            warnings.append(
                 Diagnostic(
                     "W0603",
                     f"ids at even and odd positions of `{name}` are of very different sizes, "
@@ -44,7 +44,7 @@ def token_warnings(call: Call, root: Path) -> list[Diagnostic]:
                     help=f"is {written} the `dtype` that it was written with?",
                 )
             )
-    return found
+    return warnings
 
 
 def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Windows:

@@ -94,25 +94,27 @@ class Windows:
             if len(window) <= self.length:
                 short[row] = len(window) - 1
         batch: Batch = {}
-        for given in self.inputs:
-            if given.name in ONE_SEGMENT:
-                row_of_it = np.arange(self.length) if given.name == "positions" else np.zeros(self.length, np.int64)
+        for model_input in self.inputs:
+            if model_input.name in ONE_SEGMENT:
+                row_of_it = (
+                    np.arange(self.length) if model_input.name == "positions" else np.zeros(self.length, np.int64)
+                )
                 values = np.broadcast_to(row_of_it, (len(starts), self.length))
             else:
-                values = windows[:, SHIFT[given.name] :][:, : self.length]
-            if given.name == "targets" and short:
+                values = windows[:, SHIFT[model_input.name] :][:, : self.length]
+            if model_input.name == "targets" and short:
                 values = values.copy()
                 for row, end in short.items():
-                    values[row, end:] = given.ignored[0]
-            check_limit(values, given, self.what, self.span)
-            batch[given.name] = arranged(values, given)
+                    values[row, end:] = model_input.ignored[0]
+            check_limit(values, model_input, self.what, self.span)
+            batch[model_input.name] = arranged(values, model_input)
         return batch
 
 
-def arranged(values: np.ndarray, given: Input) -> np.ndarray:
+def arranged(values: np.ndarray, model_input: Input) -> np.ndarray:
     """Rows of ids as an input has them."""
-    ordered = values if given.type.names[0] == given.batch_axis else values.T
-    return np.ascontiguousarray(ordered, NUMPY[given.type.dtype])
+    ordered = values if model_input.type.names[0] == model_input.batch_axis else values.T
+    return np.ascontiguousarray(ordered, NUMPY[model_input.type.dtype])
 
 
 def ignored_target(inputs: tuple[Input, ...]) -> int | None:
@@ -136,44 +138,44 @@ def open_windows(
     """
     length = length_of(inputs, span)
     if len(ids) <= CHECKED_AT_ONCE:
-        for given in inputs:
-            for part in parts_of(ids) if given.name in SHIFT else ():
-                check_limit(part, given, what, span, describe)
-    held = round(len(ids) * holdout)
-    training = ids[: len(ids) - held]
+        for model_input in inputs:
+            for part in parts_of(ids) if model_input.name in SHIFT else ():
+                check_limit(part, model_input, what, span, describe)
+    held_out = round(len(ids) * holdout)
+    training = ids[: len(ids) - held_out]
     fits = fitting_holdout(lambda share: length < round(len(ids) * share) < len(ids) - length)
     longer = "use more text, or a shorter sequence"
     if len(training) <= length and use != Use.EVALUATE:
-        rest = f": {len(training)} of {len(ids)} ids are left to train on" if held else f": {len(ids)} ids"
+        rest = f": {len(training)} of {len(ids)} ids are left to train on" if held_out else f": {len(ids)} ids"
         raise refuse(
             "E0604",
             f"{what} is too short{rest}, and one window takes {length + 1}",
             span,
-            help=other_holdout(fits, longer) if held and len(ids) > length else longer,
+            help=other_holdout(fits, longer) if held_out and len(ids) > length else longer,
         )
-    if use and held <= length:
+    if use and held_out <= length:
         which = what if use is Use.EVALUATE else f"the holdout of {what}"
         raise refuse(
             "E0604",
-            f"{which} is too short: {held} ids, and one window takes {length + 1}",
+            f"{which} is too short: {held_out} ids, and one window takes {length + 1}",
             span,
             help=longer if use is Use.EVALUATE else other_holdout(fits, longer),
         )
-    return Windows(inputs, training, ids[len(ids) - held :], length, seed, what, span)
+    return Windows(inputs, training, ids[len(ids) - held_out :], length, seed, what, span)
 
 
 def length_of(inputs: tuple[Input, ...], span: Span | None) -> int:
     """The number of ids of a row. Raises Refused (E0606, E0607) for inputs that are not rows of ids, all alike."""
-    found = [diagnostic for given in inputs for diagnostic in _unfit(given, span)]
-    if found:
-        raise Refused(found)
-    if len({(given.batch, given.type.elements) for given in inputs}) > 1:
-        names = [f"`{given.name}`" for given in inputs]
+    diagnostics = [diagnostic for model_input in inputs for diagnostic in _unfit(model_input, span)]
+    if diagnostics:
+        raise Refused(diagnostics)
+    if len({(model_input.batch, model_input.type.elements) for model_input in inputs}) > 1:
+        names = [f"`{model_input.name}`" for model_input in inputs]
         raise refuse(
             "E0607",
             f"{', '.join(names[:-1])} and {names[-1]} must have the same size",
             span,
-            notes=[f"{given.name}: {given.type}" for given in inputs],
+            notes=[f"{model_input.name}: {model_input.type}" for model_input in inputs],
         )
     return inputs[0].type.elements // inputs[0].batch
 
@@ -202,60 +204,68 @@ def other_holdout(percent: int | None, otherwise: str) -> str:
 
 def check_limit(
     ids: np.ndarray,
-    given: Input,
+    model_input: Input,
     what: str,
     span: Span | None,
     describe: Callable[[int], str] = lambda number: f"the id {number}",
 ) -> None:
     """Refuse (E0605) ids outside [0, limit) that are not ignored."""
-    if given.ignored:
-        ids = ids[~np.isin(ids, given.ignored)]
-    if given.limit is None or ids.size == 0:
+    if model_input.ignored:
+        ids = ids[~np.isin(ids, model_input.ignored)]
+    if model_input.limit is None or ids.size == 0:
         return
     largest, smallest = int(ids.max()), int(ids.min())
     if smallest < 0:
         none = f"targets that do not count are told to `cross_entropy`: `ignore = {smallest}`"
         raise refuse("E0605", f"{what} has {describe(smallest)}; ids must not be negative", span, help=none)
-    check_largest(largest, given, what, span, describe)
+    check_largest(largest, model_input, what, span, describe)
 
 
 def check_largest(
     largest: int,
-    given: Input,
+    model_input: Input,
     what: str,
     span: Span | None,
     describe: Callable[[int], str] = lambda number: f"the id {number}",
 ) -> None:
     """Refuse (E0605) a largest id that is out of range."""
-    if given.limit is not None and largest >= given.limit:
-        grow = f"`axis {given.limit_axis} = {largest + 1}` or more" if given.limit_axis else f"{largest + 1} or more"
+    if model_input.limit is not None and largest >= model_input.limit:
+        grow = (
+            f"`axis {model_input.limit_axis} = {largest + 1}` or more"
+            if model_input.limit_axis
+            else f"{largest + 1} or more"
+        )
         raise refuse(
             "E0605",
-            f"{what} has {describe(largest)}, which is out of range for `{given.name}`: {given.bound}",
+            f"{what} has {describe(largest)}, which is out of range for `{model_input.name}`: {model_input.bound}",
             span,
             help=f"make that axis larger: {grow}; or correct the data",
         )
 
 
-def _unfit(given: Input, span: Span | None) -> list[Diagnostic]:
-    if given.name not in (*SHIFT, *ONE_SEGMENT):
+def _unfit(model_input: Input, span: Span | None) -> list[Diagnostic]:
+    if model_input.name not in (*SHIFT, *ONE_SEGMENT):
         return [
             Diagnostic(
                 "E0606",
-                f"the data has no input called `{given.name}`",
+                f"the data has no input called `{model_input.name}`",
                 span,
                 (f"it yields: {', '.join(SHIFT)}",),
                 "name the model's inputs after what the data yields",
             )
         ]
-    if given.type.dtype not in ("i64", "i32") or len(given.type.axes) != 2 or given.batch_axis is None:
+    if (
+        model_input.type.dtype not in ("i64", "i32")
+        or len(model_input.type.axes) != 2
+        or model_input.batch_axis is None
+    ):
         return [
             Diagnostic(
                 "E0607",
-                f"`{given.name}` must be integers over the batch and one more axis",
+                f"`{model_input.name}` must be integers over the batch and one more axis",
                 span,
-                (f"{given.name}: {given.type}",),
-                f"declare it as `{given.name}: i64[batch, seq]`",
+                (f"{model_input.name}: {model_input.type}",),
+                f"declare it as `{model_input.name}: i64[batch, seq]`",
             )
         ]
     return []

@@ -35,17 +35,17 @@ def of_machine(
 
 
 def _of_torch(facts: Facts) -> Iterator[Diagnostic]:
-    problem, found = facts.get("torch_problem"), facts.get("torch") or {}
+    problem, torch = facts.get("torch_problem"), facts.get("torch") or {}
     if problem is not None:
         fix = "pip install 'partita[run]'" if "torch" not in facts.get("packages", {}) else "python -c 'import torch'"
         yield Diagnostic("E1101", f"torch cannot be used: its process {problem}", help=fix)
         return
-    version = tuple(int(each) for each in re.findall(r"\d+", found.get("version", ""))[:2])
-    if found and version < OLDEST_TORCH:
-        least = ".".join(map(str, OLDEST_TORCH))
-        help = f"pip install 'torch>={least}'"
-        yield Diagnostic("E1101", f"torch {found['version']} is too old; {least} is needed", help=help)
-    if found and not found.get("distributed"):
+    version = tuple(int(each) for each in re.findall(r"\d+", torch.get("version", ""))[:2])
+    if torch and version < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        help = f"pip install 'torch>={oldest}'"
+        yield Diagnostic("E1101", f"torch {torch['version']} is too old; {oldest} is needed", help=help)
+    if torch and not torch.get("distributed"):
         yield Diagnostic("E1101", "torch was built without torch.distributed", help="install torch from pytorch.org")
 
 
@@ -53,13 +53,13 @@ def _of_kernels(facts: Facts) -> Iterator[Diagnostic]:
     why = (facts.get("torch") or {}).get("no_kernels")
     # That none are wanted is no finding.
     if why and why != UNWANTED:
-        said = f"there are no kernels in C++: {why}; torch's operations are used, which are slower"
-        yield Diagnostic("W1107", said, help="install g++ or clang++, or name one in CXX")
+        message = f"there are no kernels in C++: {why}; torch's operations are used, which are slower"
+        yield Diagnostic("W1107", message, help="install g++ or clang++, or name one in CXX")
 
 
 def _of_gpus(facts: Facts) -> Iterator[Diagnostic]:
     driver, torch = facts.get("gpus") or [], facts.get("torch") or {}
-    seen = torch.get("gpus", [])
+    gpus = torch.get("gpus", [])
     if facts.get("driver_problem"):
         fix = "dmesg | grep -i nvrm; reload the driver, or restart the machine"
         yield Diagnostic("E1102", f"the driver does not answer: {facts['driver_problem']}", help=fix)
@@ -72,15 +72,15 @@ def _of_gpus(facts: Facts) -> Iterator[Diagnostic]:
     elif torch and torch.get("cuda") is None and (driver or facts.get("device_files")):
         fix = "pip install torch --index-url https://download.pytorch.org/whl/cu128"
         yield Diagnostic("E1102", "this machine has GPUs, but torch was built without CUDA", help=fix)
-    elif torch and len(seen) < len(driver) and not _hidden(facts):
-        said = f"the driver has {len(driver)} GPUs, torch sees {len(seen)}"
-        yield Diagnostic("E1102", said, help="unset CUDA_VISIBLE_DEVICES; in a container, --gpus all")
-    for i, gpu in enumerate(seen):
+    elif torch and len(gpus) < len(driver) and not _hidden(facts):
+        message = f"the driver has {len(driver)} GPUs, torch sees {len(gpus)}"
+        yield Diagnostic("E1102", message, help="unset CUDA_VISIBLE_DEVICES; in a container, --gpus all")
+    for i, gpu in enumerate(gpus):
         if gpu.get("problem"):
             yield Diagnostic("E1102", f"GPU {i} does not compute: {gpu['problem']}", help="nvidia-smi -q; exchange it")
-    if seen and torch.get("NCCL") is None:
+    if gpus and torch.get("NCCL") is None:
         yield Diagnostic("E1102", "torch was built without NCCL", help="install torch from pytorch.org")
-    yield from _of_state(driver, seen)
+    yield from _of_state(driver, gpus)
     peers = torch.get("peers") or []
     apart = [f"{a}-{b}" for a, row in enumerate(peers) for b, near in enumerate(row) if a < b and not near]
     if apart:
@@ -96,16 +96,16 @@ def _hidden(facts: Facts) -> bool:
     return "CUDA_VISIBLE_DEVICES" in facts.get("variables", {})
 
 
-def _of_state(driver: Sequence[Facts], seen: Sequence[Facts]) -> Iterator[Diagnostic]:
-    kinds = sorted({str(gpu["name"]) for gpu in seen})
+def _of_state(driver: Sequence[Facts], gpus: Sequence[Facts]) -> Iterator[Diagnostic]:
+    kinds = sorted({str(gpu["name"]) for gpu in gpus})
     if len(kinds) > 1:
         fix = "CUDA_VISIBLE_DEVICES to take those of one kind: the slowest sets the pace"
         yield Diagnostic("W1103", f"the GPUs differ: {', '.join(kinds)}", help=fix)
-    for i, gpu in enumerate(seen):
+    for i, gpu in enumerate(gpus):
         free = gpu.get("free")
         if free is not None and gpu["memory"] - free > max(TAKEN * gpu["memory"], 2 * GIB):
-            taken = (gpu["memory"] - free) / GIB
-            yield Diagnostic("W1103", f"{taken:.0f} GiB of GPU {i} are taken", help="nvidia-smi shows by which process")
+            used = (gpu["memory"] - free) / GIB
+            yield Diagnostic("W1103", f"{used:.0f} GiB of GPU {i} are taken", help="nvidia-smi shows by which process")
     for gpu in driver:
         name = f"GPU {gpu['index']:.0f}" if isinstance(gpu["index"], float) else f"GPU {gpu['index']}"
         if gpu.get("slowed") == "Active":
@@ -128,9 +128,9 @@ def _of_network(facts: Facts, several: bool) -> Iterator[Diagnostic]:
         for name in text.removeprefix("=").split(","):
             same = [each for each in known if each == name or (variable.startswith("NCCL") and each.startswith(name))]
             if not same:
-                there = ", ".join(sorted(known))
+                interfaces = ", ".join(sorted(known))
                 yield Diagnostic(
-                    "E1107", f"{variable} names `{name}`, which is no interface", help=f"there are {there}"
+                    "E1107", f"{variable} names `{name}`, which is no interface", help=f"there are {interfaces}"
                 )
             elif not any(known[each]["up"] for each in same):
                 yield Diagnostic("E1107", f"{variable} names `{name}`, which is down", help=f"ip link set {name} up")
@@ -158,27 +158,27 @@ def _of_limits(facts: Facts, ranks: int, local_ranks: int) -> Iterator[Diagnosti
     limits, memory = facts.get("limits") or {}, facts.get("memory") or {}
     files, needed = limits.get("files"), FILES + FILES_OF_RANK * ranks
     if files is not None and files < needed:
-        said = f"a process may open {files} files; with {ranks} ranks it may need {needed}"
-        yield Diagnostic("W1101", said, help=f"ulimit -n {max(needed, 65_536)}")
+        message = f"a process may open {files} files; with {ranks} ranks it may need {needed}"
+        yield Diagnostic("W1101", message, help=f"ulimit -n {max(needed, 65_536)}")
     locked = limits.get("locked")
     if facts.get("network", {}).get("fabric") and locked is not None and locked < MIN_LOCKED:
-        said = f"a process may lock {locked >> 10} KiB of memory, and InfiniBand needs it"
-        yield Diagnostic("W1101", said, help="ulimit -l unlimited; in a container, --ulimit memlock=-1")
+        message = f"a process may lock {locked >> 10} KiB of memory, and InfiniBand needs it"
+        yield Diagnostic("W1101", message, help="ulimit -l unlimited; in a container, --ulimit memlock=-1")
     shared, needed = memory.get("shared_free"), SHARED_OF_RANK * local_ranks
     gpus = (facts.get("torch") or {}).get("gpus")
     if gpus and local_ranks > 1 and shared is not None and shared < needed:
-        said = f"/dev/shm has {shared >> 20} MiB free; NCCL may need {needed >> 20} MiB for {local_ranks} ranks"
-        yield Diagnostic("W1101", said, help="in a container, --ipc=host or --shm-size=16g")
+        message = f"/dev/shm has {shared >> 20} MiB free; NCCL may need {needed >> 20} MiB for {local_ranks} ranks"
+        yield Diagnostic("W1101", message, help="in a container, --ipc=host or --shm-size=16g")
     for path, free in (facts.get("disk") or {}).items():
         if free < MIN_DISK:
-            said = f"{path} has {free / GIB:.1f} GiB free: a checkpoint may not fit"
-            yield Diagnostic("W1101", said, help="free some, or run elsewhere")
+            message = f"{path} has {free / GIB:.1f} GiB free: a checkpoint may not fit"
+            yield Diagnostic("W1101", message, help="free some, or run elsewhere")
     system = facts.get("system") or {}
     cores, quota = system.get("cores"), system.get("quota")
     if cores is not None and min(cores, quota or cores) < local_ranks:
         have = f"{min(cores, quota or cores):g}"
-        said = f"{local_ranks} ranks share {have} cores"
-        yield Diagnostic("W1101", said, help="fewer ranks a machine, or more cores in the container or the job")
+        message = f"{local_ranks} ranks share {have} cores"
+        yield Diagnostic("W1101", message, help="fewer ranks a machine, or more cores in the container or the job")
 
 
 # ---------------------------------------------------------------- several ranks
@@ -189,7 +189,7 @@ SAME = ("torch", "cuda", "NCCL", "partita", "python", "driver", "kernels")
 def versions(facts: Facts) -> dict[str, str]:
     """What must be the same on all machines."""
     torch, driver = facts.get("torch") or {}, facts.get("gpus") or []
-    found = {
+    values = {
         "torch": torch.get("version"),
         "cuda": torch.get("cuda"),
         "NCCL": torch.get("NCCL"),
@@ -198,7 +198,7 @@ def versions(facts: Facts) -> dict[str, str]:
         "driver": driver[0]["driver"] if driver else None,
         "kernels": None if torch.get("no_kernels") is None else "torch's" if torch["no_kernels"] else "C++",
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def of_machines(machines: Sequence[Facts]) -> Iterator[Diagnostic]:
@@ -223,7 +223,7 @@ def of_ranks(tests: Sequence[Sequence[Facts]], hosts: Sequence[str], gpu: bool) 
         wrong = {rank: own[i]["wrong"] for rank, own in enumerate(tests) if own[i]["wrong"]}
         name = test["test"] + (f" of {test['bytes']} bytes" if test["bytes"] else "")
         if wrong:
-            notes = tuple(f"rank {rank} on {hosts[rank]}: {said}" for rank, said in list(wrong.items())[:8])
+            notes = tuple(f"rank {rank} on {hosts[rank]}: {problem}" for rank, problem in list(wrong.items())[:8])
             if test["test"] == "training":
                 fix = (
                     "`partita verify` a file of your own; compare with another machine: memory or a core may be faulty"
@@ -243,5 +243,5 @@ def of_ranks(tests: Sequence[Sequence[Facts]], hosts: Sequence[str], gpu: bool) 
 
 
 def _few(names: Iterable[str]) -> str:
-    given = list(names)
-    return ", ".join(given[:4]) + (f" and {len(given) - 4} more" if len(given) > 4 else "")
+    all_names = list(names)
+    return ", ".join(all_names[:4]) + (f" and {len(all_names) - 4} more" if len(all_names) > 4 else "")

@@ -40,11 +40,11 @@ def from_driver() -> tuple[list[Facts], list[list[str]], str | None]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return [], [], None
-    asked = run_part([program, f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader,nounits"], SMI_SECONDS)
-    if asked.problem is not None:
-        return [], [], f"nvidia-smi {asked.problem}"
+    query = run_part([program, f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader,nounits"], SMI_SECONDS)
+    if query.problem is not None:
+        return [], [], f"nvidia-smi {query.problem}"
     topology = run_part([program, "topo", "-m"], SMI_SECONDS)
-    return gpus_of(asked.output), links_of(topology.output), None
+    return gpus_of(query.output), links_of(topology.output), None
 
 
 def gpus_of(text: str) -> list[Facts]:

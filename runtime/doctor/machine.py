@@ -48,15 +48,15 @@ def examine(environment: Mapping[str, str]) -> tuple[Facts, dict[str, str]]:
         "packages": _packages,
         "variables": lambda: _variables(environment),
     }
-    found: Facts = {}
+    facts: Facts = {}
     failed: dict[str, str] = {}
     for name, part in parts.items():
         try:
-            found[name] = part()
+            facts[name] = part()
         except Exception as error:  # whatever is odd about a machine is a finding
-            found[name] = {}
+            facts[name] = {}
             failed[name] = f"{type(error).__name__}: {error}"
-    return found, failed
+    return facts, failed
 
 
 def _system() -> Facts:
@@ -98,8 +98,8 @@ def _memory() -> Facts:
 
 def _limits() -> Facts:
     """The soft limits; None where there is none."""
-    asked = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC, "locked": resource.RLIMIT_MEMLOCK}
-    soft = {name: resource.getrlimit(number)[0] for name, number in asked.items()}
+    resources = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC, "locked": resource.RLIMIT_MEMLOCK}
+    soft = {name: resource.getrlimit(number)[0] for name, number in resources.items()}
     return {name: None if value == UNLIMITED else value for name, value in soft.items()}
 
 
@@ -123,18 +123,18 @@ def _network(environment: Mapping[str, str]) -> Facts:
 
 def resolved(host: str) -> list[str] | None:
     """The addresses of a host by name; none if it has none, None if nobody answers in time."""
-    found: list[list[str]] = []
+    answers: list[list[str]] = []
 
     def ask() -> None:
         try:
-            found.append(sorted({str(each[4][0]) for each in socket.getaddrinfo(host, None)}))
+            answers.append(sorted({str(each[4][0]) for each in socket.getaddrinfo(host, None)}))
         except OSError:
-            found.append([])
+            answers.append([])
 
     asking = Thread(target=ask, daemon=True)
     asking.start()
     asking.join(NAME_SECONDS)
-    return found[0] if found else None
+    return answers[0] if answers else None
 
 
 def _interface(name: str) -> Facts:

@@ -79,8 +79,8 @@ def run_rank(identity: Identity, kind: Processes, device: torch.device, folder: 
         own = {**standing.state, "facts": json.loads(facts.read_text()) if facts.exists() else None}
         meeting.store.set(_key(identity.rank), json.dumps(own))
         if identity.rank == 0:
-            found = [json.loads(meeting.store.get(_key(rank))) for rank in range(identity.ranks)]
-            (folder / ALL).write_text(json.dumps(found))
+            results = [json.loads(meeting.store.get(_key(rank))) for rank in range(identity.ranks)]
+            (folder / ALL).write_text(json.dumps(results))
         last.barrier()
         last.close()
     except (ConnectionLost, UntrustedPeer) as error:
@@ -102,8 +102,8 @@ def unfinished(ended: Ended, folder: Path, ranks: Sequence[int], transport: str)
         f"rank {rank} on {state['host']}, {state['at']}" + (f": {state['problem']}" if state["problem"] else "")
         for rank, state in sorted(states.items(), key=lambda each: (each[1]["problem"] is None, each[0]))
     ]
-    said = [line.strip() for line in ended.errors.splitlines() if line.strip()]
-    shown = (*notes[:SHOWN], *(f"and {len(notes) - SHOWN} more",) * (len(notes) > SHOWN), *said[-SHOWN:])
+    errors = [line.strip() for line in ended.errors.splitlines() if line.strip()]
+    shown = (*notes[:SHOWN], *(f"and {len(notes) - SHOWN} more",) * (len(notes) > SHOWN), *errors[-SHOWN:])
     how = ended.problem or "ended without its results"
     if not states or any(state["at"] == CONNECTING for state in states.values()):
         yield Diagnostic(
@@ -123,5 +123,5 @@ def unfinished(ended: Ended, folder: Path, ranks: Sequence[int], transport: str)
 def finished(folder: Path) -> list[Facts] | None:
     """All ranks' results, in order; None if rank 0 did not get them."""
     path = folder / ALL
-    found: list[Facts] | None = json.loads(path.read_text()) if path.exists() else None
-    return found
+    results: list[Facts] | None = json.loads(path.read_text()) if path.exists() else None
+    return results

@@ -131,15 +131,15 @@ def collectives(
     begin("connecting all ranks along one axis")
     own.open(Mesh((("data", ranks),), None), {})
     arguments = {ALL_REDUCE: (False,), ALL_GATHER: (0,), REDUCE_SCATTER: (0,), ALL_TO_ALL: (0, 0)}
-    for kind, given in arguments.items():
+    for kind, options in arguments.items():
         for size in SIZES[device.type]:
             begin(f"{kind} of {size} bytes")
             count = -(-size // FLOAT // ranks) * ranks
             tensor = data(count, rank, device)
             results: list[torch.Tensor] = []
 
-            def once(kind: str = kind, given: tuple[Any, ...] = given, tensor: torch.Tensor = tensor) -> None:
-                results[:] = own.collective(kind, "data", (tensor,), (given,)).result()  # noqa: B023
+            def once(kind: str = kind, options: tuple[Any, ...] = options, tensor: torch.Tensor = tensor) -> None:
+                results[:] = own.collective(kind, "data", (tensor,), (options,)).result()  # noqa: B023
 
             seconds = _timed(once, device)
             crossing = CROSSING[kind](ranks) * tensor.nbytes
@@ -201,9 +201,9 @@ def expected(kind: str, count: int, rank: int, ranks: int) -> torch.Tensor:
     }[kind]()
 
 
-def unequal(found: torch.Tensor, right: torch.Tensor) -> str | None:
+def unequal(result: torch.Tensor, right: torch.Tensor) -> str | None:
     """Where a result is wrong; None if it is right."""
-    here = found.cpu().view(-1)
+    here = result.cpu().view(-1)
     if here.shape != right.shape:
         return f"{here.numel()} numbers instead of {right.numel()}"
     places = (here != right).nonzero().view(-1)
@@ -215,15 +215,15 @@ def unequal(found: torch.Tensor, right: torch.Tensor) -> str | None:
 
 def _timed(once: Callable[[], object], device: torch.device, between: Callable[[], object] = lambda: None) -> float:
     """The median of some repetitions, in seconds."""
-    found = []
+    durations = []
     for _ in range(WARM_UP + REPEATS):
         between()
         start = perf_counter()
         once()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(perf_counter() - start)
-    return max(median(found[WARM_UP:]), 1e-9)
+        durations.append(perf_counter() - start)
+    return max(median(durations[WARM_UP:]), 1e-9)
 
 
 # ---------------------------------------------------------------- training
@@ -232,10 +232,10 @@ def _timed(once: Callable[[], object], device: torch.device, between: Callable[[
 def tiny(ranks: int) -> CompiledRun:
     """A tiny transformer on all ranks: a pipeline of two stages where their number is even, and copies of it."""
     pipe = 2 if ranks % 2 == 0 else 1
-    found, diagnostics = load_text(MODEL.format(data=ranks // pipe, pipe=pipe))
-    if found is None:
+    spec, diagnostics = load_text(MODEL.format(data=ranks // pipe, pipe=pipe))
+    if spec is None:
         raise Refused(diagnostics)
-    return prepare(found)
+    return prepare(spec)
 
 
 @frozen

@@ -35,8 +35,8 @@ def _set(x: torch.Tensor, index: Any, value: Any) -> Any:
         return NotImplemented
     view, indices = _indexed(x, index)
     if indices:
-        given = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
-        aten.index_put_(view, indices, given)
+        values = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+        aten.index_put_(view, indices, values)
     elif isinstance(value, torch.Tensor):
         while value.dim() > view.dim() and value.shape[0] == 1:
             value = value.squeeze(0)
@@ -49,11 +49,11 @@ def _set(x: torch.Tensor, index: Any, value: Any) -> Any:
 def _indexed(x: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """The view that slices and numbers make, and the tensors by which it is then indexed."""
     parts = list(index) if isinstance(index, (tuple, list)) else [index]
-    taken = sum(each.dim() if _mask(each) else each is not None and each is not Ellipsis for each in parts)
+    consumed = sum(each.dim() if _mask(each) else each is not None and each is not Ellipsis for each in parts)
     if not any(each is Ellipsis for each in parts):
         parts.append(Ellipsis)
     at = next(i for i, each in enumerate(parts) if each is Ellipsis)
-    parts[at : at + 1] = [slice(None)] * (x.dim() - taken)
+    parts[at : at + 1] = [slice(None)] * (x.dim() - consumed)
     dim, indices = 0, list[torch.Tensor | None]()
     for each in parts:
         if isinstance(each, torch.Tensor) and each.dtype in (torch.int64, torch.int32, torch.bool):
@@ -99,15 +99,15 @@ def _fake_tensor(original: Callable[..., torch.Tensor]) -> Callable[..., torch.T
     """`torch.tensor`: made on the host, and copied to the device."""
 
     def made(data: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> torch.Tensor:
-        found = original(data, dtype=dtype, **options)
-        return found if device is None or torch.device(device).type != "cuda" else found.to(device)
+        tensor = original(data, dtype=dtype, **options)
+        return tensor if device is None or torch.device(device).type != "cuda" else tensor.to(device)
 
     return made
 
 
 def _nonzero(x: torch.Tensor, *, as_tuple: bool = False) -> Any:
-    found = aten.nonzero(x)  # which asks for its shape
-    return found.unbind(1) if as_tuple else found
+    indices = aten.nonzero(x)  # which asks for its shape
+    return indices.unbind(1) if as_tuple else indices
 
 
 def _list(x: torch.Tensor) -> Any:
@@ -115,10 +115,10 @@ def _list(x: torch.Tensor) -> Any:
     if x.device.type != "cuda" or not x.numel():
         return NotImplemented
     number = x.view(-1).select(0, 0).item()
-    found: Any = number
+    nested: Any = number
     for size in reversed(x.shape):
-        found = [found] * size
-    return found
+        nested = [nested] * size
+    return nested
 
 
 def _uncached(mode: FakeTensorMode) -> Callable[..., Any]:
@@ -127,8 +127,8 @@ def _uncached(mode: FakeTensorMode) -> Callable[..., Any]:
     def set_(x: torch.Tensor, *args: Any) -> torch.Tensor:
         before, mode.cache_enabled = mode.cache_enabled, False
         try:
-            found: torch.Tensor = torch._C.TensorBase.set_(x, *args)
-            return found
+            result: torch.Tensor = torch._C.TensorBase.set_(x, *args)
+            return result
         finally:
             mode.cache_enabled = before
 
@@ -155,9 +155,9 @@ def _stand_in(name: str, instead: Callable[..., Any]) -> Callable[..., Any]:
 
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # What traces an operation wraps tensors of the device.
-        there = isinstance(self, FakeTensor) or self.device.type == DEVICE.type
-        found = instead(self, *args, **kwargs) if there else NotImplemented
-        return original(self, *args, **kwargs) if found is NotImplemented else found
+        on_device = isinstance(self, FakeTensor) or self.device.type == DEVICE.type
+        result = instead(self, *args, **kwargs) if on_device else NotImplemented
+        return original(self, *args, **kwargs) if result is NotImplemented else result
 
     return method
 

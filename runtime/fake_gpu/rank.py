@@ -79,10 +79,10 @@ class FakeGpuResult:
 def representatives(plan: CompiledRun) -> list[int]:
     """A rank of each rank of the pipeline: their programs are those of all. Coordinates on the mesh differ by turns."""
     mesh = plan.program.mesh
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for rank in range(mesh.ranks):
-        found.setdefault(mesh.pipe_rank(rank), []).append(rank)
-    return [own[-(i % 2)] for i, own in enumerate(found.values())]
+        members.setdefault(mesh.pipe_rank(rank), []).append(rank)
+    return [own[-(i % 2)] for i, own in enumerate(members.values())]
 
 
 def try_ranks(plan: CompiledRun, chosen: Sequence[int] | None = None) -> list[FakeGpuResult]:
@@ -170,7 +170,7 @@ class _Steps:
         if result.step == self._rank.plan.train.steps:
             watch.limit = sys.maxsize  # the bound is that of steps
 
-    def resumed(self, found: Resumed) -> None:
+    def resumed(self, checkpoint: Resumed) -> None:
         """Not told."""
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
@@ -300,9 +300,9 @@ def _not_compiled(watch: Watch) -> Iterator[None]:
     """Segments are run as they are written: torch compiles nothing without a GPU."""
 
     def as_written(function: Callable[..., Any], tensors: Any) -> tuple[Callable[[list[torch.Tensor]], Any], bool]:
-        def run(given: list[torch.Tensor]) -> Any:
+        def run(operands: list[torch.Tensor]) -> Any:
             with watch.segment():
-                return function(*given)
+                return function(*operands)
 
         return run, False
 
@@ -325,12 +325,12 @@ def _no_autograd() -> Iterator[None]:
 def own_tables() -> Iterator[None]:
     """Tables that are kept from call to call, and compiled segments, are neither found nor left."""
     modules = [module for name, module in sys.modules.items() if name.startswith(kernels.__name__)]
-    kept = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]
-    kept.append(stages.load_source)
-    for each in kept:
+    caches = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]
+    caches.append(stages.load_source)
+    for each in caches:
         each.cache_clear()
     try:
         yield
     finally:
-        for each in kept:
+        for each in caches:
             each.cache_clear()

@@ -172,9 +172,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def fault(self, kind: Kind, message: str, place: str = "") -> None:
         """Something is wrong at a place: here, if none is given."""
-        found = Fault(kind, message, place or _place(_frames()))
-        if found not in self.faults:
-            self.faults.append(found)
+        fault = Fault(kind, message, place or _place(_frames()))
+        if fault not in self.faults:
+            self.faults.append(fault)
 
     def waited(self, how: str, clock: Clock | None = None) -> None:
         """The host waits for what streams have been given; without a clock, for the current one."""
@@ -190,8 +190,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def taken(self) -> list[Launch]:
         """The launches since the last call."""
-        found, self.launches = self.launches, []
-        return found
+        launches, self.launches = self.launches, []
+        return launches
 
     @contextmanager
     def segment(self) -> Iterator[None]:
@@ -255,18 +255,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = func.overloadpacket
         if operation in READS:
             return self._read(func, args)
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        waits = self._copied(operation, args, kwargs, given)
+        operands = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        waits = self._copied(operation, args, kwargs, operands)
         try:
-            made = func(*args, **kwargs)
+            output = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self.waited(f"`{operation}`: a shape depends on data")
             raise Stopped(f"the shape of `{operation}` depends on data") from error
-        results = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
-        self._note(func, operation, args, kwargs, given, results)
+        results = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor)]
+        self._note(func, operation, args, kwargs, operands, results)
         if waits:
             self.waited(waits)
-        return made
+        return output
 
     def _note(
         self,
@@ -274,7 +274,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        given: list[torch.Tensor],
+        operands: list[torch.Tensor],
         results: list[torch.Tensor],
     ) -> None:
         written = _written(func, args, kwargs)
@@ -285,11 +285,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._allocated(each, bool(kwargs.get("pin_memory")))
         if func.is_view or (not new and not written) or operation in NOTHING:
             return
-        there = [each for each in (*given, *results) if each.device.type == self.there]
-        self._devices(operation, given, results, bool(there))
+        on_device = [each for each in (*operands, *results) if each.device.type == self.there]
+        self._devices(operation, operands, results, bool(on_device))
         changed = [*written, *(each for each in results if any(each is one for one in new))]
-        read = [each for each in given if not any(each is one for one in _only_written(func, args, kwargs))]
-        if not there:
+        read = [each for each in operands if not any(each is one for one in _only_written(func, args, kwargs))]
+        if not on_device:
             if _in_functions():
                 self._used_by_host(read, changed)
             return
@@ -361,31 +361,33 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         return 0.0 if tensor.is_floating_point() else 0
 
-    def _copied(self, operation: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> str:
+    def _copied(self, operation: Any, args: Any, kwargs: Any, operands: list[torch.Tensor]) -> str:
         """Copies between host and device wait unless they need not: how, if one does."""
         if operation is aten._to_copy:
-            source, there = args[0].device.type, torch.device(kwargs.get("device") or args[0].device).type
+            source, target = args[0].device.type, torch.device(kwargs.get("device") or args[0].device).type
             pinned = args[0] if source == "cpu" else None
-        elif operation is aten.copy_ and len(given) == 2:
-            there, source = (each.device.type for each in given)
-            pinned = given[1] if source == "cpu" else given[0]
+        elif operation is aten.copy_ and len(operands) == 2:
+            target, source = (each.device.type for each in operands)
+            pinned = operands[1] if source == "cpu" else operands[0]
         else:
             return ""
-        if source == there:
+        if source == target:
             return ""
         background = kwargs.get("non_blocking") or (operation is aten.copy_ and len(args) > 2 and args[2])
         if not background:
-            return f"a copy from {source} to {there}, which is not in the background"
+            return f"a copy from {source} to {target}, which is not in the background"
         if pinned is not None and not self._of(pinned).pinned:
-            return f"a copy from {source} to {there} of memory that is not pinned"
+            return f"a copy from {source} to {target} of memory that is not pinned"
         return ""
 
-    def _devices(self, operation: Any, given: list[torch.Tensor], results: list[torch.Tensor], there: bool) -> None:
+    def _devices(
+        self, operation: Any, operands: list[torch.Tensor], results: list[torch.Tensor], on_device: bool
+    ) -> None:
         """Functions and kernels work on the device."""
         if operation in (aten._to_copy, aten.copy_) or not _in_functions():
             return
-        host = [each for each in (*given, *results) if each.device.type == "cpu"]
-        if host and (there or not self.offloads):
+        host = [each for each in (*operands, *results) if each.device.type == "cpu"]
+        if host and (on_device or not self.offloads):
             self.fault(Kind.DEVICE, f"`{operation}` of {_named(host[0])} on the host")
 
     def _dtypes(self, operation: Any, args: tuple[Any, ...], results: list[torch.Tensor]) -> None:
@@ -403,12 +405,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def device_of(self, memory: torch.UntypedStorage) -> torch.device:
         """Where a piece of memory would be."""
-        found = self._memory.get(memory._cdata)
-        return torch.device("cpu" if found is None else found[1].device)
+        entry = self._memory.get(memory._cdata)
+        return torch.device("cpu" if entry is None else entry[1].device)
 
     def _known(self, tensor: torch.Tensor) -> _Memory | None:
-        found = self._memory.get(tensor.untyped_storage()._cdata)
-        return None if found is None or found[0]() is None else found[1]
+        entry = self._memory.get(tensor.untyped_storage()._cdata)
+        return None if entry is None or entry[0]() is None else entry[1]
 
     def _of(self, tensor: torch.Tensor) -> _Memory:
         return self._known(tensor) or self._allocated(tensor, False)
@@ -431,9 +433,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def given_back(self, storage: torch.UntypedStorage) -> None:
         """A piece of memory is freed, whoever refers to it."""
-        found = self._memory.get(storage._cdata)
-        if found is not None:
-            self._free(found[1])
+        entry = self._memory.get(storage._cdata)
+        if entry is not None:
+            self._free(entry[1])
 
     def _freed(self, key: int, memory: _Memory) -> None:
         if self._memory.get(key, (None, None))[1] is memory:
@@ -462,12 +464,12 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The operands that an operation writes."""
-    found = []
+    operands = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name, args[i] if i < len(args) else None)
-            found += [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
-    return found
+            operands += [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return operands
 
 
 def _only_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -501,17 +503,17 @@ _parts: dict[CodeType, _Part] = {}
 
 
 def _part(code: CodeType) -> _Part:
-    found = _parts.get(code)
-    if found is None:
+    part = _parts.get(code)
+    if part is None:
         name = code.co_filename
         if name.startswith(EMITTED):
-            found = _Part.EMITTED
+            part = _Part.EMITTED
         elif name.startswith(str(HERE)) or not name.startswith(str(RUNTIME)):
-            found = _Part.OTHER
+            part = _Part.OTHER
         else:
-            found = _Part.KERNELS if name.startswith(str(KERNELS)) else _Part.RUNTIME
-        _parts[code] = found
-    return found
+            part = _Part.KERNELS if name.startswith(str(KERNELS)) else _Part.RUNTIME
+        _parts[code] = part
+    return part
 
 
 def _frames() -> Iterator[FrameType]:
@@ -525,15 +527,15 @@ def _frames() -> Iterator[FrameType]:
 
 def _place(frames: Iterable[FrameType]) -> str:
     """The line that launches, and the line of the program that has it called."""
-    found: list[str] = []
+    lines: list[str] = []
     for frame in frames:
         code = frame.f_code
         if _part(code) is _Part.EMITTED:
-            found.append(f"{code.co_name}: {linecache.getline(code.co_filename, frame.f_lineno).strip()}")
+            lines.append(f"{code.co_name}: {linecache.getline(code.co_filename, frame.f_lineno).strip()}")
             break
-        if not found:
-            found.append(f"{Path(code.co_filename).relative_to(RUNTIME.parent)}:{frame.f_lineno}")
-    return "; ".join(found)
+        if not lines:
+            lines.append(f"{Path(code.co_filename).relative_to(RUNTIME.parent)}:{frame.f_lineno}")
+    return "; ".join(lines)
 
 
 def of(error: Exception) -> str:

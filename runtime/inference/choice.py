@@ -32,8 +32,8 @@ class Choice:
         if self.top_k is not None:
             scores, ids = scores[: self.top_k], ids[: self.top_k]
         reached = scores.softmax(0).cumsum(0)
-        kept = int((reached < self.top_p).sum()) + 1  # up to the first with which they have the probability
-        reached = reached[:kept]
+        count = int((reached < self.top_p).sum()) + 1  # up to the first with which they have the probability
+        reached = reached[:count]
         drawn = (
             int(words(stream(self.seed, "sample", index, "" if self.step is None else f"step {self.step}"), 0, 1)[0])
             >> 11

@@ -31,7 +31,7 @@ class Evaluation:
 
 
 def evaluated(
-    given: Spec,
+    spec: Spec,
     folder: Path,
     data: Data,
     report: Report,
@@ -45,19 +45,19 @@ def evaluated(
 
     Raises Refused (E06xx, E0804 to E0808).
     """
-    asked = data.evaluated_by(single(given) if here is None else given)
-    model, train = asked.trained
+    eval_spec = data.evaluated_by(single(spec) if here is None else spec)
+    model, train = eval_spec.trained
     gpu = here is not None and here.device.type == "cuda"
     functions = functions_of(model, allow_python)
-    compiled = compile_spec(asked, training=False, gpu=gpu)
+    compiled = compile_spec(eval_spec, training=False, gpu=gpu)
     bound = bind(compiled.program, train, data.root)
     for doubt in bound.warnings:
         report(doubt)
     one = compiled.program
     if bound.rows is not None:
-        compiled = compile_evaluation(asked, compiled, bound.rows, gpu)
-    ranks = ranks_of(all_here(1) if here is None else here, [compiled.program], asked, functions)
-    read = load_weights(given, folder, ranks, report, place, weights)
+        compiled = compile_evaluation(eval_spec, compiled, bound.rows, gpu)
+    ranks = ranks_of(all_here(1) if here is None else here, [compiled.program], eval_spec, functions)
+    read = load_weights(spec, folder, ranks, report, place, weights)
     dataset, order = bound.dataset, order_of(train, compiled.program, one, bound.rows)
 
     def batches(index: int) -> Batch:

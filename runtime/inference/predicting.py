@@ -25,9 +25,9 @@ class Predictor:
     """
 
     def __init__(
-        self, given: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
+        self, spec: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
     ) -> None:
-        self.outputs = Outputs(given, names, allow_python, here)
+        self.outputs = Outputs(spec, names, allow_python, here)
         model, batch = self.outputs.model, self.outputs.program.batch
         self._types: dict[str, Type] = {
             name: model.answering.types[number] for name, number in model.outputs if not names or name in names
@@ -62,10 +62,10 @@ class Predictor:
         shape but for the rows, or ids out of range, and TypeError for what is no tensor.
         """
         in_rows = {each.name: each.batch_position for each in self.inputs if each.batch_axis is not None}
-        given = {each.name: require_tensor("input", each.name, inputs) for each in self.inputs}
+        tensors = {each.name: require_tensor("input", each.name, inputs) for each in self.inputs}
         for each in self.inputs:
-            check_shape("input", each.name, given[each.name], each.type.shape, in_rows.get(each.name))
-        counts = {name: given[name].shape[place] for name, place in in_rows.items()}
+            check_shape("input", each.name, tensors[each.name], each.type.shape, in_rows.get(each.name))
+        counts = {name: tensors[name].shape[place] for name, place in in_rows.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(f"inputs have different numbers of rows: {counts}")
 
@@ -73,7 +73,7 @@ class Predictor:
             index = torch.tensor(numbers)
             return {
                 name: value.index_select(in_rows[name], index) if name in in_rows else value
-                for name, value in given.items()
+                for name, value in tensors.items()
             }
 
         return self._joined(self._parts(next(iter(counts.values())), rows))
@@ -92,10 +92,10 @@ class Predictor:
         for first in range(0, count, size):
             numbers = list(range(first, min(first + size, count)))
             filled = [*numbers, *[numbers[-1]] * (size - len(numbers))]
-            found = self.outputs(rows(filled))
+            outputs = self.outputs(rows(filled))
             yield {
                 name: value.narrow(self._types[name].position(self.batch), 0, len(numbers))
-                for name, value in found.items()
+                for name, value in outputs.items()
             }
 
     def _joined(self, parts: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:

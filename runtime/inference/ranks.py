@@ -107,15 +107,15 @@ class ForwardRank:
 
     def pieces(self, name: str) -> Iterator[tuple[Region, torch.Tensor]]:
         """Yields the regions of a parameter that the rank holds, each with where it holds it."""
-        record, held = self.records[name], self.memory.masters[name]
+        record, shard = self.records[name], self.memory.masters[name]
         for piece in pieces_of(record.type, record.layout, self.mesh.sizes, self.coordinates):
-            yield piece.region, piece_view(held, record.layout, piece)
+            yield piece.region, piece_view(shard, record.layout, piece)
 
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take its shards of the full tensors; what it does not hold may be among them."""
         for name in values.keys() & self.records.keys():
-            for region, held in self.pieces(name):
-                held.copy_(values[name][region])
+            for region, view in self.pieces(name):
+                view.copy_(values[name][region])
 
     def sum(self, vector: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """The sum of a small tensor over all ranks."""
@@ -135,13 +135,13 @@ class Ranks:
 
     def run(self, part: Callable[[ForwardRank], Generator[None, None, Found]]) -> Found:
         """Do something on all ranks; returns what the first one here finds."""
-        found: dict[int, Found] = {}
+        results: dict[int, Found] = {}
 
         def each(rank: ForwardRank) -> Generator[None, None, None]:
-            found[rank.rank] = yield from part(rank)
+            results[rank.rank] = yield from part(rank)
 
         self.here.cluster.run([each(rank) for rank in self.ranks])
-        return found[self.ranks[0].rank]
+        return results[self.ranks[0].rank]
 
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take their shards of the full tensors."""
@@ -149,21 +149,21 @@ class Ranks:
             rank.set_parameters(values)
 
 
-def ranks_of(here: Here, programs: Sequence[Program], given: Spec, functions: Functions = NO_FUNCTIONS) -> Ranks:
+def ranks_of(here: Here, programs: Sequence[Program], spec: Spec, functions: Functions = NO_FUNCTIONS) -> Ranks:
     """Connect the ranks that are here, for the programs of a file."""
-    _, train = given.trained
-    found = []
+    _, train = spec.trained
+    ranks = []
     for number in here.numbers:
         transport = here.cluster.transport(number)
         transport.open(programs[0].mesh, joined(programs), programs[0].streams)
-        found.append(ForwardRank(programs, number, transport, here.device, train.seed, functions))
-    return Ranks(here, found)
+        ranks.append(ForwardRank(programs, number, transport, here.device, train.seed, functions))
+    return Ranks(here, ranks)
 
 
 def joined(programs: Sequence[Program]) -> dict[Channel, Traffic]:
     """The channels of all programs, each with the largest traffic of any."""
-    found: dict[Channel, Traffic] = {}
+    channels: dict[Channel, Traffic] = {}
     for program in programs:
         for channel, traffic in program.channels.items():
-            found[channel] = traffic.or_more(found.get(channel, traffic))
-    return found
+            channels[channel] = traffic.or_more(channels.get(channel, traffic))
+    return channels

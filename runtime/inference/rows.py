@@ -33,22 +33,22 @@ class Data:
             raise refuse("E0608", "this data has no end", call.span, help="name other data: `--data rows.npz`")
         return dataset, dataset.held_out
 
-    def evaluated_by(self, given: Spec) -> Spec:
+    def evaluated_by(self, spec: Spec) -> Spec:
         """The file with an evaluation of all of this data."""
-        _, train = given.trained
+        _, train = spec.trained
         arguments = {"interval": 1, "batches": ALL, "data": self.call, "weights": "trained", "sample": None}
         span = train.eval.span if train.eval is not None else train.data.span
         # What is trained on is not read; it lies where the rest does.
         data = train.data if self.call is None else self.call
-        return evolve(given, train=evolve(train, data=data, eval=Call("every", arguments, span)))
+        return evolve(spec, train=evolve(train, data=data, eval=Call("every", arguments, span)))
 
 
-def data_of(given: Spec, folder: Path, named: PathOrUrl | None) -> Data:
+def data_of(spec: Spec, folder: Path, named: PathOrUrl | None) -> Data:
     """The data in a file that the user has `named`, by its path or address: an archive with an array for each input, or
     what the .par file, which is in a `folder`, would read in place of its own. Without it, the file's data for
     evaluations.
     """
-    _, train = given.trained
+    _, train = spec.trained
     if named is None:
         own = train.eval.arguments.get("data") if train.eval is not None else None
         if own is not None:

@@ -67,15 +67,15 @@ class Writer:
 
 
 def writer_of(
-    given: Spec, output: str = USUAL, allow_python: bool = False, here: Here | None = None, kept: bool = True
+    spec: Spec, output: str = USUAL, allow_python: bool = False, here: Here | None = None, cached: bool = True
 ) -> Writer:
     """What writes with the model of a file, whose weights are zero at first: on one device or, with the ranks that are
-    `here`, in the file's layout. Unless `kept`, each id takes the whole window. Raises Refused (E0302, E1001).
+    `here`, in the file's layout. Unless `cached`, each id takes the whole window. Raises Refused (E0302, E1001).
     """
-    functions = functions_of(given.trained[0], allow_python)
+    functions = functions_of(spec.trained[0], allow_python)
     gpu = here is not None and here.device.type == "cuda"
-    scoring = scoring_of(single(given) if here is None else given, output, gpu=gpu, kept=kept)
-    ranks = ranks_of(all_here(1) if here is None else here, scoring.programs, given, functions)
+    scoring = scoring_of(single(spec) if here is None else spec, output, gpu=gpu, cached=cached)
+    ranks = ranks_of(all_here(1) if here is None else here, scoring.programs, spec, functions)
     return Writer(scoring, ranks, {rank.rank: Scorer(scoring, rank) for rank in ranks.ranks})
 
 
@@ -100,21 +100,21 @@ class Samples:
         return self.prompt + "".join(self.encoding.text(ids))
 
 
-def samples_of(given: Spec, training: Compilation, folder: Path, gpu: bool = False) -> Samples | None:
+def samples_of(spec: Spec, training: Compilation, folder: Path, gpu: bool = False) -> Samples | None:
     """What the run of a training program of a file, which is in a folder, writes; None if the file asks for nothing.
 
     Raises Refused (E0302, E06xx, E1001 to E1003), at the prompt or the data.
     """
-    model, train = given.trained
+    model, train = spec.trained
     prompt = train.eval.arguments["sample"] if train.eval is not None else None
     if prompt is None:
         return None
     span = train.spans.get("sample")
-    language = language_model(model, given.batch, span=span)
+    language = language_model(model, spec.batch, span=span)
     encoding = encoding_of(train.data, folder, None)
     ids = encoding.ids(prompt, span)
     check_prompt(language, ids, span)
-    scoring = scoring_of(given, beside=training, gpu=gpu)
+    scoring = scoring_of(spec, beside=training, gpu=gpu)
     for program in scoring.programs:
         _check_stored(program, training.program, span)
     return Samples(scoring, prompt, ids, encoding, train.seed)

@@ -60,21 +60,21 @@ class Scoring:
 
 
 def scoring_of(
-    given: Spec, output: str = USUAL, beside: Compilation | None = None, gpu: bool = False, kept: bool = True
+    spec: Spec, output: str = USUAL, beside: Compilation | None = None, gpu: bool = False, cached: bool = True
 ) -> Scoring:
     """What computes the logits of a file in its own layout: along with the run of a training program, if it is `beside`
-    one. Unless `kept`, each id takes the whole window. Raises Refused (E0302, E1001).
+    one. Unless `cached`, each id takes the whole window. Raises Refused (E0302, E1001).
     """
-    one_row = of_fewest_rows(given)
-    model = language_model(one_row.trained[0], given.batch, output)
+    one_row = of_fewest_rows(spec)
+    model = language_model(one_row.trained[0], spec.batch, output)
 
     def compiled(*parts: tuple[str, int] | None) -> tuple[Program, ...]:
-        found = tuple(compile_outputs(one_row, (output,), part, beside, gpu).program for part in parts)
-        check_ids_of(model, found[0], one_row.trained[0])
-        return found
+        programs = tuple(compile_outputs(one_row, (output,), part, beside, gpu).program for part in parts)
+        check_ids_of(model, programs[0], one_row.trained[0])
+        return programs
 
     reason = NotInParts("that was asked for", None)
-    if kept:
+    if cached:
         try:
             return Scoring(model, compiled(*((model.sequence.name, min(size, model.window)) for size in (1, AT_ONCE))))
         except NotInParts as found:
@@ -82,13 +82,13 @@ def scoring_of(
     return Scoring(model, compiled(None), reason)
 
 
-def of_fewest_rows(given: Spec) -> Spec:
+def of_fewest_rows(spec: Spec) -> Spec:
     """The file with one row in its batch, or one for each rank over which its layout splits rows; the file itself if
     other sizes depend on the rows.
     """
-    model, _ = given.trained
-    mesh, batch = given.mesh, given.batch
-    rules = given.layout.rules if given.layout is not None else ()
+    model, _ = spec.trained
+    mesh, batch = spec.mesh, spec.batch
+    rules = spec.layout.rules if spec.layout is not None else ()
     over = {
         axis
         for rule in rules
@@ -96,9 +96,9 @@ def of_fewest_rows(given: Spec) -> Spec:
         for axis in rule.mesh_axes
     }
     try:
-        return evolve(given, model=with_rows(model, batch, prod(mesh.size(axis) for axis in over) if mesh else 1))
+        return evolve(spec, model=with_rows(model, batch, prod(mesh.size(axis) for axis in over) if mesh else 1))
     except Refused:
-        return given
+        return spec
 
 
 class Scorer:
@@ -120,24 +120,24 @@ class Scorer:
         """The id that follows a text of at least one, the choice at an `index`: the same on all ranks."""
         logits = yield from self.logits(seen(text, self.model.window))
         chosen = choice.of(logits, index) if logits is not None else 0
-        found = yield from self.rank.sum(torch.tensor([chosen], dtype=torch.float64))  # exact: below 2^53
-        return int(found)
+        total = yield from self.rank.sum(torch.tensor([chosen], dtype=torch.float64))  # exact: below 2^53
+        return int(total)
 
     def logits(self, ids: Sequence[int]) -> Generator[None, None, Tensor | None]:
         """The logits after `ids`, on the CPU of one rank: [vocab]. None on all others."""
         if self.scoring.anew is not None:
             return (yield from self._anew(ids, 0))
         one, several = self.rank.executors
-        seen = len(self._seen)
-        if seen >= len(ids) or self._seen != list(ids[:seen]):
+        cached = len(self._seen)
+        if cached >= len(ids) or self._seen != list(ids[:cached]):
             for name, tensor in self.rank.memory.masters.items():
                 if name.startswith(STATE):
                     tensor.zero_()
-            seen = 0
-        while len(ids) - seen > AT_ONCE:
-            yield from self._step(several, ids[seen : seen + AT_ONCE], seen)
-            seen += AT_ONCE
-        for position in range(seen, len(ids)):
+            cached = 0
+        while len(ids) - cached > AT_ONCE:
+            yield from self._step(several, ids[cached : cached + AT_ONCE], cached)
+            cached += AT_ONCE
+        for position in range(cached, len(ids)):
             yield from self._step(one, ids[position : position + 1], position)
         self._seen = list(ids)
         return (yield from self._scores(one, 0))
@@ -151,13 +151,13 @@ class Scorer:
         half, ids = self.model.window // 2, self.model.vocab.size
         text = [position * STRIDE % ids for position in range(half)]
         compared = range(0, half, -(-half // COMPARED))
-        seen = []
+        scores = []
         for padding in (0, ids - 1):
             yield from self._whole(text, padding)
-            seen.append((yield from self._scores_at(compared)))
+            scores.append((yield from self._scores_at(compared)))
         changed = any(
             float((one - other).abs().max()) > UNCHANGED * float(one.abs().max())
-            for one, other in zip(*seen, strict=True)
+            for one, other in zip(*scores, strict=True)
             if one is not None and other is not None
         )
         wrong = yield from self.rank.sum(torch.tensor([float(changed)]))
@@ -183,10 +183,10 @@ class Scorer:
     def _scores_at(self, positions: Iterable[int]) -> Generator[None, None, list[Tensor | None]]:
         """The logits at positions of the whole window that was computed last."""
         (whole,) = self.rank.executors
-        found = []
+        scores = []
         for position in positions:
-            found.append((yield from self._scores(whole, position)))
-        return found
+            scores.append((yield from self._scores(whole, position)))
+        return scores
 
     def _step(self, executor: Executor, ids: Sequence[int], position: int) -> Generator[None, None, None]:
         """Compute the positions of some ids, from a position on."""
@@ -209,9 +209,9 @@ class Scorer:
         )
         for dim, (axis, part) in reversed(list(enumerate(zip(record.type.axes, region, strict=True)))):
             if axis.name != model.vocab.name:
-                wanted = position if axis.name == model.sequence.name else 0
-                first = first and part.start <= wanted < part.stop
-                total = total.select(dim, min(max(wanted - part.start, 0), axis.size - 1))
+                index = position if axis.name == model.sequence.name else 0
+                first = first and part.start <= index < part.stop
+                total = total.select(dim, min(max(index - part.start, 0), axis.size - 1))
         for over in reversed(record.layout.over(model.vocab.name)):  # the innermost split first
             handle = self.rank.transport.collective(ALL_GATHER, over, (total,), ((0,),))
             while not handle.done():
@@ -222,8 +222,8 @@ class Scorer:
 
 def seen(text: Sequence[int], window: int) -> Sequence[int]:
     """The part of a text that a model with a window sees."""
-    beyond, least = len(text) - window - 1, max(1, window // 2)
-    return text if beyond < 0 else text[-least - beyond % (window + 1 - least) :]
+    beyond, shortest = len(text) - window - 1, max(1, window // 2)
+    return text if beyond < 0 else text[-shortest - beyond % (window + 1 - shortest) :]
 
 
 def check_prompt(model: LanguageModel, ids: Sequence[int], span: Span | None = None) -> None:

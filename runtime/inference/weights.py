@@ -41,7 +41,7 @@ class Weights:
 
 
 def load_weights(
-    given: Spec,
+    spec: Spec,
     folder: Path,
     ranks: Ranks,
     report: Report,
@@ -59,9 +59,9 @@ def load_weights(
 
     Raises Refused (E0804 to E0808, E0816; E0602, E0617 and E0819 for addresses).
     """
-    path, step = located(place) if place is not None else _own(given, folder)
+    path, step = located(place) if place is not None else _own(spec, folder)
     for each in [step] if step is not None else reversed(steps_in(path)):
-        damage = _loaded(given, folder, path, each, ranks, report, weights, spelled)
+        damage = _loaded(spec, folder, path, each, ranks, report, weights, spelled)
         if damage is None:
             return Weights(path / commit_name(each), each)
         if step is not None:
@@ -71,7 +71,7 @@ def load_weights(
 
 
 def _loaded(
-    given: Spec, folder: Path, path: PathOrUrl, step: int, ranks: Ranks, report: Report, weights: str, spelled: bool
+    spec: Spec, folder: Path, path: PathOrUrl, step: int, ranks: Ranks, report: Report, weights: str, spelled: bool
 ) -> str | None:
     """Read one checkpoint; returns what is wrong with it. Raises Refused (E0804, E0816)."""
     programs = [executor.program for executor in ranks.ranks[0].executors]
@@ -87,7 +87,7 @@ def _loaded(
     try:
         manifest = read_manifest(path, step)
         refuse_links(path, step)
-        _compare(given, path / commit_name(step), manifest, needed, report)
+        _compare(spec, path / commit_name(step), manifest, needed, report)
         source = weights_of(manifest, weights)
     except Corrupt as damage:
         problems.append(str(damage))
@@ -103,31 +103,31 @@ def _loaded(
 
     if not ranks.run(part):
         if spelled and manifest is not None:
-            _compare_spelling(given, folder, manifest, path / commit_name(step), report)
+            _compare_spelling(spec, folder, manifest, path / commit_name(step), report)
         return None
     return problems[0] if problems else "another rank cannot read it"
 
 
 def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
     """Read what a rank holds, in whose tensors it is stored. Raises Corrupt."""
-    wanted = [
-        (source[name], region, held)
+    reads = [
+        (source[name], region, view)
         for name in rank.records
         if not name.startswith(STATE)
-        for region, held in rank.pieces(name)
+        for region, view in rank.pieces(name)
     ]
     with opened as commit:
-        problem = next(commit.problems(commit.files_of((name, region) for name, region, _ in wanted)), None)
+        problem = next(commit.problems(commit.files_of((name, region) for name, region, _ in reads)), None)
         if problem is not None:
             raise Corrupt(problem)
-        for name, region, held in wanted:
-            commit.read(name, region, held)
+        for name, region, view in reads:
+            commit.read(name, region, view)
 
 
-def _own(given: Spec, folder: Path) -> tuple[PathOrUrl, None]:
+def _own(spec: Spec, folder: Path) -> tuple[PathOrUrl, None]:
     """Where the runs of a file have their checkpoints. Raises Refused (E0807)."""
-    directory = run_directory(given.name, None)
-    settings = settings_of(given, directory, folder)
+    directory = run_directory(spec.name, None)
+    settings = settings_of(spec, directory, folder)
     path = settings.path if settings is not None else directory / DIRECTORY
     if not steps_in(path):
         entry = "" if settings is not None else ", with `checkpoint = every(100)` in the train block"
@@ -136,23 +136,25 @@ def _own(given: Spec, folder: Path) -> tuple[PathOrUrl, None]:
     return path, None
 
 
-def _compare(given: Spec, path: PathOrUrl, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
+def _compare(spec: Spec, path: PathOrUrl, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
     """Refuse (E0804) a checkpoint with other tensors than are needed; report (W1002) other operations."""
-    there = types_of(saved)
-    notes = [difference(name, there.get(name), type) for name, type in needed.items() if there.get(name) != type]
+    saved_types = types_of(saved)
+    notes = [
+        difference(name, saved_types.get(name), type) for name, type in needed.items() if saved_types.get(name) != type
+    ]
     if notes:
         help = "name the run that trained this model, with the same overrides of sizes and `precision`: --run-dir"
         raise refuse("E0804", f"{path} is of another model", notes=_few(notes), help=help)
-    model, _ = given.trained
+    model, _ = spec.trained
     if saved.steps_digest != digest_of(model):
-        texts = [source.text for source in sources_of(given)]
+        texts = [source.text for source in sources_of(spec)]
         lines = changed_text(saved.sources.values(), texts)
         report(Diagnostic("W1002", f"the model has changed since {path} was saved", notes=tuple(lines)))
 
 
-def _compare_spelling(given: Spec, folder: Path, saved: Manifest, path: PathOrUrl, report: Report) -> None:
+def _compare_spelling(spec: Spec, folder: Path, saved: Manifest, path: PathOrUrl, report: Report) -> None:
     """Report (W1003) if files that say which id text has are not those of the training."""
-    data = sources_of_data(given.trained[1].data)[0]  # a mixture is of one encoding
+    data = sources_of_data(spec.trained[1].data)[0]  # a mixture is of one encoding
     tokenizer = data.arguments.get("tokenizer")
     if not saved.data or (tokenizer is None and data.arguments.get("alphabet") != "chars"):
         return

@@ -20,7 +20,7 @@ globals().update(KERNELS)
 
 def __getattr__(name: str) -> Callable[..., Any]:
     """A kernel defined elsewhere, or an optimizer's own."""
-    found = KERNELS.get(name) or (OPTIMIZERS[name].kernel if name in OPTIMIZERS else None)
-    if found is None:
+    kernel = KERNELS.get(name) or (OPTIMIZERS[name].kernel if name in OPTIMIZERS else None)
+    if kernel is None:
         raise AttributeError(f"there is no kernel `{name}`")
-    return found
+    return kernel

@@ -248,11 +248,11 @@ def attend_gradient(
     how = _how(q, k, groups, options)
     o, denominator, d = result
     lead = groups[0] + groups[1]
-    found: list[Tensor] = []
+    grads: list[Tensor] = []
     if sink is not None:
         # The sink has a weight and no value: of its softmax only the second term of the gradient remains.
         weight = torch.exp(widened(sink) - denominator)
-        found = [(-weight * (widened(o) * widened(d)).sum(-1)).sum_to_size(sink.shape).to(sink.dtype)]
+        grads = [(-weight * (widened(o) * widened(d)).sum(-1)).sum_to_size(sink.shape).to(sink.dtype)]
     if not groups[2]:
         o, d, denominator = o.unsqueeze(-2), d.unsqueeze(-2), denominator.unsqueeze(-1)
     o4, d4 = rows(_four(o, lead)), rows(_four(d, lead))
@@ -268,14 +268,14 @@ def attend_gradient(
         sums = Sums(bias is not None)
         for piece in parts:
             own = piece.queries
-            given = (*_rows_of(piece, q4, k4, v4), part(o4, -2, own), part(l4, -1, own), part(d4, -2, own))
-            sums.add(piece, (q4, k4, v4), gradients(how.of(piece), *given))
+            operands = (*_rows_of(piece, q4, k4, v4), part(o4, -2, own), part(l4, -1, own), part(d4, -2, own))
+            sums.add(piece, (q4, k4, v4), gradients(how.of(piece), *operands))
         (dq, dk, dv), ds = (x.to(q4.dtype) for x in sums.of(q4, k4, v4)), sums.scores
     dq, dk, dv = back(dq, -2, queries), back(dk, -2, keys), back(dv, -2, keys)
     if bias is not None and ds is not None:
         whole = back(back(ds, -2, queries), -1, keys).reshape(_scores_shape(q, k, groups))
         like = bias if groups[2] or bias.dim() < 2 else bias.unsqueeze(-2)
-        found.insert(0, whole.sum_to_size(like.shape).to(bias.dtype))
+        grads.insert(0, whole.sum_to_size(like.shape).to(bias.dtype))
     batch, own_axes = q.shape[: groups[0]], q.shape[groups[0] : lead]
     first = [
         _shaped(unpadded(dq, q.shape[-1]), q.shape),
@@ -283,14 +283,14 @@ def attend_gradient(
         _summed(unpadded(dv, v.shape[-1]), v, batch, own_axes),
     ]
     del dq, dk, dv
-    found = [*first, *found]
+    grads = [*first, *grads]
     first.clear()
     for i, (shape, order) in enumerate(shapes):
-        turned = _shaped(found[i], shape).permute(order)
+        turned = _shaped(grads[i], shape).permute(order)
         # In the operand's own order in memory too: products that read it as a matrix would copy it, each for itself.
         # On a GPU what turns positions back copies it anyway.
-        found[i] = turned.contiguous() if q.is_cpu else turned
-    return tuple(found)
+        grads[i] = turned.contiguous() if q.is_cpu else turned
+    return tuple(grads)
 
 
 def _summed(gradient: Tensor, like: Tensor, batch: Sequence[int], own: Sequence[int]) -> Tensor:

@@ -33,11 +33,11 @@ def without_fake_mode(function: Callable[_Given, _Made]) -> Callable[_Given, _Ma
     """
 
     @wraps(function)
-    def made(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+    def made(*args: _Given.args, **named: _Given.kwargs) -> _Made:
         if not is_tracing():
-            return function(*given, **named)
+            return function(*args, **named)
         with unset_fake_temporarily():
-            return function(*given, **named)
+            return function(*args, **named)
 
     return made
 
@@ -75,9 +75,9 @@ def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple
 
     def results(*tensors: Tensor) -> tuple[Tensor, ...]:
         nonlocal alone
-        found = function(*tensors)
-        alone = isinstance(found, Tensor)
-        return (found,) if alone else found or ()
+        output = function(*tensors)
+        alone = isinstance(output, Tensor)
+        return (output,) if alone else output or ()
 
     trace = make_fx(functionalize(results), select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     with _under_way():

@@ -84,8 +84,8 @@ def combine_rows(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Te
     """For each row of `places` [rows, several] the sum of x's rows there, times `weights` [rows, several] if given."""
     flat = x.reshape(len(x), -1)
     if is_tracing():
-        found = flat.index_select(0, places.reshape(-1)).view(*places.shape, -1)
-        total = (found if weights is None else found * weights.unsqueeze(-1)).sum(1)
+        gathered = flat.index_select(0, places.reshape(-1)).view(*places.shape, -1)
+        total = (gathered if weights is None else gathered * weights.unsqueeze(-1)).sum(1)
     else:
         total = torch.nn.functional.embedding_bag(places, flat, mode="sum", per_sample_weights=weights)
     return total.view(len(places), *x.shape[1:])
@@ -109,19 +109,19 @@ def _counts(ends: Tensor) -> tuple[list[int], int]:
 
 def _grouped_dot(x: Tensor, w: Tensor, ends: Tensor, partial: bool) -> Tensor:
     if _by_grouped_product(x, w):
-        made = torch.nn.functional.grouped_mm(x, w, offs=ends)
+        result = torch.nn.functional.grouped_mm(x, w, offs=ends)
         if partial:
             nobody = torch.arange(len(x), device=x.device) >= ends[-1]
-            made.masked_fill_(nobody.unsqueeze(-1), 0)
-        return made
-    counts, done = _counts(ends)
-    made = x.new_empty(len(x), w.shape[-1])
-    made[done:] = 0
-    parts = (each[:done].split_with_sizes(counts) for each in (x, made))
+            result.masked_fill_(nobody.unsqueeze(-1), 0)
+        return result
+    counts, row_count = _counts(ends)
+    result = x.new_empty(len(x), w.shape[-1])
+    result[row_count:] = 0
+    parts = (each[:row_count].split_with_sizes(counts) for each in (x, result))
     for rows, out, matrix in zip(*parts, w.unbind(), strict=True):
         if len(rows):
             matmul_into(out, rows, matrix)
-    return made
+    return result
 
 
 def _add_grouped(total: Tensor, x: Tensor, d: Tensor, ends: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ def _add_grouped(total: Tensor, x: Tensor, d: Tensor, ends: Tensor) -> Tensor:
     if x.is_cuda and _by_grouped_product(x, stacked):
         stacked.add_(torch.nn.functional.grouped_mm(x.t(), d, offs=ends))
         return total
-    counts, done = _counts(ends)
-    lefts, rights = x[:done].t().split_with_sizes(counts, 1), d[:done].split_with_sizes(counts)
+    counts, row_count = _counts(ends)
+    lefts, rights = x[:row_count].t().split_with_sizes(counts, 1), d[:row_count].split_with_sizes(counts)
     for matrix, left, right in zip(stacked.unbind(), lefts, rights, strict=True):
         if not len(right):
             continue
@@ -198,8 +198,8 @@ def routed_dot(x: Tensor, w: Tensor, ids: Tensor, shared: int, start: int | None
     """
     rows = _broadcast(x.shape[:-1], ids.shape)
     order, places, ends = _by_expert(rows, ids, tuple(w.shape), shared, start)
-    made = grouped_dot(take_rows(x, order, rows), w.reshape(-1, *w.shape[-2:]), ends, start is not None)
-    return made.index_select(0, places).view(*rows, w.shape[-1])
+    result = grouped_dot(take_rows(x, order, rows), w.reshape(-1, *w.shape[-2:]), ends, start is not None)
+    return result.index_select(0, places).view(*rows, w.shape[-1])
 
 
 @kernel
@@ -247,8 +247,8 @@ def dispatch(
     source = torch.arange(prod(x.shape[shared:-1]), device=x.device).view(x.shape[shared:-1]).expand(own)
     filled = place.new_full((count, slot_count + 1), -1)
     filled.scatter_(1, place, source.reshape(-1).expand(count, -1))
-    found = lookup(filled[:, :-1], x.reshape(count, -1, x.shape[-1]), 1, 0)
-    return found.view(*ids.shape[:shared], experts[1], places[1], x.shape[-1])
+    rows = lookup(filled[:, :-1], x.reshape(count, -1, x.shape[-1]), 1, 0)
+    return rows.view(*ids.shape[:shared], experts[1], places[1], x.shape[-1])
 
 
 @kernel
@@ -258,8 +258,8 @@ def collect(
     """For each id the row of [shared…, experts, places, rest] in its slot, or zeros: [shared…, own…, rest]."""
     count = prod(ids.shape[:shared])
     place = _places(ids, slots, experts, places).reshape(count, -1)
-    found = lookup(place, y.reshape(count, -1, y.shape[-1]), 1, 0)
-    return found.view(*ids.shape, y.shape[-1])
+    rows = lookup(place, y.reshape(count, -1, y.shape[-1]), 1, 0)
+    return rows.view(*ids.shape, y.shape[-1])
 
 
 @kernel

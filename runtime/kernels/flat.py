@@ -12,7 +12,7 @@ from partita.runtime.kernels.registry import kernel
 @kernel
 def flatten(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The elements of x in order, and zeros, in a tensor of this shape."""
-    found = x.new_empty(prod(shape))
-    found[: x.numel()].view(x.shape).copy_(x)
-    found[x.numel() :].zero_()
-    return found.view(shape)
+    flat = x.new_empty(prod(shape))
+    flat[: x.numel()].view(x.shape).copy_(x)
+    flat[x.numel() :].zero_()
+    return flat.view(shape)

@@ -19,10 +19,10 @@ def to_host(x: Tensor) -> Tensor:
     """A tensor in the host's memory: pinned, so that the device copies it there by itself; it has arrived."""
     if x.device.type == "cpu":
         return x
-    found = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    found.copy_(x, non_blocking=True)
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    pinned.copy_(x, non_blocking=True)
     torch.cuda.current_stream(x.device).synchronize()
-    return found
+    return pinned
 
 
 @kernel
@@ -32,24 +32,24 @@ def copy_out(x: Tensor, context: Context) -> Tensor:
     """
     if x.device.type == "cpu":
         return x
-    found = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
 
     def out(source: Tensor, copy: Tensor) -> Handle:
         copied(source, copy)
         context.arriving[id(copy)] = OnHost(torch.cuda.current_stream(source.device).record_event())
         return ENDED
 
-    context.streams.launch(COPIES[OFFLOAD], out, x, found)
-    return found
+    context.streams.launch(COPIES[OFFLOAD], out, x, pinned)
+    return pinned
 
 
 @kernel
 @waits("what is updated in the host's memory has to arrive there")
 def land(x: Tensor, context: Context) -> Tensor:
     """The result of `copy_out`: the host waits until it is there."""
-    coming = context.arriving.pop(id(x), None)
-    if coming is not None:
-        coming.done()
+    handle = context.arriving.pop(id(x), None)
+    if handle is not None:
+        handle.done()
     return x
 
 
@@ -68,10 +68,10 @@ def prefetch(x: Tensor, context: Context) -> Tensor:
     """Starts to copy a tensor of the host to the device, while that computes; `arrive` waits for the copy."""
     if context.device.type == "cpu":
         return x
-    found = torch.empty_like(x, device=context.device)
+    copy = torch.empty_like(x, device=context.device)
     # After the current compute: the memory belongs to its stream, where earlier operations may still read it.
-    context.arriving[id(found)] = context.streams.launch(COPIES[LOAD], copied, x, found)
-    return found
+    context.arriving[id(copy)] = context.streams.launch(COPIES[LOAD], copied, x, copy)
+    return copy
 
 
 @kernel

@@ -71,11 +71,11 @@ def linear_scan_blocks(
     Of the products only dimensions `product` are kept, in the given `order`; the others have size 1.
     """
     x, y = (_first(each, dim, block) for each in (_as_wide(a, b), b))
-    made = reduce(_joined, (_reduced(_near(x[part]), _near(y[part]), backward) for part in _parts(y, backward)))
-    products, last = (each.movedim(0, dim) for each in made)
+    combined = reduce(_joined, (_reduced(_near(x[part]), _near(y[part]), backward) for part in _parts(y, backward)))
+    products, last = (each.movedim(0, dim) for each in combined)
     others = [i for i in range(b.dim()) if i not in product]
-    kept = products.squeeze(others) if others else products
-    return kept.permute(order), last
+    squeezed = products.squeeze(others) if others else products
+    return squeezed.permute(order), last
 
 
 @kernel
@@ -103,26 +103,28 @@ def linear_scan_gradient(
     count = len(z)
     over = [i for i, (size, whole) in enumerate(zip(product.shape, g.shape, strict=True)) if size < whole]
 
-    def multiply(part: slice, made: Tensor) -> None:
+    def multiply(part: slice, states: Tensor) -> None:
         """Of g at these positions and h before each of them."""
         step, edge = (1, count - 1) if backward else (-1, 0)
         low, high = (part.start, min(part.stop, edge)) if backward else (max(part.start, 1), part.stop)
-        own = made[low - part.start : high - part.start]
+        own = states[low - part.start : high - part.start]
         if over:
             product[low:high] = (_near(y[low + step : high + step]) * own).sum(over, keepdim=True)
         else:
             torch.mul(_near(y[low + step : high + step]), own, out=product[low:high])
         if part.start <= edge < part.stop:
             first = product[edge]
-            first.zero_() if start is None else first.copy_((start * made[edge - part.start]).sum_to_size(first.shape))
+            first.zero_() if start is None else first.copy_(
+                (start * states[edge - part.start]).sum_to_size(first.shape)
+            )
 
     # Nothing follows the last position that h reaches in its block; the gradients of the others follow from there.
     edge, rest = _edge(count, not backward)
     state = widened(z[edge]) if end is None else widened(z[edge]) + end
     multiply(slice(edge, edge + 1), state.unsqueeze(0))
     factors = x[_edge(count, backward)[1]]
-    for part, made in _follow(factors, z[rest], g, state, not backward):
-        multiply(slice(part.start + rest.start, part.stop + rest.start), made)
+    for part, states in _follow(factors, z[rest], g, state, not backward):
+        multiply(slice(part.start + rest.start, part.stop + rest.start), states)
     return to_a.squeeze(summed).permute(order), to_b
 
 
@@ -165,8 +167,8 @@ def _moved(states: Tensor, start: Tensor | None, backward: bool) -> Tensor:
     """The states before each position: `start`, or zero, before the first one."""
     out = torch.empty_like(states)
     out[-1 if backward else 0] = 0 if start is None else start
-    into, taken = (out[:-1], states[1:]) if backward else (out[1:], states[:-1])
-    into.copy_(taken)
+    into, source = (out[:-1], states[1:]) if backward else (out[1:], states[:-1])
+    into.copy_(source)
     return out
 
 
@@ -185,11 +187,11 @@ def _follow(a: Tensor, b: Tensor, out: Tensor, state: Tensor, backward: bool) ->
         if not direct:
             states[edge] = state
         _states(x, y, states, backward)
-        made = states[own]
+        block_states = states[own]
         if not direct:
-            out[rest][part] = made
-        state = made[0 if backward else -1]
-        yield part, made
+            out[rest][part] = block_states
+        state = block_states[0 if backward else -1]
+        yield part, block_states
 
 
 def _states(a: Tensor, b: Tensor, states: Tensor, backward: bool) -> None:
@@ -258,8 +260,8 @@ def _reduced(a: Tensor, b: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
         (slice(count - whole, count), slice(count - whole)) if backward else (slice(whole), slice(whole, count))
     )
     x, y = (_divided(each[body], length).movedim(1, 0) for each in (a, b))
-    done = _reduced(*_reduced(x, y, backward), backward)
-    return _joined(done, _reduced(a[tail], b[tail], backward)) if whole < count else done
+    reduced = _reduced(*_reduced(x, y, backward), backward)
+    return _joined(reduced, _reduced(a[tail], b[tail], backward)) if whole < count else reduced
 
 
 def _joined(one: tuple[Tensor, Tensor], next: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -269,5 +271,5 @@ def _joined(one: tuple[Tensor, Tensor], next: tuple[Tensor, Tensor]) -> tuple[Te
 
 
 def _bounded(product: Tensor) -> Tensor:
-    most = torch.finfo(product.dtype).max
-    return product.clamp_(-most, most)
+    limit = torch.finfo(product.dtype).max
+    return product.clamp_(-limit, limit)

@@ -133,14 +133,14 @@ def _adamw_flat(
 
 def _runs(each: Sequence[Sequence[Tensor]]) -> list[list[Sequence[Tensor]]]:
     """In runs, none larger than the largest parameter."""
-    most, room = max(own[0].numel() for own in each), 0
+    limit, headroom = max(own[0].numel() for own in each), 0
     runs: list[list[Sequence[Tensor]]] = []
     for own in each:
-        if own[0].numel() > room:
+        if own[0].numel() > headroom:
             runs.append([])
-            room = most
+            headroom = limit
         runs[-1].append(own)
-        room -= own[0].numel()
+        headroom -= own[0].numel()
     return runs
 
 

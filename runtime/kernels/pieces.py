@@ -32,7 +32,7 @@ def pieces(queries: Runs, keys: Runs, causal: bool, window: int | None, plain: b
     """The pieces of attention of queries at runs of positions to keys at such, both in ascending order. `plain`:
     causality alone, if anything, restricts what is seen.
     """
-    found: list[Piece] = []
+    parts: list[Piece] = []
     row = 0
     for q, count in joined(queries):
         column = 0
@@ -47,13 +47,13 @@ def pieces(queries: Runs, keys: Runs, causal: bool, window: int | None, plain: b
             middle = min(max(first, q), end) if causal and plain else end
             if first < middle:
                 own = slice(row, row + count)
-                found.append(Piece(own, _from(column - k, first, middle), causal and not plain, q - first))
+                parts.append(Piece(own, _from(column - k, first, middle), causal and not plain, q - first))
             if first < end and middle < end:
                 own = slice(row + middle - q, row + count)
-                found.append(Piece(own, _from(column - k, middle, end), True))
+                parts.append(Piece(own, _from(column - k, middle, end), True))
             column += size
         row += count
-    return found
+    return parts
 
 
 def _from(by: int, first: int, end: int) -> slice:
@@ -89,11 +89,11 @@ def part(x: Tensor, dim: int, places: slice) -> Tensor:
 
 def _found(runs: Runs) -> list[tuple[int, int, int]]:
     """Runs with the places where they stand."""
-    found, at = [], 0
+    placed, at = [], 0
     for start, count in runs:
-        found.append((start, count, at))
+        placed.append((start, count, at))
         at += count
-    return found
+    return placed
 
 
 def alone(parts: Sequence[Piece], queries: int, keys: int) -> Piece | None:

@@ -29,8 +29,8 @@ def _llama3(rate: Tensor, base: float, factor: float, original: int, low: float,
     `models/llama3/model.py`.
     """
     fits = original * rate / (2 * torch.pi)
-    kept = ((fits - low) / (high - low)).clamp(0, 1)
-    return rate * (kept + (1 - kept) / factor), 1.0
+    smooth = ((fits - low) / (high - low)).clamp(0, 1)
+    return rate * (smooth + (1 - smooth) / factor), 1.0
 
 
 def _yarn(
@@ -97,11 +97,11 @@ def put_runs(x: Tensor, dim: int, places: Runs, size: int) -> Tensor:
     """A tensor with `size` positions along a dimension, x at runs of them, and zeros elsewhere."""
     shape = list(x.shape)
     shape[dim] = size
-    found, at = x.new_zeros(shape), 0
+    result, at = x.new_zeros(shape), 0
     for start, count in places:
-        found.narrow(dim, start, count).copy_(x.narrow(dim, at, count))
+        result.narrow(dim, start, count).copy_(x.narrow(dim, at, count))
         at += count
-    return found
+    return result
 
 
 @kernel

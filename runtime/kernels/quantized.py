@@ -52,8 +52,8 @@ def _blocks(x: Tensor, block: int) -> Tensor:
 def dequantized(codes: Tensor, scales: Tensor, block: int, signed: bool) -> Tensor:
     """The numbers that codes and scales stand for, in the dtype of the scales."""
     values, _ = _tables(signed, scales.dtype, scales.device)
-    found = _blocks(values[codes.int()], block) * scales.reshape(-1, 1)
-    return found.view(-1)[: codes.numel()].view(codes.shape)
+    scaled = _blocks(values[codes.int()], block) * scales.reshape(-1, 1)
+    return scaled.view(-1)[: codes.numel()].view(codes.shape)
 
 
 def quantize(x: Tensor, codes: Tensor, scales: Tensor, block: int, signed: bool) -> None:
@@ -61,9 +61,9 @@ def quantize(x: Tensor, codes: Tensor, scales: Tensor, block: int, signed: bool)
     _, bounds = _tables(signed, x.dtype, x.device)
     blocks = _blocks(x, block)
     scale = blocks.abs().amax(1, keepdim=True)
-    found = torch.bucketize(blocks / scale.clamp(min=MIN_SCALE), bounds, out_int32=True)
+    indices = torch.bucketize(blocks / scale.clamp(min=MIN_SCALE), bounds, out_int32=True)
     scales.copy_(scale.view(scales.shape))
-    codes.copy_(found.view(-1)[: codes.numel()].view(codes.shape))
+    codes.copy_(indices.view(-1)[: codes.numel()].view(codes.shape))
 
 
 @kernel

@@ -52,9 +52,9 @@ def normalize_gradient(
     d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...], center: bool, plus: Tensor | None = None
 ) -> Tensor:
     """rate·(d − mean(d·y)·y), with `center` less mean(d). `plus` is added to the result."""
-    found = _native_gradient(d, y, rate, None, over, center, plus)
-    if found is not None:
-        return found[0]
+    gradients = _native_gradient(d, y, rate, None, over, center, plus)
+    if gradients is not None:
+        return gradients[0]
     rate = _over(rate, over)
     if center and _as_layer(y, over):
         # torch's gradient kernel, with y as the input: its mean is 0 and its rate 1.
@@ -81,9 +81,9 @@ def rms_norm_gradient(
     """Gradients of an RMS norm's input and scale; `scale` broadcasts to y, the normalized tensor. `plus` is added to
     the first.
     """
-    found = _native_gradient(d, y, rate, scale, over, False, plus)
-    if found is not None:
-        return found[0], found[1]
+    gradients = _native_gradient(d, y, rate, scale, over, False, plus)
+    if gradients is not None:
+        return gradients[0], gradients[1]
     if fused_rms(y, over) and scale.shape == y.shape[over[0] :]:
         inner, to_scale = _rms_backward(d, y, over, scale)
         return _scaled(inner, _over(rate, over), plus), to_scale
@@ -102,10 +102,10 @@ def _rms_backward(d: Tensor, y: Tensor, over: tuple[int, ...], scale: Tensor | N
     _, ones = _zeros_and_ones(
         (*y.shape[: over[0]], *[1] * len(over)), torch.float32 if y.dtype == torch.bfloat16 else y.dtype, y.device
     )
-    found: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm_backward(
+    gradients: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm_backward(
         d.contiguous(), y, y.shape[over[0] :], ones, scale, [True, scale is not None]
     )
-    return found
+    return gradients
 
 
 @kernel
@@ -115,9 +115,9 @@ def layer_norm_gradient(
     """Gradients of a layer norm's input, scale and shift; `scale` broadcasts to y, the normalized tensor. `plus` is
     added to the first.
     """
-    found = _native_gradient(d, y, rate, scale, over, True, plus)
-    if found is not None:
-        return found
+    gradients = _native_gradient(d, y, rate, scale, over, True, plus)
+    if gradients is not None:
+        return gradients
     if _as_layer(y, over):
         rate = _over(rate, over)
         zeros, ones = _zeros_and_ones(rate.shape, rate.dtype, rate.device)
@@ -154,9 +154,9 @@ def _native_gradient(
     functions, shape = native(y) if over[0] == -len(over) else None, y.shape[over[0] :]
     if functions is None or d.shape != y.shape or (scale is not None and scale.shape != shape):
         return None
-    given = [None if each is None else each.contiguous() for each in (d, y, rate, scale, plus)]
+    operands = [None if each is None else each.contiguous() for each in (d, y, rate, scale, plus)]
     to_x, to_scale, to_shift = y.new_empty(y.shape), y.new_empty(shape), y.new_empty(shape)
-    pointers = [0 if each is None else each.data_ptr() for each in (to_x, to_scale, to_shift, *given)]
+    pointers = [0 if each is None else each.data_ptr() for each in (to_x, to_scale, to_shift, *operands)]
     functions.normalize_gradient(*pointers, rate.numel(), y.numel() // rate.numel(), center)
     return to_x, to_scale, to_shift
 
@@ -215,11 +215,11 @@ def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int
 
     `start` as for `lookup`; rows of other shards are skipped.
     """
-    given, values = values, values.to(table.dtype)
+    original, values = values, values.to(table.dtype)
     if start is not None:
         ids, outside = _local(ids, start, table.shape[shared])
         mask = _over_rows(outside, values)
-        values = values.masked_fill(mask, 0) if values is given else values.masked_fill_(mask, 0)
+        values = values.masked_fill(mask, 0) if values is original else values.masked_fill_(mask, 0)
     # On a GPU these add in any order, and replicas of the table on several ranks would diverge: so only what goes to
     # places that differ is added at once.
     if shared and _of_numbers(table, ids, shared):
@@ -278,8 +278,8 @@ def nll(logits: Tensor, targets: Tensor, guarded: bool = False) -> tuple[Tensor,
     if functions is not None:
         logits, index = logits.contiguous(), targets.long().contiguous()
         loss, denominator = logits.new_empty(index.shape), logits.new_empty(index.shape)
-        given = (loss, denominator, logits, index)
-        functions.nll(*[each.data_ptr() for each in given], index.numel(), logits.shape[-1])
+        tensors = (loss, denominator, logits, index)
+        functions.nll(*[each.data_ptr() for each in tensors], index.numel(), logits.shape[-1])
         return loss, denominator
     if guarded:
         denominator = torch.logsumexp(widened(logits), -1)
@@ -299,8 +299,8 @@ def nll_gradient(
     if functions is not None:
         of_rows = d.to(logits.dtype).expand(targets.shape).contiguous() if isinstance(d, Tensor) else None
         logits, index, result = logits.contiguous(), targets.long().contiguous(), logits.new_empty(logits.shape)
-        given = (result, of_rows, logits, index, denominator.contiguous())
-        pointers = [0 if each is None else each.data_ptr() for each in given]
+        tensors = (result, of_rows, logits, index, denominator.contiguous())
+        pointers = [0 if each is None else each.data_ptr() for each in tensors]
         number = 0.0 if isinstance(d, Tensor) else d
         functions.nll_gradient(*pointers, index.numel(), logits.shape[-1], start or 0, number)
         return result
@@ -308,14 +308,14 @@ def nll_gradient(
     index = targets.long()
     if isinstance(d, Tensor):
         d = d.unsqueeze(-1).to(result.dtype)
-        taken = d.expand(*targets.shape, 1)
+        cotangent = d.expand(*targets.shape, 1)
     else:
-        taken = result.new_full((*targets.shape, 1), d)
+        cotangent = result.new_full((*targets.shape, 1), d)
     result.mul_(d)
     if start is not None:
         index, outside = _local(targets, start, logits.shape[-1])
-        taken = taken.masked_fill(outside.unsqueeze(-1), 0)
-    result.scatter_add_(-1, index.unsqueeze(-1), -taken)
+        cotangent = cotangent.masked_fill(outside.unsqueeze(-1), 0)
+    result.scatter_add_(-1, index.unsqueeze(-1), -cotangent)
     return result.to(logits.dtype)
 
 
@@ -343,5 +343,5 @@ def first_index(x: Tensor, peak: Tensor, start: int) -> Tensor:
     """Minus the first index (counted from `start`) along the last axis at which x equals `peak`, its maximum."""
     best = x.argmax(-1, keepdim=True)
     own = x.gather(-1, best).squeeze(-1)
-    found = (own == peak) | (own.isnan() & peak.isnan())  # argmax takes NaN for the largest
-    return torch.where(found, -(best.squeeze(-1) + start), _NOWHERE)
+    matches = (own == peak) | (own.isnan() & peak.isnan())  # argmax takes NaN for the largest
+    return torch.where(matches, -(best.squeeze(-1) + start), _NOWHERE)

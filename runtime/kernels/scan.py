@@ -24,17 +24,17 @@ def scan(
     tensor's first dimension, and the `shared` tensors. It returns the next states, `stacked` tensors, and tensors to be
     added up. Returns the last states, the stacked tensors, and the sums.
     """
-    held = len(states)
+    state_count = len(states)
     rows = [each.unbind() for each in sliced]
     together: list[Tensor] = []
     sums: list[Tensor] = []
     for t in range(count - 1, -1, -1) if backward else range(count):
-        made = body(*states, *[each[t] for each in rows], *shared)
-        states = made[:held]
+        outputs = body(*states, *[each[t] for each in rows], *shared)
+        states = outputs[:state_count]
         if not together:
-            together = [x.new_empty((count, *x.shape)) for x in made[held : held + stacked]]
-        for whole, x in zip(together, made[held:], strict=False):
+            together = [x.new_empty((count, *x.shape)) for x in outputs[state_count : state_count + stacked]]
+        for whole, x in zip(together, outputs[state_count:], strict=False):
             whole[t] = x
-        terms = made[held + stacked :]
+        terms = outputs[state_count + stacked :]
         sums = [total + x for total, x in zip(sums, terms, strict=True)] if sums else [widened(x) for x in terms]
     return (*states, *together, *sums)

@@ -36,9 +36,9 @@ flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.defau
 def plain_attended(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Attention on a CPU that nothing but causality restricts, with queries from the first key on."""
     q, k, v = rows(q), rows(k), rows(v)
-    found = native.attended(q, k, v, causal, scale)
-    if found is not None:
-        return found
+    result = native.attended(q, k, v, causal, scale)
+    if result is not None:
+        return result
     return torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
 
 
@@ -47,9 +47,9 @@ def plain_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its gradients of queries, keys and values."""
     d, q, k, v, o = (rows(x) for x in (d, q, k, v, o))
-    found = native.gradients(d, q, k, v, o, denominator, causal, scale)
-    if found is not None:
-        return found
+    result = native.gradients(d, q, k, v, o, denominator, causal, scale)
+    if result is not None:
+        return result
     dq, dk, dv = flash_backward(d, q, k, v, o, denominator, 0.0, causal, scale=scale)
     return dq, dk, dv
 
@@ -118,22 +118,22 @@ class Scores:
 
     def allowed(self, q4: Tensor, k4: Tensor) -> Tensor | None:
         """A boolean tensor that broadcasts to the scores; None if everything is allowed."""
-        found = [each for each in (self.mask, self._near(q4, k4), self._same()) if each is not None]
-        return reduce(and_, found) if found else None
+        masks = [each for each in (self.mask, self._near(q4, k4), self._same()) if each is not None]
+        return reduce(and_, masks) if masks else None
 
     def _near(self, q4: Tensor, k4: Tensor) -> Tensor | None:
         """Where causality and the window let positions see each other."""
         if not self.causal and self.window is None:
             return None
         count, start = q4.shape[-2], self.start
-        seen = torch.ones(count, k4.shape[-2], dtype=torch.bool, device=q4.device)
+        allowed = torch.ones(count, k4.shape[-2], dtype=torch.bool, device=q4.device)
         if self.causal:
-            seen = seen.tril(start)
+            allowed = allowed.tril(start)
         if self.window is not None:
-            seen = seen.triu(start - self.window + 1)
+            allowed = allowed.triu(start - self.window + 1)
             if not self.causal:
-                seen = seen.tril(start + self.window - 1)
-        return seen
+                allowed = allowed.tril(start + self.window - 1)
+        return allowed
 
     def _same(self) -> Tensor | None:
         """Where the query's segment is the key's."""
@@ -142,13 +142,13 @@ class Scores:
     def added(self, q4: Tensor, k4: Tensor) -> tuple[bool, Tensor | None]:
         """Arguments for torch's own kernel: causal, if queries begin at the first key; otherwise numbers to add."""
         alone = self.segments is None and self.window is None and not (self.causal and self.start)
-        seen = None if alone else self.allowed(q4, k4)
-        if seen is None:
+        allowed = None if alone else self.allowed(q4, k4)
+        if allowed is None:
             return self.causal, None
-        keys = seen.shape[-1]
+        keys = allowed.shape[-1]
         width = rounded_up(keys, ROWS_OF) if q4.is_cuda else keys  # where a row begins in memory
-        added = torch.zeros((*seen.shape[:-1], width), dtype=q4.dtype, device=q4.device)[..., :keys]
-        return False, added.masked_fill_(~seen, float("-inf"))
+        added = torch.zeros((*allowed.shape[:-1], width), dtype=q4.dtype, device=q4.device)[..., :keys]
+        return False, added.masked_fill_(~allowed, float("-inf"))
 
     def made(self, q4: Tensor, k4: Tensor, slopes: bool = False) -> tuple[Tensor, Tensor | None]:
         """The scores, and if asked for the slope of the soft cap. What is as large as scores is changed in place, here
@@ -165,9 +165,9 @@ class Scores:
                 scores = bounded.mul_(self.softcap)
         if self.bias is not None:
             scores.add_(self.bias)
-        seen = self.allowed(q4, k4)
-        if seen is not None:
-            scores.masked_fill_(seen.logical_not(), float("-inf"))
+        allowed = self.allowed(q4, k4)
+        if allowed is not None:
+            scores.masked_fill_(allowed.logical_not(), float("-inf"))
         return scores, slope
 
     def kept(self, weights: Tensor) -> Tensor:
@@ -218,14 +218,14 @@ class Scores:
         own = segments
         if segments is not None:
             own = torch.cat([segments.narrow(-1, start, count) for start, count in sorted(queries)], -1)
-        given = (in_order(in_order(each, -1, keys), -2, queries) for each in (self.mask, self.bias, self.keep))
-        mask, bias, keep = given
+        tensors = (in_order(in_order(each, -1, keys), -2, queries) for each in (self.mask, self.bias, self.keep))
+        mask, bias, keep = tensors
         return evolve(self, mask=mask, bias=bias, keep=keep, segments=segments, own=own)
 
     def of(self, piece: Piece) -> Scores:
         """Those of a piece."""
-        given = (self.mask, self.bias, self.keep)
-        mask, bias, keep = (None if x is None else part(part(x, -2, piece.queries), -1, piece.keys) for x in given)
+        tensors = (self.mask, self.bias, self.keep)
+        mask, bias, keep = (None if x is None else part(part(x, -2, piece.queries), -1, piece.keys) for x in tensors)
         segments = None if self.segments is None else part(self.segments, -1, piece.keys)
         own = None if self.own is None else part(self.own, -1, piece.queries)
         return evolve(
@@ -343,15 +343,15 @@ def _flash_gradient(how: Scores, tensors: Sequence[Tensor], l4: Tensor) -> tuple
     state, offset = numbers.narrow(0, 0, 2), numbers.select(0, 2)
     lengths = None, None, q4.shape[-2], k4.shape[-2]
     if how.window is None:
-        found = aten._scaled_dot_product_flash_attention_backward(
+        result = aten._scaled_dot_product_flash_attention_backward(
             *tensors, l4, *lengths, 0.0, how.causal, state, offset, scale=how.scale
         )
-        return tuple(found)
+        return tuple(result)
     across = [x.transpose(1, 2) for x in tensors]
-    found = aten._flash_attention_backward(
+    result = aten._flash_attention_backward(
         *across, l4, *lengths, 0.0, how.causal, state, offset, scale=how.scale, **_sides(how.window, how.causal)
     )
-    return tuple(x.transpose(1, 2) for x in found)
+    return tuple(x.transpose(1, 2) for x in result)
 
 
 def _cudnn(how: Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Tensor]:
@@ -367,10 +367,10 @@ def _cudnn_gradient(how: Scores, tensors: Sequence[Tensor], l4: Tensor) -> tuple
     _, q4, k4, *_ = tensors
     state = q4.new_empty((), dtype=torch.int64)  # not read without dropout
     lengths = None, None, q4.shape[-2], k4.shape[-2]
-    found = aten._scaled_dot_product_cudnn_attention_backward(
+    result = aten._scaled_dot_product_cudnn_attention_backward(
         *tensors, l4.unsqueeze(-1).contiguous(), state, state, None, *lengths, 0.0, how.causal, scale=how.scale
     )
-    return tuple(found)
+    return tuple(result)
 
 
 def _sides(window: int, causal: bool) -> dict[str, int]:

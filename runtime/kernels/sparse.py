@@ -55,9 +55,9 @@ def distinct_ids(
     −1 if it is outside; `back` permutes the latter.
     """
     keys, inside, head = _keys(ids, shared, rows, 0, blocks, sources, along)
-    found, slots = _slots(keys, head, rows, count)
+    distinct, slots = _slots(keys, head, rows, count)
     places = _spread(slots % (blocks * count), inside, ids.new_full(ids.shape, -1, dtype=torch.int64))
-    return found, places.permute(back)
+    return distinct, places.permute(back)
 
 
 @kernel
@@ -65,12 +65,12 @@ def look_up_entries(ids: Tensor, table: Tensor, shared: int) -> Tensor:
     """Rows of a table [shared…, rows, rest…] at ids [sources, shared…, blocks, entries], which count from the beginning
     of their block; zeros at −1.
     """
-    there = ids >= 0
-    place = _places(there)
+    valid = ids >= 0
+    place = _places(valid)
     block = table.shape[shared] // ids.shape[shared + 1]
     rows = ids[place].clamp(min=0) + place[shared + 1] * block
-    found = table[(*place[1 : shared + 1], rows)]
-    return _spread(found, there, table.new_zeros(*ids.shape, *table.shape[shared + 1 :]))
+    values = table[(*place[1 : shared + 1], rows)]
+    return _spread(values, valid, table.new_zeros(*ids.shape, *table.shape[shared + 1 :]))
 
 
 @kernel
@@ -80,21 +80,21 @@ def take_entries(rows: Tensor, places: Tensor, shared: int, along: int) -> Tenso
     """
     rest = rows.shape[shared + 3 :]
     listed = rows.reshape(*rows.shape[: shared + 1], -1, *rest)
-    there = places >= 0
-    index = _places(there)
+    valid = places >= 0
+    index = _places(valid)
     source = torch.div(index[along], places.shape[along] // len(rows), rounding_mode="floor")
-    found = listed[(source, *index[:shared], places[index].clamp(min=0))]
-    return _spread(found, there, rows.new_zeros(*places.shape, *rest))
+    values = listed[(source, *index[:shared], places[index].clamp(min=0))]
+    return _spread(values, valid, rows.new_zeros(*places.shape, *rest))
 
 
-def _places(there: Tensor) -> tuple[Tensor, ...]:
+def _places(valid: Tensor) -> tuple[Tensor, ...]:
     """The coordinates of entries that are gone through: on a CPU lists of those that are there, on a GPU of all, which
     broadcast to each other.
     """
-    if exact(there):
-        return there.nonzero(as_tuple=True)
-    positions = (torch.arange(size, device=there.device) for size in there.shape)
-    return tuple(each.view(-1, *[1] * (there.dim() - 1 - i)) for i, each in enumerate(positions))
+    if exact(valid):
+        return valid.nonzero(as_tuple=True)
+    positions = (torch.arange(size, device=valid.device) for size in valid.shape)
+    return tuple(each.view(-1, *[1] * (valid.dim() - 1 - i)) for i, each in enumerate(positions))
 
 
 def _kept(values: Tensor, inside: Tensor) -> Tensor:
@@ -144,14 +144,14 @@ def merge_rows(
 
     Rows of one id are added in the order of the gradients, and in each of them in that of its sources.
     """
-    keys, found = [], []
+    keys, entries = [], []
     head = ids[0].shape[sources : sources + shared + 1]
     for own, each in zip(ids, values, strict=True):
         inside = own >= 0
         groups = torch.arange(prod(head), device=own.device).view(*head, 1)
         keys.append(_of_groups(groups * rows + own, inside, head, rows))
-        found.append(_kept(each, inside))
-    return _summed(torch.cat(keys), torch.cat(found), head, rows, count)
+        entries.append(_kept(each, inside))
+    return _summed(torch.cat(keys), torch.cat(entries), head, rows, count)
 
 
 def _slots(keys: Tensor, head: Sequence[int], rows: int, count: int) -> tuple[Tensor, Tensor]:
@@ -207,26 +207,26 @@ def update_rows(
     n rows that have an id.
     """
     stored = [each.permute(order) for each, order in zip(tensors[:count], orders, strict=False)]
-    given = [each.permute(order) for each, order in zip(tensors[count:], orders[count:], strict=True)]
-    there = ids >= 0
-    given = [_kept(_filled(each, there), there) for each in given]
-    place = _places(there)
-    rows = _filled(ids, there)[place].clamp(min=0) + place[shared] * (stored[0].shape[shared] // ids.shape[shared])
+    operands = [each.permute(order) for each, order in zip(tensors[count:], orders[count:], strict=True)]
+    valid = ids >= 0
+    operands = [_kept(_filled(each, valid), valid) for each in operands]
+    place = _places(valid)
+    rows = _filled(ids, valid)[place].clamp(min=0) + place[shared] * (stored[0].shape[shared] // ids.shape[shared])
     index, lead = (*place[:shared], rows), (1,) * shared
     own = [each[index].flatten(0, rows.dim() - 1) for each in stored]
-    update(*(each.view(lead + each.shape) for each in (*own, *given)))
-    del given
+    update(*(each.view(lead + each.shape) for each in (*own, *operands)))
+    del operands
     for each, new in zip(stored, own, strict=True):
-        if not exact(there):  # what belongs to blocks without ids stays
-            any_here = there[..., :1].expand(there.shape).reshape(-1)
+        if not exact(valid):  # what belongs to blocks without ids stays
+            any_here = valid[..., :1].expand(valid.shape).reshape(-1)
             torch.where(_over(any_here, new), new, each[index].flatten(0, rows.dim() - 1), out=new)
         each[index] = new.view(*rows.shape, *new.shape[1:])
     return tensors[0] if count == 1 else tuple(tensors[:count])
 
 
-def _filled(x: Tensor, there: Tensor) -> Tensor:
+def _filled(x: Tensor, valid: Tensor) -> Tensor:
     """On a GPU, with the first entry of its block where there is none, so that it is updated to the same once more."""
-    return x if exact(x) else torch.where(_over(there, x), x, x.narrow(there.dim() - 1, 0, 1))
+    return x if exact(x) else torch.where(_over(valid, x), x, x.narrow(valid.dim() - 1, 0, 1))
 
 
 def _over(mask: Tensor, x: Tensor) -> Tensor:

@@ -70,15 +70,15 @@ class KernelTimer:
 
     def read(self) -> dict[int, float]:
         """The mean seconds of each number since the last call."""
-        found = defaultdict[int, list[float]](list)
+        samples = defaultdict[int, list[float]](list)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for (before, after), number in zip(pairwise(self._times), self._order[1:], strict=True):
             if number != _BEGINNING:
-                found[number].append(_seconds(before, after))
+                samples[number].append(_seconds(before, after))
         self._order.clear()
         self._times.clear()
-        return {number: fmean(seconds) for number, seconds in found.items()}
+        return {number: fmean(seconds) for number, seconds in samples.items()}
 
 
 def _seconds(before: int | torch.cuda.Event, after: int | torch.cuda.Event) -> float:
@@ -99,9 +99,9 @@ class _Untimed(VirtualTransport):
         self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]
     ) -> PostedOperation:
         """As usual."""
-        found = super().collective(kind, axis, tensors, arguments)
+        operation = super().collective(kind, axis, tensors, arguments)
         self.started()
-        return found
+        return operation
 
 
 class _Cluster(VirtualCluster):
@@ -141,10 +141,10 @@ def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str]
     }
 
 
-def timings(found: Sequence[dict[tuple[Kernel, str], float]]) -> list[Timing]:
+def timings(measurements: Sequence[dict[tuple[Kernel, str], float]]) -> list[Timing]:
     """The timings of several programs; a kernel that some of them share gets the mean."""
     every = defaultdict[tuple[Kernel, str], list[float]](list)
-    for each in found:
+    for each in measurements:
         for known, seconds in each.items():
             every[known].append(seconds)
     return [

@@ -47,22 +47,22 @@ def profile(
             progress(f"program {i + 1} of {len(states)}")
         meeting.barrier()  # all ranks work at the same time
         measured.append(measure(state, device))
-    found = timings(measured[: len(whole)])
-    known = {each.kernel for each in found}
+    kernel_timings = timings(measured[: len(whole)])
+    known = {each.kernel for each in kernel_timings}
     # Of programs of two ranks what they alone do: they have few operations of other kinds.
-    found += [each for each in timings(measured[len(whole) :]) if each.kernel not in known]
-    logs = _everywhere([log(each.seconds) for each in found], device).mean(0).tolist()
-    found = [evolve(each, seconds=exp(value)) for each, value in zip(found, logs, strict=True)]
+    kernel_timings += [each for each in timings(measured[len(whole) :]) if each.kernel not in known]
+    logs = _everywhere([log(each.seconds) for each in kernel_timings], device).mean(0).tolist()
+    kernel_timings = [evolve(each, seconds=exp(value)) for each, value in zip(kernel_timings, logs, strict=True)]
     own = Device(
         "profiled",
-        _peaks(found),
+        _peaks(kernel_timings),
         _memory(device) // ranks if device.type == "cpu" else _memory(device),
         float(_everywhere([_bandwidth(device)], device).mean()),
         gpu=gpu,
         workspace=_workspace() if gpu else 0,
         cache=torch.cuda.get_device_properties(device).L2_cache_size if gpu else 0,
-        launch=min(each.seconds for each in found),
-        timings=Timings(tuple(found)),
+        launch=min(each.seconds for each in kernel_timings),
+        timings=Timings(tuple(kernel_timings)),
     )
     progress("actions and steps")
     # The link of the first two ranks, as the first measured it.
@@ -85,18 +85,18 @@ def _measured(record: Device | Link, names: Iterable[str]) -> dict[str, Any]:
 def _everywhere(values: Sequence[float], device: torch.device) -> torch.Tensor:
     """All-gathers the values of each rank: [ranks, values]."""
     own = torch.tensor(values, dtype=torch.float64, device=device)
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, own)
-    return torch.stack(found).cpu()
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    return torch.stack(gathered).cpu()
 
 
 def _peaks(timings: Sequence[Timing]) -> dict[str, float]:
     """The highest FLOP/s that a matrix product reached, by dtype; the highest of all for a dtype not measured."""
-    found = {"f32": 0.0, "bf16": 0.0, "f64": 0.0}
+    peaks = {"f32": 0.0, "bf16": 0.0, "f64": 0.0}
     for each in timings:
         if each.kernel.startswith("dot"):
-            found[each.dtype] = max(found[each.dtype], each.work / each.seconds)
-    return {dtype: value or max(found.values()) for dtype, value in found.items()}
+            peaks[each.dtype] = max(peaks[each.dtype], each.work / each.seconds)
+    return {dtype: value or max(peaks.values()) for dtype, value in peaks.items()}
 
 
 def _memory(device: torch.device) -> int:
@@ -108,9 +108,9 @@ def _memory(device: torch.device) -> int:
 
 def _workspace() -> int:
     """Bytes that the libraries of products have come to keep, whichever products have run."""
-    held = torch.cuda.memory_allocated()
+    allocated = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
-    return held - torch.cuda.memory_allocated()
+    return allocated - torch.cuda.memory_allocated()
 
 
 def _bandwidth(device: torch.device) -> float:

@@ -115,12 +115,12 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
         with as_file(files("partita.specs") / f"{model}.par") as path:
             for size in sizes:
                 for precision in precisions:
-                    wanted = [*overrides, *size.overrides(model), f"train.precision={precision}", "train.data=random()"]
-                    wanted += [f"{name}.microbatches={MICROBATCHES}" for name in _SCHEDULES.get(model, ("fast",))]
-                    found, diagnostics = load(path, wanted)
-                    if found is None:
+                    config = [*overrides, *size.overrides(model), f"train.precision={precision}", "train.data=random()"]
+                    config += [f"{name}.microbatches={MICROBATCHES}" for name in _SCHEDULES.get(model, ("fast",))]
+                    spec, diagnostics = load(path, config)
+                    if spec is None:
                         raise Refused(diagnostics)
-                    yield compile_spec(_shallow(found, GPU_TURNS if gpu else CPU_TURNS))
+                    yield compile_spec(_shallow(spec, GPU_TURNS if gpu else CPU_TURNS))
 
 
 def in_context(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Iterator[Compilation]:
@@ -128,21 +128,21 @@ def in_context(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> I
     for size in _sizes(gpu, quick):
         for layout in LAYOUTS:
             for precision in precisions:
-                wanted = [*size.overrides("context"), f"layout={layout}", f"train.precision={precision}"]
-                found, diagnostics = load_text(CONTEXT, overrides=wanted)
-                if found is None:
+                config = [*size.overrides("context"), f"layout={layout}", f"train.precision={precision}"]
+                spec, diagnostics = load_text(CONTEXT, overrides=config)
+                if spec is None:
                     raise Refused(diagnostics)
-                yield compile_spec(_shallow(found, GPU_TURNS if gpu else CPU_TURNS))
+                yield compile_spec(_shallow(spec, GPU_TURNS if gpu else CPU_TURNS))
 
 
 def _sizes(gpu: bool, quick: bool) -> tuple[Size, ...]:
     return (ON_A_GPU if gpu else ON_A_CPU)[:: QUICK if quick else 1]
 
 
-def _shallow(given: Spec, deepest: int) -> Spec:
+def _shallow(spec: Spec, deepest: int) -> Spec:
     """The file with at most `deepest` iterations of each repeat."""
-    model, _ = given.trained
-    sizes = {name: axis.size for name, axis in given.axes.items()}
+    model, _ = spec.trained
+    sizes = {name: axis.size for name, axis in spec.axes.items()}
     steps = (step for body in bodies(model.body) for step in body.steps if isinstance(step, Repeat))
     turns = {id(step): min(step.count, deepest) for step in steps}
-    return evolve(given, model=Resized(sizes, turns).model(model))
+    return evolve(spec, model=Resized(sizes, turns).model(model))

@@ -65,24 +65,24 @@ train {{ data = random()  optimizer = sgd(lr = 0.0)  steps = 1_000 }}
 
 def pipeline(ranks: int, microbatches: int) -> CompiledRun:
     """The minimal pipeline."""
-    found, diagnostics = load_text(TEXT.format(ranks=ranks, microbatches=microbatches))
-    if found is None:
+    spec, diagnostics = load_text(TEXT.format(ranks=ranks, microbatches=microbatches))
+    if spec is None:
         raise Refused(diagnostics)
-    return prepare(found)
+    return prepare(spec)
 
 
 def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) -> Link:
     """The link between the first two ranks, by messages back and forth; every rank takes part in opening it."""
-    there, back = Channel(0, 1, "forward"), Channel(1, 0, "backward")
+    forward, back = Channel(0, 1, "forward"), Channel(1, 0, "backward")
     own = transport()
-    own.open(Mesh((("pipe", ranks),), "pipe"), dict.fromkeys((there, back), Traffic(1, LARGE)))
+    own.open(Mesh((("pipe", ranks),), "pipe"), dict.fromkeys((forward, back), Traffic(1, LARGE)))
     seconds: list[float] = []
     busy = 0.0
     for size in (SMALL, LARGE):
         tensor = torch.zeros(size // 4, device=device)
         if own.rank not in (0, 1):
             continue
-        out, into = (there, back) if own.rank == 0 else (back, there)
+        out, into = (forward, back) if own.rank == 0 else (back, forward)
         times = []
         for exchange in range(WARM_UP + EXCHANGES):
             busy_wait, own_time, start = own.busy_wait, thread_time(), perf_counter()
@@ -136,7 +136,7 @@ def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, 
             torch.cuda.synchronize(device)
         return perf_counter() - start
 
-    found: dict[tuple[str, int], float] = {}
+    durations: dict[tuple[str, int], float] = {}
     measured = []
     alone = hidden = 0.0
     for kind, (collective, arguments, whole) in COLLECTIVES.items():
@@ -150,17 +150,17 @@ def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, 
             if then - working < working:
                 alone += then - working
                 hidden += then - together
-            found[kind, size] = seconds = max(MIN_SECONDS, then - working - 2 * between.post)
+            durations[kind, size] = seconds = max(MIN_SECONDS, then - working - 2 * between.post)
             measured.append(Measured(kind, ranks, float(tensor.nbytes * (ranks if whole else 1)), seconds))
     own.barrier()
     unit = Link("unit", 1.0, 1.0)
     latencies, bandwidths = [], []
     for kind in ("gather", "add"):
         # Small tensors measure latency, large ones bandwidth: predictions may assume another algorithm for either.
-        given, counted = (ranks if COLLECTIVES[kind][2] else 1), getattr(unit, kind)
-        (messages, _), (_, moved) = (counted(ranks, given * size) for size in (0, LARGE - SMALL))
-        latencies.append(found[kind, SMALL] / messages)
-        bandwidths.append(moved / max(found[kind, LARGE] - found[kind, SMALL], 1e-9))
+        factor, counted = (ranks if COLLECTIVES[kind][2] else 1), getattr(unit, kind)
+        (messages, _), (_, moved) = (counted(ranks, factor * size) for size in (0, LARGE - SMALL))
+        latencies.append(durations[kind, SMALL] / messages)
+        bandwidths.append(moved / max(durations[kind, LARGE] - durations[kind, SMALL], 1e-9))
     latency, bandwidth = fmean(latencies), harmonic_mean(bandwidths)
     share = min(1.0, max(MIN_SPEED, hidden / alone)) if alone > 0 else 1.0
     return evolve(
@@ -207,12 +207,12 @@ def _counts(plan: CompiledRun, rank: int) -> tuple[int, int]:
 def _step(plan: CompiledRun, rank: Rank) -> tuple[float, float]:
     """Seconds of a step: wall time, and the main thread's CPU time."""
     dataset = open_data(plan.program, plan.train, Path())
-    found = []
+    times = []
     for number in range(1, WARM_UP + STEPS + 1):
         busy_wait, own, start = rank.transport.busy_wait, thread_time(), perf_counter()
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
         for _ in rank.step(number, batch, (0.0,)):
             raise AssertionError("a real transport waits inside its handles")
         rank.results(rank.training)
-        found.append((perf_counter() - start, thread_time() - own - (rank.transport.busy_wait - busy_wait)))
-    return median(wall for wall, _ in found[WARM_UP:]), median(cpu for _, cpu in found[WARM_UP:])
+        times.append((perf_counter() - start, thread_time() - own - (rank.transport.busy_wait - busy_wait)))
+    return median(wall for wall, _ in times[WARM_UP:]), median(cpu for _, cpu in times[WARM_UP:])

@@ -71,8 +71,8 @@ class Attempt:
         self._group = self._reaper.pid
         spaces: tuple[int, ...] = ()
         try:
-            with piped(self._reaper.stdout) as said:
-                lines = [os.fsdecode(said.readline().rstrip(b"\n")) for _ in range(2)]
+            with piped(self._reaper.stdout) as output:
+                lines = [os.fsdecode(output.readline().rstrip(b"\n")) for _ in range(2)]
             if not all(lines):
                 raise OSError("the reaper did not start")
             self.directory, self.private_network = Path(lines[0]), lines[1] == "private"

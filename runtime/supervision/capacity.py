@@ -32,14 +32,14 @@ def cores() -> int:
 
 def quota() -> float | None:
     """The processor time that the container may use, in cores; None without a limit."""
-    found = []
+    quotas = []
     for group in _groups("cpu"):
         share, _, period = read(group / "cpu.max").partition(" ")
         if not share:
             share, period = read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us")
         if share.isdecimal() and period.isdecimal():
-            found.append(int(share) / int(period))
-    return min(found, default=None)
+            quotas.append(int(share) / int(period))
+    return min(quotas, default=None)
 
 
 def memory() -> int:
@@ -55,13 +55,13 @@ def total() -> int:
 
 def limit() -> Limit | None:
     """The lowest limit of memory; None without one."""
-    found = []
+    limits = []
     for group in _groups("memory"):
-        for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            if read(group / most).isdecimal():
-                found.append(Limit(int(read(group / most)), int(read(group / used) or 0)))
+        for maximum, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            if read(group / maximum).isdecimal():
+                limits.append(Limit(int(read(group / maximum)), int(read(group / used) or 0)))
     # Where there is none, v1 has one of exabytes.
-    return min((each for each in found if each.bytes < total()), key=lambda each: each.bytes, default=None)
+    return min((each for each in limits if each.bytes < total()), key=lambda each: each.bytes, default=None)
 
 
 def _groups(controller: str) -> Iterator[Path]:

@@ -47,7 +47,7 @@ def agree(
     store: Store,
     rank: int,
     ranks: int,
-    given: Spec,
+    spec: Spec,
     programs: Sequence[Program | None],
     data: Sequence[DataFile] = (),
     no_kernels: str = "",
@@ -58,10 +58,10 @@ def agree(
     Raises Refused on all ranks if programs (E0612), kernels (E0625) or data (E0615) differ, and ConnectionLost.
     """
     files = [[each.name, each.size, each.sha256] for each in data]
-    own = Statement(digest(given), digest(programs), digest(files) if files else "", no_kernels)
-    said = post("comparing what the ranks run", _said, store, rank, ranks, own)
-    difference = compared(said) or compared_kernels(said)
-    difference = difference or post("comparing the data", _compared_data, store, rank, said, data)
+    own = Statement(digest(spec), digest(programs), digest(files) if files else "", no_kernels)
+    statements = post("comparing what the ranks run", _said, store, rank, ranks, own)
+    difference = compared(statements) or compared_kernels(statements)
+    difference = difference or post("comparing the data", _compared_data, store, rank, statements, data)
     if difference is None:
         return
     with suppress(RuntimeError):  # a rank that no longer comes has ended
@@ -113,10 +113,10 @@ class Statement:
     no_kernels: str = ""
 
 
-def compared(said: Sequence[Statement]) -> Refused | None:
+def compared(statements: Sequence[Statement]) -> Refused | None:
     """The error if ranks' statements, in rank order, differ: which ranks differ from the majority."""
     groups: dict[Statement, list[int]] = {}
-    for rank, each in enumerate(said):
+    for rank, each in enumerate(statements):
         groups.setdefault(evolve(each, data="", no_kernels=""), []).append(rank)
     if len(groups) == 1:
         return None
@@ -137,29 +137,31 @@ def compared(said: Sequence[Statement]) -> Refused | None:
     return refuse("E0612", message, notes=notes, help=help)
 
 
-def compared_kernels(said: Sequence[Statement]) -> Refused | None:
+def compared_kernels(statements: Sequence[Statement]) -> Refused | None:
     """The error if some ranks, in rank order, have kernels in C++ and others have none: who, and why."""
-    having = [rank for rank, each in enumerate(said) if not each.no_kernels]
-    lacking: dict[str, list[int]] = {}
-    for rank, each in enumerate(said):
+    having = [rank for rank, each in enumerate(statements) if not each.no_kernels]
+    by_reason: dict[str, list[int]] = {}
+    for rank, each in enumerate(statements):
         if each.no_kernels:
-            lacking.setdefault(each.no_kernels, []).append(rank)
-    if not having or not lacking:
+            by_reason.setdefault(each.no_kernels, []).append(rank)
+    if not having or not by_reason:
         return None
-    without = sorted(rank for each in lacking.values() for rank in each)
+    without = sorted(rank for each in by_reason.values() for rank in each)
     has, have = ("has" if len(each) == 1 else "have" for each in (without, having))
     return refuse(
         "E0625",
         f"{ranks_text(without)} {has} no kernels in C++, and {ranks_text(having)} {have}",
-        notes=[f"{ranks_text(ranks)}: {why}" for why, ranks in list(lacking.items())[:MAX_SHOWN]],
+        notes=[f"{ranks_text(ranks)}: {why}" for why, ranks in list(by_reason.items())[:MAX_SHOWN]],
         help="install a C++ compiler on all machines, or set PARTITA_NATIVE=0 on all",
     )
 
 
-def _compared_data(store: Store, rank: int, said: Sequence[Statement], data: Sequence[DataFile]) -> Refused | None:
+def _compared_data(
+    store: Store, rank: int, statements: Sequence[Statement], data: Sequence[DataFile]
+) -> Refused | None:
     """The error if ranks have different data files: which ranks differ from the majority, and how the first does."""
     groups: dict[str, list[int]] = {}
-    for number, each in enumerate(said):
+    for number, each in enumerate(statements):
         groups.setdefault(each.data, []).append(number)
     if len(groups) == 1:
         return None
@@ -204,19 +206,19 @@ def _digest(value: object, known: dict[int, bytes]) -> bytes:
     if not attrs.has(type(value)):
         assert value is None or isinstance(value, (bool, int, float, Fraction, str, Enum)), value
         return _hash(type(value).__name__, repr(value).encode())
-    found = known.get(id(value))
-    if found is None:
+    result = known.get(id(value))
+    if result is None:
         parts = (_digest(each, known) for each in _meant(value))
-        found = known[id(value)] = _hash(type(value).__name__, *parts)
-    return found
+        result = known[id(value)] = _hash(type(value).__name__, *parts)
+    return result
 
 
 def _hash(kind: str, *parts: bytes) -> bytes:
-    found = hashlib.sha256(kind.encode())
+    hasher = hashlib.sha256(kind.encode())
     for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.digest()
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()
 
 
 # Fields that do not change the meaning, although they take part in comparisons: the text of a whole, names. Those that
@@ -239,8 +241,8 @@ _TEXTS: Mapping[type, Callable[[Any], str]] = {
 def _meant(record: Any) -> list[object]:
     """The parts of a record that count: the values of its fields, and its text."""
     kind = type(record)
-    found = [getattr(record, name) for name in _fields(cast(Hashable, kind))]
-    return [*found, _TEXTS[kind](record)] if kind in _TEXTS else found
+    values = [getattr(record, name) for name in _fields(cast(Hashable, kind))]
+    return [*values, _TEXTS[kind](record)] if kind in _TEXTS else values
 
 
 @cache

@@ -76,7 +76,7 @@ class Diagnosis:
             lines.append(f"{len(waiting) - MAX_WAITING} other ranks wait")
         return lines
 
-    def as_json(self, states: Sequence[State], said: Mapping[int, str] = MappingProxyType({})) -> list[dict[str, Any]]:
+    def as_json(self, states: Sequence[State], words: Mapping[int, str] = MappingProxyType({})) -> list[dict[str, Any]]:
         """All that is known, each rank's last actions with the seconds since they ended, what of NCCL's operations its
         device had not done, and what it said last.
         """
@@ -91,7 +91,7 @@ class Diagnosis:
                 "waits_for": list(each.waits_for),
                 "history": self._history(each.position),
                 **({"undone": each.position.undone.splitlines()} if each.position.undone else {}),
-                **({"said": said[each.rank]} if each.rank in said else {}),
+                **({"said": words[each.rank]} if each.rank in words else {}),
             }
             for each in states
         ]
@@ -224,15 +224,15 @@ class Diagnosis:
             return []
         program = self._program(position)
         instructions = program.ranks[program.mesh.pipe_rank(position.rank)].instructions
-        found = []
+        history = []
         # The last mark ended what precedes the current position; mark 2 ended only the prologue.
         for back, age in enumerate(position.ages):
             index = position.marks - 3 - back
             if index < 0:
                 break
             if index < len(instructions):
-                found.append({"did": str(instructions[index]), "ended_seconds_ago": age})
-        return found
+                history.append({"did": str(instructions[index]), "ended_seconds_ago": age})
+        return history
 
 
 def blame(states: Sequence[State]) -> list[State]:
@@ -245,8 +245,8 @@ def blame(states: Sequence[State]) -> list[State]:
             return ill
     by_rank = {each.rank: each for each in states}
     working = [each for each in states if not each.waits_for]
-    wanted = {rank for each in states for rank in each.waits_for}
-    if blamed := [each for each in working if each.rank in wanted]:
+    awaited = {rank for each in states for rank in each.waits_for}
+    if blamed := [each for each in working if each.rank in awaited]:
         return sorted(blamed, key=lambda each: (-each.position.seconds, each.rank))[:1]
     if working:
         return sorted(working, key=lambda each: (-each.position.seconds, each.rank))[:1]

@@ -42,6 +42,6 @@ class Dump:
     def cause(self) -> str:
         """The line that says why; empty if there is no dump."""
         text = self.text
-        found = CAUSE.search(text)
-        line = found[1] if found else text.partition("\n")[0]
+        match = CAUSE.search(text)
+        line = match[1] if match else text.partition("\n")[0]
         return line.strip()[:LONGEST_CAUSE]

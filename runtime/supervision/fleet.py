@@ -68,11 +68,11 @@ class ElasticGroup:
     def lose(self, ranks: Iterable[int]) -> list[int]:
         """Count a failure of these ranks; returns those that are gone for good by it."""
         self._failures.update(ranks)
-        gone = [rank for rank, count in sorted(self._failures.items()) if count > self.restarts]
-        if gone:
-            self.size -= len(gone)
+        lost = [rank for rank, count in sorted(self._failures.items()) if count > self.restarts]
+        if lost:
+            self.size -= len(lost)
             self._failures.clear()  # the others get new numbers
-        return gone
+        return lost
 
     def asked(self) -> tuple[int | None, str]:
         """The number of ranks that somebody has asked for since the last time, else None; or why it cannot be."""
@@ -96,6 +96,6 @@ class ElasticGroup:
     def _identity(self) -> tuple[int, ...] | None:
         """Which version of the file there is; None if there is none."""
         with suppress(OSError):
-            found = os.stat(FILE, dir_fd=self.directory.handle, follow_symlinks=False)
-            return found.st_ino, found.st_size, found.st_mtime_ns
+            status = os.stat(FILE, dir_fd=self.directory.handle, follow_symlinks=False)
+            return status.st_ino, status.st_size, status.st_mtime_ns
         return None

@@ -119,14 +119,14 @@ class ForkServer:
         ends = [os.pipe(), os.pipe()]
         (stdin, write), (read, stderr) = ends
         files = {0: stdin, 2: stderr, **{each: each for each in inherited}}
-        asked = {
+        request = {
             "arguments": command[len(COMMAND) :],
             "variables": dict(variables),
             "files": list(files),
             "group": group,
             "cores": list(cores),
         }
-        text = json.dumps(asked).encode("utf-8", "surrogateescape")
+        text = json.dumps(request).encode("utf-8", "surrogateescape")
         try:
             socket.send_fds(self.connection, [LENGTH.pack(len(text))], list(files.values()))
             self.connection.sendall(text)
@@ -205,10 +205,10 @@ class Forked:
 
     def _reap(self, options: int) -> None:
         try:
-            found, status = os.waitpid(self.number, options)
+            pid, status = os.waitpid(self.number, options)
         except ChildProcessError:
-            found, status = self.number, 0
-        if found:
+            pid, status = self.number, 0
+        if pid:
             self.returncode = os.waitstatus_to_exitcode(status)
 
 
@@ -262,22 +262,22 @@ def serve(connection: socket.socket, supervisor: int) -> int:
         header, files, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_FILES)
         if not header:
             return 0
-        asked = json.loads(_read(connection, *LENGTH.unpack(header)))
-        heard, said = os.pipe()
+        request = json.loads(_read(connection, *LENGTH.unpack(header)))
+        reader, writer = os.pipe()
         middle = os.fork()
         if middle == 0:
             own = os.getpid()
             rank = os.fork()
             if rank:
-                os.write(said, PROCESS.pack(rank))
+                os.write(writer, PROCESS.pack(rank))
                 os._exit(0)
             while os.getppid() == own:  # until the supervisor has it
                 time.sleep(POLL_SECONDS)
             connection.detach()  # `_run` closes it
-            return _run(asked, files, threads)
+            return _run(request, files, threads)
         os.waitpid(middle, 0)
-        connection.sendall(os.read(heard, PROCESS.size))
-        for file in (heard, said, *files):
+        connection.sendall(os.read(reader, PROCESS.size))
+        for file in (reader, writer, *files):
             os.close(file)
 
 
@@ -291,26 +291,26 @@ def _read(connection: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _run(asked: Mapping[str, Any], files: Sequence[int], threads: str | None) -> int:
+def _run(request: Mapping[str, Any], files: Sequence[int], threads: str | None) -> int:
     """Run what was requested in this forked process; returns its exit status."""
     try:
-        os.setpgid(0, asked["group"])
+        os.setpgid(0, request["group"])
     except PermissionError:
         return 1  # the run has ended meanwhile, and with it the group
-    if asked["cores"]:
+    if request["cores"]:
         with suppress(OSError):
-            os.sched_setaffinity(0, asked["cores"])
-    _take(dict(zip(asked["files"], files, strict=True)))
+            os.sched_setaffinity(0, request["cores"])
+    _take(dict(zip(request["files"], files, strict=True)))
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.environ.clear()
-    os.environ.update(asked["variables"])
+    os.environ.update(request["variables"])
     _control(PR_SET_NAME, f"{NAME}{os.environ[RANK]}".encode())
     if os.environ.get(THREADS) != threads and os.environ.get(THREADS, "").isdecimal():
         import torch
 
         torch.set_num_threads(int(os.environ[THREADS]))
-    sys.argv = [COMMAND[-1], *asked["arguments"]]
+    sys.argv = [COMMAND[-1], *request["arguments"]]
     try:
         run_module(COMMAND[-1], run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -321,13 +321,13 @@ def _run(asked: Mapping[str, Any], files: Sequence[int], threads: str | None) ->
 def _take(files: Mapping[int, int]) -> None:
     """Give descriptors the numbers that they have in the supervisor, and close all others but standard output."""
     first = max(files) + 1
-    held = {number: fcntl.fcntl(each, fcntl.F_DUPFD, first) for number, each in files.items()}
-    kept = {1, *held.values()}
+    duplicates = {number: fcntl.fcntl(each, fcntl.F_DUPFD, first) for number, each in files.items()}
+    kept = {1, *duplicates.values()}
     for each in map(int, os.listdir("/proc/self/fd")):
         if each not in kept:
             with suppress(OSError):  # the one of this list
                 os.close(each)
-    for number, each in held.items():
+    for number, each in duplicates.items():
         os.dup2(each, number)
         os.close(each)
 

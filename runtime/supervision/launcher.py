@@ -101,11 +101,11 @@ def launch(
     their standard error and the supervisor's own lines (default: standard error). With a `fleet` the number of ranks
     may change, and `restarts` is how often each may fail. With a `server`, ranks are forked.
     """
-    given = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     output = sys.stderr.buffer if errors is None else errors
     crew = WorkerGroup(command, ranks, watchdog)
     restart = starts = 0
-    with _signals() as received, _Attempts(given, inherited, server) as attempts:
+    with _signals() as received, _Attempts(variables, inherited, server) as attempts:
         while True:
             again = crew if restart < restarts else None
             supervision = _Supervision(attempts, crew, received, grace, saves, output, fleet, again)
@@ -125,7 +125,7 @@ def launch(
                 )
                 continue
             if fleet is not None and supervision.failed_ranks:
-                gone = fleet.lose(supervision.failed_ranks)
+                lost = fleet.lose(supervision.failed_ranks)
                 left = fleet.crew(fleet.size)
                 if left is None:
                     few = f"no mesh of {fleet.least} to {fleet.size} ranks fits the file"
@@ -134,7 +134,7 @@ def launch(
                     supervision.say(few)
                     return status
                 crew, starts = left, 0
-                what = f"{ranks_text(gone)} {'is' if len(gone) == 1 else 'are'} gone for good; " if gone else ""
+                what = f"{ranks_text(lost)} {'is' if len(lost) == 1 else 'are'} gone for good; " if lost else ""
                 supervision.say(f"{what}restarting on {crew.mesh}")
                 continue
             if restart == restarts:
@@ -205,8 +205,8 @@ def _signals() -> Iterator[list[int]]:
     Signals that were ignored before stay ignored: `nohup` and a shell's background jobs rely on that.
     """
     received: list[int] = []
-    asked = (signal.SIGINT, *ASKING, signal.SIGHUP)
-    numbers = [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
+    signals = (signal.SIGINT, *ASKING, signal.SIGHUP)
+    numbers = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     try:
         yield received
@@ -251,8 +251,8 @@ class _Supervision:
     @property
     def failed_ranks(self) -> list[int]:
         """The ranks that failed, without those that only lost one."""
-        found = {rank.number: rank.process.returncode for rank in self.causes}
-        return [rank for rank, status in found.items() if status not in SECONDARY] if self.stall is None else []
+        statuses = {rank.number: rank.process.returncode for rank in self.causes}
+        return [rank for rank, status in statuses.items() if status not in SECONDARY] if self.stall is None else []
 
     @property
     def ranks(self) -> Sequence[RankProcess]:
@@ -311,12 +311,12 @@ class _Supervision:
             self._signal(signal.SIGTERM)
         if self.deadline is None and (self.causes or self.received or self.stall is not None):
             # Ranks have nothing to clean up, but save when asked to.
-            asked = not self.causes and self._asked
-            if asked and self.saves and self.begun and self.received[0] == signal.SIGINT:
+            graceful = not self.causes and self._asked
+            if graceful and self.saves and self.begun and self.received[0] == signal.SIGINT:
                 self.say(SAVING)
             grace = GRACE_SECONDS if self.grace is None else self.grace
-            self.deadline = time.monotonic() + (grace if asked else 0.0)
-            self._signal(signal.SIGTERM if asked else signal.SIGKILL)
+            self.deadline = time.monotonic() + (grace if graceful else 0.0)
+            self._signal(signal.SIGTERM if graceful else signal.SIGKILL)
             self._signal(signal.SIGCONT)  # a stopped rank receives no other signal
         if self.deadline is not None and self.grace is None and len(self.received) < 2 and self._saving():
             self.deadline = time.monotonic() + GRACE_SECONDS

@@ -109,13 +109,13 @@ def _kept(agent: int, ranks: int) -> list[int]:
 
 
 def _received(connection: socket.socket, count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
-        said, files, _, _ = socket.recv_fds(connection, 1, memory_server.AT_ONCE)
-        if not said:
+    descriptors: list[int] = []
+    while len(descriptors) < count:
+        data, files, _, _ = socket.recv_fds(connection, 1, memory_server.AT_ONCE)
+        if not data:
             raise ConnectionError("the memory server has ended")
-        found += files
-    return found
+        descriptors += files
+    return descriptors
 
 
 def _start_memory_server(agent: int, count: int) -> None:

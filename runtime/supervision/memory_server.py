@@ -23,8 +23,8 @@ def address_of(agent: int) -> str:
 
 def user_of(connection: socket.socket) -> int:
     """The user of the process at the other end."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return int(CREDENTIALS.unpack(found)[1])
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return int(CREDENTIALS.unpack(credentials)[1])
 
 
 def main() -> None:

@@ -30,10 +30,10 @@ def main() -> None:
     """Create the directory, wait for the supervisor to end, clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    private, *given = sys.argv[1:]
-    directory = given[0] if given else tempfile.mkdtemp(prefix="partita-")
+    private, *arguments = sys.argv[1:]
+    directory = arguments[0] if arguments else tempfile.mkdtemp(prefix="partita-")
     try:
-        if not given:
+        if not arguments:
             network = private == "private" and sys.platform == "linux" and enter_private_network()
             sys.stdout.write(f"{directory}\n{'private' if network else 'shared'}\n")
             sys.stdout.flush()
@@ -42,13 +42,13 @@ def main() -> None:
     except OSError:
         pass  # the supervisor was killed before it read the path
     # Renamed first: a rank that is still alive can no longer create files in it.
-    gone = directory + ".gone"
+    renamed = directory + ".gone"
     try:
-        os.rename(directory, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        os.rename(directory, renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
     except OSError:
         pass  # somebody has removed it
-    if given or os.getpgrp() == os.getpid():
+    if arguments or os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
 

@@ -114,20 +114,20 @@ def _met_at_address(identity: Identity, host: str, port: int, seconds: float) ->
             f"cannot reach the store at {host}:{port}, used for the rendezvous: {cause(error)}"
         ) from error
     try:
-        attempt, told = (_invited if identity.rank == 0 else _arrived)(store, identity, end)
+        attempt, broadcast = (_invited if identity.rank == 0 else _arrived)(store, identity, end)
     except RuntimeError as error:
         if isinstance(error, ConnectionLost):
             raise
         raise ConnectionLost(f"lost the store at {host}:{port}, used for the rendezvous: {cause(error)}") from error
     own = stores.within(f"{PREFIX}/{attempt}", store)
     own.set_timeout(timedelta(seconds=seconds))
-    machines = tuple(int(each["machine"]) for each in told["places"])
+    machines = tuple(int(each["machine"]) for each in broadcast["places"])
 
     def again() -> Store:
         # Kept alive by the prefix store, and used by one thread only.
         return stores.within(f"{PREFIX}/{attempt}", opened())
 
-    return Rendezvous(told["run"], own, again, machines, bytes.fromhex(attempt))
+    return Rendezvous(broadcast["run"], own, again, machines, bytes.fromhex(attempt))
 
 
 def _own_place() -> dict[str, Any]:
@@ -143,10 +143,10 @@ def _invited(store: Store, identity: Identity, end: float) -> tuple[str, dict[st
     while missing:
         for rank in sorted(missing):
             if store.check([_key("hello", rank)]):
-                said = json.loads(store.get(_key("hello", rank)))
-                if greeted.get(rank) != said:
-                    greeted[rank] = said
-                    store.set(_key("welcome", rank, said["word"]), attempt)
+                greeting = json.loads(store.get(_key("hello", rank)))
+                if greeted.get(rank) != greeting:
+                    greeted[rank] = greeting
+                    store.set(_key("welcome", rank, greeting["word"]), attempt)
             if rank in greeted and store.check([_key("here", attempt, rank)]):
                 missing.discard(rank)
         if missing and pause.over():
@@ -155,9 +155,9 @@ def _invited(store: Store, identity: Identity, end: float) -> tuple[str, dict[st
     if not store.check([_key("run")]):
         store.set(_key("run"), secrets.token_hex(SECRET_BYTES))
     places = [_own_place(), *(greeted[rank] for rank in range(1, identity.ranks))]
-    told = {"run": store.get(_key("run")).decode(), "places": places}
-    store.set(_key("complete", attempt), json.dumps(told))
-    return attempt, told
+    broadcast = {"run": store.get(_key("run")).decode(), "places": places}
+    store.set(_key("complete", attempt), json.dumps(broadcast))
+    return attempt, broadcast
 
 
 def _arrived(store: Store, identity: Identity, end: float) -> tuple[str, dict[str, Any]]:
@@ -168,9 +168,9 @@ def _arrived(store: Store, identity: Identity, end: float) -> tuple[str, dict[st
     pause = _Pause(end)
     while not attempt or not store.check([_key("complete", attempt)]):
         if store.check([welcome]):
-            told = store.get(welcome).decode()
-            if told != attempt:
-                attempt = told
+            answer = store.get(welcome).decode()
+            if answer != attempt:
+                attempt = answer
                 store.set(_key("here", attempt, identity.rank), "yes")
         if pause.over():
             what = "other ranks have not come to the rendezvous" if attempt else "rank 0 has not come to the rendezvous"

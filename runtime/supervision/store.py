@@ -35,8 +35,8 @@ def in_file(path: str) -> Store:
     """A store in a file, which is removed with its directory."""
     import torch.distributed as dist
 
-    found: Store = dist.FileStore(path, -1)  # type: ignore[attr-defined]
-    return found
+    store: Store = dist.FileStore(path, -1)  # type: ignore[attr-defined]
+    return store
 
 
 def at_address(host: str, port: int, keeps: bool, seconds: float) -> Store:
@@ -48,15 +48,15 @@ def at_address(host: str, port: int, keeps: bool, seconds: float) -> Store:
     import torch.distributed as dist
 
     left = timedelta(seconds=seconds)
-    found: Store = dist.TCPStore(  # type: ignore[attr-defined]
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, None, keeps, left, wait_for_workers=False, multi_tenant=True
     )
-    return found
+    return store
 
 
 def within(prefix: str, store: Store) -> Store:
     """A store whose keys all begin with a prefix."""
     import torch.distributed as dist
 
-    found: Store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined, arg-type]
-    return found
+    prefixed: Store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined, arg-type]
+    return prefixed

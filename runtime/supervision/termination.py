@@ -42,14 +42,14 @@ class Termination:
         grace: float | None = None,
         launcher: str | None = None,
         numbers: Sequence[int] = (signal.SIGINT, *ASKING),
-        heard: Callable[[int], object] | None = None,
+        on_signal: Callable[[int], object] | None = None,
     ) -> None:
         self._saves = saves
         self._flight = flight
         self._grace = grace
         self._launcher = launcher
         self._numbers = [each for each in numbers if each != signal.SIGINT or _interrupts()]
-        self._heard = heard
+        self._heard = on_signal
         self._since = 0.0
         self._before: dict[int, Any] = {}
         self._pair: tuple[socket.socket, socket.socket] | None = None
@@ -104,7 +104,7 @@ class Termination:
     def _look_on(ours: socket.socket, numbers: Sequence[int], flight: Flight | None, grace: float | None) -> None:
         """Wait for a signal on the wakeup socket, to which the system writes even if Python is blocked; then watch."""
         try:
-            while not (found := set(ours.recv(64)) & set(numbers)):
+            while not (signals := set(ours.recv(64)) & set(numbers)):
                 pass
         except OSError:
             return  # closed
@@ -116,7 +116,7 @@ class Termination:
             if grace is not None and time.monotonic() - begun > grace:
                 break
             time.sleep(POLL_SECONDS)
-        os._exit(128 + min(found))
+        os._exit(128 + min(signals))
 
 
 def _interrupts() -> bool:

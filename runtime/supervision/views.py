@@ -49,7 +49,7 @@ class ProgressExchange:
     _next: float = field(default=0.0, init=False)
     told: str | None = field(default=None, init=False)
 
-    def answer(self, seen: Callable[[], LocalView]) -> None:
+    def answer(self, local_view: Callable[[], LocalView]) -> None:
         """Answer pending requests; `told` is then what another machine has said of ranks that have died."""
         if len(set(self.machines)) == 1 or time.monotonic() < self._next:
             return
@@ -57,7 +57,7 @@ class ProgressExchange:
         with suppress(RuntimeError):  # the store is gone, and with it anyone who could ask
             store = self._connected()
             if store.check([ASKED]):
-                self._answer(store, store.add(ASKED, 0), seen())
+                self._answer(store, store.add(ASKED, 0), local_view())
             if store.check([DIED]):
                 self.told = store.get(DIED).decode()
 
@@ -73,16 +73,16 @@ class ProgressExchange:
         with suppress(RuntimeError):
             store = self._connected()
             number = store.add(ASKED, 1)
-            wanted = set(self.machines) - {mine}
+            others = set(self.machines) - {mine}
             end = time.monotonic() + ANSWER_SECONDS
-            while wanted - answers.keys() and time.monotonic() < end:
+            while others - answers.keys() and time.monotonic() < end:
                 self._answer(store, store.add(ASKED, 0), own)
-                for machine in wanted - answers.keys():
+                for machine in others - answers.keys():
                     if store.check([_key(number, machine)]):
                         answers[machine] = _read(store.get(_key(number, machine)))
                 time.sleep(POLL_SECONDS)
-        positions = [each for seen in answers.values() for each in seen.positions]
-        conditions = {rank: text for seen in answers.values() for rank, text in seen.conditions.items()}
+        positions = [each for view in answers.values() for each in view.positions]
+        conditions = {rank: text for view in answers.values() for rank, text in view.conditions.items()}
         for rank, machine in enumerate(self.machines):
             if machine not in answers:
                 positions.append(Position(rank, 0, flight.BETWEEN, 0, 0, 0, float("inf"), ()))
@@ -101,24 +101,24 @@ class ProgressExchange:
             self._store = self.connect()
         return self._store
 
-    def _answer(self, store: Store, asked: int, seen: LocalView) -> None:
+    def _answer(self, store: Store, request_count: int, view: LocalView) -> None:
         """Answer all requests up to a number."""
-        for number in range(self._answered + 1, asked + 1):
-            store.set(_key(number, self.machines[self.rank]), _written(seen))
-        self._answered = max(self._answered, asked)
+        for number in range(self._answered + 1, request_count + 1):
+            store.set(_key(number, self.machines[self.rank]), _written(view))
+        self._answered = max(self._answered, request_count)
 
 
 def _key(number: int, machine: int) -> str:
     return f"views/{number}/{machine}"
 
 
-def _written(seen: LocalView) -> str:
+def _written(view: LocalView) -> str:
     """Without the details that only a machine's own ranks need."""
-    positions = [attrs.asdict(attrs.evolve(each, ages=(), undone="")) for each in seen.positions]
-    return json.dumps({"positions": positions, "conditions": {str(k): text for k, text in seen.conditions.items()}})
+    positions = [attrs.asdict(attrs.evolve(each, ages=(), undone="")) for each in view.positions]
+    return json.dumps({"positions": positions, "conditions": {str(k): text for k, text in view.conditions.items()}})
 
 
 def _read(text: bytes) -> LocalView:
-    found: Mapping[str, Any] = json.loads(text)
-    conditions = {int(rank): condition for rank, condition in found["conditions"].items()}
-    return LocalView([Position(**{**each, "ages": ()}) for each in found["positions"]], conditions)
+    data: Mapping[str, Any] = json.loads(text)
+    conditions = {int(rank): condition for rank, condition in data["conditions"].items()}
+    return LocalView([Position(**{**each, "ages": ()}) for each in data["positions"]], conditions)

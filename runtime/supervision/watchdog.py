@@ -62,34 +62,34 @@ class Watchdog:
                 positions[rank] = Position(rank, process, flight.STARTING, 0, 0, 0, waited, ())
         return self.stall_of(_seen(positions.values()), waited)
 
-    def stall_of(self, seen: LocalView, waited: float) -> str | None:
+    def stall_of(self, view: LocalView, waited: float) -> str | None:
         """Why ranks seen like this, `waited` seconds after they were told to begin, have stalled; else None."""
-        seconds = min([waited, *(each.seconds for each in seen.positions)])
-        if not seen.positions or seconds <= min(self.timeout, ENDING_SECONDS):
+        seconds = min([waited, *(each.seconds for each in view.positions)])
+        if not view.positions or seconds <= min(self.timeout, ENDING_SECONDS):
             return None
         patience = self.timeout
-        if all(each.activity == flight.ENDED for each in seen.positions):
-            patience = min(patience, ENDING_SECONDS) if seen.conditions else ENDING_SECONDS
-        elif not seen.conditions and any(each.activity in STARTS for each in seen.positions):
+        if all(each.activity == flight.ENDED for each in view.positions):
+            patience = min(patience, ENDING_SECONDS) if view.conditions else ENDING_SECONDS
+        elif not view.conditions and any(each.activity in STARTS for each in view.positions):
             patience = max(patience, STARTING_SECONDS)
         if seconds <= patience:
             return None
-        return f"no progress for {patience:g} s\n  {self._described(seen.positions, seen.conditions, 'stall')}"
+        return f"no progress for {patience:g} s\n  {self._described(view.positions, view.conditions, 'stall')}"
 
     def begun(self, directory: Path) -> bool:
         """Whether all ranks have reached their first step, and none has finished."""
         positions = self.positions(directory)
         return len(positions) == self.ranks and not any(each.activity in (*STARTS, flight.ENDED) for each in positions)
 
-    def died(self, directory: Path, ranks: Iterable[int], said: Mapping[int, str] | None = None) -> str:
-        """What the ranks were doing when some died; empty if they had not started. `said` are their last words."""
+    def died(self, directory: Path, ranks: Iterable[int], words: Mapping[int, str] | None = None) -> str:
+        """What the ranks were doing when some died; empty if they had not started. `words` are their last words."""
         positions = self.positions(directory)
-        return self._described(positions, dict.fromkeys(ranks, DEAD), "death", said) if positions else ""
+        return self._described(positions, dict.fromkeys(ranks, DEAD), "death", words) if positions else ""
 
     def positions(self, directory: Path) -> list[Position]:
         """The positions of the ranks that have a recorder."""
-        found = (flight.read(directory, rank) for rank in range(self.ranks))
-        return [position for position in found if position is not None]
+        readings = (flight.read(directory, rank) for rank in range(self.ranks))
+        return [position for position in readings if position is not None]
 
     def connecting(self, directory: Path) -> bool:
         """Whether no rank has reached its first step."""
@@ -100,10 +100,10 @@ class Watchdog:
         positions: Sequence[Position],
         conditions: Mapping[int, str],
         cause: str,
-        said: Mapping[int, str] | None = None,
+        words: Mapping[int, str] | None = None,
     ) -> str:
         states = self.diagnosis.states(positions, conditions)
-        written = self.run.fail(cause, self.diagnosis.as_json(states, said or {}))
+        written = self.run.fail(cause, self.diagnosis.as_json(states, words or {}))
         details = [f"details: {self.run.path / FAULT}"] if written else []
         return "\n  ".join([*self.diagnosis.lines(states), *details])
 
@@ -145,11 +145,11 @@ class Watcher:
 
     def _death(self) -> str | None:
         """Which ranks have died that this one waits for in its step, here or as another machine says; else None."""
-        seen = {each.rank: each for each in self.watchdog.positions(self.directory)}
-        own = seen.get(self.views.rank)
+        positions = {each.rank: each for each in self.watchdog.positions(self.directory)}
+        own = positions.get(self.views.rank)
         if own is None or own.activity not in STEPS or own.seconds < DEATH_SECONDS:
             return None
-        dead = [each.rank for each in seen.values() if each.activity != flight.ENDED and is_gone(each.process)]
+        dead = [each.rank for each in positions.values() if each.activity != flight.ENDED and is_gone(each.process)]
         if not dead:
             return self.views.told
         text = f"{ranks_text(dead)} died\n  {self.watchdog.died(self.directory, dead)}"

@@ -156,20 +156,20 @@ class _RankTimes:
     def costs(self, steps: np.ndarray) -> dict[tuple[int, str], float]:
         """Mean seconds of an action by stage and kind; the prologue's from the start of the step."""
         times = self.times[steps].mean(axis=0).tolist()
-        found: dict[tuple[int, str], list[float]] = {}
+        durations: dict[tuple[int, str], list[float]] = {}
         posts = 0.0
         for instruction, before, after in self.program:
             seconds = times[after] - times[before]
             if isinstance(instruction, Compute):
                 key = instruction.stage, instruction.action.kind
-                own = found.setdefault(key, [])
+                own = durations.setdefault(key, [])
                 own.append(seconds + posts)
                 posts = 0.0
             elif isinstance(instruction, PostSend):
                 own[-1] += seconds
             elif isinstance(instruction, PostReceive):
                 posts += seconds
-        means = {key: sum(each) / len(each) for key, each in found.items()}
+        means = {key: sum(each) / len(each) for key, each in durations.items()}
         means[self.first, PROLOGUE.kind] = times[READY]
         return means
 
@@ -211,13 +211,13 @@ class _Sent:
 
 def _transfers(ranks: Iterable[_RankTimes]) -> dict[Channel, list[_Sent]]:
     """All transfers of a step, by channel and in its order."""
-    found: dict[Transfer, _Sent] = {}
+    transfers: dict[Transfer, _Sent] = {}
     together: dict[tuple[Channel, int], list[_Sent]] = {}
     for rank in ranks:
         for instruction, before, after in rank.program:
             if isinstance(instruction, (Compute, PostCopy, WaitCopy)):
                 continue
-            sent = found.setdefault(instruction.transfer, _Sent(instruction.transfer))
+            sent = transfers.setdefault(instruction.transfer, _Sent(instruction.transfer))
             if isinstance(instruction, (PostSend, PostReceive)):
                 sent.posts.append(rank.times[:, after])
             elif isinstance(instruction, WaitReceive):
@@ -228,7 +228,7 @@ def _transfers(ranks: Iterable[_RankTimes]) -> dict[Channel, list[_Sent]]:
         for each in group if len(group) > 1 else ():
             each.share = each.transfer.message.bytes / whole
     channels: dict[Channel, list[_Sent]] = {}
-    for sent in sorted(found.values(), key=lambda each: (each.transfer.channel, each.transfer.index)):
+    for sent in sorted(transfers.values(), key=lambda each: (each.transfer.channel, each.transfer.index)):
         channels.setdefault(sent.transfer.channel, []).append(sent)
     for line in channels.values():
         for sent, later in reversed(list(pairwise(line))):
@@ -242,14 +242,14 @@ def _transfer_costs(sent: Mapping[Channel, Sequence[_Sent]], steps: np.ndarray) 
     by_size: dict[int, list[float]] = {}
     for each in chain.from_iterable(sent.values()):
         message = each.transfer.message
-        seen = ((each.ended - each.ready) * each.share)[steps][each.awaited[steps]].tolist()
-        by_message.setdefault(message, []).extend(seen)
-        by_size.setdefault(message.bytes, []).extend(seen)
-    found = {}
-    for message, seen in by_message.items():
-        seen = seen or by_size[message.bytes]
-        found[message] = sum(seen) / len(seen) if seen else 0.0
-    return found
+        seconds = ((each.ended - each.ready) * each.share)[steps][each.awaited[steps]].tolist()
+        by_message.setdefault(message, []).extend(seconds)
+        by_size.setdefault(message.bytes, []).extend(seconds)
+    costs = {}
+    for message, seconds in by_message.items():
+        seconds = seconds or by_size[message.bytes]
+        costs[message] = sum(seconds) / len(seconds) if seconds else 0.0
+    return costs
 
 
 # ---------------------------------------------------------------- timelines

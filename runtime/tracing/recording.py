@@ -78,19 +78,23 @@ def traced(state: Compilation) -> Compilation:
 
 
 def first_difference(
-    state: Compilation, made: Mapping[str, Parts], single: Compilation, expected: Mapping[str, Parts], differs: Differs
+    state: Compilation,
+    actual: Mapping[str, Parts],
+    single: Compilation,
+    expected: Mapping[str, Parts],
+    differs: Differs,
 ) -> Culprit | None:
     """The first value that differs, in the order of the single-device program; in whichever order an axis is."""
     values = _values(state)
     orders = {axis: prod(size for _, size in over) for axis, (over, _) in zigzag_axes(state.spec).items()}
     for _, reference in _nodes(single):
-        if reference.name not in made or reference.name not in expected or reference.name not in values:
+        if reference.name not in actual or reference.name not in expected or reference.name not in values:
             continue
         node, value = values[reference.name]
         whole = next(iter(expected[reference.name].values()))[0]
-        for where, possible in _wholes(value, made[reference.name], state.mesh, reference.type, state.batch):
+        for where, possible in _wholes(value, actual[reference.name], state.mesh, reference.type, state.batch):
             wholes = list(_orders(whole, reference.type, orders))
-            if all(differs(found, each) for found in possible for each in wholes):
+            if all(differs(candidate, each) for candidate in possible for each in wholes):
                 return Culprit(node, value, where)
     return None
 
@@ -114,43 +118,43 @@ def _nodes(state: Compilation) -> Iterator[tuple[Node, Value]]:
 
 def _values(state: Compilation) -> dict[str, tuple[Node, Value]]:
     """Values by name, without those that stages hold in different layouts."""
-    found: dict[str, tuple[Node, Value]] = {}
+    values: dict[str, tuple[Node, Value]] = {}
     unclear = set()
     for node, value in _nodes(state):
-        _, other = found.setdefault(value.name, (node, value))
+        _, other = values.setdefault(value.name, (node, value))
         if (other.layout, other.type) != (value.layout, value.type):
             unclear.add(value.name)
-    return {name: pair for name, pair in found.items() if name not in unclear}
+    return {name: pair for name, pair in values.items() if name not in unclear}
 
 
 def _wholes(
-    value: Value, parts: Parts, mesh: Mesh, wanted: Type, batch: str
+    value: Value, parts: Parts, mesh: Mesh, target: Type, batch: str
 ) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """What the full value may be from each set of ranks that holds a copy of it; nothing if it cannot be assembled."""
     type = global_type(value.type, value.layout, mesh.sizes)
-    if sorted(type.names) != sorted(wanted.names):
+    if sorted(type.names) != sorted(target.names):
         return
-    cut = [name for name in wanted.names if name != batch and type.axis(name) != wanted.axis(name)]
+    cut = [name for name in target.names if name != batch and type.axis(name) != target.axis(name)]
     count = 1 + max(own for _, own in parts)
-    if len(cut) > 1 or any(type.axis(name).size * count != wanted.axis(name).size for name in cut):
+    if len(cut) > 1 or any(type.axis(name).size * count != target.axis(name).size for name in cut):
         return
-    order = [type.position(name) for name in wanted.names]
+    order = [type.position(name) for name in target.names]
     microbatches: dict[int, list[dict[str, torch.Tensor]]] = {}
     for (microbatch, _), by_rank in sorted(parts.items()):
         microbatches.setdefault(microbatch, []).append(_copies(value, type, by_rank, mesh))
-    split = batch if wanted.has(batch) and type.axis(batch) != wanted.axis(batch) else None
+    split = batch if target.has(batch) and type.axis(batch) != target.axis(batch) else None
     for where in next(iter(microbatches.values()))[0]:
         own = [
-            _joined([each[where].permute(order) for each in slices if where in each], wanted, cut[0] if cut else None)
+            _joined([each[where].permute(order) for each in slices if where in each], target, cut[0] if cut else None)
             for slices in microbatches.values()
         ]
-        yield where, [whole for parts in zip(*own, strict=True) for whole in _joined(parts, wanted, split)]
+        yield where, [whole for parts in zip(*own, strict=True) for whole in _joined(parts, target, split)]
 
 
-def _joined(tensors: Sequence[torch.Tensor], wanted: Type, axis: str | None) -> list[torch.Tensor]:
+def _joined(tensors: Sequence[torch.Tensor], target: Type, axis: str | None) -> list[torch.Tensor]:
     """What a value may be, of its parts over time: these along an axis, or all alike, or terms of a sum."""
     if axis is not None:
-        return [torch.cat(list(tensors), wanted.position(axis))]
+        return [torch.cat(list(tensors), target.position(axis))]
     total = torch.stack(list(tensors)).sum(0)
     alike = all(torch.equal(tensors[0], other) for other in tensors[1:])
     return [tensors[0] if alike else total, total]
@@ -159,18 +163,18 @@ def _joined(tensors: Sequence[torch.Tensor], wanted: Type, axis: str | None) -> 
 def _copies(value: Value, type: Type, by_rank: Mapping[int, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tensor]:
     """The full tensors of one microbatch's value, by the coordinates along the mesh axes on which it is replicated."""
     states = dict(value.layout.states)
-    found: dict[str, torch.Tensor] = {}
+    copies: dict[str, torch.Tensor] = {}
     for rank, part in by_rank.items():
         coordinates = mesh.coordinates(rank)
         where = " ".join(f"{name} = {i}" for name, i in coordinates.items() if name not in states)
         region = region_of(type, value.layout, mesh.sizes, coordinates)
         if MAX in states.values():
-            whole = found.setdefault(where, part.new_full(type.shape, float("-inf")))
+            whole = copies.setdefault(where, part.new_full(type.shape, float("-inf")))
             whole[region] = torch.maximum(whole[region], part)
         elif SUM in states.values() and part.dtype is not torch.bool:
-            whole = found.setdefault(where, part.new_zeros(type.shape))
+            whole = copies.setdefault(where, part.new_zeros(type.shape))
             whole[region] += part
         else:
-            whole = found.setdefault(where, part.new_zeros(type.shape))
+            whole = copies.setdefault(where, part.new_zeros(type.shape))
             whole[region] = part
-    return found
+    return copies

@@ -162,8 +162,8 @@ class Marks:
     @classmethod
     def read(cls, path: Path) -> Marks:
         """Read a file that `write` wrote. Raises FileNotFoundError."""
-        with np.load(path, allow_pickle=False) as found:
-            return cls(tuple(found["steps"].tolist()), found["times"], str(found["clock"]))
+        with np.load(path, allow_pickle=False) as archive:
+            return cls(tuple(archive["steps"].tolist()), archive["times"], str(archive["clock"]))
 
 
 def path_of(directory: Path, rank: int) -> Path:

@@ -111,8 +111,8 @@ class Following:
         for hand in self._hands:
             hand.take(records)
         trackers = {**self._known(), **{hand.name: hand.kept() for hand in self._hands}}
-        kept = {"first": self._first, "trackers": trackers}
-        self.directory.put(KEPT, json.dumps(kept, indent=2).encode() + b"\n")
+        content = {"first": self._first, "trackers": trackers}
+        self.directory.put(KEPT, json.dumps(content, indent=2).encode() + b"\n")
         return True
 
     def close(self) -> None:
@@ -129,26 +129,26 @@ class Following:
         known = self._known()
         hands = []
         for name in self.names:
-            kept = known.get(name, {})
-            identity = kept.get("identity")
+            saved = known.get(name, {})
+            identity = saved.get("identity")
             run = TrackedRun(self.directory.path.resolve().name, self.directory.path, facts, identity)
-            hands.append(Hand(name, run, *((kept["after"], kept["evaluated"]) if identity is not None else ())))
+            hands.append(Hand(name, run, *((saved["after"], saved["evaluated"]) if identity is not None else ())))
         return hands
 
     def _known(self) -> Mapping[str, Any]:
         """What `tracking.json` says of the trackers of this run; nothing if it is missing, not valid, or of another."""
         data = self.directory.read(KEPT, MAX_KEPT)
         try:
-            found = json.loads(data) if data is not None else {}
+            content = json.loads(data) if data is not None else {}
             valid: bool = all(
                 isinstance(each["identity"], str | None)
                 and isinstance(each["after"], int)
                 and isinstance(each["evaluated"], int)
-                for each in found["trackers"].values()
+                for each in content["trackers"].values()
             )
         except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
             return {}
-        return found["trackers"] if valid and found.get("first") == self._first else {}
+        return content["trackers"] if valid and content.get("first") == self._first else {}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -22,8 +22,8 @@ class Mlflow:
         self._client = MlflowClient()
         if run.identity is None:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "partita")
-            found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            existing = self._client.get_experiment_by_name(name)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(name)
             self.identity = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
             facts = [Param(name, text[:LONGEST_PARAM]) for name, text in run.facts.items()]
             self._client.log_batch(self.identity, params=facts)

@@ -72,8 +72,8 @@ def collect(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Each rank's results, from each rank's bucket and the arguments of each tensor in it."""
     function = COLLECTIVES[kind]
-    found = [function(parts, *own) for parts, own in zip(zip(*buckets, strict=True), arguments, strict=True)]
-    return list(zip(*found, strict=True))
+    results = [function(parts, *own) for parts, own in zip(zip(*buckets, strict=True), arguments, strict=True)]
+    return list(zip(*results, strict=True))
 
 
 def _cut(tensor: torch.Tensor, parts: int, dim: int) -> tuple[torch.Tensor, ...]:

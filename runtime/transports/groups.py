@@ -128,23 +128,23 @@ class AxisGroup:
         sent = [torch.stack(each.chunk(self.size, cut)) for each, cut in zip(tensors, cut_dims, strict=True)]
         del tensors
         shapes = [each.shape for each in sent]
-        there = sent[0] >= 0
-        lengths = there.sum(-1)
+        valid = sent[0] >= 0
+        lengths = valid.sum(-1)
         arriving = torch.empty_like(lengths)
         yield [post(dist.all_to_all_single, arriving, lengths)]
-        found = torch.arange(there.shape[-1], device=there.device) < arriving.unsqueeze(-1)
+        received_mask = torch.arange(valid.shape[-1], device=valid.device) < arriving.unsqueeze(-1)
         counts = [each.flatten(1).sum(1).tolist() for each in (arriving, lengths)]
-        flat = [sent.pop(0)[there] for _ in shapes]
+        flat = [sent.pop(0)[valid] for _ in shapes]
         filled = [each.new_empty(sum(counts[0]), *each.shape[1:]) for each in flat]
         yield [post(dist.all_to_all_single, into, each, *counts) for into, each in zip(filled, flat, strict=True)]
         for each in flat:
             release_storage(each)
-        del there, flat
+        del valid, flat
         results = []
         for i, (shape, dim) in enumerate(zip(shapes, gathered_dims, strict=True)):
             each = filled.pop(0)
             whole = each.new_full(shape, 0 if i else -1)
-            whole[found] = each
+            whole[received_mask] = each
             results.append(torch.cat(whole.unbind(), dim))
         return tuple(results)
 
@@ -215,18 +215,18 @@ class AxisGroup:
         }
         count = len(tensors)
         del tensors, tensor
-        found: dict[int, torch.Tensor] = {}
+        results: dict[int, torch.Tensor] = {}
         while running:
             works = []
             for dtype, launches in tuple(running.items()):
                 try:
                     works += next(launches)
                 except StopIteration as end:
-                    found.update(zip(places[dtype], end.value, strict=True))
+                    results.update(zip(places[dtype], end.value, strict=True))
                     del running[dtype]
             if works:
                 yield works
-        return tuple(found[i] for i in range(count))
+        return tuple(results[i] for i in range(count))
 
     # ------------------------------------------------------------ posting
 

@@ -134,8 +134,8 @@ class OrderedQueue:
             source, destination = posts
             _fill(destination.tensors[0], source.tensors[0])
         else:
-            found = collect(kind, [post.tensors for post in posts], posts[0].arguments)
-            for post, results in zip(posts, found, strict=True):
+            outputs = collect(kind, [post.tensors for post in posts], posts[0].arguments)
+            for post, results in zip(posts, outputs, strict=True):
                 post.results = results
         for post in posts:
             post.complete = True

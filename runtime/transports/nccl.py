@@ -24,8 +24,8 @@ def _end(device: torch.device, secret: bytes) -> ProcessEnd:
 
     from partita.runtime.transports.process import ProcessTransport
 
-    there = torch.cuda.get_device_properties(device).multi_processor_count
-    return ProcessTransport(device, secret, sums=True, shares=False, options=_options, multiprocessors=there)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return ProcessTransport(device, secret, sums=True, shares=False, options=_options, multiprocessors=multiprocessors)
 
 
 def _options(blocks: int) -> Any:
@@ -47,8 +47,8 @@ def pending_operations() -> str:
     dump = next(
         getattr(torch._C._distributed_c10d, each) for each in names if hasattr(torch._C._distributed_c10d, each)
     )
-    found = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", ())
-    return "\n".join(_line(each) for each in found if each["state"] != "completed")
+    entries = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", ())
+    return "\n".join(_line(each) for each in entries if each["state"] != "completed")
 
 
 def _line(entry: Mapping[str, Any]) -> str:

@@ -69,11 +69,11 @@ def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> Bucket:
 
 def unpack(rows: torch.Tensor, pieces: Sequence[Piece], dims: Sequence[int]) -> Tensors:
     """Contiguous tensors: each piece of the rows, concatenated along its dimension. They may be views of `rows`."""
-    found = []
+    tensors = []
     for piece, dim in zip(pieces, dims, strict=True):
         parts = piece.of(rows)
-        found.append(parts[0] if len(rows) == 1 else parts.movedim(0, dim).flatten(dim, dim + 1).contiguous())
-    return tuple(found)
+        tensors.append(parts[0] if len(rows) == 1 else parts.movedim(0, dim).flatten(dim, dim + 1).contiguous())
+    return tuple(tensors)
 
 
 def release_storage(tensor: torch.Tensor) -> None:

@@ -156,8 +156,8 @@ class ProcessTransport:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
                 between = evolve(channel, source=ends[0], destination=ends[1])
                 shared = traffic.bytes <= LIMIT and peers.is_local(*ends)
-                most = None if blocks is None else blocks.of_messages(ends)
-                group = None if shared else self._group(ends, str(between), most)
+                max_blocks = None if blocks is None else blocks.of_messages(ends)
+                group = None if shared else self._group(ends, str(between), max_blocks)
                 if self.rank not in ends:
                     continue
                 if group is None:
@@ -246,16 +246,16 @@ class ProcessTransport:
         """Check that all in a group know the secret, and prove that this rank does. On NCCL this also connects them."""
         shown = (new(self._secret, f"{what} {rank}".encode(), sha256).digest() for rank in (self.rank, *sorted(ranks)))
         own, *others = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in shown)
-        there = device or self.device
-        found = [torch.empty_like(own, device=there) for _ in ranks]
-        post(f"connecting for {what}", dist.all_gather, found, own.to(there), group=group)
-        if not torch.equal(torch.stack(found).cpu(), torch.stack(others)):
+        target_device = device or self.device
+        digests = [torch.empty_like(own, device=target_device) for _ in ranks]
+        post(f"connecting for {what}", dist.all_gather, digests, own.to(target_device), group=group)
+        if not torch.equal(torch.stack(digests).cpu(), torch.stack(others)):
             raise UntrustedPeer(what)
 
     def _machines(self) -> list[int]:
         """The machine of each rank."""
-        (found,) = self.gather_over_ranks(torch.tensor([machine()], device=self.device)).result()
-        return found.flatten().tolist()
+        (gathered,) = self.gather_over_ranks(torch.tensor([machine()], device=self.device)).result()
+        return gathered.flatten().tolist()
 
     def _group(self, ranks: Sequence[int] | None, what: str, blocks: int | None = None) -> dist.ProcessGroup | None:
         """A group of these ranks, or of all, on the backend that connects them, which takes at most so many thread
@@ -264,9 +264,9 @@ class ProcessTransport:
         options = self._options(blocks) if self._options is not None and blocks is not None else None
         if options is not None:
             options._timeout = TIMEOUT
-        there = None if ranks is None else list(ranks)
+        members = None if ranks is None else list(ranks)
         named = f"partita: {what}"
-        group: dist.ProcessGroup | None = dist.new_group(there, TIMEOUT, pg_options=options, group_desc=named)
+        group: dist.ProcessGroup | None = dist.new_group(members, TIMEOUT, pg_options=options, group_desc=named)
         return group
 
 

@@ -86,15 +86,15 @@ class SameHostPeers:
     def _accept(self, connection: socket.socket) -> None:
         """Record what a peer offers, if it runs as our user and shows the token."""
         connection.settimeout(GREETING_SECONDS)
-        said, handles = b"", list[int]()
+        greeting, handles = b"", list[int]()
         with suppress(OSError):
             _, user, _ = unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, calcsize("3i")))
             if user != os.geteuid():
                 connection.close()
                 return
-            said, handles, *_ = socket.recv_fds(connection, ROW, 1)
-        if said[:TOKEN] == self._token and handles:
-            self._come[said[TOKEN:].decode()] = connection, mmap.mmap(handles[0], 0)
+            greeting, handles, *_ = socket.recv_fds(connection, ROW, 1)
+        if greeting[:TOKEN] == self._token and handles:
+            self._come[greeting[TOKEN:].decode()] = connection, mmap.mmap(handles[0], 0)
             connection.settimeout(None)
         else:
             connection.close()
@@ -111,8 +111,8 @@ def find_same_host_peers(group: dist.ProcessGroup | None) -> SameHostPeers:
     """Exchange between all ranks of a CPU process group where they are, and which peers they can reach."""
     token = token_bytes(TOKEN)
     listener, own = _own(token)
-    told = _everywhere(own, group)
-    is_local = {rank: each for rank, each in enumerate(told) if each["home"] == own["home"] != ""}
+    messages = _everywhere(own, group)
+    is_local = {rank: each for rank, each in enumerate(messages) if each["home"] == own["home"] != ""}
     doors = {rank: (bytes.fromhex(each["name"]), bytes.fromhex(each["token"])) for rank, each in is_local.items()}
     reached = sum(1 << rank for rank, (name, _) in doors.items() if _reaches(name))
     cores = 0
@@ -146,7 +146,7 @@ def _own(token: bytes) -> tuple[socket.socket | None, dict[str, Any]]:
             listener.bind("")
             listener.listen(socket.SOMAXCONN)
             spaces = " ".join(str(each.stat().st_ino) for each in PLACES)
-            told = {
+            message = {
                 "home": f"{BOOT.read_text().strip()} {spaces} {os.geteuid()}",
                 "name": listener.getsockname().hex(),
                 "token": token.hex(),
@@ -154,7 +154,7 @@ def _own(token: bytes) -> tuple[socket.socket | None, dict[str, Any]]:
                 "threads": torch.get_num_threads(),
             }
             failing.pop_all()
-            return listener, told
+            return listener, message
     return None, {"home": ""}
 
 

@@ -114,8 +114,8 @@ class Outgoing(_End):
             self._next = self._head
         start = self._next
         stop = start + _whole_lines(size)
-        room = stop <= len(self.memory) and number - taken < self._messages
-        assert room, f"{self.description}: more messages than a step sends"
+        fits = stop <= len(self.memory) and number - taken < self._messages
+        assert fits, f"{self.description}: more messages than a step sends"
         self._view(start, tensor).copy_(tensor)
         place = self._place(number)
         words[place], words[place + 1] = start, size

@@ -48,6 +48,6 @@ def allot(mesh: Mesh, channels: Iterable[Channel], machines: Sequence[int], mult
                 ends = rank, mesh.peer(rank, channel.destination)
                 (within if machines[ends[0]] == machines[ends[1]] else between).update(ends)
     collectives = COLLECTIVE * (len(mesh.joined) + 1)
-    wanted = max(collectives + WITHIN * within[rank] + BETWEEN * between[rank] for rank in range(mesh.ranks))
-    share = min(1.0, multiprocessors / wanted)
+    demand = max(collectives + WITHIN * within[rank] + BETWEEN * between[rank] for rank in range(mesh.ranks))
+    share = min(1.0, multiprocessors / demand)
     return Blocks(machines, *(max(1, int(each * share)) for each in (COLLECTIVE, WITHIN, BETWEEN)))

@@ -132,9 +132,9 @@ class VirtualCluster:
 
     def line(self, name: str, ends: tuple[int, ...]) -> OrderedQueue:
         """The line of this name, shared by all its ends; created on first use."""
-        found = self.lines.setdefault(name, line(name, ends))
-        assert found.ends == ends, f"{name} has ends {found.ends} and {ends}"
-        return found
+        queue = self.lines.setdefault(name, line(name, ends))
+        assert queue.ends == ends, f"{name} has ends {queue.ends} and {ends}"
+        return queue
 
     def run(self, steps: Sequence[Iterator[None]]) -> None:
         """Run one generator per rank until all are exhausted.

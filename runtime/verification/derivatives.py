@@ -180,12 +180,12 @@ class Point:
         slopes: list[Slope] = []
         for length in LENGTHS:
             above, below = (self._at(direction, way * length) for way in (1, -1))
-            found = (above - below) / (2 * length * scale)
+            estimate = (above - below) / (2 * length * scale)
             bend = abs(above + below - 2 * self.loss) / (length * scale)
-            slope = Slope(expected, found, abs(found - expected) > BEND * bend)
+            slope = Slope(expected, estimate, abs(estimate - expected) > BEND * bend)
             if slope.error <= TOLERANCE:
                 return evolve(slope, certain=True)
-            agreed = any(each.certain and abs(each.found - found) < AGREEING * slope.error for each in slopes)
+            agreed = any(each.certain and abs(each.found - estimate) < AGREEING * slope.error for each in slopes)
             if slope.certain and agreed:
                 return slope
             slopes.append(slope)
@@ -205,8 +205,8 @@ def _forward(program: Program) -> Program:
     (first,) = (
         i for i, each in enumerate(rank.instructions) if isinstance(each, Compute) and each.action.kind == FORWARD
     )
-    kept = slice(first, first + 1)
-    only = evolve(rank, instructions=rank.instructions[kept], launches=rank.launches[kept])
+    selected = slice(first, first + 1)
+    only = evolve(rank, instructions=rank.instructions[selected], launches=rank.launches[selected])
     return evolve(program, ranks=(only,))
 
 

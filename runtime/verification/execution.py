@@ -91,7 +91,7 @@ class Execution:
         }
 
 
-def verify_execution(given: Spec, hoist: bool = True, allow_python: bool = False) -> Execution:
+def verify_execution(spec: Spec, hoist: bool = True, allow_python: bool = False) -> Execution:
     """Run the proxy of a file that compiles, and compare (E0702). `hoist`: the file gathers parameters once per step.
 
     Raises Refused (E0620) if it needs Python code that is not allowed, and Undecided if no proxy is conclusive.
@@ -100,7 +100,7 @@ def verify_execution(given: Spec, hoist: bool = True, allow_python: bool = False
     torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
     reason: Inconclusive | None = None
     try:
-        for experiment in experiments(given, hoist, allow_python):
+        for experiment in experiments(spec, hoist, allow_python):
             try:
                 return executed(experiment)
             except Inconclusive as undecided:
@@ -126,15 +126,15 @@ def executed(experiment: Experiment) -> Execution:
     errors: dict[str, float] = {}
     blurred_: dict[str, float] = {}
     try:
-        found = figures(plan, experiment.rates)
+        actual = figures(plan, experiment.rates)
     # The partitioned program is under test: whatever it raises is a finding.
     except Exception as error:
         problems.append(_failure(experiment, error))
     else:
         if plan.training.spread is not None:
             # What is put together from the parts of an axis that all ranks share has a name of its own.
-            expected = {what: each for what, each in expected.items() if what in found or not read_by_updates(what)}
-        errors = compare(found, expected)
+            expected = {what: each for what, each in expected.items() if what in actual or not read_by_updates(what)}
+        errors = compare(actual, expected)
         wrong = [what for what, error in errors.items() if not error <= TOLERANCE]
         if wrong:
             changes = _changes(experiment, expected)
@@ -172,10 +172,10 @@ def _changes(experiment: Experiment, expected: Figures) -> dict[str, float]:
     changes = dict.fromkeys(expected, 0.0)
     for trial in range(1, TRIALS + 1):
         try:
-            found = compare(figures(rounded(experiment, trial), experiment.rates, trial=trial), expected)
+            errors = compare(figures(rounded(experiment, trial), experiment.rates, trial=trial), expected)
         except NotFinite:
-            found = dict.fromkeys(expected, float("inf"))
-        changes = {what: max(change, found[what]) for what, change in changes.items()}
+            errors = dict.fromkeys(expected, float("inf"))
+        changes = {what: max(change, errors[what]) for what, change in changes.items()}
     return changes
 
 
@@ -215,11 +215,11 @@ def _culprit(experiment: Experiment) -> Culprit | None:
     for plan, recorder in zip((experiment.plan, experiment.single), recorders, strict=True):
         figures(evolve(plan, training=traced(plan.training)), experiment.rates, recorder)
 
-    def differs(found: torch.Tensor, expected: torch.Tensor) -> bool:
-        return not error_of(Figure(found.double()), Figure(expected.double())) <= TOLERANCE
+    def differs(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+        return not error_of(Figure(actual.double()), Figure(expected.double())) <= TOLERANCE
 
-    found, expected = (recorder.made for recorder in recorders)
-    return first_difference(experiment.plan.training, found, experiment.single.training, expected, differs)
+    actual, expected = (recorder.made for recorder in recorders)
+    return first_difference(experiment.plan.training, actual, experiment.single.training, expected, differs)
 
 
 def _place(state: Compilation, what: str) -> Span | None:

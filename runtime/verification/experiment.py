@@ -100,23 +100,23 @@ class Experiment:
 # ---------------------------------------------------------------- the experiment
 
 
-def experiments(given: Spec, hoist: bool = True, allow_python: bool = False) -> Iterator[Experiment]:
+def experiments(spec: Spec, hoist: bool = True, allow_python: bool = False) -> Iterator[Experiment]:
     """Shrink a file and compile it, with values at which everything is finite: for each seed with parameters of order
     1, then with zeros replaced only, then as declared; at last with longer inputs. Raises Undecided if there are none.
 
     Axes of the file's own operations keep their sizes if these do not run at smaller ones.
     """
-    kept: frozenset[str] = frozenset()
-    if given.model is not None and given.model.operations:
-        small = proxy(given, of_order_one, hoist)
+    fixed: frozenset[str] = frozenset()
+    if spec.model is not None and spec.model.operations:
+        small = proxy(spec, of_order_one, hoist)
         try:
             settled(small, allow_python)
         except OperationFailed:
-            kept = _axes_of_operations(given.model)
+            fixed = _axes_of_operations(spec.model)
     values: tuple[Initial, ...] = (of_order_one, unless_zero, as_declared)
     found = False
     for longer, seed, initial in (*product([1], range(SEEDS), values), *product([LONGER], range(SEEDS), values[:1])):
-        small = proxy(given, initial, hoist, kept, longer)
+        small = proxy(spec, initial, hoist, fixed, longer)
         _, train = small.trained
         experiment = settled(evolve(small, train=evolve(train, seed=train.seed + seed)), allow_python)
         if experiment is not None:
@@ -126,26 +126,26 @@ def experiments(given: Spec, hoist: bool = True, allow_python: bool = False) -> 
         raise never_finite(small)
 
 
-def experiment_of(given: Spec, hoist: bool = True, allow_python: bool = False) -> Experiment:
+def experiment_of(spec: Spec, hoist: bool = True, allow_python: bool = False) -> Experiment:
     """The first experiment on a file. Raises Undecided."""
-    return next(experiments(given, hoist, allow_python))
+    return next(experiments(spec, hoist, allow_python))
 
 
 def _axes_of_operations(model: Model) -> frozenset[str]:
     """The axes over which a model calls its own operations."""
-    found: set[str] = set()
+    axes: set[str] = set()
     for body in bodies(model.body):
         for step in body.steps:
             if isinstance(step, Apply) and step.function == OPERATION:
                 types = [body.types[operand] for operand in step.operands if isinstance(operand, int)]
-                found.update(name for type in (*types, step.type) for name in type.names)
-    return frozenset(found)
+                axes.update(name for type in (*types, step.type) for name in type.names)
+    return frozenset(axes)
 
 
-def proxy(given: Spec, initial: Initial, hoist: bool, kept: frozenset[str] = frozenset(), longer: int = 1) -> Spec:
+def proxy(spec: Spec, initial: Initial, hoist: bool, fixed: frozenset[str] = frozenset(), longer: int = 1) -> Spec:
     """The proxy of a file. Raises Undecided if there is none."""
     try:
-        return proxy_of(given, initial, hoist, kept, longer)
+        return proxy_of(spec, initial, hoist, fixed, longer)
     except Refused as refused:
         raise Inconclusive(refused.diagnostics[0]) from refused
 
@@ -244,8 +244,8 @@ def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
     ignored = {each.name: each.ignored[0] for each in program.inputs if each.ignored}
     drawn = [noise.batch(1), noise.batch(2), noise.holdout_batch(0), noise.holdout_batch(1)]
     for arrays in drawn:
-        for given, target in ignored.items():
-            arrays[given].flat[::3] = target
+        for input_name, target in ignored.items():
+            arrays[input_name].flat[::3] = target
     return [{name: torch.from_numpy(array) for name, array in batch.items()} for batch in drawn]
 
 
@@ -261,12 +261,12 @@ def figures(plan: CompiledRun, rates: Rates, recorder: Recorder | None = None, t
     if trial:
         run.set_parameters({name: _nudged(tensor, trial) for name, tensor in run.parameters().items()})
     first, second, *held_out = batches(plan.program, plan.train.seed)
-    found: Figures = {}
+    measured: Figures = {}
     count = plan.program.groups
     groups = {group: f" of group {group}" if count > 1 else "" for group in range(count)}
 
     def add(what: str, value: float | torch.Tensor, unit: float = 1.0) -> None:
-        found[what] = Figure(torch.as_tensor(value, dtype=torch.float64).clone(), unit)
+        measured[what] = Figure(torch.as_tensor(value, dtype=torch.float64).clone(), unit)
 
     if plan.train.late and recorder is None:
         # Whatever is not put back makes all that follows another run.
@@ -289,20 +289,20 @@ def figures(plan: CompiledRun, rates: Rates, recorder: Recorder | None = None, t
                 add(f"{READ} `{name}`{of} in step {step}", total)
         add(f"gradient norm of step {step}", norm)
         if recorder is not None:
-            return found
-        done = UPDATES[step - 1] if step <= len(UPDATES) else f"{step} updates"
+            return measured
+        updates = UPDATES[step - 1] if step <= len(UPDATES) else f"{step} updates"
         for group, of in groups.items():
             for name, tensor in run.parameters(group).items():
-                add(f"`{name}`{of} after {done}", tensor)
+                add(f"`{name}`{of} after {updates}", tensor)
         for name, tensor in run.means().items():
-            add(f"the mean of `{name}` after {done}", tensor)
+            add(f"the mean of `{name}` after {updates}", tensor)
     loss, metrics, outside = run.evaluate(*held_out)
     add("evaluation loss", loss)
     for guard, number in outside.items():
         add(f"{guard.name} of the evaluation", number)
     for name, number in metrics.items():
         add(f"metric `{name}` of the evaluation", number)
-    return found
+    return measured
 
 
 def _taken_back(rank: Rank, batch: Batch, rates: Rates) -> Coroutine:
@@ -338,21 +338,21 @@ def _nudged(tensor: torch.Tensor, trial: int) -> torch.Tensor:
     return tensor + LAST_DIGITS * pattern * tensor.abs().clamp(min=0.1)
 
 
-def compare(found: Figures, expected: Figures) -> dict[str, float]:
+def compare(actual: Figures, expected: Figures) -> dict[str, float]:
     """The error of each quantity, relative to its scale; infinite if it is missing, or finite in only one."""
-    return {what: error_of(found.get(what), figure) for what, figure in expected.items()}
+    return {what: error_of(actual.get(what), figure) for what, figure in expected.items()}
 
 
-def error_of(found: Figure | None, expected: Figure) -> float:
+def error_of(actual: Figure | None, expected: Figure) -> float:
     """The largest difference of any element, relative to the scale of the tensor.
 
     Metrics may be infinite or NaN on random data: then they must be so in both.
     """
-    if found is None or found.value.shape != expected.value.shape:
+    if actual is None or actual.value.shape != expected.value.shape:
         return float("inf")
     if not expected.value.numel():
         return 0.0
-    a, b = found.value, expected.value
+    a, b = actual.value, expected.value
     same = (a == b) | (a.isnan() & b.isnan())
     error = float((a - b).abs().masked_fill(same, 0.0).max())
     scale = max(float(b.abs().masked_fill(~b.isfinite(), 0.0).max()), MIN_SCALE * expected.unit)

@@ -86,8 +86,8 @@ def _sizes(operation: Operation) -> Iterator[Sizes]:
     declared = {axis.name: axis.size for type in types for axis in type.axes}
     nothing: frozenset[str] = frozenset()
     # The search takes no more than is declared; small sizes that are all different may be more.
-    room = {name: ROOM * size for name, size in declared.items()}
-    axes = Axes(room, tuple(ties(operation)), nothing, nothing, nothing)
+    limits = {name: ROOM * size for name, size in declared.items()}
+    axes = Axes(limits, tuple(ties(operation)), nothing, nothing, nothing)
     small = Search(axes, {name: POSITIONS if name in operation.split else 1 for name in declared}).run()
     if small is not None and small != declared:
         yield small
@@ -122,17 +122,17 @@ class Trial:
     def drawn(self, seed: int) -> list[Tensor]:
         """Random operands."""
         generator = torch.Generator().manual_seed(seed)
-        found = []
+        operands = []
         for _, type in self.operation.operands:
             shape = self.shape(type)
             if type.is_float:
                 x = torch.randn(shape, generator=generator, dtype=torch.float64)
                 x = x.abs() + 0.5 if self.positive else x
             else:
-                most = 2 if type.dtype == "bool" else min(SMALL_INTEGERS, *self.sizes.values())
-                x = torch.randint(0, most, shape, generator=generator)
-            found.append(x.to(self.type(type)))
-        return found
+                limit = 2 if type.dtype == "bool" else min(SMALL_INTEGERS, *self.sizes.values())
+                x = torch.randint(0, limit, shape, generator=generator)
+            operands.append(x.to(self.type(type)))
+        return operands
 
     @property
     def floats(self) -> list[Type]:
@@ -153,13 +153,13 @@ class Trial:
         for (_, type), x in zip(self.operation.operands, operands, strict=True):
             sizes.update(zip(type.names, x.shape, strict=True))
         results = self.operation.results
-        wanted = [(tuple(sizes[name] for name in type.names), self.type(type)) for type in results]
-        return [x.clone() for x in self.function([x.clone() for x in operands], wanted)]
+        expected = [(tuple(sizes[name] for name in type.names), self.type(type)) for type in results]
+        return [x.clone() for x in self.function([x.clone() for x in operands], expected)]
 
     def gradients(self, ds: Sequence[Tensor], operands: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the float operands."""
-        found = self.function.gradients([d.clone() for d in ds], [x.clone() for x in operands])
-        return [x.clone() for x in found]
+        gradients = self.function.gradients([d.clone() for d in ds], [x.clone() for x in operands])
+        return [x.clone() for x in gradients]
 
     @property
     def differentiable(self) -> bool:
@@ -206,8 +206,8 @@ class Trial:
         """Note that a declaration is false."""
         sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
         where = f"on random {self.dtype} tensors, {sizes}"
-        found = Diagnostic("E0710", f"op `{self.operation.name}`: {message}", span, (*notes, where), help)
-        self.problems.append(found)
+        diagnostic = Diagnostic("E0710", f"op `{self.operation.name}`: {message}", span, (*notes, where), help)
+        self.problems.append(diagnostic)
 
     def attempt(self, check: Callable[[], None], span: Span, what: str) -> None:
         """Try a declaration; a function that fails in doing so does not hold to it."""
@@ -224,15 +224,15 @@ class Trial:
         operands = self.drawn(1)
         backward = self.operation.backward
         runs: list[tuple[PythonFunction, Callable[[list[Tensor]], list[Tensor]]]]
-        runs = [(self.operation.forward, lambda given: list(self.function(given, self.wanted)))]
+        runs = [(self.operation.forward, lambda arguments: list(self.function(arguments, self.wanted)))]
         if self.differentiable and backward is not None:
-            runs.append((backward, lambda given: list(self.function.gradients(self.cotangents(1), given))))
+            runs.append((backward, lambda arguments: list(self.function.gradients(self.cotangents(1), arguments))))
         for function, call in runs:
             results = []
             for _ in range(POINTS):
-                given = [x.clone() for x in operands]
-                results.append([x.clone() for x in call(given)])
-                changed = [i for i, x in enumerate(given) if not _same(x, operands[i])]
+                arguments = [x.clone() for x in operands]
+                results.append([x.clone() for x in call(arguments)])
+                changed = [i for i, x in enumerate(arguments) if not _same(x, operands[i])]
                 if changed:
                     name = self.operation.operands[changed[0]][0]
                     help = "work on a copy: `x = x.clone()`"
@@ -262,8 +262,8 @@ class Trial:
                 position = self.operation.results[i].position(axis)
                 error = self.error(torch.cat([piece[i] for piece in pieces], position), whole)
                 if error:
-                    said = f"its results in {parts} parts do not make up the whole"
-                    message = f"it cannot be split along `{axis}`: {said}"
+                    reason = f"its results in {parts} parts do not make up the whole"
+                    message = f"it cannot be split along `{axis}`: {reason}"
                     return self.problem(message, span, (error,), help)
             if not self.differentiable:
                 continue
@@ -272,8 +272,8 @@ class Trial:
             floats = [(name, type) for name, type in self.operation.operands if type.is_float]
             for i, (whole, (name, type)) in enumerate(zip(self.gradients(ds, operands), floats, strict=True)):
                 own = [piece[i] for piece in pieces]
-                made = torch.cat(own, type.position(axis)) if type.has(axis) else torch.stack(own).sum(0)
-                error = self.error(made, whole)
+                joined = torch.cat(own, type.position(axis)) if type.has(axis) else torch.stack(own).sum(0)
+                error = self.error(joined, whole)
                 if error:
                     message = f"its gradient for `{name}` cannot be split along `{axis}`, in {parts} parts"
                     return self.problem(message, span, (error,), help)
@@ -296,8 +296,8 @@ class Trial:
             operands = self.drawn(3)
             terms = [self.drawn(4 + k)[position] for k in range(count - 1)]
             terms.append(operands[position] - sum(terms))
-            given = [[*operands[:position], term, *operands[position + 1 :]] for term in terms]
-            results = [self.forward(each) for each in given]
+            operand_lists = [[*operands[:position], term, *operands[position + 1 :]] for term in terms]
+            results = [self.forward(each) for each in operand_lists]
             whole = self.forward(operands)
             errors = [self.error(torch.stack(terms).sum(0), x) for *terms, x in zip(*results, whole, strict=True)]
             error = next(filter(None, errors), None)
@@ -322,8 +322,8 @@ class Trial:
         one, other = self.cotangents(5), self.cotangents(6)
         both = self.gradients([a + b for a, b in zip(one, other, strict=True)], operands)
         for i, whole in enumerate(both):
-            made = self.gradients(one, operands)[i] + self.gradients(other, operands)[i]
-            error = self.error(made, whole)
+            total = self.gradients(one, operands)[i] + self.gradients(other, operands)[i]
+            error = self.error(total, whole)
             if error:
                 message = f"`{function.name}` is not linear in the cotangent, as gradients are"
                 return self.problem(message, function.span, (error,))
@@ -341,17 +341,17 @@ class Trial:
         changes = [d.double() * (up - down) / (2 * step) for d, up, down in zip(ds, *moved, strict=True)]
         change = torch.cat([each.reshape(-1) for each in changes])
         along = self.gradients(ds, operands)[k].double() * direction
-        expected, found = float(change.sum()), float(along.sum())
+        expected, actual = float(change.sum()), float(along.sum())
         scale = float(change.abs().sum() + along.abs().sum())
-        if not abs(found - expected) > SLOPE[self.dtype] * max(scale, 1e-3):
+        if not abs(actual - expected) > SLOPE[self.dtype] * max(scale, 1e-3):
             return None
-        return (f"in a random direction the slope is {expected:.6g}, and the gradient says {found:.6g}",)
+        return (f"in a random direction the slope is {expected:.6g}, and the gradient says {actual:.6g}",)
 
-    def error(self, found: Tensor, expected: Tensor) -> str | None:
+    def error(self, actual: Tensor, expected: Tensor) -> str | None:
         """How two tensors differ, if by more than rounding."""
-        a, b = found.double(), expected.double()
+        a, b = actual.double(), expected.double()
         alike = (a == b) | (a.isnan() & b.isnan())
-        if not found.is_floating_point():
+        if not actual.is_floating_point():
             return None if bool(alike.all()) else f"{int((~alike).sum())} of {alike.numel()} elements differ"
         scale = float(b[b.isfinite()].abs().max()) if bool(b.isfinite().any()) else 1.0
         difference = torch.where(alike, 0.0, (a - b).abs())

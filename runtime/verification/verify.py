@@ -131,18 +131,18 @@ class Verification(Pictured):
         }
 
 
-def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verification:
+def verify(spec: Spec, allow_python: bool = False, gpu: bool = False) -> Verification:
     """Verify a file; with `gpu` also that its ranks run on GPUs. Its own operations run only with `allow_python`.
 
     Raises Refused if it does not compile, or needs to run Python code (E0620).
     """
     start = perf_counter()
-    require_allowed(given.model, allow_python)
-    state, evaluation = compile_run(given)
+    require_allowed(spec.model, allow_python)
+    state, evaluation = compile_run(spec)
     evaluated = () if evaluation is None else (validate(evaluation, invariants=False, training=state),)
     validations = (validate(state, invariants=False), *evaluated)
     summary, mesh = summarize(state), state.mesh
-    memory = state.device.memory if given.mesh and given.mesh.device else None
+    memory = state.device.memory if spec.mesh and spec.mesh.device else None
     refusals = list(_too_large(state, summary, memory))
     execution = reason = None
     operations = examine(state.model, functions_of(state.model, allow_python), state.train.dtype)
@@ -151,7 +151,7 @@ def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verifi
         reason = next((each.doubt for each in operations if each.doubt is not None), None)
         try:
             if all(each.exact for each in operations):
-                execution = verify_execution(given, _hoists(state), allow_python)
+                execution = verify_execution(spec, _hoists(state), allow_python)
         except Inconclusive as undecided:
             reason = undecided.diagnostic
         except OperationFailed as failed:
@@ -159,7 +159,7 @@ def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verifi
             message = "the proxy of the file does not run"
             reason = evolve(cause, code="W0702", message=message, notes=(cause.message, *cause.notes))
     return Verification(
-        given.name,
+        spec.name,
         sum(len(actions) for actions in state.schedule.actions),
         sum(transfer["count"] for transfer in summary.transfers),
         queues([rank.instructions for rank in state.plan.ranks]),
@@ -168,7 +168,7 @@ def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verifi
         validations,
         tuple(operations),
         execution,
-        tuple(try_ranks(prepare(given, True, allow_python))) if gpu else None,
+        tuple(try_ranks(prepare(spec, True, allow_python))) if gpu else None,
         reason,
         outcomes(state, summary),
         tuple(refusals),
@@ -179,11 +179,11 @@ def verify(given: Spec, allow_python: bool = False, gpu: bool = False) -> Verifi
 
 def _on_gpus(ranks: Iterable[FakeGpuResult]) -> Iterator[Diagnostic]:
     """Yields E0706 for each fault of ranks on GPUs, and names the first of them that has it."""
-    found: dict[Fault, int] = {}
+    first_ranks: dict[Fault, int] = {}
     for each in ranks:
         for fault in each.faults:
-            found.setdefault(fault, each.rank)
-    for fault, rank in found.items():
+            first_ranks.setdefault(fault, each.rank)
+    for fault, rank in first_ranks.items():
         notes = (f"at {fault.place}",) if fault.place else ()
         yield Diagnostic("E0706", f"on a GPU, rank {rank}: {fault.kind}: {fault.message}", None, notes, HELP)
 
@@ -192,14 +192,14 @@ def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iter
     """Yields E0704 for a program that needs more memory than its device has."""
     ranks = range(len(summary.peak_memory))
     worst = max(ranks, key=lambda rank: summary.peak_memory[rank])
-    most = summary.peak_memory[worst]
-    if memory is not None and most > memory:
+    peak = summary.peak_memory[worst]
+    if memory is not None and peak > memory:
         mesh = state.spec.mesh
         when = " in an evaluation" if summary.memory[worst].evaluating else ""
         column = f"rank {worst} of the pipeline" if len(ranks) > 1 else "each rank"
         yield Diagnostic(
             "E0704",
-            f"{column} needs {written(most, BYTES, 4)}{when}, but `{state.device.name}` has "
+            f"{column} needs {written(peak, BYTES, 4)}{when}, but `{state.device.name}` has "
             f"{written(memory, BYTES, 4)}",
             mesh.span if mesh else None,
             help="`shard param`, `recompute`, more ranks or fewer microbatches in flight need less",

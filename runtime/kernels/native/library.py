@@ -76,7 +76,7 @@ def _found() -> tuple[Any, str]:
         for each in (path, path.parent):
             if not _ours(each):
                 return None, f"others may write to {each}"
-        found = CDLL(str(path))
+        functions = CDLL(str(path))
     except subprocess.TimeoutExpired:
         return None, f"{compiler} takes longer than {SECONDS} s"
     except subprocess.SubprocessError:
@@ -85,10 +85,10 @@ def _found() -> tuple[Any, str]:
         return None, refused.diagnostics[0].message
     except OSError as error:
         return None, str(error)
-    for name, taken in _TAKEN.items():
-        getattr(found, name).argtypes = taken
-        getattr(found, name).restype = None
-    return found, ""
+    for name, argtypes in _TAKEN.items():
+        getattr(functions, name).argtypes = argtypes
+        getattr(functions, name).restype = None
+    return functions, ""
 
 
 def native(x: Tensor) -> Any:

@@ -60,7 +60,7 @@ def drawn(writer: Writer) -> dict[str, torch.Tensor]:
 
 def both(given: Spec) -> tuple[Writer, Writer]:
     """The two ways in which logits are computed, with the same weights. Raises NotInParts."""
-    anew, keeping = (writer_of(given, kept=kept) for kept in (False, True))
+    anew, keeping = (writer_of(given, cached=kept) for kept in (False, True))
     if keeping.scoring.anew is not None:
         raise keeping.scoring.anew
     weights = drawn(anew)

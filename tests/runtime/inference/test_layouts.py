@@ -78,7 +78,7 @@ def in_layout(given: Spec, kept: bool = True, seed: int = 0) -> Writer:
     """What writes with the ranks of the file's mesh, strictly."""
     assert given.mesh is not None
     ranks = given.mesh.ranks
-    return writer_of(given, here=Here(range(ranks), VirtualCluster(ranks, True, seed)), kept=kept)
+    return writer_of(given, here=Here(range(ranks), VirtualCluster(ranks, True, seed)), cached=kept)
 
 
 def logits_of(writer: Writer, ids: list[int]) -> torch.Tensor:
@@ -97,7 +97,7 @@ def logits_of(writer: Writer, ids: list[int]) -> torch.Tensor:
 
 def same(given: Spec, kept: bool = True, lengths: tuple[int, ...] = (5, 6, 3), seed: int = 0) -> Writer:
     """Check that a file writes in its layout what it writes on one device; returns what writes there."""
-    one, several = writer_of(given, kept=kept), in_layout(given, kept, seed)
+    one, several = writer_of(given, cached=kept), in_layout(given, kept, seed)
     weights = drawn(one)
     one.ranks.set_parameters(weights)
     several.ranks.set_parameters(weights)

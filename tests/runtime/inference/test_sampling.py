@@ -32,7 +32,7 @@ def test_greedy_text_is_that_of_transformers() -> None:
     assert len(expected) == 64
     assert len(set(expected)) > 4
     for kept in (False, True):
-        writer = writer_of(given, kept=kept)
+        writer = writer_of(given, cached=kept)
         writer.ranks.set_parameters(weights)
         assert list(writer.written(PROMPT, 64, GREEDY)) == expected
 
