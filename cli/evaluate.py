@@ -13,7 +13,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.telemetry import plain
 
 if TYPE_CHECKING:
-    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.ranks import LocalRanks
     from partita.runtime.inference.weights import Report
 
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     return use(arguments, _evaluate)
 
 
-def _evaluate(arguments: argparse.Namespace, spec: Spec, here: Here | None, say: Report) -> None:
+def _evaluate(arguments: argparse.Namespace, spec: Spec, here: LocalRanks | None, say: Report) -> None:
     from partita.runtime.inference.evaluating import evaluated
     from partita.runtime.inference.rows import data_of
 

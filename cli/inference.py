@@ -28,12 +28,12 @@ from partita.runtime.supervision.statuses import FAILED, PEER_LOST
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
 if TYPE_CHECKING:
-    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.ranks import LocalRanks
     from partita.runtime.inference.weights import Report
 
 # Uses the model of a file, on one device or on the ranks that are here; it reports diagnostics by the function that it
 # is given, and prints results where the first rank is.
-Use = Callable[[argparse.Namespace, Spec, "Here | None", "Report"], None]
+Use = Callable[[argparse.Namespace, Spec, "LocalRanks | None", "Report"], None]
 
 
 def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,9 +82,9 @@ def use(arguments: argparse.Namespace, act: Use) -> int:
     ranks = spec.mesh.ranks if spec.mesh is not None else 1
     kind = transport_of(arguments, spec)
     if isinstance(kind, InProcess):
-        from partita.runtime.inference.ranks import Here
+        from partita.runtime.inference.ranks import LocalRanks
 
-        act(arguments, spec, Here(range(ranks), kind.cluster(ranks, False, 0)), say)
+        act(arguments, spec, LocalRanks(range(ranks), kind.cluster(ranks, False, 0)), say)
         return 0
     try:
         return launch([sys.executable, "-m", "partita", *arguments.given], ranks, environment=os.environ)

@@ -12,7 +12,7 @@ from partita.cli.training.places import folder_of
 from partita.dsl.spec import Spec
 
 if TYPE_CHECKING:
-    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.ranks import LocalRanks
     from partita.runtime.inference.weights import Report
 
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     return use(arguments, _predict)
 
 
-def _predict(arguments: argparse.Namespace, spec: Spec, here: Here | None, say: Report) -> None:
+def _predict(arguments: argparse.Namespace, spec: Spec, here: LocalRanks | None, say: Report) -> None:
     from partita.runtime.checkpoint.exchange import check_place
     from partita.runtime.data.formats import NPZ
     from partita.runtime.inference.archive import write_archive

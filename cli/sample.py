@@ -18,7 +18,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.addresses import place_of
 
 if TYPE_CHECKING:
-    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.ranks import LocalRanks
     from partita.runtime.inference.weights import Report
 
 LENGTH = 200
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return use(arguments, _write)
 
 
-def _write(arguments: argparse.Namespace, spec: Spec, here: Here | None, say: Report) -> None:
+def _write(arguments: argparse.Namespace, spec: Spec, here: LocalRanks | None, say: Report) -> None:
     from partita.runtime.inference.choice import Choice
     from partita.runtime.inference.encoding import encoding_of
     from partita.runtime.inference.sampling import writer_of

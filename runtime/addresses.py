@@ -30,7 +30,7 @@ MAX_REASON = 300  # characters
 PIECE = 1 << 24  # bytes that are read at once
 
 
-class Unreached(OSError):
+class StorageError(OSError):
     """A server does not answer, refuses, or answers with what nobody asked for."""
 
 
@@ -100,7 +100,7 @@ def system_of(address: str, span: Span | None = None) -> tuple[Any, str]:
     if scheme == "s3":
         configured = package("fsspec.config", "remote", "`s3://`", span).conf.get("s3", {}).get("config_kwargs", {})
         options["config_kwargs"] = {**S3_PATIENCE, **configured}
-    with reached():
+    with storage_errors_translated():
         location: tuple[Any, str] = package("fsspec.core", "remote", f"`{scheme}://`", span).url_to_fs(
             address, **options
         )
@@ -108,7 +108,7 @@ def system_of(address: str, span: Span | None = None) -> tuple[Any, str]:
 
 
 @contextmanager
-def reached() -> Iterator[None]:
+def storage_errors_translated() -> Iterator[None]:
     """Raise FileNotFoundError or Unreached for whatever a file system raises."""
     try:
         yield
@@ -116,12 +116,12 @@ def reached() -> Iterator[None]:
         cause = error.__cause__
         # Over HTTP, whatever fails is called a file that is not found; the cause knows better.
         if type(cause).__module__.startswith("aiohttp") and getattr(cause, "status", None) not in NOT_THERE:
-            raise Unreached(_number(error), reason(cause or error)) from error
+            raise StorageError(_number(error), reason(cause or error)) from error
         raise
-    except (Unreached, Refused):
+    except (StorageError, Refused):
         raise
     except Exception as error:  # each package raises its own
-        raise Unreached(_number(error), reason(error)) from error
+        raise StorageError(_number(error), reason(error)) from error
 
 
 def reason(error: BaseException) -> str:
@@ -154,10 +154,10 @@ def _causes(error: BaseException | None) -> Iterable[BaseException]:
 def size_of(address: Address) -> int:
     """The size of a file in bytes. Raises OSError."""
     system, path = system_of(str(address))
-    with reached():
+    with storage_errors_translated():
         size = system.info(path).get("size")
     if size is None:
-        raise Unreached(errno.EIO, "the server does not tell its size")
+        raise StorageError(errno.EIO, "the server does not tell its size")
     return int(size)
 
 
@@ -166,12 +166,12 @@ def read_range(address: Address, start: int, stop: int) -> bytes:
     if start == stop:
         return b""
     system, path = system_of(str(address))
-    with reached():
+    with storage_errors_translated():
         data: bytes = system.cat_file(path, start=start, end=stop)
     if len(data) > stop - start:
-        raise Unreached(errno.EIO, "the server does not serve parts of files (range requests)")
+        raise StorageError(errno.EIO, "the server does not serve parts of files (range requests)")
     if len(data) < stop - start:
-        raise Unreached(errno.EIO, f"{len(data):,} bytes came instead of {stop - start:,}")
+        raise StorageError(errno.EIO, f"{len(data):,} bytes came instead of {stop - start:,}")
     return data
 
 
@@ -185,7 +185,7 @@ def names_in(address: Address) -> list[str]:
     """The names of the files and folders in a folder; none if there is no such folder. Raises OSError."""
     system, path = system_of(str(address))
     try:
-        with reached():
+        with storage_errors_translated():
             paths = system.ls(path, detail=False)
     except FileNotFoundError:
         return []
@@ -196,7 +196,7 @@ def exists(address: Address) -> bool:
     """Whether there is a file at an address. Raises OSError."""
     system, path = system_of(str(address))
     try:
-        with reached():
+        with storage_errors_translated():
             return bool(system.info(path).get("type") != "directory")
     except FileNotFoundError:
         return False
@@ -205,7 +205,7 @@ def exists(address: Address) -> bool:
 def put(address: Address, data: bytes) -> None:
     """Write a small file at once: whoever reads it reads all of it, or what was there before. Raises OSError."""
     system, path = system_of(str(address))
-    with reached():
+    with storage_errors_translated():
         system.pipe_file(path, data)
 
 
@@ -224,17 +224,17 @@ def write(address: Address, blocks: Iterable[bytes | memoryview]) -> None:
         put(address, b"".join(first))
         return
     system, path = system_of(str(address))
-    with reached():
+    with storage_errors_translated():
         file = system.open(path, "wb", autocommit=False)
     try:
         for block in chain(first, left):
-            with reached():
+            with storage_errors_translated():
                 file.write(block)
-        with reached():
+        with storage_errors_translated():
             file.close()
             file.commit()
     except BaseException:
-        with suppress(OSError), reached():
+        with suppress(OSError), storage_errors_translated():
             file.discard()
         file.closed = True  # or it would be sent when it is collected
         raise
@@ -244,7 +244,7 @@ def remove(address: Address) -> None:
     """Remove a file, if it is there. Raises OSError."""
     system, path = system_of(str(address))
     try:
-        with reached():
+        with storage_errors_translated():
             system.rm_file(path)
     except FileNotFoundError:
         return

@@ -17,7 +17,7 @@ from partita.dsl.reprs import kind_of
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
 from partita.runtime.evaluation import check_ids, outside
-from partita.runtime.inference.ranks import ForwardRank, Here, all_here, ranks_of
+from partita.runtime.inference.ranks import ForwardRank, LocalRanks, all_ranks_local, ranks_of
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_functions import functions_of
 from partita.runtime.regions import region_of
@@ -59,14 +59,14 @@ class Outputs:
     """
 
     def __init__(
-        self, spec: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
+        self, spec: Spec, names: Sequence[str] = (), allow_python: bool = False, here: LocalRanks | None = None
     ) -> None:
         self.model, _ = spec.trained
         names = names_of(names)
         functions = functions_of(self.model, allow_python)
         gpu = here is not None and here.device.type == "cuda"
         self.program = compile_outputs(single(spec) if here is None else spec, names, gpu=gpu).program
-        self.ranks = ranks_of(all_here(1) if here is None else here, [self.program], spec, functions)
+        self.ranks = ranks_of(all_ranks_local(1) if here is None else here, [self.program], spec, functions)
         self._names = [name for name, _ in self.model.outputs if not names or name in names]
 
     @property
@@ -80,7 +80,7 @@ class Outputs:
         return inputs_read(self.program)
 
     def set_parameters(self, parameters: Tensors) -> None:
-        """Take parameters by full name; others than are needed may be given. Raises ValueError if one is missing or has
+        """Set parameters by full name; further names are ignored. Raises ValueError for a name that is missing or
         another shape, and TypeError for what is no tensor.
         """
         tensors = {name: require_tensor("parameter", name, parameters) for name in self.parameters}

@@ -95,7 +95,8 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
     rank_of = {stage: (r, c) for r, stages in enumerate(placement) for c, stage in enumerate(stages)}
     split = draw(st.lists(st.booleans(), min_size=M, max_size=M))
     random = draw(st.randoms(use_true_random=False))
-    # The next turn of each part of each stage; a part may run once the part before it is ahead.
+    # The next index in the order of each kind of action of each stage; an action may run once its predecessor is
+    # ahead of it.
     following = {(part, stage): 0 for part in (FORWARD, BACKWARD, WEIGHT) for stage in range(P * V)}
     actions: list[list[Action]] = [[] for _ in range(P)]
 
@@ -130,8 +131,8 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
 def shared_schedules(
     draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None, names: Sequence[str] = FIXED
 ) -> Schedule:
-    """Built-in schedules with the passes of a vocabulary that all ranks share: its lookup, its output layer, or both;
-    those of each action among the others depend on random costs.
+    """Built-in schedules with passes of a vocabulary that all ranks share (lookup, output layer, or both), which
+    random costs place among the other actions.
     """
     schedule = draw(named_schedules(of, names))
     inputs, outputs = draw(st.sampled_from(((False, True), (True, False), (True, True))))
@@ -167,8 +168,8 @@ def schedules(of: st.SearchStrategy[Shape] | None = None) -> st.SearchStrategy[S
 def copied_schedules(
     draw: st.DrawFn, of: st.SearchStrategy[Schedule] | None = None
 ) -> tuple[Schedule, Schedule, Costs]:
-    """A valid schedule, the same with copies to the host's memory of what some of its stages keep, and the costs by
-    which these were inserted; copies are from free to slow.
+    """A valid schedule, the same schedule with actions that offload and load for some stages, and the costs that
+    placed these. Copies take from no time to long.
     """
     schedule = draw(of if of is not None else schedules())
     chosen = draw(st.sets(st.integers(0, schedule.stages - 1), min_size=1))

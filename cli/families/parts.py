@@ -54,7 +54,7 @@ def decoder(config: Config, file: File, eps: float, kv: int | None = None, key: 
 
 
 def rope(config: Config, file: File, base: float) -> Mapping[str, Any]:
-    """The base of rotary positions; returns the settings of their scaling, if there is one."""
+    """Write the base of rotary positions; returns the settings of their scaling, or none."""
     new, old = config.get("rope_parameters", {}), config.get("rope_scaling", {})
     settings = {**new, **old} if isinstance(new, dict) and isinstance(old, dict) else {}
     own = Config(settings, "rope_parameters.", config.problems)

@@ -124,21 +124,23 @@ def traffic(state: Scheduled) -> tuple[Traffic, ...]:
     for stage in state.partitioned.stages:
         rank = state.plan.stages[stage.index].rank
         parameters = {each.value: each.name for each in stage.parameters}
-        records += _Reader(
+        records += _TrafficCollector(
             resharding, state.replicas_per_rank * state.microbatches, state.replicas_per_rank, rank, spans, parameters
         ).records(stage.nodes)
         parameters = {each.value: each.parameter for each in stage.accumulators if each.parameter}
         reduce = dict(state.update.reduce).get(stage.index, ())
-        records += _Reader(resharding, 0, state.replicas_per_rank, rank, spans, parameters).records(reduce)
+        records += _TrafficCollector(resharding, 0, state.replicas_per_rank, rank, spans, parameters).records(reduce)
         metrics = [node for node in state.update.metrics if node.stage == stage.index]
-        records += _Reader(resharding, 0, state.replicas_per_rank, rank, spans, {}).records(metrics)
+        records += _TrafficCollector(resharding, 0, state.replicas_per_rank, rank, spans, {}).records(metrics)
     for each in state.plan.ranks:
         nodes = update_nodes(state, each)
         parameters = {value: node.scope for node in nodes for value in node.outputs if node.scope in spans}
-        records += _Reader(resharding, 0, state.replicas_per_rank, each.rank, spans, parameters).records(nodes)
+        records += _TrafficCollector(resharding, 0, state.replicas_per_rank, each.rank, spans, parameters).records(
+            nodes
+        )
         outer = outer_nodes(state, each)
         parameters = {value: node.scope for node in outer for value in node.outputs if node.scope in spans}
-        records += _Reader(resharding, 0, 1, each.rank, spans, parameters, state.every).records(outer)
+        records += _TrafficCollector(resharding, 0, 1, each.rank, spans, parameters, state.every).records(outer)
     return tuple(records)
 
 
@@ -159,7 +161,7 @@ def launch_seconds(resharding: Resharding, node: Node, op: Collective) -> tuple[
 
 
 @define(eq=False)
-class _Reader:
+class _TrafficCollector:
     """Reads the records from nodes in order, which run for so many `microbatches`, or `steps` at once. `parameters` are
     values that are parameters, or gradient sums. What follows one of `every` so many steps has that share of its bytes
     and seconds.

@@ -12,7 +12,17 @@ from attrs import define, field
 
 from partita.compiler.codegen.functions import StageFunctions, defs_in, is_literal, receives, sends, uses_in
 from partita.compiler.codegen.names import View, identifier
-from partita.compiler.codegen.statements import Bind, Call, Clear, End, Fill, Load, Return, ReturnHandles, UpdateCache
+from partita.compiler.codegen.statements import (
+    Bind,
+    Call,
+    Clear,
+    Delete,
+    Fill,
+    Load,
+    Return,
+    ReturnHandles,
+    UpdateCache,
+)
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
@@ -274,7 +284,7 @@ class StageEmitter:
                 writer.block(run, keep, accumulators, more=True)
             ended = [v for v in reads if not writer.names.texts[v].literal]
             if ended:
-                writer.add(End(tuple(ended)))
+                writer.add(Delete(tuple(ended)))
             if called is not None:
                 writer.follow(run)
             passing.difference_update(reads)

@@ -151,7 +151,7 @@ class Wait(Statement):
 
 
 @frozen(eq=False)
-class Make(Statement):
+class CreateView(Statement):
     """Makes a view that several statements take."""
 
     view: View
@@ -162,15 +162,15 @@ class Make(Statement):
 
 
 @frozen(eq=False)
-class End(Statement):
+class Delete(Statement):
     """Deletes tensors, and the views of them."""
 
     values: tuple[Value, ...]
-    with_views: tuple[View, ...] = ()
+    deleted_views: tuple[View, ...] = ()
 
     def text(self, names: Names) -> str:
         """`del h`."""
-        return f"del {names.list((*self.values, *self.with_views))}"
+        return f"del {names.list((*self.values, *self.deleted_views))}"
 
 
 @frozen(eq=False)
@@ -330,8 +330,8 @@ class Note(Statement):
         return self.note
 
 
-def with_views(statements: Sequence[Statement], names: Names) -> list[Statement]:
-    """The statements; a view of a local tensor that several of them take is made once and deleted with its tensor."""
+def create_shared_views(statements: Sequence[Statement], names: Names) -> list[Statement]:
+    """Create each view of a local tensor that several statements use once, and delete it with its tensor."""
     counts = Counter(view for each in statements for view in each.views)
     views: dict[Value, list[View]] = {}
     order: dict[View, int] = {}
@@ -343,9 +343,9 @@ def with_views(statements: Sequence[Statement], names: Names) -> list[Statement]
                 names.views[view] = names.free(f"{names.text(view.of)}_matrix")
                 views.setdefault(view.of, []).append(view)
                 order[view] = len(order)
-                rewritten.append(Make(view))
-        if isinstance(each, End):
+                rewritten.append(CreateView(view))
+        if isinstance(each, Delete):
             ended = [view for value in each.values for view in views.get(value, ())]
-            each = evolve(each, with_views=tuple(sorted(ended, key=order.__getitem__)))
+            each = evolve(each, deleted_views=tuple(sorted(ended, key=order.__getitem__)))
         rewritten.append(each)
     return rewritten

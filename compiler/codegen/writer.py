@@ -15,14 +15,14 @@ from partita.compiler.codegen.statements import (
     Add,
     Call,
     Compute,
+    Delete,
     Each,
-    End,
     Note,
     Return,
     Start,
     Statement,
     Wait,
-    with_views,
+    create_shared_views,
 )
 from partita.compiler.codegen.sums import accumulated, collective, summed, targets
 from partita.compiler.graph import Node, Value
@@ -124,7 +124,7 @@ class Writer:
 
     def body(self) -> list[str]:
         """The lines of source."""
-        return [each.text(self.names) for each in with_views(self.statements, self.names)]
+        return [each.text(self.names) for each in create_shared_views(self.statements, self.names)]
 
     def add(self, statement: Statement) -> None:
         """Appends a statement."""
@@ -259,7 +259,7 @@ class Writer:
             ended = [v for v in dict.fromkeys(values) if v in local and v not in keep and last.get(v, i) <= i]
             ended += [each for each in self._read(units[i]) if each not in ended and not texts[each].literal]
             if ended and i + 1 < count:
-                self.add(End(tuple(ended)))
+                self.add(Delete(tuple(ended)))
             local.difference_update(ended)
 
         def write(i: int, unit: Node | Segment) -> None:

@@ -16,7 +16,7 @@ from attrs import evolve
 from partita.compiler.analysis.memory import headroom, peak_memory
 from partita.compiler.analysis.time import copy_seconds, costs_of
 from partita.compiler.codegen.plan import plan_step
-from partita.compiler.passes.offload import of_values
+from partita.compiler.passes.offload import activation_paths
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.forward_only import FORWARD_ONLY
@@ -64,8 +64,8 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
 
 
 def _with_copies(state: Partitioned, schedule: Schedule) -> tuple[Schedule, tuple[Diagnostic, ...]]:
-    """The schedule with O and L of the stages that offload something; and a warning (W0301) if it has no place for any,
-    of a rule that then has no effect.
+    """Insert offload (O) and load (L) actions for stages that offload activations; warn (W0301) if none fits, since
+    the rule then has no effect.
     """
     copies = copy_seconds(state)
     if not copies and not schedule.copies:
@@ -81,7 +81,7 @@ def _with_copies(state: Partitioned, schedule: Schedule) -> tuple[Schedule, tupl
     schedule = with_copies(schedule, copies, timeline)
     if schedule.copies:
         return schedule, ()
-    rules = [rule for rule in state.offload_rules if of_values(state.partitioned.graph, rule)]
+    rules = [rule for rule in state.offload_rules if activation_paths(state.partitioned.graph, rule)]
     message = "nothing is offloaded: backward passes follow their forwards too soon for copies to the host and back"
     help = "remove the rule; it takes a schedule with several microbatches in flight"
     return schedule, tuple(Diagnostic("W0301", message, rule.span, help=help) for rule in rules[:1])

@@ -11,7 +11,7 @@ from attrs import evolve
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, fields_of_several, op
-from partita.compiler.ops.position import ZIGZAG, offset_text, ranks_of_order
+from partita.compiler.ops.position import ZIGZAG, offset_text, zigzag_ranks
 from partita.compiler.ops.runs import Runs, seen, zigzag_runs
 from partita.dsl.check.layouts import RING
 from partita.dsl.types import Axis, Type
@@ -60,7 +60,7 @@ class OfBlocks(Attention):
     def pairs(self, q: Type, k: Type, slices: int) -> int:
         """Of all blocks of a shard."""
         size, local_blocks = q.axis(self.over).size // self._held, self._held
-        length, ranks = size * self.blocks, ranks_of_order(self.over, self.shards)
+        length, ranks = size * self.blocks, zigzag_ranks(self.over, self.shards)
         runs: list[Runs] = [
             ((start, size),) if ranks is None else zigzag_runs(start, size, length, ranks)
             for start in range(0, length, size)
@@ -93,7 +93,7 @@ class OfBlocks(Attention):
         if not self.causal:
             return None
         size = q.axis(self.over).size
-        length, ranks = size * self.blocks, ranks_of_order(self.over, self.shards)
+        length, ranks = size * self.blocks, zigzag_ranks(self.over, self.shards)
         here = offset_text(Axis(self.over, self._held), self.shards).removesuffix(" * 1")
         here += f" + {self.at}" if self.at else ""
         texts = []

@@ -14,10 +14,10 @@ from partita.compiler.ops.position import (
     ZIGZAG,
     Positioned,
     Shards,
-    places_text,
+    positions_code_of,
     random_text,
-    ranks_of_order,
     whole_size,
+    zigzag_ranks,
 )
 from partita.compiler.ops.runs import Runs, seen, zigzag_runs
 from partita.dsl.check.layouts import GATHER, HEADS
@@ -210,22 +210,25 @@ class Attention(Positioned):
         """Text of where queries and keys stand, if that matters and they do not all stand in order."""
         if self.over not in self.begins or not q.has(self.over):
             return None
-        own = places_text(q.axis(self.over), self.shards)
-        if ranks_of_order(self.over, self.shards) is None:
+        own = positions_code_of(q.axis(self.over), self.shards)
+        if zigzag_ranks(self.over, self.shards) is None:
             return None if own == "0" else f"start={own}"
         return f"places=({own}, {self._keys_text(q)})"
 
     def _keys_text(self, q: Type) -> str:
         """Text of where the keys stand, which are those of all positions."""
         whole = Axis(self.over, whole_size(q.axis(self.over), self.shards))
-        return places_text(whole, tuple(cut for cut in self.shards if cut[1] == ZIGZAG))
+        return positions_code_of(whole, tuple(cut for cut in self.shards if cut[1] == ZIGZAG))
 
     def _kept(self, types: Sequence[Type]) -> str:
         """Text of the mask of weights that are not dropped."""
         q, k = types[:2]
         axes = [q.axis(name) for name, _ in self.numbered[:-1]]
         shape = (*(axis.size for axis in axes), k.axis(self.over).size)
-        starts = [*(places_text(axis, self.shards) for axis in axes), self._keys_text(q) if q.has(self.over) else "0"]
+        starts = [
+            *(positions_code_of(axis, self.shards) for axis in axes),
+            self._keys_text(q) if q.has(self.over) else "0",
+        ]
         text = random_text("keep", self.dropout, self.key, shape, starts, self.numbered, "bool")
         names = [*("" if axis.name == self.over else axis.name for axis in axes), self.over]
         return permuted(text, names, self.scores(types))
@@ -333,7 +336,7 @@ class Attention(Positioned):
 
     def of_ranks(self, own: Axis) -> list[Runs]:
         """The positions of the queries of each shard, of which `own` is one."""
-        length, ranks = whole_size(own, self.shards), ranks_of_order(self.over, self.shards)
+        length, ranks = whole_size(own, self.shards), zigzag_ranks(self.over, self.shards)
         starts = range(0, length, own.size)
         if ranks is None:
             return [((start, own.size),) for start in starts]

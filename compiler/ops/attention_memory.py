@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.ops.fused_attention import DENOMINATORS_OF, EFFICIENT_SIZE, FLASH_SIZE, ROWS_OF, rounded_up
 from partita.compiler.ops.op import wide_bytes, widening_bytes
-from partita.compiler.ops.position import random_bytes, ranks_of_order
+from partita.compiler.ops.position import random_bytes, zigzag_ranks
 from partita.dsl.types import BYTES, Type
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _pieces(op: Attention, operands: Sequence[Type]) -> int:
     q, k, v = operands[:3]
     attended = op.attended(q, v)
     own = 2 * wide_bytes(attended) + (attended.bytes if widening_bytes(attended) else 0)
-    return own if ranks_of_order(op.over, op.shards) is None else own + k.bytes + v.bytes
+    return own if zigzag_ranks(op.over, op.shards) is None else own + k.bytes + v.bytes
 
 
 def _turned(op: Attention, operands: Sequence[Type]) -> tuple[int, int, int]:

@@ -62,7 +62,7 @@ def offset_text(axis: Axis, shards: Shards) -> str:
     return f"{text} * {axis.size}"
 
 
-def ranks_of_order(axis: str, shards: Shards) -> int | None:
+def zigzag_ranks(axis: str, shards: Shards) -> int | None:
     """For how many ranks an axis is in zigzag order; None if it is not."""
     return next((ranks for name, mesh_axis, ranks in shards if name == axis and mesh_axis == ZIGZAG), None)
 
@@ -72,11 +72,11 @@ def whole_size(axis: Axis, shards: Shards) -> int:
     return axis.size * prod(parts for name, over, parts in shards if name == axis.name and over != ZIGZAG)
 
 
-def places_text(axis: Axis, shards: Shards) -> str:
+def positions_code_of(axis: Axis, shards: Shards) -> str:
     """Source text of the positions at which the elements of a shard stand: the first one if they follow each other,
     runs of them in zigzag order.
     """
-    start, ranks = offset_text(axis, shards), ranks_of_order(axis.name, shards)
+    start, ranks = offset_text(axis, shards), zigzag_ranks(axis.name, shards)
     if ranks is None:
         return start
     return f"kernels.zigzag_runs({start}, {axis.size}, {whole_size(axis, shards)}, {ranks})"
@@ -107,7 +107,7 @@ def random_text(
     dtype: str,
 ) -> str:
     """Source text of random numbers (docs/random.md): those of a region of the tensor whose axes are `whole`. `starts`
-    are the texts of its positions along each (`places_text`).
+    are the texts of its positions along each (`positions_code_of`).
     """
     number = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
     begins = ", ".join(starts) + ("," if starts else "")
@@ -118,7 +118,7 @@ def random_text(
 class Positioned(Op):
     """Base of operations whose shards depend on their position in the global tensor.
 
-    With `finds_positions`, its source asks for the positions of a shard (`places_text`), in whatever order they are.
+    With `finds_positions`, its source asks for the positions of a shard (`positions_code_of`), in any order.
     """
 
     shards: Shards
@@ -189,10 +189,10 @@ class Iota(Positioned):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`arange`."""
-        start = places_text(self.axis, self.shards)
+        start = positions_code_of(self.axis, self.shards)
         if start == "0":
             return f"torch.arange({self.axis.size}, device=c.device)"
-        if ranks_of_order(self.axis.name, self.shards) is not None:
+        if zigzag_ranks(self.axis.name, self.shards) is not None:
             return f"kernels.positions({start}, c.device)"
         return f"torch.arange({start}, {start} + {self.axis.size}, device=c.device)"
 
@@ -220,7 +220,7 @@ class Rope(Positioned):
         (x,) = operands
         size, pairs = x.axis(self.over).size, x.axis(self.pairs).size
         numbers = self._length(x) * pairs
-        if ranks_of_order(self.over, self.shards) is not None:
+        if zigzag_ranks(self.over, self.shards) is not None:
             numbers += size * pairs  # those of the shard, in its order
         key = (numbers, size, pairs, self.base, self.scaling, x.dtype, self.inverse)
         return key, numbers * wide_bytes(x) // x.elements
@@ -262,7 +262,7 @@ class Rope(Positioned):
         (x,) = arguments
         rest = [name for name in x.type.names if name not in (self.over, self.pairs)]
         order = [*rest, self.over, self.pairs]
-        start = places_text(x.type.axis(self.over), self.shards)
+        start = positions_code_of(x.type.axis(self.over), self.shards)
         back = [order.index(name) for name in x.type.names]
         view = permuted(x.text, x.type.names, order)
         scaling = f", {self.scaling!r}" if self.scaling else ""
@@ -335,7 +335,7 @@ class Random(Positioned):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime: a hash of the coordinates."""
         shape = tuple(axis.size for axis in self.axes)
-        starts = [places_text(axis, self.shards) for axis in self.axes]
+        starts = [positions_code_of(axis, self.shards) for axis in self.axes]
         return random_text(self.distribution, self.scale, self.key, shape, starts, self.whole, self.dtype)
 
 

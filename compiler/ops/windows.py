@@ -81,7 +81,9 @@ class Sliding(Op):
         return 0.0
 
     def _sized(self, i: int, **sizes: int) -> Sliding:
-        """With other sizes of the axis slid along that has an index, and of its positions."""
+        """A copy of this operation with new sizes for one of the axes that it slides along, and for its axis of
+        positions.
+        """
         changed = {
             name: tuple(evolve(each, size=size) if j == i else each for j, each in enumerate(getattr(self, name)))
             for name, size in sizes.items()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import Argument, ShardingRule, aligned_rules, op
-from partita.compiler.ops.position import ZIGZAG, Positioned, Shards, places_text
+from partita.compiler.ops.position import ZIGZAG, Positioned, Shards, positions_code_of
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Zigzag(Positioned):
         (x,) = arguments
         ordered = x.type if self.back else results[0]
         order = (self.axis, ZIGZAG, self.ranks)
-        places = places_text(ordered.axis(self.axis), (order, *self.shards))
+        places = positions_code_of(ordered.axis(self.axis), (order, *self.shards))
         dim = x.type.position(self.axis)
         if not self.back:
             return f"kernels.take_runs({x.text}, {dim}, {places})"

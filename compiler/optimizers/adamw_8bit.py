@@ -74,8 +74,8 @@ class AdamW8bit(Update):
         return 30 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Both states as floats, in whole blocks, one of them again if it is filled up for these, and divided by scales;
-        and the indices of its codes.
+        """Both states as floats, in whole blocks, one of them again if it is filled up, and divided by scales; and the
+        indices of its codes.
         """
         whole, scales = operands[0], operands[3]
         missing = -whole.elements % self.block

@@ -96,10 +96,10 @@ def split_early_collectives(
     placed = {*begun, *follow}
     rest = [node for node in nodes if node not in placed]
     return EarlyCollectives(
-        tuple(_needed([*rest, *begun], {value for node in begun for value in node.outputs}, nodes)),
+        tuple(_backward_slice([*rest, *begun], {value for node in begun for value in node.outputs}, nodes)),
         tuple(collectives),
         tuple(follow),
-        tuple(_needed(rest, {*live_out, *(value for node in follow for value in node.inputs)}, nodes)),
+        tuple(_backward_slice(rest, {*live_out, *(value for node in follow for value in node.inputs)}, nodes)),
         tuple(copies),
     )
 
@@ -137,7 +137,7 @@ def _begun(part: Sequence[Node], produced: Collection[Value], available: set[Val
     """
     nodes = []
     copies = {value for node in part if node.op.async_start for value in node.outputs}
-    for node in _needed(part, copies, part):
+    for node in _backward_slice(part, copies, part):
         if not node.op.communicates and all(value in available or value not in produced for value in node.inputs):
             nodes.append(node)
             available.update(node.outputs)
@@ -149,7 +149,7 @@ def _of_the_step(node: Node) -> bool:
     return node.op.random or (node.op.reads_context and not node.op.reshards and not node.op.async_start)
 
 
-def _needed(nodes: Collection[Node], values: set[Value], order: Sequence[Node]) -> list[Node]:
+def _backward_slice(nodes: Collection[Node], values: set[Value], order: Sequence[Node]) -> list[Node]:
     """Those of the nodes that `values` values are made by, or made from, in order."""
     among, needed, selected = set(nodes), set(values), []
     for node in reversed(order):

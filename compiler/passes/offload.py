@@ -63,7 +63,7 @@ def parameters_on_host(graph: Graph, rules: Sequence[OffloadRule]) -> frozenset[
     )
 
 
-def of_values(graph: Graph, rule: OffloadRule) -> list[int]:
+def activation_paths(graph: Graph, rule: OffloadRule) -> list[int]:
     """The positions of those paths of a rule that do not name parameters, or a class of tensors."""
     return [
         i
@@ -80,7 +80,7 @@ def _is(parameter: Parameter, path: Sequence[str]) -> bool:
 def _named(graph: Graph, rules: Sequence[OffloadRule]) -> Iterator[tuple[str, Span, Scopes]]:
     """Each path of the rules, where it stands, and its scopes."""
     for rule in rules:
-        for i in of_values(graph, rule):
+        for i in activation_paths(graph, rule):
             path, span = rule.paths[i], rule.path_spans[i]
             scopes = None if path == (ALL,) else named_scopes(graph, path)
             if scopes == []:

@@ -36,7 +36,7 @@ def passes(ranks: int, microbatches: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _order(ranks: int, rank: int, microbatches: int) -> list[tuple[str, int]]:
-    """Kinds and microbatches, with S and T as one."""
+    """The order of one rank, by kind and microbatch, with the vocabulary passes S and T merged into one entry."""
     warm_up = min(microbatches, ranks - rank + ranks // 2)
     first = min(microbatches, ranks - rank)
     alone = max(0, warm_up - first - (ranks - rank - 1) // 2)

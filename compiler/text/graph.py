@@ -103,7 +103,7 @@ def call_text(call: Call) -> str:
     return f"{call.name}({', '.join(f'{name}={attribute_text(value)}' for name, value in call.arguments.items())})"
 
 
-def usual_origin(name: str) -> tuple[str | None, bool]:
+def default_origin(name: str) -> tuple[str | None, bool]:
     """The default tensor of a value with this name, and whether the value is its cotangent: `d(x)` is the cotangent of
     `x`, and `x~2` the second value for it.
     """
@@ -115,7 +115,7 @@ def usual_origin(name: str) -> tuple[str | None, bool]:
 
 def origin_text(value: Value) -> str:
     """` of 'x'` for a copy, ` of 'd(x)'` for a cotangent; empty if the name implies it."""
-    if (value.of, value.cotangent) == usual_origin(value.name):
+    if (value.of, value.cotangent) == default_origin(value.name):
         return ""
     return f" of 'd({value.of or ''})'" if value.cotangent else f" of '{value.of or ''}'"
 
@@ -338,7 +338,7 @@ def _value(match: re.Match[str], type: Type) -> Value:
     """A value under its own name, without the number that distinguishes it from others of that name."""
     name, of = match["name"].partition("^")[0], match["of"]
     if of is None:
-        tensor, cotangent = usual_origin(name)
+        tensor, cotangent = default_origin(name)
     else:
         cotangent = of.startswith("d(")
         tensor = (of[2:-1] if cotangent else of) or None

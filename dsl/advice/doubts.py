@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
-from partita.dsl.check.divisibility import parameters_of_rows
+from partita.dsl.check.divisibility import batch_axis_parameters
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.functions.signatures import LIKELIHOODS
 from partita.dsl.syntax.source import Span
@@ -25,7 +25,7 @@ def report_doubts(file: spec.Spec, report: Report) -> None:
     """Report warnings about the chosen model: W0315, W0316, W0317."""
     if file.model is None:
         return
-    rows = parameters_of_rows(file, "W0315", "each row of a batch has a parameter of its own")
+    rows = batch_axis_parameters(file, "W0315", "each row of a batch has a parameter of its own")
     for diagnostic in (*rows, *_own_scores(file.model), *_normalized_twice(file.model)):
         report.add(diagnostic)
 

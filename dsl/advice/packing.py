@@ -27,7 +27,7 @@ from partita.dsl.types import Type
 
 MARKS = (SEGMENTS, POSITIONS)
 # So many steps are followed at most, those of a repeat a few times: a thousand layers have fewer.
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 
 ELEMENTWISE = frozenset(
     [
@@ -156,14 +156,14 @@ class _LeakAnalysis:
         self.steps = 0
 
     def body(self, body: spec.Body, inputs: tuple[LeakState, ...]) -> list[LeakState]:
-        """What is known of each value of a body."""
+        """The leak state of each value of a body, computed once for the same inputs."""
         key = (id(body), inputs)
         if key not in self.known:
             values = list(inputs)
             for step in body.steps:
                 self.steps += 1
                 unknown = [LeakState()] * spec.result_count(step)
-                values += unknown if self.steps > MOST_STEPS else self.step(step, body, values)
+                values += unknown if self.steps > MAX_STEPS else self.step(step, body, values)
             self.known[key] = values
         return self.known[key]
 

@@ -209,10 +209,10 @@ def _rows(file: spec.Spec) -> Iterator[Diagnostic]:
     """E0407: parameters with the axis of the batch, which is cut into microbatches."""
     count = cuts_of(file)[file.batch].count
     if count > 1:
-        yield from parameters_of_rows(file, "E0407", f"a parameter cannot be split into {count} microbatches")
+        yield from batch_axis_parameters(file, "E0407", f"a parameter cannot be split into {count} microbatches")
 
 
-def parameters_of_rows(file: spec.Spec, code: str, why: str) -> Iterator[Diagnostic]:
+def batch_axis_parameters(file: spec.Spec, code: str, why: str) -> Iterator[Diagnostic]:
     """A diagnostic at each parameter of the model that has the axis of the batch, and so an element for each row."""
     for name, step in declared_parameters(file.model) if file.model is not None else ():
         if step.type.has(file.batch) and not step.buffer:

@@ -65,7 +65,7 @@ def conflicts(file: spec.Spec, chunks: int | None) -> Iterator[Diagnostic]:
     if several and file.model is not None:
         yield from _nested(several[0], file.model.body)
     if not rules and chunks is not None and chunks > 1 and file.schedule is not None:
-        yield _without_stages(file, file.schedule.call, chunks)
+        yield _missing_stage_rule(file, file.schedule.call, chunks)
 
 
 def _nested(rule: spec.StageRule, body: spec.Body) -> Iterator[Diagnostic]:
@@ -100,8 +100,8 @@ def _nested(rule: spec.StageRule, body: spec.Body) -> Iterator[Diagnostic]:
             )
 
 
-def _without_stages(file: spec.Spec, call: spec.Call, chunks: int) -> Diagnostic:
-    """E0404: a schedule is for several stages a rank, and no rule says what they are."""
+def _missing_stage_rule(file: spec.Spec, call: spec.Call, chunks: int) -> Diagnostic:
+    """E0404: the schedule needs several stages for each rank, and no `stage` rule defines them."""
     steps = file.model.body.steps if file.model is not None else ()
     repeat = next((step.name for step in steps if isinstance(step, spec.Repeat)), None)
     layout = file.layout

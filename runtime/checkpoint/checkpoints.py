@@ -19,7 +19,7 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.runtime.addresses import PathOrUrl, Unreached
+from partita.runtime.addresses import PathOrUrl, StorageError
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.address_store import steps_in, store_at
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
@@ -160,7 +160,7 @@ class Checkpoints:
         if save.committed:
             self.committed = step
         if failed:
-            own = {self.rank.rank: str(error.strerror)} if isinstance(error, Unreached) else {}
+            own = {self.rank.rank: str(error.strerror)} if isinstance(error, StorageError) else {}
             self._say("W0802", f"step {step} was not saved: {_causes(failed, own)}", *self._remaining())
         elif save.trouble is not None and not save.committed:
             self._say("W0802", f"step {step} was not saved: {save.trouble}", *self._remaining())

@@ -167,7 +167,8 @@ def _under_our_names(tensors: Sequence[Tensor], selected: Collection[str], names
 
 
 def _prefix(files: ForeignFiles, names: Sequence[Sequence[str]]) -> tuple[Rename, str]:
-    """How the files call what we call so, and a word on it: they may lack the first part of names, or have another.
+    """Map our parameter names to the files' names, and describe the difference: files may omit the first part of
+    names, or have another.
 
     A model without its head is saved without the part that names it; wrappers put one in front.
     """

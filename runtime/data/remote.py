@@ -13,7 +13,7 @@ from typing import Any
 
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.dsl.syntax.source import Span
-from partita.runtime.addresses import reached, reason, system_of
+from partita.runtime.addresses import reason, storage_errors_translated, system_of
 from partita.runtime.data import cache
 
 VERSIONS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "mtime")
@@ -26,7 +26,7 @@ def fetched(pattern: str, span: Span | None) -> list[tuple[str, Path]]:
     """
     try:
         system, path = system_of(pattern, span)
-        with reached():
+        with storage_errors_translated():
             names = sorted(system.glob(path) if any(each in path for each in "*?[") else [path])
             infos = [(name, system.info(name)) for name in names]
         infos = [(name, info) for name, info in infos if info.get("type") != "directory"]
@@ -47,7 +47,7 @@ def _copy(system: Any, name: str, info: dict[str, Any], scheme: str, span: Span 
 
     def fetch(path: str) -> None:
         try:
-            with reached():
+            with storage_errors_translated():
                 system.get_file(name, path)
         except OSError as error:
             raise _unreadable(address, error, span) from error

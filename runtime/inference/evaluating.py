@@ -13,7 +13,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.data.binding import bind
 from partita.runtime.evaluation import EvaluationResult, check_ids, evaluation, order_of
-from partita.runtime.inference.ranks import ForwardRank, Here, all_here, ranks_of
+from partita.runtime.inference.ranks import ForwardRank, LocalRanks, all_ranks_local, ranks_of
 from partita.runtime.inference.rows import Data
 from partita.runtime.inference.weights import Report, load_weights
 from partita.runtime.inputs import Batch, tensors_of
@@ -38,7 +38,7 @@ def evaluated(
     place: PathOrUrl | None = None,
     allow_python: bool = False,
     weights: str = "trained",
-    here: Here | None = None,
+    here: LocalRanks | None = None,
 ) -> Evaluation:
     """Evaluate a file, which is in a folder, with the weights of its run or those at a `place`: on one device or, with
     the ranks that are `here`, in the file's layout.
@@ -56,7 +56,7 @@ def evaluated(
     one = compiled.program
     if bound.rows is not None:
         compiled = compile_evaluation(eval_spec, compiled, bound.rows, gpu)
-    ranks = ranks_of(all_here(1) if here is None else here, [compiled.program], eval_spec, functions)
+    ranks = ranks_of(all_ranks_local(1) if here is None else here, [compiled.program], eval_spec, functions)
     read = load_weights(spec, folder, ranks, report, place, weights)
     dataset, order = bound.dataset, order_of(train, compiled.program, one, bound.rows)
 

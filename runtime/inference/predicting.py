@@ -12,7 +12,7 @@ from partita.dsl.spec import Spec
 from partita.dsl.types import Type
 from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.inference.ranks import Here
+from partita.runtime.inference.ranks import LocalRanks
 from partita.runtime.outputs import Outputs, Tensors, check_shape, require_tensor
 
 
@@ -25,7 +25,7 @@ class Predictor:
     """
 
     def __init__(
-        self, spec: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
+        self, spec: Spec, names: Sequence[str] = (), allow_python: bool = False, here: LocalRanks | None = None
     ) -> None:
         self.outputs = Outputs(spec, names, allow_python, here)
         model, batch = self.outputs.model, self.outputs.program.batch

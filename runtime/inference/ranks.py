@@ -1,7 +1,7 @@
 """Ranks that compute forward only: they hold parameters in the layout of their programs, and nothing of training.
 
-A process has all ranks of a mesh, connected in memory, or one of them (`Here`). What ranks do are generators, as in
-training, and written once for both: they yield while they wait.
+A process has all ranks of a mesh, connected in memory, or one of them (`LocalRanks`). What ranks do are generators, as
+in training, and written once for both: they yield while they wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Found = TypeVar("Found")
 
 
 @frozen(eq=False)
-class Here:
+class LocalRanks:
     """The ranks of a mesh that are in this process, and what connects them; they compute on a `device`."""
 
     numbers: Sequence[int]
@@ -43,14 +43,14 @@ class Here:
         return 0 in self.numbers
 
 
-def all_here(ranks: int) -> Here:
+def all_ranks_local(ranks: int) -> LocalRanks:
     """All ranks in this process."""
-    return Here(range(ranks), VirtualCluster(ranks, strict=False))
+    return LocalRanks(range(ranks), VirtualCluster(ranks, strict=False))
 
 
-def one_here(transport: ProcessEnd, device: torch.device) -> Here:
+def one_here(transport: ProcessEnd, device: torch.device) -> LocalRanks:
     """This process as one rank."""
-    return Here((transport.rank,), _Process(transport), device)
+    return LocalRanks((transport.rank,), _Process(transport), device)
 
 
 @frozen(eq=False)
@@ -130,7 +130,7 @@ class ForwardRank:
 class Ranks:
     """The ranks of forward-only programs that are in this process."""
 
-    here: Here
+    here: LocalRanks
     ranks: Sequence[ForwardRank]
 
     def run(self, part: Callable[[ForwardRank], Generator[None, None, Found]]) -> Found:
@@ -149,7 +149,7 @@ class Ranks:
             rank.set_parameters(values)
 
 
-def ranks_of(here: Here, programs: Sequence[Program], spec: Spec, functions: Functions = NO_FUNCTIONS) -> Ranks:
+def ranks_of(here: LocalRanks, programs: Sequence[Program], spec: Spec, functions: Functions = NO_FUNCTIONS) -> Ranks:
     """Connect the ranks that are here, for the programs of a file."""
     _, train = spec.trained
     ranks = []

@@ -18,7 +18,7 @@ from partita.dsl.spec import Spec
 from partita.dsl.syntax.source import Span
 from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.encoding import Encoding, encoding_of
-from partita.runtime.inference.ranks import Here, Ranks, all_here, ranks_of
+from partita.runtime.inference.ranks import LocalRanks, Ranks, all_ranks_local, ranks_of
 from partita.runtime.inference.scoring import Scorer, Scoring, check_prompt, scoring_of
 from partita.runtime.python_functions import functions_of
 
@@ -67,7 +67,7 @@ class Writer:
 
 
 def writer_of(
-    spec: Spec, output: str = USUAL, allow_python: bool = False, here: Here | None = None, cached: bool = True
+    spec: Spec, output: str = USUAL, allow_python: bool = False, here: LocalRanks | None = None, cached: bool = True
 ) -> Writer:
     """What writes with the model of a file, whose weights are zero at first: on one device or, with the ranks that are
     `here`, in the file's layout. Unless `cached`, each id takes the whole window. Raises Refused (E0302, E1001).
@@ -75,7 +75,7 @@ def writer_of(
     functions = functions_of(spec.trained[0], allow_python)
     gpu = here is not None and here.device.type == "cuda"
     scoring = scoring_of(single(spec) if here is None else spec, output, gpu=gpu, cached=cached)
-    ranks = ranks_of(all_here(1) if here is None else here, scoring.programs, spec, functions)
+    ranks = ranks_of(all_ranks_local(1) if here is None else here, scoring.programs, spec, functions)
     return Writer(scoring, ranks, {rank.rank: Scorer(scoring, rank) for rank in ranks.ranks})
 
 

@@ -55,11 +55,12 @@ def load_weights(
     `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or a checkpoint,
     also at an address; by default it is where `partita run` would save. With `weights` "ema", parameters have the
     values of their means. Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002);
-    and, if the file's data says which ids text has (`spelled`), that this has (W1003).
+    and, if the file's data says which ids text has (`spelled`), a tokenization that has changed since the
+    checkpoint (W1003).
 
     Raises Refused (E0804 to E0808, E0816; E0602, E0617 and E0819 for addresses).
     """
-    path, step = located(place) if place is not None else _own(spec, folder)
+    path, step = located(place) if place is not None else _default_checkpoint_dir(spec, folder)
     for each in [step] if step is not None else reversed(steps_in(path)):
         damage = _loaded(spec, folder, path, each, ranks, report, weights, spelled)
         if damage is None:
@@ -124,7 +125,7 @@ def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
             commit.read(name, region, view)
 
 
-def _own(spec: Spec, folder: Path) -> tuple[PathOrUrl, None]:
+def _default_checkpoint_dir(spec: Spec, folder: Path) -> tuple[PathOrUrl, None]:
     """Where the runs of a file have their checkpoints. Raises Refused (E0807)."""
     directory = run_directory(spec.name, None)
     settings = settings_of(spec, directory, folder)

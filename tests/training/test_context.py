@@ -16,7 +16,7 @@ from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
-from partita.runtime.inference.ranks import Here
+from partita.runtime.inference.ranks import LocalRanks
 from partita.runtime.outputs import Outputs
 from partita.runtime.transports.virtual import VirtualCluster
 from partita.runtime.verification.verify import verify
@@ -148,7 +148,7 @@ def test_the_numbers_are_those_of_one_device_in_many_layouts(case: Case):
 
 def test_outputs_stand_in_their_own_order():
     given = spec_of(text_of(), "ranks.context=3")
-    one, several = Outputs(given), Outputs(given, here=Here(range(3), VirtualCluster(3)))
+    one, several = Outputs(given), Outputs(given, here=LocalRanks(range(3), VirtualCluster(3)))
     torch.manual_seed(1)
     parameters = {name: torch.randn(type.shape, dtype=torch.float64) for name, type in one.parameters.items()}
     inputs = {each.name: torch.randint(0, 3, each.type.shape) for each in one.inputs}

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from partita.compiler.codegen.names import local_stem, place
-from partita.compiler.codegen.statements import Add, Compute, End, Make, with_views
+from partita.compiler.codegen.statements import Add, Compute, CreateView, Delete, create_shared_views
 from partita.compiler.codegen.writer import Writer
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.ops.dot import Dot
@@ -66,16 +66,16 @@ def test_a_view_is_not_a_read_and_is_made_before_the_first_who_takes_it():
     last = build.apply(MULTIPLY, once, twice, name="last")
     writer = written(build, {last})
     kinds = [type(each) for each in writer.statements]
-    assert kinds == [Compute, Compute, Compute, End, Compute]
+    assert kinds == [Compute, Compute, Compute, Delete, Compute]
     first, *products = [each for each in writer.statements if isinstance(each, Compute)][:3]
     assert first.reads == (X, X)
     assert [list(each.reads) for each in products] == [[W], [W]]
     assert {view.of for each in products for view in each.views} == {h}
-    found = with_views(writer.statements, writer.names)
-    assert [type(each) for each in found] == [Compute, Make, Compute, Compute, End, Compute]
-    (end,) = (each for each in found if isinstance(each, End))
+    found = create_shared_views(writer.statements, writer.names)
+    assert [type(each) for each in found] == [Compute, CreateView, Compute, Compute, Delete, Compute]
+    (end,) = (each for each in found if isinstance(each, Delete))
     assert end.values == (h,)
-    assert end.with_views == (products[0].views[0],)
+    assert end.deleted_views == (products[0].views[0],)
 
 
 def test_what_adds_itself_is_one_statement():

@@ -17,7 +17,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Spec
 from partita.runtime import outputs
 from partita.runtime.inference.choice import Choice
-from partita.runtime.inference.ranks import ForwardRank, Here
+from partita.runtime.inference.ranks import ForwardRank, LocalRanks
 from partita.runtime.inference.sampling import Writer, writer_of
 from partita.runtime.outputs import Outputs, blocks
 from partita.runtime.transports.virtual import VirtualCluster
@@ -78,7 +78,7 @@ def in_layout(given: Spec, kept: bool = True, seed: int = 0) -> Writer:
     """What writes with the ranks of the file's mesh, strictly."""
     assert given.mesh is not None
     ranks = given.mesh.ranks
-    return writer_of(given, here=Here(range(ranks), VirtualCluster(ranks, True, seed)), cached=kept)
+    return writer_of(given, here=LocalRanks(range(ranks), VirtualCluster(ranks, True, seed)), cached=kept)
 
 
 def logits_of(writer: Writer, ids: list[int]) -> torch.Tensor:
@@ -156,7 +156,7 @@ def test_outputs_are_whole_on_the_first_rank(rules: str, monkeypatch: pytest.Mon
     one = Outputs(given)
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(type.shape, generator=generator) for name, type in one.parameters.items()}
-    several = Outputs(given, here=Here(range(8), VirtualCluster(8)))
+    several = Outputs(given, here=LocalRanks(range(8), VirtualCluster(8)))
     inputs = {"tokens": torch.randint(0, 12, (8, 8), generator=generator)}
     for each in (one, several):
         each.set_parameters(weights)
