@@ -113,7 +113,8 @@ def _check(
     Operations(known).run()
     models = Models(known)
     for name in declarations.blocks:
-        models.block(Instance(name))
+        if not models.takes_numbers(name):
+            models.block(Instance(name))
     checked = {name: models.model(model) for name, model in declarations.models.items()}
     if types is not None:
         types.update({start: type for (of, start), type in known.types.items() if of == id(source)})

@@ -61,7 +61,7 @@ def signature(declarations: Sequence[tree.Declaration], source: Source, offset: 
 def _parameters(name: str, declarations: Sequence[tree.Declaration]) -> tuple[str, ...] | None:
     for each in declarations:
         if isinstance(each, tree.Block | tree.Operation) and each.name.text == name:
-            return tuple(f"{parameter.name.text}: {parameter.type.span.text}" for parameter in each.inputs)
+            return tuple(parameter.span.text for parameter in each.inputs)
     if name not in FUNCTIONS:
         return None
     slots = FUNCTIONS[name].slots

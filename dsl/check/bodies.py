@@ -24,6 +24,7 @@ from partita.dsl.names.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import RESERVED
 from partita.dsl.syntax.source import Span
+from partita.dsl.syntax.units import Quantity
 from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 
 # Keys of the records that a run writes; a metric of such a name would hide them.
@@ -71,8 +72,9 @@ class BodyChecker:
                 else:
                     self.scope.segments[name.text] = name.span
 
-    def inputs(self, inputs: Sequence[tree.Input]) -> tuple[str, ...]:
-        """Bind the inputs; returns their names."""
+    def inputs(self, inputs: Sequence[tree.Input], numbers: Sequence[Quantity] | None = None) -> tuple[str, ...]:
+        """Bind the inputs; returns the names of the tensors. Only blocks have `numbers`."""
+        values = iter(numbers or ())
         for declaration in inputs:
             if not unreserved(declaration.name, self.report):
                 self.scope.bind(declaration.name.text, UNKNOWN, declaration.name.span)
@@ -80,6 +82,9 @@ class BodyChecker:
             if declaration.name.text in self.scope.bindings:
                 self.report.error("E0217", f"input `{declaration.name.text}` is declared twice", declaration.name.span)
                 self.twice.add(declaration.name.text)
+            if declaration.type is None:
+                self._number(declaration, None if numbers is None else next(values))
+                continue
             type = self.type(declaration.type)
             value = Value(len(self.scope.types), type or Type("f32"))
             self.scope.types.append(value.type)
@@ -87,7 +92,15 @@ class BodyChecker:
             known = type is not None and declaration.name.text not in self.twice
             self.scope.bind(declaration.name.text, value if known else UNKNOWN, declaration.name.span)
             self.known.bound(declaration.name, value if known else UNKNOWN)
-        return tuple(declaration.name.text for declaration in inputs)
+        return tuple(declaration.name.text for declaration in inputs if not declaration.is_number)
+
+    def _number(self, declared: tree.Input, value: Quantity | None) -> None:
+        """An input that is a number, with the value of a call."""
+        name = declared.name
+        if value is None:
+            message = f"`{name.text}` is a number, and inputs of models and ops are tensors"
+            self.report.error("E0212", message, declared.span, help="only blocks take numbers; a file has `const`")
+        self.bind(name, UNKNOWN if value is None else Constant(value, name.text, name.span), "input")
 
     def type(self, written: tree.TensorType) -> Type | None:
         """The type of a declaration; None after reporting errors."""

@@ -383,15 +383,19 @@ class Expressions:
         self.known.called.add(called)
         block = self.known.declarations.blocks[called]
         arrows = self._arrows(written, "block", self.known.mentioned.get(called, ()))
-        tensors = self._arguments(written, block.inputs)
-        if tensors is None or arrows is None:
+        given = self._arguments(written, block.inputs)
+        if given is None or arrows is None:
             return None
+        tensors, numbers = given
         outer = self.scope.substitution if shared is None else {**self.scope.substitution, **dict(shared.substitution)}
-        instance = Instance(called, composed(outer, arrows))
+        instance = Instance(called, composed(outer, arrows), numbers)
+        if numbers and instance not in self.known.checked:
+            self.known.check(instance, written)
         checked = self.known.checked.get(instance)
         if checked is None:
             return None
-        types = zip((declared.name.text for declared in block.inputs), checked.body.types, strict=False)
+        names = (each.name.text for each in block.inputs if not each.is_number)
+        types = zip(names, checked.body.types, strict=False)
         self._fit(written, list(types), tensors)
         segment = self.scope.segment(written.name.text)
         self.scope.segments[segment] = written.span
@@ -407,10 +411,11 @@ class Expressions:
         declared = self.known.declarations.operations[called]
         axes = frozenset(axis.text for type in declared.types for axis in type.axes)
         arrows = self._arrows(written, "op", axes)
-        tensors = self._arguments(written, declared.inputs)
+        given = self._arguments(written, declared.inputs)
         operation = self.known.operations[called]
-        if tensors is None or arrows is None or operation is None:
+        if given is None or arrows is None or operation is None:
             return None
+        tensors, _ = given
         renamed = tuple(pair for pair in composed(self.scope.substitution, arrows) if pair[0] in axes)
         inputs = [(operand, self._renamed(type, renamed, written)) for operand, type in operation.operands]
         self._fit(written, inputs, tensors)
@@ -434,15 +439,26 @@ class Expressions:
         sizes = self.known.axes.sizes
         return Type(type.dtype, tuple(sizes[new] or old for new, old in zip(names, type.axes, strict=True)))
 
-    def _arguments(self, written: tree.Call, inputs: Sequence[tree.Input]) -> list[Tensor] | None:
-        """The tensors that a block or an op is called with; None after reporting errors."""
-        names = [given.name.text for given in inputs]
-        given = bind(written, names, names, self.report)
-        if given is None:
+    def _arguments(
+        self, written: tree.Call, inputs: Sequence[tree.Input]
+    ) -> tuple[list[Tensor], tuple[Quantity, ...]] | None:
+        """The tensors and the numbers that a block or an op is called with; None after reporting errors."""
+        names = [declared.name.text for declared in inputs]
+        bound = bind(written, names, names, self.report)
+        if bound is None:
             return None
-        results = [self.tensor(given[name]) for name in names]
-        tensors = [tensor for tensor in results if tensor is not None]
-        return tensors if len(tensors) == len(results) else None
+        tensors: list[Tensor | None] = []
+        numbers: list[Quantity] = []
+        for declared in inputs:
+            argument = bound[declared.name.text]
+            if declared.is_number:
+                with self.report:
+                    numbers.append(constants.evaluate(argument, self.number_of))
+            else:
+                tensors.append(self.tensor(argument))
+        found = [tensor for tensor in tensors if tensor is not None]
+        complete = len(found) + len(numbers) == len(inputs)
+        return (found, tuple(numbers)) if complete else None
 
     def _arrows(self, written: tree.Call, kind: str, mentioned: Collection[str]) -> list[tuple[str, str]] | None:
         """The arrows of a call of a block or an op: axes that it is declared over, and those that replace them."""

@@ -34,6 +34,9 @@ class Instances:
             text = statement.block.span.text if block is None else block.text
             help = suggestion(text, declared) or "`share tower = net`, of a `block net`"
             raise refuse("E0206", f"`{text}` is no block", statement.block.span, help=help)
+        if any(each.is_number for each in declared[block.text].inputs):
+            help = f"in a block without such inputs call `{block.text}`, and share that"
+            raise refuse("E0228", f"`{block.text}` takes numbers", statement.block.span, help=help)
         substitution = composed(self.scope.substitution, arrows_of(statement.block))
         checked = self.known.checked.get(Instance(block.text, substitution))
         self.known.called.add(block.text)

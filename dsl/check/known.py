@@ -35,6 +35,8 @@ class CheckContext:
             span = axes.constants[name].key.span
             self.constants.bind(name, UNKNOWN if quantity is None else Constant(quantity, name, span), span)
         self.checked: dict[Instance, Checked | None] = {}
+        # Checks a block over certain axes, with certain numbers.
+        self.check: Callable[[Instance, tree.Call], None] = lambda instance, call: None
         self.operations: dict[str, spec.Operation | None] = {}
         self.called: set[str] = set()
         self.bindings: dict[tuple[int, int], tuple[str, tree.Name]] = {}  # place -> (kind, name) bound there

@@ -15,11 +15,14 @@ from partita.dsl import limits, spec
 from partita.dsl.check.bodies import BodyChecker
 from partita.dsl.check.instances import arrows_of, block_of
 from partita.dsl.check.known import CheckContext
+from partita.dsl.diagnostic import refuse
 from partita.dsl.names.declarations import Declarations
 from partita.dsl.names.scope import Checked, Instance, Scope, composed
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.walk import nodes
+
+NESTED = 24  # calls that are checked where they stand, each within the one before
 
 
 @frozen
@@ -38,6 +41,8 @@ class Models:
         self.known = known
         self.declarations, self.axes, self.report = known.declarations, known.axes, known.report
         self._sites: dict[str, tuple[CallSite, ...]] = {}
+        self._called: list[str] = []  # the blocks with numbers that are being checked, each called by the one before
+        known.check = self.called
 
     # ------------------------------------------------------------ order of checking
 
@@ -70,18 +75,45 @@ class Models:
                 if current not in self.known.checked:
                     self.known.checked[current] = self._block(current)
 
+    def called(self, instance: Instance, call: tree.Call) -> None:
+        """Check a block with the numbers of a call, where it is called: only there they are known.
+
+        Raises Refused (E0005, E0218).
+        """
+        name = instance.block
+        if name in self._called:
+            cycle = " calls ".join([*self._called[self._called.index(name) :], name])
+            raise refuse("E0218", f"block `{name}` calls itself", call.span, notes=[cycle])
+        if len(self._called) == NESTED:
+            raise refuse("E0005", f"more than {NESTED} nested calls of blocks that take numbers", call.span)
+        self._called.append(name)
+        self.block(instance)
+        self._called.pop()
+
+    def takes_numbers(self, block: str) -> bool:
+        """Whether a block has inputs that are numbers."""
+        return any(each.is_number for each in self.declarations.blocks[block].inputs)
+
     def _note_axes(self, block: str) -> None:
         """Collect the axes that a block and its callees mention."""
         if block not in self.known.mentioned:
+            self.known.mentioned[block] = frozenset()
+            for site in self.sites(block):
+                self._note_axes(site.block)
             own = set(_mentions(self.declarations.blocks[block], self.declarations))
             for site in self.sites(block):
                 own |= self.known.mentioned.get(site.block, frozenset())
             self.known.mentioned[block] = frozenset(own)
 
     def calls(self, instance: Instance) -> list[tuple[CallSite, Instance]]:
-        """The block calls in an instance, each with the instance that it calls."""
-        outer = dict(instance.substitution)
-        return [(site, Instance(site.block, composed(outer, site.arrows))) for site in self.sites(instance.block)]
+        """The block calls in an instance, each with the instance that it calls, but for those with numbers."""
+        outer, known = dict(instance.substitution), []
+        for site in self.sites(instance.block):
+            if self.takes_numbers(site.block):
+                self._note_axes(site.block)
+            else:
+                known.append((site, Instance(site.block, composed(outer, site.arrows))))
+        return known
 
     def sites(self, block: str) -> tuple[CallSite, ...]:
         """The calls of blocks in a block, as written."""
@@ -111,7 +143,7 @@ class Models:
         errors = self.report.errors
         scope = Scope(self.known.constants, dict(instance.substitution))
         checker = BodyChecker(self.known, scope, block.body)
-        names = checker.inputs(block.inputs)
+        names = checker.inputs(block.inputs, instance.numbers)
         checker.statements(block.body)
         results: list[spec.Operand] = []
         known = True
@@ -127,7 +159,10 @@ class Models:
     def model(self, model: tree.Model) -> spec.Model | None:
         """Check a model, after its callees; None after reporting errors."""
         for site in self._calls_in(model):
-            self.block(Instance(site.block, composed({}, site.arrows)))
+            if self.takes_numbers(site.block):
+                self._note_axes(site.block)
+            else:
+                self.block(Instance(site.block, composed({}, site.arrows)))
         errors = self.report.errors
         scope = Scope(self.known.constants, {})
         checker = BodyChecker(self.known, scope, model.body, top=True)

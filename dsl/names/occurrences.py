@@ -169,7 +169,7 @@ class _Names:
         scope: Scope = {}
         for each in inputs:
             self._bind(each.name, scope)
-            self._node(each.type, scope)
+            self._nodes([] if each.type is None else [each.type], scope)
         return scope
 
     # ------------------------------------------------------------ layouts, weights

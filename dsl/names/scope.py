@@ -14,6 +14,7 @@ from attrs import evolve, field, frozen
 from partita.dsl import spec
 from partita.dsl.functions.signatures import Constant
 from partita.dsl.syntax.source import Span
+from partita.dsl.syntax.units import Quantity
 from partita.dsl.types import Type
 
 
@@ -191,10 +192,13 @@ Substitution: TypeAlias = tuple[tuple[str, str], ...]
 
 @frozen
 class Instance:
-    """A block with its axis substitution (sorted, without identities): the unit that is checked once."""
+    """A block with its axis substitution (sorted, without identities) and the numbers that it is given: the unit that
+    is checked once.
+    """
 
     block: str
     substitution: Substitution = field(default=())
+    numbers: tuple[Quantity, ...] = field(default=())
 
 
 def composed(outer: Mapping[str, str], arrows: Iterable[tuple[str, str]]) -> Substitution:

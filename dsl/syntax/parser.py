@@ -136,7 +136,8 @@ class _Parser:
         after = self.tokens[self.next + 1]
         if keyword is None or after.text == "=":
             return evolve(token, kind="NAME")
-        if name < 0 or after.kind == "STRING":
+        # After a name comes something else, as after `width: number` in `width: number[batch]`.
+        if name < 0 or after.kind == "STRING" or after.kind not in self.table.states[name]:
             return token
         if token.text not in self.named and after.kind in OPERANDS | self.table.soft:
             return token
@@ -264,7 +265,7 @@ def _mesh(span: Span, name: Token, *parts: Any) -> tree.Mesh:
 
 # Nodes that are called like their rules of the grammar, and have their parts as fields.
 NODES = (
-    *(tree.Block, tree.Operation, tree.Model, tree.Input, tree.Entry, tree.Param, tree.Buffer, tree.Sample, tree.Let),
+    *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample, tree.Let),
     *(tree.Share, tree.Copy),
     *(tree.Repeat, tree.Loss, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
     *(tree.Shard, tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
@@ -283,6 +284,9 @@ BUILDERS: dict[str, Builder] = {
     **dict.fromkeys(("inputs", "types", "statements", "names", "axis_names", "targets", "paths", "stored"), _parts),
     **dict.fromkeys(("strings", "weight_axes"), _parts),
     "import": lambda s, path: tree.Import(tree.String(path.text, span=Span(s.source, path.start, path.end)), span=s),
+    "input": lambda s, name, type: tree.Input(
+        _name(s, name), type if isinstance(type, tree.TensorType) else None, span=s
+    ),
     "setting": _node(tree.Entry),
     "type": _first_optional(tree.TensorType),
     "results": _listing(tree.Return, 0),

@@ -164,10 +164,15 @@ class TensorType(Node):
 
 @frozen
 class Input(Node):
-    """An input of a block or model."""
+    """An input of a block or model; without a type it is a number (`name: number`), which each call gives."""
 
     name: Name
-    type: TensorType
+    type: TensorType | None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is no tensor."""
+        return self.type is None
 
 
 @frozen
@@ -350,7 +355,7 @@ class Operation(Node):
     @property
     def types(self) -> tuple[TensorType, ...]:
         """The types of its inputs and of its results."""
-        return (*(each.type for each in self.inputs), *self.results)
+        return (*(each.type for each in self.inputs if each.type is not None), *self.results)
 
 
 @frozen

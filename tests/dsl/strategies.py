@@ -85,7 +85,7 @@ def several(strategy, least=1, most=3):
 
 
 types = st.builds(lambda d, a: node(tree.TensorType, d, a), st.none() | names, several(names, 0))
-inputs = several(st.builds(lambda n, t: node(tree.Input, n, t), names, types), 0)
+inputs = several(st.builds(lambda n, t: node(tree.Input, n, t), names, st.none() | types), 0)
 entries = st.builds(lambda n, e: node(tree.Entry, n, e), names, expressions)
 settings = st.builds(
     lambda n, e: node(tree.Entry, n, e),
@@ -203,7 +203,7 @@ def words(item):
         case tree.TensorType():
             return [*(words(item.dtype) if item.dtype else []), "[", *separated(item.axes), "]"]
         case tree.Input():
-            return [*words(item.name), ":", *words(item.type)]
+            return [*words(item.name), ":", *(words(item.type) if item.type else ["number"])]
         case tree.Param():
             return ["param", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
         case tree.Buffer():

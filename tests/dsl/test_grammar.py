@@ -60,6 +60,6 @@ def test_keywords_are_those_of_the_language():
         "overlap",
         "in",
         "by",
-        *("share", "frozen", "copy"),
+        *("share", "frozen", "copy", "number"),
     }
     assert soft == {*first, "optimizer", "freeze"}
