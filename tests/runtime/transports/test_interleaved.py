@@ -75,7 +75,7 @@ class Trial:
         return cls(VirtualRun(plan, False, 0, cluster), batches(plan.program, plan.train.seed), steps)
 
     def outcome(self, seed: int = 0) -> list[torch.Tensor]:
-        """All that steps find from the start; of more than one, also what an evaluation finds."""
+        """All that steps find from the start, and an evaluation after them."""
         run = self.run
         run.cluster.begin(seed)
         for rank in run.ranks:
@@ -85,7 +85,7 @@ class Trial:
             found += map(torch.tensor, (*run.step(number, batch), *run.metrics().values()))
             found += run.gradients().values()
         found += run.parameters().values()
-        if self.steps > 1 and run.plan.evaluation is not None:
+        if run.plan.evaluation is not None:
             loss, metrics, _ = run.evaluate(*self.batches[2:])
             found += map(torch.tensor, (loss, *metrics.values()))
         for rank in run.ranks:
